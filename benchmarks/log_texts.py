@@ -10,7 +10,7 @@ METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 
 
 def explain_claim(summary: Summary) -> str:
-    """Hit rate of the explained arm, the bounds, and the fix that stands first."""
+    """Return hit rate of the explained arm, the bounds, and the first fix."""
     rate = summary["presets"][summary["explained"]]["token_hit_rate"]
     bounds, first = summary["bounds"], summary["fixes"][0]
     helps = f"`{first['name']}` reuses {percent(first['token_hit_rate'])}" if first["helps"] else summary["verdict"]
@@ -22,17 +22,17 @@ def explain_claim(summary: Summary) -> str:
 
 
 def percent(share: float, sign: str = "") -> str:
-    """A share in percent."""
+    """Return a share in percent."""
     return f"{100 * share:{sign}.1f} %"
 
 
 def plan_claim(summary: Summary) -> str:
-    """The verdict of a plan."""
+    """Return the verdict of a plan."""
     return f"{summary['verdict']}.\n"
 
 
 def twin_errors(*summaries: Summary) -> str:
-    """Errors on requests that the fit did not see, by server: mean, then median and p95 per request."""
+    """Return the errors on unseen requests by server: mean, then median and p95 per request."""
     head = ["server", "requests fitted, tested", *(f"{name}: mean, p50, p95" for name in METRICS.values())]
     lines = [head, ["---"] * len(head), *map(_server_row, summaries)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -50,12 +50,12 @@ def _server(summary: Summary) -> str:
 
 def _errors(unseen: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for metric in METRICS:
-        found = unseen[metric]
-        yield f"{percent(found['mean_error'], '+')}, {percent(found['p50_error'])}, {percent(found['p95_error'])}"
+        error = unseen[metric]
+        yield f"{percent(error['mean_error'], '+')}, {percent(error['p50_error'])}, {percent(error['p95_error'])}"
 
 
 def sweep_speed(results: Summary) -> str:
-    """How long a sweep of many configurations takes."""
+    """Return the duration of a sweep of many configurations."""
     return (
         f"A sweep of {results['configurations']:,} configurations of `smoke` (one arm, 48 requests, two seeds): "
         f"{results['wall_s']:.0f} s of 360 s on {results['machine']}, {results['processor_s']:.0f} s of processors, "
@@ -64,7 +64,7 @@ def sweep_speed(results: Summary) -> str:
 
 
 def million(results: Summary) -> str:
-    """What many requests of a log take: memory and time of one process."""
+    """Return memory and time that one process needs for many requests of a log."""
     run, mode = results["run"], "compiled" if results["run"]["compiled"] else "not compiled"
     return (
         f"{run['requests']:,} requests, {results['log']} again and again with full records, {mode}: "

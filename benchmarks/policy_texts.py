@@ -1,4 +1,4 @@
-"""The front page's table of rules for hybrid caches, and where ours lead or fall behind."""
+"""The front page's table of rules for hybrid caches, and the leads of our rules."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from spanlab.report.policies.points import rule_of
 from spanlab.stats import Interval
 
 Summary = Mapping[str, Any]
-SHOWN_GIB = 16.0  # of three budgets; the page of the study shows all
+SHOWN_GIB = 16.0  # one of three budgets; the page of the study shows all
 OURS, ONLINE = "ours", ("engines", "published")
 
 
 def policies_table(summary: Summary) -> str:
-    """The best rule of each family where memory is short, with its token hit rate and its share of the bound."""
+    """Return the best rule of each family at `SHOWN_GIB`, with its token hit rate and its share of the bound."""
     points = [point for point in summary["policies"] if point["budget_gib"] == SHOWN_GIB]
-    bests = [best_of([rule_of(told) for told in point["rules"]]) for point in points]
+    bests = [best_of([rule_of(entry) for entry in point["rules"]]) for point in points]
     head = (f"{SHOWN_GIB:g} GiB", *bests[0])
     names = [point["settings"]["traffic"] for point in points]
     rows = [(name, *map(_cell, best.values())) for name, best in zip(names, bests, strict=True)]
@@ -30,14 +30,14 @@ def _cell(rule: RuleResult) -> str:
 
 
 def policies_claim(summary: Summary) -> str:
-    """At how many points our best rule leads the best of engines and papers, and where it falls behind."""
-    leads = {_name(point): _lead_of_ours([rule_of(told) for told in point["rules"]]) for point in summary["policies"]}
-    ahead = [name for name, found in leads.items() if found.low is not None and found.low > 0]
-    behind = [name for name, found in leads.items() if found.high is not None and found.high < 0]
+    """Return the points at which our best rule leads the best of engines and papers, and those at which it trails."""
+    leads = {_name(point): _lead_of_ours([rule_of(entry) for entry in point["rules"]]) for point in summary["policies"]}
+    ahead = [name for name, ours in leads.items() if ours.low is not None and ours.low > 0]
+    behind = [name for name, ours in leads.items() if ours.high is not None and ours.high < 0]
     more = f"Our best rule reuses more than the best of engines and papers at {_some(ahead, leads)}"
     less = f"less at {_some(behind, leads)}"
-    rest = f"at the other {len(leads) - len(ahead) - len(behind)} the 95 % interval, paired by seed, includes 0"
-    return f"{more}; {less}; {rest}.\n"
+    undecided = f"at the other {len(leads) - len(ahead) - len(behind)} the 95 % interval, paired by seed, includes 0"
+    return f"{more}; {less}; {undecided}.\n"
 
 
 def _name(point: Mapping[str, Any]) -> str:
@@ -45,12 +45,12 @@ def _name(point: Mapping[str, Any]) -> str:
 
 
 def _lead_of_ours(rules: Sequence[RuleResult]) -> Interval:
-    """Points of prompt tokens."""
+    """Return the lead of our best rule in points of prompt tokens."""
     best = best_of(rules)
     return lead(best[OURS], max((best[family] for family in ONLINE), key=lambda rule: rule.hit_rate.mean))
 
 
 def _some(names: Sequence[str], leads: Mapping[str, Interval]) -> str:
-    """How many workloads and budgets, and which, with leads in points of prompt tokens."""
+    """Return the number of combinations, and their names with leads in points of prompt tokens."""
     each = ", ".join(f"{name} {leads[name].mean:+.1f}" for name in names)
     return f"{len(names)} of {len(leads)} combinations" + (f" ({each} points)" if names else "")

@@ -2,15 +2,15 @@
 
     .venvs/sim/bin/python benchmarks/publish.py NAME [NAME ...]
 
-`manifest.yaml` says where the run of NAME is, which commands made it, and which of its tables and figures are
-published. Pages have marks, `<!-- MARK -->` to `<!-- /MARK -->`:
+`manifest.yaml` lists the run of NAME, its commands, and the published tables and figures.
+Pages have marks, `<!-- MARK -->` to `<!-- /MARK -->`:
 
-    NAME         where it was measured, caveats, every table, every figure
-    NAME:where   where it was measured
-    NAME:TABLE   one table, and where it was measured
+    NAME         origin (commands, data, device, commit), caveats, every table, every figure
+    NAME:where   origin
+    NAME:TABLE   one table with its commit
     TEXT         a text of texts.py
 
-A run from a tree with changes that are not committed is refused.
+A run from a tree with uncommitted changes is refused.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Result:
 
     name      folder below benchmarks/
     run       folder of the finished run
-    commands  what makes the run
-    tables    published tables, each with the columns that are shown; none: all
+    commands  commands that make the run
+    tables    published tables, each with the shown columns; none: all
     figures   published figures
-    files     further files of the run that are copied
+    files     further files of the run to copy
     """
 
     name: str
@@ -58,16 +58,16 @@ class Result:
 
 
 def manifest(root: Path = ROOT) -> dict[str, Result]:
-    """Every published result by name."""
-    found = yaml.safe_load((root / "benchmarks" / "manifest.yaml").read_text())
-    return {name: Result(name, **entry) for name, entry in found.items()}
+    """Return every published result by name."""
+    entries = yaml.safe_load((root / "benchmarks" / "manifest.yaml").read_text())
+    return {name: Result(name, **entry) for name, entry in entries.items()}
 
 
 @dataclass(frozen=True)
 class Published:
-    """A result that has been copied.
+    """A copied result.
 
-    tables  by name, with the columns that are shown
+    tables  by name, with the shown columns
     ago     commits between the measurement and its publication
     """
 
@@ -77,8 +77,8 @@ class Published:
     tables: dict[str, Table]
     ago: int
 
-    def where(self) -> str:
-        """Commands, data, model, device, commit."""
+    def origin(self) -> str:
+        """Return the origin: commands, data, model, device, commit."""
         summary = self.summary
         commands = ", ".join(f"`{command}`" for command in self.result.commands)
         work, engine = summary["workload"], summary.get("engine")
@@ -94,50 +94,54 @@ class Published:
         )
 
     def caveats(self) -> str:
-        """What a reader of the numbers must know; that of single points of a sweep can be unfolded."""
+        """Return the caveats of the numbers; those of single points of a sweep are folded."""
         points = self.summary.get("points")
         failed = (point["failed"] for point in points or () if point["failed"])
-        found = dict.fromkeys((*self.summary["caveats"], *failed))
-        if points and found:
-            items = "".join(f"<li>{words}</li>" for words in found)
+        caveats = dict.fromkeys((*self.summary["caveats"], *failed))
+        if points and caveats:
+            items = "".join(f"<li>{caveat}</li>" for caveat in caveats)
             return f"<details><summary>Caveats of single points</summary><ul>{items}</ul></details>\n"
-        return "".join(f"- **{words}**\n" for words in found)
+        return "".join(f"- **{caveat}**\n" for caveat in caveats)
 
     def commit(self) -> str:
-        """The commit, and how old it was when it was published."""
+        """Return the commit, and its age at publication."""
         commits = "commit" if self.ago == 1 else "commits"
         return f"Commit {self.summary['commit']}, measured {self.ago} {commits} before publication"
 
     def table(self, name: str) -> str:
-        """One table with its commit and what its columns mean."""
+        """Return one table with its commit and the meaning of its columns."""
         table = self.tables[name]
         notes = "".join(f"\n{note}.\n" for note in (self.commit(), *table.notes))
         return f"{faces.markdown(table)}{notes}"
 
     def section(self, page: Path) -> str:
-        """All of it, with images as the page reaches them."""
+        """Return origin, caveats, tables and figures, with image paths relative to `page`."""
         titles = {name: table.title.partition("\n")[0] for name, table in self.tables.items()}
         tables = [f"**{title}**\n\n{self.table(name)}" for name, title in titles.items()]
         folder = os.path.relpath(self.folder, page.parent)
         images = [f"![{name}]({folder}/{name}.png)" for name in self.result.figures]
-        return "\n".join([self.where(), self.caveats(), *tables, *([*images, ""] if images else [])])
+        return "\n".join([self.origin(), self.caveats(), *tables, *([*images, ""] if images else [])])
 
-    def of_mark(self, part: str, page: Path) -> str:
-        """What stands at a mark of this result; `part` follows the colon."""
-        if not part:
+    def content_of_mark(self, suffix: str, page: Path) -> str:
+        """Return the content of a mark of this result; `suffix` follows the colon."""
+        if not suffix:
             return self.section(page)
-        return self.where() if part == "where" else self.table(part)
+        return self.origin() if suffix == "where" else self.table(suffix)
 
 
 def publish(result: Result, root: Path) -> Published:
-    """Copy a finished run below benchmarks/; ValueError where it must not be published."""
+    """Copy a finished run below benchmarks/.
+
+    Raises:
+        ValueError: the run is not from a committed tree.
+    """
     run, folder = root / result.run, root / "benchmarks" / result.name
     summary = json.loads((run / "summary.json").read_text())
     ago = commits_ago(summary["commit"], root)
     stored = faces.read(run)
-    tables = {name: chosen(stored[name], columns) for name, columns in result.tables.items()}
+    tables = {name: select_columns(stored[name], columns) for name, columns in result.tables.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / "figures", ignore_errors=True)  # as earlier versions had it
+    shutil.rmtree(folder / "figures", ignore_errors=True)  # earlier versions wrote figures there
     for path in folder.iterdir():
         if path.suffix in (".json", ".yaml", ".csv", ".png"):
             path.unlink()
@@ -147,64 +151,68 @@ def publish(result: Result, root: Path) -> Published:
     return Published(result, folder, summary, tables, ago)
 
 
-def chosen(table: Table, columns: Sequence[str]) -> Table:
-    """The first column and those that are named; all columns where none is."""
+def select_columns(table: Table, columns: Sequence[str]) -> Table:
+    """Return the table with its first column and the named ones, or with all columns if none is named."""
     names = [column.name for column in table.columns]
     return table.with_columns([0, *map(names.index, columns)]) if columns else table.shown()
 
 
 def commits_ago(commit: str, root: Path) -> int:
-    """Commits since that one; ValueError where it cannot be told what was measured."""
+    """Return the number of commits since `commit`.
+
+    Raises:
+        ValueError: the commit is unknown or dirty.
+    """
     if commit == "unknown" or commit.endswith("-dirty"):
         raise ValueError(f"commit={commit}: expected a run of a committed tree")
     command = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
         raise ValueError(f"commit={commit}: expected a commit of this repository")
-    return int(done.stdout)
+    return int(completed.stdout)
 
 
 def pages(root: Path) -> Iterator[Path]:
-    """Every page that may have marks."""
+    """Yield every page that may have marks."""
     yield root / "README.md"
     yield from sorted((root / "docs").glob("*.md"))
     yield from sorted((root / "benchmarks").rglob("*.md"))
 
 
 def fill_pages(published: Mapping[str, Published], texts: Mapping[str, str], root: Path) -> None:
-    """Fill every mark that belongs to one of these."""
+    """Fill every mark of the published results and texts."""
     for page in pages(root):
         text = page.read_text()
         for mark in MARK.findall(text):
-            name, _, part = mark.partition(":")
+            name, _, suffix = mark.partition(":")
             if mark in texts:
-                text = filled(text, mark, texts[mark])
+                text = fill_mark(text, mark, texts[mark])
             elif name in published:
-                text = filled(text, mark, published[name].of_mark(part, page))
+                text = fill_mark(text, mark, published[name].content_of_mark(suffix, page))
         page.write_text(text)
 
 
-def filled(text: str, mark: str, content: str) -> str:
-    """`text` with what stands between the two marks replaced."""
+def fill_mark(text: str, mark: str, content: str) -> str:
+    """Return `text` with the block between the two marks replaced by `content`."""
     pattern = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- /{re.escape(mark)} -->)", re.DOTALL)
     if not pattern.search(text):
         raise ValueError(f"mark={mark}: expected <!-- {mark} --> and <!-- /{mark} --> on the page")
-    return pattern.sub(lambda found: found[1] + content + found[2], text)
+    return pattern.sub(lambda match: match[1] + content + match[2], text)
 
 
 def main(names: Sequence[str], root: Path = ROOT) -> None:
-    """Publish these results, and the texts that read one of them."""
-    known = manifest(root)
-    measured = {source.rpartition("/")[0] for text in TEXTS.values() for source in text.sources} - known.keys()
-    unknown = [name for name in names if name not in {*known, *measured}]
+    """Publish the named results, and the texts that read one of them."""
+    results = manifest(root)
+    measured = {source.rpartition("/")[0] for text in TEXTS.values() for source in text.sources} - results.keys()
+    unknown = [name for name in names if name not in {*results, *measured}]
     if unknown or not names:
-        raise ValueError(f"NAME={' '.join(unknown)}: expected some of {', '.join([*known, *sorted(measured)])}")
-    published = {name: publish(known[name], root) for name in names if name in known}
+        raise ValueError(f"NAME={' '.join(unknown)}: expected some of {', '.join([*results, *sorted(measured)])}")
+    published = {name: publish(results[name], root) for name in names if name in results}
     fill_pages(published, texts_of(set(names), root), root)
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ValueError, OSError) as mistake:
-        sys.exit(f"publish: {mistake}")
+    except (ValueError, OSError) as error:
+        sys.exit(f"publish: {error}")

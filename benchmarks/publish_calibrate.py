@@ -1,10 +1,10 @@
-"""Publish profiles: copy them to calibrate/, where simulations look for them, with their figures; fill its README.md.
+"""Publish profiles: copy them with their figures to calibrate/, where simulations find them, and fill its README.md.
 
     bash runall.sh -cn calibrate output.run=tiny
     bash runall.sh -cn calibrate model=tiny-hybrid arms=clean output.run=tiny-hybrid
     .venvs/engine/bin/python benchmarks/publish_calibrate.py outputs/designed_shapes/tiny{,-hybrid}
 
-What was published before stays, but for a profile of the same model, machine and device. No number is typed by hand.
+A profile replaces an earlier one of the same model, machine and device; others stay. No number is typed by hand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from publish import HERE, filled
+from publish import HERE, fill_mark
 from texts import table
 
 from spanlab.study.fidelity.profiles import file_name
@@ -25,7 +25,7 @@ HEAD = ("profile", "measured on", "when", "shapes, steps", "error of steps left 
 
 
 def main() -> None:
-    """Copy, then fill."""
+    """Copy the profiles and fill the page."""
     for run in map(Path, sys.argv[1:]):
         path = FOLDER / file_name(read_profile(run / "profile.json"))
         shutil.copy(run / "profile.json", path)
@@ -38,18 +38,18 @@ def main() -> None:
         f"![Steps of {path.stem}, predicted against measured]({path.stem}/predicted.png)\n" for path in paths
     )
     readme = FOLDER / "README.md"
-    readme.write_text(filled(readme.read_text(), "profiles", f"{table(HEAD, rows)}\n{images}"))
+    readme.write_text(fill_mark(readme.read_text(), "profiles", f"{table(HEAD, rows)}\n{images}"))
 
 
 def _row(path: Path, profile: Profile) -> tuple[str, ...]:
     versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
     threads = f", {profile.threads} thread{'s' * (profile.threads > 1)}" if profile.device == "cpu" else ""
-    where = f"{profile.machine}, {profile.device}{threads}, {profile.dtype}, {versions}"
+    machine = f"{profile.machine}, {profile.device}{threads}, {profile.dtype}, {versions}"
     errors = [
         f"{100 * profile.left_out[name]:{sign}.1f} %" for name, sign in (("median", ""), ("p95", ""), ("bias", "+"))
     ]
     when = f"{profile.date}, commit {profile.commit}"
-    return f"[`{profile.model}`]({path.name})", where, when, f"{profile.shapes}, {profile.steps}", *errors
+    return f"[`{profile.model}`]({path.name})", machine, when, f"{profile.shapes}, {profile.steps}", *errors
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sentences and tables of the pages that follow from several numbers, each named where a comparison holds."""
+"""Sentences and tables of the pages that are derived from published numbers."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ BUDGET, QUESTIONS, ORDER = "store.total_gib", "workload.questions_per_document",
 PASSAGES = "workload.rag.order"
 LEARNED = ("dp_3", "dp_8", "dp_3_branch")
 TAIL = ("tail_1", "tail_3")
-PREAMBLE = "mixed"  # what the front page shows of families_sim, whose own page shows all
-CLEAR = 1.1  # ratio of two families' mean TTFTs from which on the difference matters
-EQUAL = 0.5  # points within which two rates are called equal
+PREAMBLE = "mixed"  # the front page shows only these points of families_sim
+CLEAR = 1.1  # smallest ratio of two families' mean TTFTs that is counted as a clear lead
+EQUAL = 0.5  # largest difference in points of two rates that count as equal
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of the pages: the JSON files below benchmarks/ that it reads, and what makes it from them."""
+    """A text of the pages: its JSON files below benchmarks/, and the function that makes it from them."""
 
     sources: tuple[str, ...]
     make: Callable[..., str]
 
     def reads(self, names: set[str]) -> bool:
-        """Whether one of these results is a source."""
+        """Return whether one of these results is a source."""
         return any(source.rpartition("/")[0] in names for source in self.sources)
 
 
 def texts_of(names: set[str], root: Path) -> dict[str, str]:
-    """The texts that read one of these results, by mark; those whose other sources are missing are left as they are."""
+    """Return the texts that read one of these results, by mark; texts with a missing source are omitted."""
     folder = root / "benchmarks"
-    made = {}
+    texts = {}
     for mark, text in TEXTS.items():
         paths = [folder / source for source in text.sources]
         if text.reads(names) and all(path.exists() for path in paths):
-            made[mark] = text.make(*(json.loads(path.read_text()) for path in paths))
-    return made
+            texts[mark] = text.make(*(json.loads(path.read_text()) for path in paths))
+    return texts
 
 
 def rates_of(summary: Summary) -> Rates:
-    """The rows of a sweep as nested mappings."""
+    """Return the rows of a sweep as nested mappings."""
     rates: dict[str, dict[Value, dict[str, float]]] = {}
     for row in summary["rows"]:
         arms = rates.setdefault(row["axis"], {}).setdefault(row["value"], {})
@@ -61,55 +61,58 @@ def rates_of(summary: Summary) -> Rates:
 
 
 def value_text(value: Value) -> str:
-    """A value of a setting as short text."""
+    """Return a value of a setting as short text."""
     return value if isinstance(value, str) else f"{value:g}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows under their head, as Markdown."""
+    """Return a head and rows as a Markdown table."""
     return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
 
 
 def winners_table(summary: Summary) -> str:
-    """The leading family where preambles are mixed: the first two settings go down, the others across."""
-    mixed = [one for one in summary["winners"] if one["settings"].get("preamble") == PREAMBLE]
-    points = {tuple(one["settings"].values()): one for one in mixed}
-    downs, acrosses = (list(dict.fromkeys(key[part] for key in points)) for part in (slice(2), slice(2, None)))
-    head = (" · ".join(list(summary["winners"][0]["settings"])[:2]), *(", ".join(across) for across in acrosses))
-    rows = [(" · ".join(down), *(winner_cell(points.get((*down, *across))) for across in acrosses)) for down in downs]
+    """Return the leading families with mixed preambles: rows by the first two settings, columns by the others."""
+    mixed = [point for point in summary["winners"] if point["settings"].get("preamble") == PREAMBLE]
+    points = {tuple(point["settings"].values()): point for point in mixed}
+    row_keys, column_keys = (list(dict.fromkeys(key[half] for key in points)) for half in (slice(2), slice(2, None)))
+    head = (" · ".join(list(summary["winners"][0]["settings"])[:2]), *map(", ".join, column_keys))
+    rows = [
+        (" · ".join(row_key), *(winner_cell(points.get((*row_key, *column_key))) for column_key in column_keys))
+        for row_key in row_keys
+    ]
     return table(head, rows)
 
 
 def winner_cell(point: Mapping[str, Any] | None) -> str:
-    """Leading family, its speedup over the first family, its token hit rate; in brackets where no lead is shown."""
+    """Return leading family, speedup over the first family and token hit rate; in brackets if no lead is shown."""
     if point is None or point["lead"] is None:
         return "failed"
     best = next(entry for entry in point["entries"] if entry["family"] == point["lead"]["family"])
-    over = "–" if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
-    over = "1 ×" if best is point["entries"][0] else over
-    words = f"{best['family'].replace('_', ' ')} {over}, {100 * best['token_hit_rate']:.0f} %"
-    return words if point["lead"]["shown"] else f"({words})"
+    speedup = "–" if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
+    speedup = "1 ×" if best is point["entries"][0] else speedup
+    cell = f"{best['family'].replace('_', ' ')} {speedup}, {100 * best['token_hit_rate']:.0f} %"
+    return cell if point["lead"]["shown"] else f"({cell})"
 
 
 def winners(summary: Summary) -> str:
-    """How often each family leads, by how much, and where no lead is shown."""
-    led: dict[str, list[float]] = {}
+    """Return how often each family leads and by how much, and how often no lead is shown."""
+    leads: dict[str, list[float]] = {}
     for point in summary["winners"]:
         if point["lead"] and point["lead"]["shown"]:
-            led.setdefault(point["lead"]["family"], []).append(point["lead"]["ratio"]["mean"])
+            leads.setdefault(point["lead"]["family"], []).append(point["lead"]["ratio"]["mean"])
     count = len(summary["winners"])
-    said = [
+    sentences = [
         f"`{family}` has the lowest mean TTFT at {len(ratios)} of {count} combinations, that of the next family being "
         f"{min(ratios):.2f} to {max(ratios):.2f} times as long, {CLEAR:g} times or more at "
         f"{sum(ratio >= CLEAR for ratio in ratios)}"
-        for family, ratios in led.items()
+        for family, ratios in leads.items()
     ]
-    said.append(f"{NO_LEAD} is shown at {count - sum(map(len, led.values()))} of {count}")
-    return "".join(f"- {words}.\n" for words in said)
+    sentences.append(f"{NO_LEAD} is shown at {count - sum(map(len, leads.values()))} of {count}")
+    return "".join(f"- {sentence}.\n" for sentence in sentences)
 
 
 def timing(small: Summary, large: Summary) -> str:
-    """When token counts depend on step times: a small store and a large one under two rooflines."""
+    """Return how token counts depend on step times, for a small and a large store under two rooflines."""
     (low, slow), (high, fast) = next(iter(rates_of(small).values())).items()
     (less, first), (more, second) = next(iter(rates_of(large).values())).items()
     moved = {arm: abs(second[arm] - rate) for arm, rate in first.items()}
@@ -127,14 +130,14 @@ def timing(small: Summary, large: Summary) -> str:
 
 
 def claims(summary: Summary) -> str:
-    """What the sweep says, each sentence with its range."""
+    """Return the findings of the sweep, each sentence with its range."""
     rates = rates_of(summary)
-    said = (dense(rates), tail(rates), learned(rates), hashed(rates))
-    return "".join(f"- {words}\n" for words in said)
+    sentences = (dense(rates), tail(rates), learned(rates), hashed(rates))
+    return "".join(f"- {sentence}\n" for sentence in sentences)
 
 
 def dense(rates: Rates) -> str:
-    """A state at every chunk against one at the boundary."""
+    """Compare a state at every chunk with one at the boundary."""
     budgets, orders = rates[BUDGET], rates[ORDER]
     return (
         f"`boundary`, which the workload tells where the article ends, reuses "
@@ -145,8 +148,8 @@ def dense(rates: Rates) -> str:
 
 
 def tail(rates: Rates) -> str:
-    """Fixed distances from the prompt's end against learned positions."""
-    gaps = [best(arms, TAIL) - best(arms, LEARNED) for _, arms in every(rates)]
+    """Compare states at fixed distances from the prompt's end with learned positions."""
+    gaps = [best(arms, TAIL) - best(arms, LEARNED) for _, arms in sweep_points(rates)]
     level = sum(gap >= -EQUAL for gap in gaps)
     return (
         f"`tail_1` and `tail_3` keep states at fixed distances before the prompt's end and learn nothing. "
@@ -157,7 +160,7 @@ def tail(rates: Rates) -> str:
 
 
 def learned(rates: Rates) -> str:
-    """How far `dp_3_branch` stays below `boundary`."""
+    """Return the gap between `dp_3_branch` and `boundary`."""
     return (
         f"`dp_3_branch` stays below `boundary` by {gaps(rates[BUDGET])} points at "
         f"{listed(rates[BUDGET])} GiB, and by {gaps(rates[QUESTIONS])} points at "
@@ -166,73 +169,73 @@ def learned(rates: Rates) -> str:
 
 
 def hashed(rates: Rates) -> str:
-    """Where checkpoints at block boundaries reuse more than learned ones."""
+    """Return the budgets at which states at block boundaries reuse more or less than learned ones."""
     budgets = rates[BUDGET]
     more = {value: arms for value, arms in budgets.items() if lead(arms) > EQUAL}
     less = {value: arms for value, arms in budgets.items() if lead(arms) < -EQUAL}
-    said = []
+    differences = []
     if more:
-        said.append(f"more than every learned arm at {at(more)}")
+        differences.append(f"more than every learned arm at {budgets_with_leads(more)}")
     if less:
-        said.append(f"less than the best learned arm at {at(less)}")
-    return f"`vllm_0_32` reuses {' and '.join(said) or 'as much as the best learned arm'}."
+        differences.append(f"less than the best learned arm at {budgets_with_leads(less)}")
+    return f"`vllm_0_32` reuses {' and '.join(differences) or 'as much as the best learned arm'}."
 
 
-def at(group: Mapping[Value, Mapping[str, float]]) -> str:
-    """Budgets, and by how much `vllm_0_32` differs there."""
+def budgets_with_leads(group: Mapping[Value, Mapping[str, float]]) -> str:
+    """Return budgets, and the difference of `vllm_0_32` at these budgets."""
     return f"{listed(group)} GiB (by {span(map(lead, group.values()))} points)"
 
 
 def lead(arms: Mapping[str, float]) -> float:
-    """Points of `vllm_0_32` above the best learned arm."""
+    """Return the points of `vllm_0_32` above the best learned arm."""
     return arms["vllm_0_32"] - best(arms, LEARNED)
 
 
-def every(rates: Rates) -> Iterable[tuple[Value, Mapping[str, float]]]:
-    """Every point of every setting."""
+def sweep_points(rates: Rates) -> Iterable[tuple[Value, Mapping[str, float]]]:
+    """Return every point of every setting."""
     return (point for values in rates.values() for point in values.items())
 
 
 def best(arms: Mapping[str, float], of: Sequence[str]) -> float:
-    """The highest rate of some arms."""
+    """Return the highest rate of some arms."""
     return max(arms[name] for name in of)
 
 
 def over(values: Mapping[Value, Mapping[str, float]], arm: str) -> str:
-    """Lowest and highest rate of an arm."""
+    """Return the lowest and highest rate of an arm."""
     return span(arms[arm] for arms in values.values())
 
 
 def span(values: Iterable[float]) -> str:
-    """Smallest and largest of some numbers, by size."""
+    """Return the smallest and largest absolute value."""
     sizes = sorted(abs(value) for value in values)
     low, high = f"{sizes[0]:.1f}", f"{sizes[-1]:.1f}"
     return low if low == high else f"{low} to {high}"
 
 
 def reach(values: Iterable[Value]) -> str:
-    """First and last value."""
-    told = list(map(value_text, values))
-    return f"{told[0]} to {told[-1]}"
+    """Return the first and last value."""
+    texts = list(map(value_text, values))
+    return f"{texts[0]} to {texts[-1]}"
 
 
 def listed(values: Iterable[Value]) -> str:
-    """All values."""
+    """Return all values."""
     return ", ".join(map(value_text, values))
 
 
 def gaps(values: Mapping[Value, Mapping[str, float]]) -> str:
-    """Points of `dp_3_branch` below `boundary`, value by value."""
+    """Return the points of `dp_3_branch` below `boundary`, value by value."""
     return ", ".join(f"{arms['boundary'] - arms['dp_3_branch']:.1f}" for arms in values.values())
 
 
 def names(arms: Iterable[str]) -> str:
-    """Arms as code."""
+    """Return arm names in code font."""
     return ", ".join(f"`{arm}`" for arm in arms)
 
 
 def pic_claims(summary: Summary) -> str:
-    """What `pic_sweep` says of prefix caches and of position-independent ones, with its ranges."""
+    """Return the findings of `pic_sweep` on prefix caches and position-independent caches, with ranges."""
     rates = rates_of(summary)
     orders, budgets = rates[PASSAGES], rates[BUDGET]
     anywhere = [arm for arm in orders["shuffled"] if arm not in ("none", "block_hash_16", "radix")]
@@ -246,7 +249,7 @@ def pic_claims(summary: Summary) -> str:
 
 
 def conformance_total(results: dict[str, Any]) -> str:
-    """How many random cases of vLLM's own code the preset repeats."""
+    """Return how many random cases of vLLM's own code the preset reproduces."""
     names = ("cases", "equal", "requests", "requests_equal", "steps")
     cases, equal, requests, reuse, steps = (sum(row[name] for row in results["rows"].values()) for name in names)
     return (
@@ -256,13 +259,13 @@ def conformance_total(results: dict[str, Any]) -> str:
 
 
 def bars_table(results: dict[str, Any]) -> str:
-    """What must hold beside what was measured, as Markdown."""
+    """Return limits and measured values as Markdown."""
     radix = results["radix_10k_nodes_10M_tokens_8k_query"]
 
     def process(key: str) -> str:
-        one = results[key]
-        spread = f"{one['wall_s_min']:.1f} to {one['wall_s_max']:.1f} s over {results['runs']} runs"
-        return f"{one['wall_s']:.1f} s ({spread}), {one['peak_mib_all_processes'] / 1024:.2f} GiB"
+        times = results[key]
+        spread = f"{times['wall_s_min']:.1f} to {times['wall_s_max']:.1f} s over {results['runs']} runs"
+        return f"{times['wall_s']:.1f} s ({spread}), {times['peak_mib_all_processes'] / 1024:.2f} GiB"
 
     def worst(key: str) -> str:
         return f"{1e3 * max(results[key].values()):.0f} ms"
@@ -281,7 +284,7 @@ def bars_table(results: dict[str, Any]) -> str:
         ("dp, K = 2,000, M = 32", "50 ms", worst("placement_K2000_M32")),
     )
     head = "| what | must be within | measured (median) |\n|---|---|---|\n"
-    lines = "".join(f"| {what} | {bar} | {found} |\n" for what, bar, found in rows)
+    lines = "".join(f"| {name} | {limit} | {measured} |\n" for name, limit, measured in rows)
     versions = results["versions"]
     return (
         head
@@ -294,7 +297,7 @@ def bars_table(results: dict[str, Any]) -> str:
 
 
 def in_turns(results: dict[str, Any]) -> str:
-    """How fast the code is beside an earlier commit, on one machine at one time."""
+    """Compare the speed of the code with an earlier commit, on one machine at one time."""
     this, other = (f"{results['wall_s'][name]:.1f} s at {results['commits'][name][:7]}" for name in ("this", "other"))
     ratio = results["ratio"]
     return (

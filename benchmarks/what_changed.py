@@ -1,8 +1,8 @@
-"""Compare published summaries with those of an earlier commit; fill what_changed.md.
+"""Compare published summaries with those of an earlier commit, and fill what_changed.md.
 
     .venvs/sim/bin/python benchmarks/what_changed.py 6157aa2
 
-Every arm of every summary.json below benchmarks/ that both have; equal numbers are left out.
+Compares every arm of every summary.json below benchmarks/ that both commits have; equal numbers are omitted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from publish import HERE, ROOT, filled
+from publish import HERE, ROOT, fill_mark
 from texts import table
 
 PAGE = HERE / "what_changed.md"
@@ -26,16 +26,16 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Measure:
-    """A published number of one arm, as text with the digits that are published."""
+    """A published number of one arm, as text with the published digits."""
 
     name: str
     text: Callable[[Summary], str]
 
 
 class Cause(NamedTuple):
-    """A reason, and the studies, arms and measures (regular expressions) that it changes."""
+    """A reason, with regular expressions of the studies, arms and measures that it changes."""
 
-    words: str
+    text: str
     studies: str = ""
     arms: str = ""
     measures: str = ""
@@ -55,7 +55,7 @@ MEASURES = (
     Measure("p99 TTFT", lambda arm: _seconds(arm["ttft_s"]["p99"])),
     Measure("speedup", lambda arm: _ratio(arm.get("speedup"))),
 )
-#: All that apply to a row are named; add what a row lacks.
+#: Every cause that applies to a row is listed. Add a missing cause here.
 CAUSES = (
     Cause("`dp` clips match mass beyond a prompt to its end; it dropped it", "", r"^dp_"),
     Cause("requests of one step share blocks; output is stored and takes memory", "(pic|rag)_sim", r"^(?!none)"),
@@ -71,24 +71,24 @@ CAUSES = (
 
 
 def main() -> None:
-    """Print and fill the table."""
+    """Print the table and fill the page."""
     old = sys.argv[1]
     rows = [row for path in published(old) for row in changes(path, old)]
     head = ("study", "arm", "quantity", f"at {old}", "now", "changes that apply")
     content = table(head, rows) if rows else "No published number changed.\n"
-    PAGE.write_text(filled(PAGE.read_text(), "numbers", content))
+    PAGE.write_text(fill_mark(PAGE.read_text(), "numbers", content))
     print(content)
 
 
 def published(commit: str) -> list[str]:
-    """Paths of the summaries with arms that the commit has, and that are here too."""
+    """Return the paths of summaries with arms that exist both at the commit and now."""
     listed = _git("ls-tree", "-r", "--name-only", commit, "benchmarks").splitlines()
-    found = [path for path in listed if path.endswith("/summary.json") and (ROOT / path).is_file()]
-    return [path for path in found if "arms" in _at(commit, path)]
+    summaries = [path for path in listed if path.endswith("/summary.json") and (ROOT / path).is_file()]
+    return [path for path in summaries if "arms" in _at(commit, path)]
 
 
 def changes(path: str, commit: str) -> Iterator[tuple[str, ...]]:
-    """One row for each published number of the study at `path` that differs."""
+    """Yield one row for each published number that differs in the study at `path`."""
     then, now = _at(commit, path)["arms"], json.loads((ROOT / path).read_text())["arms"]
     study = path.removeprefix("benchmarks/").removesuffix("/summary.json")
     for arm in then:
@@ -100,14 +100,14 @@ def changes(path: str, commit: str) -> Iterator[tuple[str, ...]]:
 
 
 def causes(study: str, arm: str, measure: str) -> str:
-    """Every cause that changes this number."""
-    given = (study, arm, measure)
-    words = [
-        cause.words
+    """Return every cause that changes this number."""
+    labels = (study, arm, measure)
+    texts = [
+        cause.text
         for cause in CAUSES
-        if all(re.search(pattern, text) for pattern, text in zip(cause[1:], given, strict=True))
+        if all(re.search(pattern, text) for pattern, text in zip(cause[1:], labels, strict=True))
     ]
-    return "; ".join(words) or "not attributed"
+    return "; ".join(texts) or "not attributed"
 
 
 def _at(commit: str, path: str) -> dict[str, Any]:

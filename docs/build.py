@@ -2,9 +2,9 @@
 
     .venvs/dev/bin/python docs/build.py [FOLDER]
 
-Copies the README, docs/ and benchmarks/ to FOLDER/source, so that links have one meaning on a code
-host and in the site, and writes FOLDER/site. FOLDER is outputs/docs unless given. The exit code is
-that of mkdocs: 1 where a link leads nowhere.
+Copies the README, docs/ and benchmarks/ to FOLDER/source, so that the same links work on a code
+host and in the site. Writes FOLDER/site. The default of FOLDER is outputs/docs. The exit code is
+that of mkdocs: 1 if a link is broken.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ KINDS = {".md", ".png", ".csv", ".json", ".yaml"}
 
 
 def main() -> int:
-    """Copy, then build."""
+    """Build the site and return the exit code of mkdocs."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "outputs" / "docs"
     return build(folder.resolve())
 
 
 def build(folder: Path) -> int:
-    """Build the site of a copy in `folder`; returns the exit code of mkdocs."""
+    """Copy the pages to `folder`, build the site there, and return the exit code of mkdocs."""
     source, site = folder / "source", folder / "site"
     shutil.rmtree(source, ignore_errors=True)
     for path in pages():
@@ -41,11 +41,11 @@ def build(folder: Path) -> int:
 
 
 def pages() -> Iterator[Path]:
-    """The files of the site: pages, and the figures and results that they link to."""
-    for part in PARTS:
-        path = ROOT / part
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (file for file in found if file.suffix in KINDS or file.name == "LICENSE")
+    """Yield the files of the site: pages, and the figures and results that they link to."""
+    for name in PARTS:
+        path = ROOT / name
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (file for file in files if file.suffix in KINDS or file.name == "LICENSE")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Print docs/configuration.md: every key of the schemas and every file of conf/.
+"""Print docs/configuration.md: all keys of the schemas and all files of conf/.
 
     .venvs/sim/bin/python docs/generate.py > docs/configuration.md
 
-Keys, types and defaults are those of the dataclasses in `spanlab.settings`. Meanings are the
-entries of their docstrings; a key without one is an error. Choices are read from the calls of
+Keys, types and defaults are those of the dataclasses in `spanlab.settings`. Meanings come from
+their docstrings; a key without a meaning is an error. Choices are read from the calls of
 `one_of` in the same class.
 """
 
@@ -32,12 +32,13 @@ from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-MOST_VALUES = 11  # of a choice, to be shown
+MAX_VALUES = 11  # a choice with more values is shown without them
 
 HEAD = """\
 # Configuration
 
-This page is generated from the code by `docs/generate.py`. Do not edit it.
+This page lists every entry, group and key of the configuration, for reference. It is generated from the code by
+`docs/generate.py`. Do not edit it.
 
 An **entry** is a file of `conf/`. A **group** is a folder of `conf/`, and each of its files is a choice. A **key** is
 one setting. Choices and keys are set on the command line; later ones win:
@@ -45,15 +46,15 @@ one setting. Choices and keys are set on the command line; later ones win:
 ```bash
 bash runall.sh -cn quality_sim model=qwen3.5-0.8b store=gib_16 arrivals.rate_rps=8
 bash runall.sh -cn quality_sim --help      # groups, choices, and all keys with values and meanings
-bash runall.sh -cn quality_sim --dry       # checks the settings and says what would run
+bash runall.sh -cn quality_sim --dry       # checks the settings and lists the planned runs
 bash runall.sh -cn quality_sim --list arms  # its arms; also entries, figures, or the choices of a group
 bash runall.sh -cn quality_sim --cfg job   # the resolved configuration
 ```
 
-An unknown key or choice ends the program with exit code 1 and one sentence that names the expected values.
+An unknown key or choice ends the program with exit code 1. One sentence names the expected values.
 """
 
-#: The root schema of each entry that is no study.
+#: Root schema of each entry that is not a study.
 ROOTS: dict[str, type[Any]] = {
     "make_shape": MakeShape,
     "schedule": Schedule,
@@ -66,25 +67,25 @@ ROOTS: dict[str, type[Any]] = {
     "first_light": FirstLight,
 }
 
-#: What a folder of conf/ chooses.
+#: Description of each folder of conf/.
 GROUPS = {
     "arms": "Sets of arms. Each arm is a choice of `strategy` with changes.",
     "arrivals": "Arrival processes.",
     "batch": "Limits of a scheduler step.",
     "device": "Presets for `*_clean` entries: hardware model and batch of the device.",
-    "executor": "Where arms run: processes of this machine, or the workers of a Dask scheduler.",
+    "executor": "Execution of arms: processes of this machine, or the workers of a Dask scheduler.",
     "fidelity": "Presets for `quality_fidelity` and `pic_fidelity`: how thorough the comparison is.",
     "hardware": "Peak rates of a device for `timing=roofline`, with assumed efficiencies.",
     "model": "Models, by the keys of a Hugging Face config.json; `model=` also takes a path or a hub name "
     "([models](models.md)).",
-    "preamble": "What stands before the prompts of a workload: `workload.preamble`.",
+    "preamble": "Text before the prompts of a workload: `workload.preamble`.",
     "size": "Presets for `*_clean` entries: model, store and workload size.",
-    "stages": "Stages of `first_light`: at full size on a card, or as small as they get.",
+    "stages": "Stages of `first_light`: at full size on a GPU, or at their smallest size.",
     "store": "Memory budgets for KV, states and running requests together.",
     "strategy": "Strategies. Add one as an arm: `+strategy@arms.NAME=CHOICE`.",
     "timing": "Timing models of the simulator.",
     "tracking": "Experiment tracking.",
-    "training": "Presets for `train_probe`: new weights, more steps on spans encoded apart, or a quick check.",
+    "training": "Presets for `train_probe`: new weights, more steps on separately encoded spans, or a quick check.",
     "workload": "Workloads.",
 }
 
@@ -92,35 +93,35 @@ SCALARS = {str: "text", int: "whole number", float: "number", bool: "true or fal
 
 
 def main() -> None:
-    """Print the page."""
+    """Write the page to standard output."""
     sys.stdout.write(page())
 
 
 def page() -> str:
-    """The whole page as Markdown."""
+    """Return the complete page as Markdown."""
     return "\n".join([HEAD, *entries(), *groups(), *keys()]).rstrip() + "\n"
 
 
 def entries() -> Iterator[str]:
-    """The files of conf/ itself."""
+    """Yield the section of the entries: the files directly in conf/."""
     yield "## Entries\n"
     yield table(("entry", "schema", "content"), entry_rows())
 
 
 def entry_rows() -> list[tuple[str, ...]]:
-    """Entry, root schema and first sentence of each file."""
+    """Return entry, root schema and first sentence of each file."""
     paths = sorted(path for path in CONF.glob("*.yaml") if path.stem != "config")
     return [(f"`{path.stem}`", root_link(path.stem), escaped(first_sentence(path))) for path in paths]
 
 
 def root_link(entry: str) -> str:
-    """A link to the keys of an entry."""
+    """Return a link to the keys of an entry."""
     name = entry if entry in ROOTS else "study"
     return f"[{name}](#keys-of-{name})"
 
 
 def groups() -> Iterator[str]:
-    """The folders of conf/, each with its choices."""
+    """Yield the section of the groups: the folders of conf/ with their choices."""
     yield "## Groups\n"
     for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name in GROUPS):
         yield f"### Group {folder.name}\n\n{GROUPS[folder.name]}\n"
@@ -129,39 +130,41 @@ def groups() -> Iterator[str]:
 
 
 def content_of(path: Path) -> str:
-    """What a choice is: the first sentence of its comment, and its values where they are few."""
+    """Describe a choice: the first sentence of its comment, and its values if they are few."""
     loaded = yaml.safe_load(path.read_text())
     parts = [escaped(first_sentence(path)), *chosen_by(loaded), arms_of(loaded) or values_of(loaded)]
     return " ".join(part for part in parts if part)
 
 
 def chosen_by(loaded: dict[str, Any]) -> Iterator[str]:
-    """What a file takes from other files: a choice that it extends, and choices of other groups."""
-    for part in loaded.get("defaults", []):
-        if isinstance(part, str) and part != "_self_" and not part.startswith("base_"):
-            yield f"Extends `{part}`."
-        elif isinstance(part, dict):
-            found = ((key.removeprefix("override /"), choice) for key, choice in part.items() if key[:8] == "override")
-            yield from (f"`{group}={choice}`" for group, choice in found)
+    """Describe the defaults of a file: a choice that it extends, and choices of other groups."""
+    for default in loaded.get("defaults", []):
+        if isinstance(default, str) and default != "_self_" and not default.startswith("base_"):
+            yield f"Extends `{default}`."
+        elif isinstance(default, dict):
+            overrides = (
+                (key.removeprefix("override /"), choice) for key, choice in default.items() if key[:8] == "override"
+            )
+            yield from (f"`{group}={choice}`" for group, choice in overrides)
 
 
 def arms_of(loaded: dict[str, Any]) -> str:
-    """Names of the arms that a file defines."""
-    chosen = [key for part in loaded.get("defaults", []) if isinstance(part, dict) for key in part]
+    """Return the names of the arms that a file defines."""
+    chosen = [key for default in loaded.get("defaults", []) if isinstance(default, dict) for key in default]
     names = [key.partition("@")[2] for key in chosen if key.startswith("/strategy@")]
     return ", ".join(f"`{name}`" for name in names)
 
 
 def values_of(loaded: dict[str, Any]) -> str:
-    """The values of a file as KEY=VALUE, unless there are many."""
-    found = list(flat({key: value for key, value in loaded.items() if key != "defaults"}))
-    if not 0 < len(found) <= MOST_VALUES:
+    """Return the values of a file as KEY=VALUE; empty if there are more than `MAX_VALUES`."""
+    values = list(flat({key: value for key, value in loaded.items() if key != "defaults"}))
+    if not 0 < len(values) <= MAX_VALUES:
         return ""
-    return " ".join(f"`{key}={shown(value)}`" for key, value in found)
+    return " ".join(f"`{key}={shown(value)}`" for key, value in values)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values by dotted key."""
+    """Yield nested values by dotted key."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -170,7 +173,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def keys() -> Iterator[str]:
-    """All schemas: each dataclass once, under the first key that has it."""
+    """Yield all schemas: each dataclass once, under the first key that has it."""
     yield "## Keys\n\nA default in `conf/` takes precedence over the default shown here.\n"
     shown_at: dict[type[Any], str] = {}
     for name, schema in ({"study": Study} | ROOTS).items():
@@ -179,75 +182,83 @@ def keys() -> Iterator[str]:
 
 
 def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any], str]) -> Iterator[str]:
-    """The table of one schema, then those of its parts that were not shown yet; `root` ends their headings."""
-    parts = nested(schema)
-    for key, part in parts.items():
-        shown_at.setdefault(part, f"{prefix}{key}{root}")
+    """Yield the table of a schema, then those of its nested schemas that were not shown yet.
+
+    `root` is the end of their headings.
+    """
+    subschemas = nested(schema)
+    for key, subschema in subschemas.items():
+        shown_at.setdefault(subschema, f"{prefix}{key}{root}")
     yield table(("key", "type", "default", "meaning"), rows_of(schema, prefix, shown_at))
-    for key, part in parts.items():
+    for key, subschema in subschemas.items():
         heading = f"{prefix}{key}{root}"
-        if shown_at[part] == heading:
-            yield f"#### {heading}\n\n{summary_of(part)}\n"
-            yield from section(part, f"{prefix}{key}.", root, shown_at)
+        if shown_at[subschema] == heading:
+            yield f"#### {heading}\n\n{summary_of(subschema)}\n"
+            yield from section(subschema, f"{prefix}{key}.", root, shown_at)
 
 
 def nested(schema: type[Any]) -> dict[str, type[Any]]:
-    """The schemas of a schema's keys; an arm's key is shown as arms.NAME."""
-    found: dict[str, type[Any]] = {}
+    """Return the nested schemas by key; the key of a dict of schemas ends in .NAME, as in arms.NAME."""
+    schemas: dict[str, type[Any]] = {}
     for key, hint in get_type_hints(schema).items():
-        if (part := dataclass_in(hint)) is not None:
-            found[f"{key}.NAME" if get_origin(hint) is dict else key] = part
-    return found
+        if (subschema := dataclass_in(hint)) is not None:
+            schemas[f"{key}.NAME" if get_origin(hint) is dict else key] = subschema
+    return schemas
 
 
 def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> list[tuple[str, ...]]:
-    """One line per key."""
+    """Return the table rows of a schema, one per key."""
     hints, meanings, choices = get_type_hints(schema), meanings_of(schema), choices_of(schema)
     rows = []
     for field in fields(schema):
         name, hint = field.name, hints[field.name]
-        part = dataclass_in(hint)
-        if part is None:
+        subschema = dataclass_in(hint)
+        if subschema is None:
             kind = type_of(hint, choices.get(name, ()))
         else:
-            kind = f"[{shown_at[part]}](#{anchor(shown_at[part])}){' or null' if NoneType in get_args(hint) else ''}"
-        rows.append((f"`{prefix}{name}`", kind, default_of(field, part), explained(schema, meanings, name)))
+            heading = shown_at[subschema]
+            kind = f"[{heading}](#{anchor(heading)}){' or null' if NoneType in get_args(hint) else ''}"
+        rows.append((f"`{prefix}{name}`", kind, default_of(field, subschema), explained(schema, meanings, name)))
     return rows
 
 
 def explained(schema: type[Any], meanings: dict[str, str], key: str) -> str:
-    """The meaning of a key; ValueError where its docstring has none."""
-    if not (words := meaning_of(meanings, key)):
+    """Return the meaning of a key.
+
+    Raises:
+        ValueError: the docstring of the class has no line for the key.
+    """
+    if not (text := meaning_of(meanings, key)):
         raise ValueError(f"{schema.__name__}.{key}: expected a line of the class's docstring for it")
-    return escaped(words)
+    return escaped(text)
 
 
 def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:
-    """Values that a key may have, where `one_of` checks them against names or literals."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the allowed values of the keys that `one_of` checks against names or literals."""
+    choices: dict[str, tuple[str, ...]] = {}
     for base in schema.__mro__[:-1]:
         module = sys.modules[base.__module__]
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
             match node:
                 case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Name(constant)]):
-                    found.setdefault(key, tuple(getattr(module, constant)))
+                    choices.setdefault(key, tuple(getattr(module, constant)))
                 case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Call(ast.Name(f), [])]):
-                    found.setdefault(key, tuple(getattr(module, f)()))
-                case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Tuple() as given]):
-                    found.setdefault(key, ast.literal_eval(given))
-    return found
+                    choices.setdefault(key, tuple(getattr(module, f)()))
+                case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Tuple() as values]):
+                    choices.setdefault(key, ast.literal_eval(values))
+    return choices
 
 
 def summary_of(schema: type[Any]) -> str:
-    """The first paragraph of a schema's docstring."""
+    """Return the first paragraph of a schema's docstring."""
     return " ".join(inspect.cleandoc(schema.__doc__ or "").split("\n\n")[0].split())
 
 
 def type_of(hint: Any, choices: tuple[str, ...]) -> str:
-    """A type in words: its choices, or the kind of value."""
+    """Describe a type: its choices, or the kind of value."""
     if isinstance(hint, UnionType):
-        others = [kind for kind in get_args(hint) if kind is not NoneType]
-        return f"{type_of(others[0], choices)} or null"
+        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+        return f"{type_of(kinds[0], choices)} or null"
     if get_origin(hint) is dict:
         return "values by name"
     if get_origin(hint) is list:
@@ -255,18 +266,18 @@ def type_of(hint: Any, choices: tuple[str, ...]) -> str:
     return ", ".join(f"`{choice}`" for choice in choices) or SCALARS[hint]
 
 
-def default_of(field: Field[Any], part: type[Any] | None) -> str:
-    """A default as YAML; "required" where there is none."""
+def default_of(field: Field[Any], subschema: type[Any] | None) -> str:
+    """Return a default as YAML, or "required" if there is none."""
     if field.default == REQUIRED:
         return "required"
     if field.default is not MISSING:
         return f"`{shown(field.default)}`"
     assert field.default_factory is not MISSING, "a field has a default of either kind"
-    return "" if part is not None else f"`{shown(field.default_factory())}`"
+    return "" if subschema is not None else f"`{shown(field.default_factory())}`"
 
 
 def shown(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Return a value as YAML on one line."""
     if isinstance(value, str):
         return value or '""'
     if isinstance(value, list):
@@ -275,17 +286,17 @@ def shown(value: Any) -> str:
 
 
 def anchor(heading: str) -> str:
-    """The anchor of a heading in the built page."""
+    """Return the anchor of a heading in the built page."""
     return re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
 
 
-def escaped(words: str) -> str:
-    """Words that may stand in a cell of a table."""
-    return words.replace("|", "\\|")
+def escaped(text: str) -> str:
+    """Escape text for a table cell."""
+    return text.replace("|", "\\|")
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Rows under their head, as Markdown."""
+    """Return a head and rows as a Markdown table."""
     return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
 
 

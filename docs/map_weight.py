@@ -1,8 +1,8 @@
-"""Draw docs/figures/map_weight.png: what a stored span of a hybrid weighs, over its length.
+"""Draw docs/figures/map_weight.png: bytes of a stored span of a hybrid, over its length.
 
     .venvs/sim/bin/python docs/map_weight.py
 
-Nothing is measured: the bytes are those of `ModelSpec` and `map_bytes`.
+The bytes are computed by `ModelSpec` and `map_bytes`, not measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spanlab.report.drawing.write import write_figure
 
 STEM = Path(__file__).parent / "figures" / "map_weight"
 LENGTHS = np.geomspace(64, 65536, 200)
-#: As Kimi-Linear-48B has them: MLA keeps 576 numbers a token and layer, KDA 32 heads of 128 · 128.
+#: Sizes of Kimi-Linear-48B: MLA stores 576 numbers a token and layer, KDA 32 heads of 128 · 128.
 KIMI_LIKE = ModelSpec(
     name="Kimi-Linear-like",
     attention_layers=7,
@@ -42,12 +42,12 @@ COLOURS = ("#0072b2", "#d55e00", "#117733", "#aa4499")
 
 
 def models() -> list[ModelSpec]:
-    """Models whose spans are weighed."""
+    """Return the models of the figure."""
     return [*map(find_spec, ("qwen3.5-0.8b", "qwen3.5-27b", "qwen3-next-80b-a3b")), KIMI_LIKE]
 
 
 def stored(model: ModelSpec) -> dict[str, int]:
-    """Bytes beside a span's KV, by what is kept."""
+    """Return the bytes stored with a span's KV, by the label of the panel."""
     return {
         "a checkpoint: one order of documents": model.state_bytes,
         "the map, exact, float32: any order": map_bytes(MapRules(), model),
@@ -56,12 +56,12 @@ def stored(model: ModelSpec) -> dict[str, int]:
 
 
 def draw() -> Figure:
-    """Bytes of a stored span over bytes of its KV; a dot where what is kept beside the KV weighs as much as it."""
+    """Draw bytes of a stored span ÷ bytes of its KV; a dot marks the length at which state or map equals the KV."""
     footer = "computed from the sizes of the models; KV in bfloat16, states and exact maps in float32"
     title = "From which length on does a span's map weigh less than its KV?"
     figure, axes = framed_with(footer, title, 1, 3, height=3.6, share=("all", "all"), margins=Margins(bottom=1.1))
-    for ax, kept in zip(axes[0], stored(KIMI_LIKE), strict=True):
-        _panel(ax, kept)
+    for ax, panel in zip(axes[0], stored(KIMI_LIKE), strict=True):
+        _panel(ax, panel)
     axes[0][0].set_ylabel("stored bytes ÷ bytes of KV", fontsize=9)
     lines = axes[0][0].get_lines()[::2]
     figure.legend(
@@ -76,9 +76,9 @@ def draw() -> Figure:
     return figure
 
 
-def _panel(ax: Axes, kept: str) -> None:
+def _panel(ax: Axes, title: str) -> None:
     for model, colour in zip(models(), COLOURS, strict=True):
-        even = stored(model)[kept] / model.kv_bytes_per_token
+        even = stored(model)[title] / model.kv_bytes_per_token
         ax.plot(LENGTHS, 1 + even / LENGTHS, color=colour)
         ax.plot([even], [2], "o", color=colour, markersize=5)
     ax.set_xscale("log", base=2)
@@ -87,7 +87,7 @@ def _panel(ax: Axes, kept: str) -> None:
     ax.set_yticks([1, 2, 5, 10, 50], ["1 ×", "2 ×", "5 ×", "10 ×", "50 ×"])
     ax.set_xticks([64, 512, 4096, 32768], ["64", "512", "4 k", "32 k"])
     ax.minorticks_off()
-    ax.set_title(kept, fontsize=8.5)
+    ax.set_title(title, fontsize=8.5)
     label(ax, "tokens of the span", size=9)
 
 

@@ -123,12 +123,13 @@ def page(results: list[dict[str, Any]], facts: dict[str, Any], rounds: int) -> s
 
 
 STORY = (
-    "The engine serves the requests of the fidelity studies on both clocks, at three tenths of the rate that saturates",
-    "the baseline. On the virtual clock a step lasts as long as it was measured, and idle time is skipped; on the wall",
-    "clock requests arrive in real time. `measure.py` says how.",
+    "This page compares the delays that the engine measures on its two clocks. The engine serves the requests of the",
+    "fidelity studies on both. The rate is three tenths of the one that saturates the baseline. On the virtual clock,",
+    "a step lasts as long as it was measured, and idle time is skipped. On the wall clock, requests arrive in real",
+    "time. `measure.py` describes the method.",
     "",
-    "Intervals are 95 % over rounds, paired. A mean agrees where its interval holds zero, or where it is no further",
-    "from zero than the interval of equal runs, both on the virtual clock (A/A).",
+    "Intervals are 95 % over rounds, paired. A mean agrees if its interval contains zero. It also agrees if it is no",
+    "further from zero than the interval of equal runs, both on the virtual clock (A/A).",
 )
 
 

@@ -185,9 +185,9 @@ def _sum(steps: list[Step]) -> Step:
 
 def stub() -> StubModel:
     """A model of one layer that is never run."""
-    from spanlab.engine.load import described, random_model
+    from spanlab.engine.load import named_config, random_model
 
-    config = described("tiny")
+    config = named_config("tiny")
     config.num_hidden_layers = 1
     small = random_model("stub", config)
     return StubModel(small.name, small.hf, small.rotation, small.scales, SimpleNamespace(seconds=0.0, kernels=0.0))

@@ -89,7 +89,8 @@ def page(rows: list[dict[str, Any]], commit: str) -> str:
     lines = [
         "# Timing side channel of a shared prefix cache",
         "",
-        "What a tenant sees of another one's prompts in the TTFT of its own probes; `measure.py` says how.",
+        "This page shows what a tenant can infer about another tenant's prompts from the TTFT of its own probes.",
+        "`measure.py` describes the method.",
         "",
         "| document, tokens | other requests / s | salt per tenant | TTFT known | TTFT novel | told apart |",
         "|---|---|---|---|---|---|",

@@ -60,7 +60,7 @@ def measure(capability: int, dims: list[int]) -> list[dict[str, Any]]:
 
     triton.multiplies_registers = lambda device: capability >= 90
     triton.shares_rows = lambda device: capability == 100
-    triton.TURNED_ENTRIES = 1 << 30  # the kernel itself
+    triton.ROTATE_ONCE_ENTRIES = 1 << 30  # the kernel itself
     rows = []
     with compiled_for(capability) as found:
         for head_dim in dims:

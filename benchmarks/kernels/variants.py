@@ -25,10 +25,10 @@ from static import PHASES, counted, launch, ran  # noqa: E402
 WARPS, HEAD_DIM = 8, 128
 SMALL = 25  # instructions: loops of fewer only wait, or search
 LOOP = ("in range(tile, end_tile)", "in tl.range(tile, end_tile, warp_specialize=True)")
-ANGLES = """    c = tl.load(cos + at + pair, mask=pair < HALF_BLOCK + ROTARY_HALF, other=1.0)
-    s = tl.load(sin + at + pair, mask=pair < HALF_BLOCK + ROTARY_HALF, other=0.0)
+ANGLES = """    c = tl.load(cos + offset + pair, mask=pair < HALF_BLOCK + ROTARY_HALF, other=1.0)
+    s = tl.load(sin + offset + pair, mask=pair < HALF_BLOCK + ROTARY_HALF, other=0.0)
 """
-PAIRS = """    c, s = tl.split(tl.load(cos + 2 * at + 2 * pair[:, None] + tl.arange(0, 2)[None, :]))
+PAIRS = """    c, s = tl.split(tl.load(cos + 2 * offset + 2 * pair[:, None] + tl.arange(0, 2)[None, :]))
 """
 PRODUCTS = """    r1 = (first.to(tl.float32) * c[None, :] + second.to(tl.float32) * s[None, :]).to(like)
     r2 = (second.to(tl.float32) * c[None, :] - first.to(tl.float32) * s[None, :]).to(like)
@@ -37,7 +37,7 @@ SHEARS = """    x = first.to(tl.float32) + second.to(tl.float32) * c[None, :]
     y = second.to(tl.float32) - x * s[None, :]
     r1, r2 = (x + y * c[None, :]).to(like), y.to(like)
 """
-READ = "_read(from_{}, at_row, {}, HEAD_DIM, padded)"
+READ = "_load_rows(from_{}, at_row, {}, HEAD_DIM, padded)"
 Edits = list[tuple[str, str]]
 
 
@@ -84,7 +84,7 @@ def measure(name: str, capability: int, kernel: str) -> str:
         triton.attend_tiles = changed(VARIANTS[name], Path(folder))
         triton.multiplies_registers = lambda device: capability >= 90
         triton.shares_rows = lambda device: capability == 100
-        triton.TURNED_ENTRIES = 1 << 30
+        triton.ROTATE_ONCE_ENTRIES = 1 << 30
         launch(kernel, PHASES["prefill"], HEAD_DIM)
         (compiled,) = [each for each in found if each.name == "attend_tiles"]
         file = Path(folder, "cubin")

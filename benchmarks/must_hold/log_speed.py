@@ -47,12 +47,12 @@ def once(log: str, keys: list[str]) -> dict[str, Any]:
     from spanlab.main import compose
     from spanlab.study.execution.backends import Simulator
     from spanlab.study.execution.jobs import Job
-    from spanlab.study.prepare import prepared
+    from spanlab.study.prepare import load_workload
 
     study = compose("config", [*KEYS, f"+workload.path={log}", *keys])
     began = time.process_time()
     with TemporaryDirectory() as folder:
-        requests = list(prepared(study, "speed", Path(folder), Console(quiet=True)).requests)
+        requests = list(load_workload(study, "speed", Path(folder), Console(quiet=True)).requests)
     loaded = time.process_time()
     longest = max(request.num_tokens + request.output_len for request in requests)
     job = Job(study.arms["arm"], requests, study.batch, 0, None, 0, longest, 0, Path(os.devnull))

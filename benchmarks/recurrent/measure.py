@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from spanlab.engine.chunk_scan import WIDTHS
 from spanlab.engine.decode_recurrence import DecodeRecurrence
-from spanlab.engine.load import described, random_model
+from spanlab.engine.load import named_config, random_model
 from spanlab.engine.mixer_calls import LayeredRows
 from spanlab.engine.model import SpanModel
 from spanlab.engine.rates import measure
-from spanlab.engine.recurrent import MIXER, Piece, Recurrence
+from spanlab.engine.recurrent import MIXER, Recurrence, StateScan
 from spanlab.engine.state_pool import StatePool
 
 GRID = 64
@@ -59,7 +59,7 @@ class Bench:
     """A model's recurrent layers and their states."""
 
     def __init__(self, name: str) -> None:
-        self.model: SpanModel = random_model(name, described(name))
+        self.model: SpanModel = random_model(name, named_config(name))
         layers = [layer for layer in self.model.hf.base_model.layers if hasattr(layer, MIXER)]
         self.mixers: list[nn.Module] = [getattr(layer, MIXER).mixer for layer in layers]
         assert self.model.state_shape is not None, "a model without recurrent layers has nothing to time"
@@ -74,10 +74,10 @@ class Bench:
         began = process_time()
         self._run(self._recurrence(sequences), hidden)
         seconds = process_time() - began
-        self._pool.give(slots)
+        self._pool.free(slots)
         return seconds
 
-    def _recurrence(self, sequences: list[list[Piece]]) -> LayeredRows:
+    def _recurrence(self, sequences: list[list[StateScan]]) -> LayeredRows:
         """As the engine has it: of a batch that decodes, and of any other."""
         pieces = [piece for sequence in sequences for piece in sequence]
         if all(piece.stop == piece.start + 1 for piece in pieces):
@@ -87,15 +87,15 @@ class Bench:
     def _run(self, recurrence: LayeredRows, hidden: Tensor) -> None:
         for layer, mixer in enumerate(self.mixers):
             recurrence.run(layer, mixer, hidden)
-        recurrence.done()
+        recurrence.finish()
 
-    def _sequences(self, case: Case) -> tuple[list[list[Piece]], list[int]]:
+    def _sequences(self, case: Case) -> tuple[list[list[StateScan]], list[int]]:
         sequences, slots, first = [], [], 0
         for rows in case.rows:
-            slot = self._pool.take_running()
-            keeps = {position: self._pool.take(cleared=False) for position in case.captures}
+            slot = self._pool.allocate_running()
+            keeps = {position: self._pool.allocate(cleared=False) for position in case.captures}
             cuts = pairwise([0, *case.captures, rows])
-            sequences.append([Piece(first + a, first + b, slot, a, keeps.get(b)) for a, b in cuts])
+            sequences.append([StateScan(first + a, first + b, slot, a, keeps.get(b)) for a, b in cuts])
             slots += [slot, *keeps.values()]
             first += rows
         return sequences, slots

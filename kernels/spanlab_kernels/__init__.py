@@ -1,1 +1,1 @@
-"""Triton kernels for position-independent attention, each beside the torch reference that says what it computes."""
+"""Triton kernels for position-independent attention, each with a torch reference that defines its result."""

@@ -1,4 +1,4 @@
-"""Compile launches for a device that is not here: each is specialised and compiled as there, and not started."""
+"""Compile kernel launches for another device: each is specialised and compiled as on that device, and not run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 @dataclass(frozen=True)
 class Compiled:
-    """One launch: the kernel's name, its constants and options, and what the compiler made of it."""
+    """One compiled launch: the name of the kernel, its constants and options, and the compiled kernel."""
 
     name: str
     options: dict[str, Any]
@@ -32,12 +32,12 @@ class Compiled:
 
 @contextmanager
 def compiled_for(capability: int) -> Iterator[list[Compiled]]:
-    """Within, launches on CPU tensors compile for this compute capability; the list has them in order.
+    """Compile launches on CPU tensors for this compute capability, and list them in order, within the context.
 
-    For a process of its own: Triton keeps the device that it was told of. RuntimeError for a kernel that asks for more
-    shared memory than a block may have.
+    Use it in a separate process: the device stays set in Triton after the context. RuntimeError for a kernel that needs
+    more shared memory than a block may have.
     """
-    target, found, run = GPUTarget("cuda", capability, 32), list[Compiled](), JITFunction.run
+    target, launches, run = GPUTarget("cuda", capability, 32), list[Compiled](), JITFunction.run
     driver.set_active(
         types.SimpleNamespace(
             get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0
@@ -46,13 +46,13 @@ def compiled_for(capability: int) -> Iterator[list[Compiled]]:
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
-        found.append(compiled := Compiled(self.__name__, options, kernel))
+        launches.append(compiled := Compiled(self.__name__, options, kernel))
         if compiled.shared > SHARED_MEMORY[capability]:
             raise RuntimeError(f"{self.__name__} asks for {compiled.shared} bytes of shared memory.")
         return kernel
 
     JITFunction.run = compile_only
     try:
-        yield found
+        yield launches
     finally:
         JITFunction.run = run

@@ -1,7 +1,7 @@
 """Rotary angles as tables: the cosine and sine of every position, exact to fp32 rounding.
 
 R(p) rotates the pair of channels i of a head by p · frequencies[i] (RoPE, arXiv 2104.09864). A table holds pure
-rotations: what YaRN multiplies queries and keys by stays with whoever makes them, since no later shift changes it.
+rotations: the caller applies YaRN's factor of queries and keys, since no later shift changes it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ class AngleTable:
 
     @property
     def length(self) -> int:
-        """Shifts may lie in (-length, length)."""
+        """Number of positions; shifts may lie in (-length, length)."""
         return self.cos.shape[0]
 
     @property
     def rotary_dim(self) -> int:
-        """Channels of a head that are rotated."""
+        """Number of channels of a head that are rotated."""
         return 2 * self.cos.shape[1]
 
     @property
     def device(self) -> torch.device:
-        """Where the table lies."""
+        """Device of the table."""
         return self.cos.device
 
-    def at(self, shift: Tensor) -> tuple[Tensor, Tensor]:
+    def lookup(self, shift: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [..., rotary_dim / 2] of signed integer shifts [...]: cos(-a) = cos a, sin(-a) = -sin a."""
-        place = shift.abs().long()
-        return self.cos[place], self.sin[place] * shift.sign()[..., None].to(self.sin.dtype)
+        distance = shift.abs().long()
+        return self.cos[distance], self.sin[distance] * shift.sign()[..., None].to(self.sin.dtype)
 
 
 def angle_table(frequencies: Tensor, length: int, device: torch.device | str = "cpu") -> AngleTable:
     """Tabulate positions [0, length) for `frequencies` [rotary_dim / 2], in radians per position.
 
     Angles are formed in float64 on the CPU and cast once, so that a position of 1e6 is as exact as position 1: in
-    float32 its angle alone would be off by 0.03 rad. ValueError where the frequencies or the length make no table.
+    float32 its angle alone would be off by 0.03 rad. ValueError for invalid frequencies or an invalid length.
     """
     if frequencies.ndim != 1 or not len(frequencies) or not frequencies.is_floating_point():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Who serves an operation: Triton on a CUDA device, the CPU path everywhere else."""
+"""Choice of the implementation of an operation: Triton on a CUDA device, the CPU path everywhere else."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from functools import cache
 from torch import Tensor
 
 
-def serves_triton(tensor: Tensor) -> bool:
-    """Whether Triton runs operations on this tensor: it lies on a CUDA device and Triton is installed.
+def uses_triton(tensor: Tensor) -> bool:
+    """Whether Triton runs operations on this tensor: it is on a CUDA device and Triton is installed.
 
-    CPU tensors never reach Triton here, whatever the environment says; its interpreter is for tests, which call the
-    launchers themselves. A CUDA device without Triton is told of once.
+    CPU tensors never reach Triton here, whatever TRITON_INTERPRET is; its interpreter is for tests, which call the
+    launchers directly. Warn once of a CUDA device without Triton.
     """
     if not tensor.is_cuda:
         return False
     if not _has_triton():
-        _tell_once()
+        _warn_once()
         return False
     return True
 
@@ -29,5 +29,5 @@ def _has_triton() -> bool:
 
 
 @cache
-def _tell_once() -> None:
+def _warn_once() -> None:
     warnings.warn("Triton is not installed: torch references serve on this CUDA device, slowly.", stacklevel=4)

@@ -1,8 +1,8 @@
-"""Cases and verdicts that the tests and the benchmarks of the kernels share.
+"""Cases and verdicts shared by the tests and the benchmarks of the kernels.
 
 A result passes when its largest error is at most 1.5 times that of the same mathematics in the same dtype in torch,
-plus a rounding floor, and its relative RMS error is under a limit of its dtype. Nothing in the environment changes
-that.
+plus a rounding floor, and its relative RMS error is under a limit of its dtype. No environment variable changes these
+limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RELATIVE_RMS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `agrees` found: the largest absolute error, the relative RMS error, and what was allowed of each."""
+    """Result of `agrees`: the largest absolute error, the relative RMS error, and the limit of each."""
 
     error: float
     error_allowed: float
@@ -31,10 +31,10 @@ class Verdict:
 
 
 def agrees(result: Tensor, truth: Tensor, same_dtype_reference: Tensor, dtype: torch.dtype) -> Verdict:
-    """Judge `result` by `truth` (fp32 or better) and by what torch makes of it in `dtype`, all of one shape.
+    """Compare `result` with `truth` (fp32 or better) and with torch's own result in `dtype`, all of one shape.
 
     The floor is one unit in the last place of the largest value. Where the truth is infinite (the log-sum-exp of a row
-    without keys) the result must be the same infinity. A truth with NaN is a mistake of the test.
+    without keys) the result must be the same infinity. A truth with NaN is an error of the test.
     """
     assert result.shape == truth.shape == same_dtype_reference.shape, "result, truth and reference differ in shape"
     assert not truth.isnan().any(), "the truth has NaN"
@@ -54,31 +54,31 @@ def _errors(result: Tensor, truth: Tensor) -> tuple[float, float]:
     if not finite.any():
         return 0.0, 0.0
     difference = result[finite] - truth[finite]
-    length, off = float(truth[finite].norm()), float(difference.norm())
-    relative = off / length if length else (0.0 if off == 0.0 else math.inf)
+    norm, difference_norm = float(truth[finite].norm()), float(difference.norm())
+    relative = difference_norm / norm if norm else (0.0 if difference_norm == 0.0 else math.inf)
     return float(difference.abs().max()), relative
 
 
 def fresh(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
-    """Memory as it may come from an allocator: NaN everywhere, so that what is read unwritten shows."""
+    """New memory filled with NaN, so that a read of an unwritten element shows in the result."""
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
 
 def random_tensor(
     *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0
 ) -> Tensor:
-    """Standard normal numbers, the same on every device."""
+    """Standard normal numbers, identical on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def inverse_powers(rotary_dim: int, base: float = 10_000.0) -> Tensor:
-    """RoPE's own frequencies base^(-2i / rotary_dim), [rotary_dim / 2], in radians per position."""
+    """RoPE's default frequencies base^(-2i / rotary_dim), [rotary_dim / 2], in radians per position."""
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
 @dataclass(frozen=True)
 class RopeCase:
-    """A rotation: one constant shift, or where `shift` is None a random one for each token in ±`reach`."""
+    """A rotation case: one shift for all tokens, or with `shift=None` a random one per token in ±`reach`."""
 
     tokens: int
     heads: int
@@ -94,7 +94,7 @@ class RopeCase:
         return f"{self.tokens}x{self.heads}x{self.head_dim}r{self.rotary_dim}-{pairs}-{shift}"
 
     def shifts(self, device: torch.device | str = "cpu", seed: int = 0) -> int | Tensor:
-        """The shift as `rotate` takes it."""
+        """The argument `shift` of `rotate`."""
         if self.shift is not None:
             return self.shift
         generator = torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ ROPE_CASES = (
 
 @dataclass(frozen=True)
 class BlockCase:
-    """`slots` rows of `heads` heads that move between pages with room for as many sources as targets."""
+    """A copy case: `slots` rows of `heads` heads, in pages that hold both sources and targets."""
 
     slots: int
     page_size: int
@@ -128,14 +128,14 @@ class BlockCase:
 
     @property
     def num_pages(self) -> int:
-        """Pages for sources and targets that have no row in common."""
+        """Number of pages for sources and targets without a common row."""
         return 2 * -(-self.slots // self.page_size) + 1
 
     def two_sets(self, device: torch.device | str = "cpu", seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Source and target slots: distinct, disjoint, in random order, never page 0's first."""
+        """Source and target slots: distinct, disjoint, in random order, without slot 0."""
         generator = torch.Generator().manual_seed(seed)
-        drawn = 1 + torch.randperm(self.num_pages * self.page_size - 1, generator=generator)[: 2 * self.slots]
-        return drawn[: self.slots].to(device), drawn[self.slots :].to(device)
+        slots = 1 + torch.randperm(self.num_pages * self.page_size - 1, generator=generator)[: 2 * self.slots]
+        return slots[: self.slots].to(device), slots[self.slots :].to(device)
 
 
 BLOCK_CASES = (

@@ -1,3 +1,3 @@
-"""The simulator: SimPy owns time and queueing, timing models say how long a step takes, the core decides."""
+"""The simulator: SimPy provides time and queueing, timing models the duration of steps, the core all decisions."""
 
-import spanlab  # noqa: F401 - which decides whether the modules of this package are compiled
+import spanlab  # noqa: F401 - decides whether the modules of this package are compiled

@@ -1,8 +1,9 @@
-"""Arrival processes: requests in, the same requests with arrival times out, in the order in which they arrive.
+"""Arrival processes: they return the requests with arrival times, in order of arrival.
 
-Every kind is a pure function of the requests, of a fresh Generator if it draws, and of its options. It returns Requests
-sorted by `arrived_at`, integer nanoseconds, ids untouched. Unit-rate draws are divided by the rate, so one seed gives
-one sample path that another rate only stretches: loads and policies are compared under common random numbers.
+Every kind is a pure function of the requests, of a fresh Generator if it draws, and of its options. It returns
+Requests sorted by `arrived_at`, integer nanoseconds, with unchanged ids. Unit-rate draws are divided by the rate,
+so one seed gives one sample path that another rate only stretches: loads and policies are compared under common
+random numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ORDERS = ("shuffled", "as_given", "by_group")
 ARRIVALS: Registry[list[Request]] = Registry("arrivals", given=("requests", "rng"))
 ARRIVALS.later("sessions", "spanlab_sim.sessions")
 ARRIVALS.later("novel_stream", "spanlab_sim.novel_stream")
-_LATEST_S = 9e9  # what integer nanoseconds can say, about 285 years
+_LATEST_S = 9e9  # largest time that integer nanoseconds hold, about 285 years
 
 
 @ARRIVALS.register("poisson")
@@ -77,10 +78,10 @@ def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, 
     ordered: list[Request] = []
     unit: list[Times] = []
     groups = by_group(requests)
-    for members, own_rng in zip(groups.values(), rng.spawn(len(groups)), strict=True):
+    for members, group_rng in zip(groups.values(), rng.spawn(len(groups)), strict=True):
         ordered += members
-        unit.append(np.cumsum(own_rng.standard_exponential(len(members))))
-    return stamped(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
+        unit.append(np.cumsum(group_rng.standard_exponential(len(members))))
+    return with_arrival_times(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
 
 
 @ARRIVALS.register("closed_loop")
@@ -147,21 +148,21 @@ def _system_wide(
 ) -> list[Request]:
     check_positive("rate_rps", rate_rps)
     # The gaps were drawn before the order, so all orders see the same arrival times.
-    return stamped(_ordered(requests, rng, order), np.cumsum(unit_gaps) / rate_rps)
+    return with_arrival_times(_ordered(requests, rng, order), np.cumsum(unit_gaps) / rate_rps)
 
 
 def _ordered(requests: Sequence[Request], rng: np.random.Generator, order: str) -> Sequence[Request]:
-    """by_group: groups come in a random order, and each asks its requests in their own."""
+    """Return the requests in an order; `by_group`: groups in random order, requests of a group in theirs."""
     if order not in ORDERS:
         raise ValueError(f"arrivals.order is {order!r}, expected one of {', '.join(ORDERS)}.")
     if order == "as_given":
         return requests
     groups = list(by_group(requests).values()) if order == "by_group" else [[request] for request in requests]
-    return [request for at in rng.permutation(len(groups)).tolist() for request in groups[at]]
+    return [request for index in rng.permutation(len(groups)).tolist() for request in groups[index]]
 
 
-def stamped(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:
-    """The requests with these times, in order of arrival."""
+def with_arrival_times(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:
+    """Return the requests with these arrival times, in order of arrival."""
     check_unique(requests)
     if len(arrivals_s) and not arrivals_s.max() < _LATEST_S:
         raise ValueError(
@@ -175,7 +176,7 @@ def stamped(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:
 
 
 def by_group(requests: Sequence[Request]) -> dict[int, list[Request]]:
-    """The requests of each group, groups by first appearance."""
+    """Group requests by `group_id`, groups by first appearance."""
     groups: dict[int, list[Request]] = {}
     for request in requests:
         groups.setdefault(request.group_id, []).append(request)
@@ -183,7 +184,7 @@ def by_group(requests: Sequence[Request]) -> dict[int, list[Request]]:
 
 
 def check_unique(requests: Sequence[Request]) -> None:
-    """Refuse two requests of one id."""
+    """Raise ValueError if an id repeats."""
     ids = [request.id for request in requests]
     if len(set(ids)) < len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)
@@ -191,7 +192,7 @@ def check_unique(requests: Sequence[Request]) -> None:
 
 
 def check_positive(key: str, value: float) -> None:
-    """Refuse a number of the arrivals that is not positive and finite."""
+    """Raise ValueError for a setting of the arrivals that is not positive and finite."""
     if not (value > 0 and np.isfinite(value)):
         raise ValueError(f"arrivals.{key} is {value}, expected a positive number.")
 

@@ -1,4 +1,4 @@
-"""The modelled backend: steps last what a timing model says."""
+"""The modelled backend: a timing model gives the duration of steps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from spanlab_sim.timing import TimingModel
 
 
 class ModelledBackend:
-    """Runs steps by a timing model. `jump` lets equal decode steps pass as one.
+    """Runs steps by a timing model. With `jump`, equal decode steps pass as one.
 
-    `rules` are the policy's; `reads` is what reading reused spans costs, None where the policy reuses prefixes only.
+    `rules` are the policy's; `reads` is the cost of reading reused spans, None where the policy reuses prefixes only.
     """
 
     def __init__(
@@ -26,39 +26,43 @@ class ModelledBackend:
         self._timing, self._state_bytes, self._jump = timing, state_bytes, jump
         self._rules, self._reads = rules, reads
         self._decodes: list[Sequence] = []
-        self._left = 0  # steps until the first of those who decode ends, while the scheduler names the same list
+        self._remaining = 0  # steps until the first of them finishes
 
     def resume(self) -> None:
-        """Modelled steps last as long whenever they begin."""
+        """Do nothing: the duration of a modelled step does not depend on when it begins."""
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
-        """Say how long a step takes, and how often it repeats before a sequence ends, memory runs short or a request
-        arrives."""
-        what = features(step, self._state_bytes, self._rules, self._reads)
-        left = self._steps_left(step.decodes)
-        times = 1 if step.chunks or not self._jump else min(left, step.max_repeats)
-        if times == 1:
-            duration_ns = self._timing.step(what)
-        else:
-            times, duration_ns = self._span(what, times, deadline_ns)
-        self._left -= times
-        return StepResult(duration_ns, finished_after(step, times) if left == times else finished_prompts(step), times)
+        """Return the duration of a step, and how often it repeats.
 
-    def _span(self, what: StepFeatures, most: int, deadline_ns: int | None) -> tuple[int, int]:
-        """How many equal decode steps pass until the deadline, at most `most`, and their time."""
-        ends = self._timing.span(what, most).cumsum()
+        It repeats until a sequence finishes, memory runs short or a request arrives.
+        """
+        counts = features(step, self._state_bytes, self._rules, self._reads)
+        remaining = self._remaining_steps(step.decodes)
+        times = 1 if step.chunks or not self._jump else min(remaining, step.max_repeats)
+        if times == 1:
+            duration_ns = self._timing.step(counts)
+        else:
+            times, duration_ns = self._span(counts, times, deadline_ns)
+        self._remaining -= times
+        return StepResult(
+            duration_ns, finished_after(step, times) if remaining == times else finished_prompts(step), times
+        )
+
+    def _span(self, counts: StepFeatures, most: int, deadline_ns: int | None) -> tuple[int, int]:
+        """Return how many equal decode steps, up to `most`, pass until the deadline, and their duration."""
+        ends = self._timing.span(counts, most).cumsum()
         times = most if deadline_ns is None else min(most, 1 + int(ends.searchsorted(deadline_ns, side="right")))
         return times, int(ends[times - 1])
 
-    def _steps_left(self, decodes: list[Sequence]) -> int:
-        """Steps until the first of those who decode ends; 1 where nobody does."""
+    def _remaining_steps(self, decodes: list[Sequence]) -> int:
+        """Return the steps until the first decoding sequence finishes; 1 where none decodes."""
         if decodes is not self._decodes:
             self._decodes = decodes
-            self._left = min([one.request.output_len - one.generated for one in decodes], default=1)
-        return self._left
+            self._remaining = min([sequence.request.output_len - sequence.generated for sequence in decodes], default=1)
+        return self._remaining
 
     def completed(self, step: ScheduledStep) -> None:
-        """Nothing is stored here."""
+        """Do nothing: this backend stores no KV."""
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: this backend holds no memory."""

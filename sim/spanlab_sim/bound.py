@@ -1,7 +1,7 @@
-"""The time below which steps cannot take, by what they compute and move and by a device's measured rates.
+"""A lower bound of the time of steps, from their work and a device's measured rates.
 
-The formulas are those of `spanlab_sim.timing.RooflineTiming`, without host time and without what a kernel's way of
-reading spans adds: T >= sum over steps of max(FLOPs / rate, bytes / rate).
+The formulas are those of `spanlab_sim.timing.RooflineTiming`, without host time and without the extra work of a
+kernel that reads spans: T >= sum over steps of max(FLOPs / rate, bytes / rate).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spanlab_sim.timing import RooflineTiming
 
 
 class Bound:
-    """Bounds for one model on a device of these rates."""
+    """Lower bounds for one model on a device with these rates."""
 
     def __init__(self, model: ModelSpec, rates: DeviceRates) -> None:
         hardware = HardwareSpec(
@@ -31,10 +31,10 @@ class Bound:
         self._timing = RooflineTiming(model, hardware)
 
     def seconds(self, steps: Iterable[StepFeatures]) -> float:
-        """The bound of steps that run one after another."""
+        """Return the bound of steps that run one after another."""
         return sum(self._timing.step(_needed(step)) for step in steps) * 1e-9
 
 
 def _needed(step: StepFeatures) -> StepFeatures:
-    """The step without what depends on the kernel that reads its keys."""
+    """Return the step without the work that depends on the kernel that reads its keys."""
     return step._replace(span_reads=0, turned_keys=0, num_forwards=1)

@@ -1,7 +1,8 @@
-"""A router that hears of what caches hold by messages, which come late or never; it does not ask the caches.
+"""A router that learns the contents of caches from messages, which may arrive late or never.
 
-Every replica tells which blocks it has stored, when a prompt is computed or an output has ended, and which it has
-evicted. So do engines that publish KV events, to routers that keep an index of blocks by their chained hashes.
+Every replica sends a message for each block that it stores, when a prompt is computed or an output has finished,
+and for each block that it evicts. Engines that publish KV events do the same, for routers that index blocks by
+their chained hashes.
 """
 
 from __future__ import annotations
@@ -34,100 +35,102 @@ def prefix_events(
     `events_delay_s`  seconds until a message arrives
     `events_lost`     share of the messages that never arrive
     """
-    line = [Line(round(events_delay_s * 1e9), events_lost, own) for own in rng.spawn(len(replicas))]
-    for replica, own in zip(replicas, line, strict=True):
-        StoredBlocks(replica, own)
+    channels = [EventChannel(round(events_delay_s * 1e9), events_lost, each) for each in rng.spawn(len(replicas))]
+    for replica, channel in zip(replicas, channels, strict=True):
+        BlockEvents(replica, channel)
 
     def route(request: Request, now: int) -> int:
-        return longest(replicas, [own.known(request, now) for own in line])
+        return longest(replicas, [channel.prefix_tokens(request, now) for channel in channels])
 
     return route
 
 
 @dataclass
-class Line:
-    """Messages of one replica on their way, and the blocks that those that have arrived leave known."""
+class EventChannel:
+    """The messages of one replica in flight, and the blocks that arrived messages report as stored."""
 
     delay_ns: int
     lost: float
     rng: np.random.Generator
     block_size: int = 1
-    _under_way: deque[tuple[int, bytes, bool]] = field(default_factory=deque)
-    _known: set[bytes] = field(default_factory=set)
+    _in_flight: deque[tuple[int, bytes, bool]] = field(default_factory=deque)
+    _stored: set[bytes] = field(default_factory=set)
 
-    def tell(self, now: int, blocks: Digests, stored: bool) -> None:
+    def send(self, now: int, blocks: Digests, stored: bool) -> None:
         """Send a message for each block."""
-        heard = self.rng.random(len(blocks)) >= self.lost
-        at = now + self.delay_ns
-        self._under_way.extend((at, block, stored) for block, kept in zip(blocks, heard.tolist(), strict=True) if kept)
+        arrives = self.rng.random(len(blocks)) >= self.lost
+        arrival_ns = now + self.delay_ns
+        self._in_flight.extend(
+            (arrival_ns, block, stored) for block, arrived in zip(blocks, arrives.tolist(), strict=True) if arrived
+        )
 
-    def known(self, request: Request, now: int) -> int:
-        """Tokens of the longest prefix of a prompt whose blocks are known."""
-        while self._under_way and self._under_way[0][0] <= now:
-            _, block, stored = self._under_way.popleft()
-            (self._known.add if stored else self._known.discard)(block)
+    def prefix_tokens(self, request: Request, now: int) -> int:
+        """Return the tokens of the longest prefix of a prompt whose blocks are reported as stored."""
+        while self._in_flight and self._in_flight[0][0] <= now:
+            _, block, stored = self._in_flight.popleft()
+            (self._stored.add if stored else self._stored.discard)(block)
         blocks = digests(request, self.block_size)
-        first = next((at for at, block in enumerate(blocks) if block not in self._known), len(blocks))
+        first = next((index for index, block in enumerate(blocks) if block not in self._stored), len(blocks))
         return first * self.block_size
 
 
 def digests(request: Request, block_size: int) -> Digests:
-    """The prompt's full blocks, each by a hash of all tokens up to its end and of the tenant."""
+    """Return a hash for each full block of the prompt, of all tokens up to its end and of the tenant."""
     ids = request.tokens
     tokens, width = ids.tobytes(), block_size * ids.itemsize
-    digest, found = request.cache_salt.encode(), []
-    for at in range(0, len(tokens) - width + 1, width):
-        digest = blake2b(digest + tokens[at : at + width], digest_size=16).digest()
-        found.append(digest)
-    return found
+    digest, hashes = request.cache_salt.encode(), []
+    for start in range(0, len(tokens) - width + 1, width):
+        digest = blake2b(digest + tokens[start : start + width], digest_size=16).digest()
+        hashes.append(digest)
+    return hashes
 
 
-class StoredBlocks:
-    """Follows the tree of a replica's policy, and tells what enters and leaves it."""
+class BlockEvents:
+    """Follows the tree of a replica's policy, and sends messages about stored and evicted blocks."""
 
-    def __init__(self, replica: Replica, line: Line) -> None:
+    def __init__(self, replica: Replica, channel: EventChannel) -> None:
         policy = replica.scheduler.policy
         if not isinstance(policy, TreePolicy) or policy.rules.layout is not LAYOUTS["whole"]:
             raise ValueError("replicas.routing=prefix_events: expected arms that keep prefixes in a tree")
-        self._policy, self._replica, self._line = policy, replica, line
+        self._policy, self._replica, self._channel = policy, replica, channel
         self._blocks: dict[Node, Digests] = {}
-        line.block_size = policy.store.tree.block_size
+        channel.block_size = policy.store.tree.block_size
         policy.store.tree.watchers.append(self)
         replica.on_stored = self.stored
 
     def stored(self, step: ScheduledStep) -> None:
-        """Tell what a step has stored: prompts that are complete, and outputs that have ended."""
+        """Send messages about what a step has stored: complete prompts, and finished outputs."""
         for chunk in step.chunks:
             if chunk.last:
-                self._enter(chunk.sequence.request)
+                self._send_stored(chunk.sequence.request)
         for sequence in (*(chunk.sequence for chunk in step.chunks), *step.decodes):
             if sequence.finished_at >= 0 and sequence.request.output is not None:
-                self._enter(_with_output(sequence))
+                self._send_stored(_with_output(sequence))
 
-    def _enter(self, request: Request) -> None:
-        (whole,) = self._policy.layout(request)
-        node, matched = self._policy.index.find(request, whole)
-        size, blocks = self._line.block_size, digests(request, self._line.block_size)
-        for part in reversed(list(node.path())):
-            if part not in self._blocks and part.depth <= matched:
-                self._blocks[part] = blocks[part.start // size : part.depth // size]
-                self._line.tell(self._replica.now, self._blocks[part], stored=True)
+    def _send_stored(self, request: Request) -> None:
+        (cache_span,) = self._policy.layout(request)
+        node, matched = self._policy.index.find(request, cache_span)
+        size, blocks = self._channel.block_size, digests(request, self._channel.block_size)
+        for ancestor in reversed(list(node.path())):
+            if ancestor not in self._blocks and ancestor.depth <= matched:
+                self._blocks[ancestor] = blocks[ancestor.start // size : ancestor.depth // size]
+                self._channel.send(self._replica.now, self._blocks[ancestor], stored=True)
 
-    # -- what the tree tells ------------------------------------------------------------------------------------------
+    # -- changes of the tree ------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Blocks go with their tokens."""
+        """Split the blocks of a node like its tokens."""
         if lower in self._blocks:
-            blocks, cut = self._blocks[lower], (upper.depth - upper.start) // self._line.block_size
+            blocks, cut = self._blocks[lower], (upper.depth - upper.start) // self._channel.block_size
             self._blocks[upper], self._blocks[lower] = blocks[:cut], blocks[cut:]
 
     def removed(self, node: Node) -> None:
-        """Tell what has been evicted."""
-        self._line.tell(self._replica.now, self._blocks.pop(node, []), stored=False)
+        """Send messages about evicted blocks."""
+        self._channel.send(self._replica.now, self._blocks.pop(node, []), stored=False)
 
 
 def _with_output(sequence: Served) -> Request:
-    """The request with what was generated and computed behind its prompt."""
+    """Return the request with the output that was computed behind its prompt."""
     request = sequence.request
-    assert request.output is not None, "called where it is known"
+    assert request.output is not None, "called only with a known output"
     return replace(request, spans=(*request.spans, Span(request.output[: sequence.generated - 1])))

@@ -1,4 +1,4 @@
-"""A timing model fitted to measured steps: a price for each kind of work, and where it was measured."""
+"""A timing model fitted to measured steps: a price for each kind of work, and the range in which it was measured."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import orjson
 from spanlab.core.step_features import StepFeatures
 from spanlab_sim.timing import Nanoseconds
 
-#: What a step is charged for, each with its count. Only `decode_context` may depend on the context of decodes, for
-#: `CalibratedTiming.span` steps it alone.
+#: The priced terms of a step, each with its count. Only `decode_context` may depend on the context of decodes, since
+#: `CalibratedTiming.span` advances only this term.
 TERMS: dict[str, Callable[[StepFeatures], int]] = {
     "step": lambda f: 1,
     "further_forward": lambda f: max(0, f.num_forwards - 1),
@@ -40,7 +40,7 @@ TERMS: dict[str, Callable[[StepFeatures], int]] = {
     "composed_map": lambda f: f.composed_maps,
     "map_token": lambda f: f.map_tokens,
 }
-#: Terms, and their features, that profiles may lack: they were fitted before there were any such steps.
+#: Terms, and their features, that a profile may lack: it was fitted before such steps existed.
 _LATER = {"composed_map": "composed_maps", "map_token": "map_tokens"}
 _LATER_FEATURES = ("added_flops", "added_bytes")
 _GROWING = "decode_context"
@@ -48,7 +48,7 @@ _GROWING = "decode_context"
 
 @dataclass(frozen=True)
 class Profile:
-    """How long steps of one model take on one machine.
+    """Prices of the work of steps of one model on one machine.
 
     `machine`           as a study's summary names it; `device` is cpu or the card's name
     `threads`           of torch on the CPU; `dtype` of weights, keys and values
@@ -74,30 +74,30 @@ class Profile:
     longest: int
 
     def write(self, path: Path) -> None:
-        """Write it down as JSON."""
+        """Write the profile as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile; ValueError, one sentence, where the file is none."""
+    """Read a profile; raises ValueError with one sentence for an invalid file."""
     expected = "expected a profile as the entry calibrate writes it"
     try:
-        told = orjson.loads(path.read_bytes())
+        content = orjson.loads(path.read_bytes())
     except OSError as error:
         raise ValueError(f"timing.profile={path}: {error.strerror}; {expected}") from error
     except orjson.JSONDecodeError as error:
         raise ValueError(f"timing.profile={path}: {error}; {expected}") from error
-    _add_later(told)
-    if fault := _fault(told):
-        raise ValueError(f"timing.profile={path}: {fault}; {expected}")
-    told["hull"] = {name: (low, high) for name, (low, high) in told["hull"].items()}
-    return Profile(**told)
+    _add_later(content)
+    if mistake := _find_error(content):
+        raise ValueError(f"timing.profile={path}: {mistake}; {expected}")
+    content["hull"] = {name: (low, high) for name, (low, high) in content["hull"].items()}
+    return Profile(**content)
 
 
-def _add_later(told: Any) -> None:
-    """Say of what a profile could not measure that it measured none: it costs nothing, and lies outside the hull."""
-    if not isinstance(told, dict):
+def _add_later(content: Any) -> None:
+    """Add terms that a profile could not measure: their price is zero, and their hull is [0, 0]."""
+    if not isinstance(content, dict):
         return
     later: tuple[tuple[str, Iterable[str], object], ...] = (
         ("coefficients", _LATER.keys(), 0.0),
@@ -105,31 +105,31 @@ def _add_later(told: Any) -> None:
         ("hull", _LATER_FEATURES, [0, 0]),
     )
     for field, names, nothing in later:
-        known = told.get(field)
-        if isinstance(known, dict) and not known.keys() & set(names):
-            told[field] = known | dict.fromkeys(names, nothing)
+        values = content.get(field)
+        if isinstance(values, dict) and not values.keys() & set(names):
+            content[field] = values | dict.fromkeys(names, nothing)
 
 
-def _fault(told: Any) -> str:
-    """What a file lacks to be a profile; empty where nothing."""
-    if not isinstance(told, dict):
-        return f"its contents are of type {type(told).__name__}"
+def _find_error(content: Any) -> str:
+    """Return why a file's content is no profile; empty for a valid one."""
+    if not isinstance(content, dict):
+        return f"its contents are of type {type(content).__name__}"
     for name, kind in Profile.__annotations__.items():
-        if name not in told:
+        if name not in content:
             return f"{name} is missing"
-        if not isinstance(told[name], _PLAIN[kind]):
-            return f"{name} is of type {type(told[name]).__name__}"
-    for name in told:
+        if not isinstance(content[name], _PLAIN[kind]):
+            return f"{name} is of type {type(content[name]).__name__}"
+    for name in content:
         if name not in Profile.__annotations__:
             return f"{name} is not known"
-    return _wrong_coefficients(told["coefficients"]) or _wrong_hull(told["hull"])
+    return _coefficients_error(content["coefficients"]) or _hull_error(content["hull"])
 
 
 _PLAIN: dict[str, type] = {"str": str, "int": int}
 _PLAIN |= dict.fromkeys(("dict[str, str]", "dict[str, float]", "dict[str, tuple[int, int]]"), dict)
 
 
-def _wrong_coefficients(coefficients: dict[str, Any]) -> str:
+def _coefficients_error(coefficients: dict[str, Any]) -> str:
     if set(coefficients) != set(TERMS):
         return f"coefficients has {', '.join(sorted(set(coefficients) ^ set(TERMS)))} too many or too few"
     for name, price in coefficients.items():
@@ -138,7 +138,7 @@ def _wrong_coefficients(coefficients: dict[str, Any]) -> str:
     return ""
 
 
-def _wrong_hull(hull: dict[str, Any]) -> str:
+def _hull_error(hull: dict[str, Any]) -> str:
     if set(hull) != set(StepFeatures._fields):
         return f"hull has {', '.join(sorted(set(hull) ^ set(StepFeatures._fields)))} too many or too few"
     for name, ends in hull.items():
@@ -150,28 +150,28 @@ def _wrong_hull(hull: dict[str, Any]) -> str:
 class CalibratedTiming:
     """nanoseconds = sum over terms of coefficient · count, rounded.
 
-    It answers beyond the hull too, and counts: `asked` steps, of which `outside` the hull, and in `extrapolated` by
-    which of their features. A run of equal decode steps counts once, as its first step.
+    It also predicts steps outside the hull. It counts predictions in `predicted`, those outside the hull in `outside`,
+    and their extrapolated features in `extrapolated`. A run of equal decode steps counts once, as its first step.
     """
 
-    __slots__ = ("_fixed", "_growing", "_hull", "asked", "extrapolated", "outside")
+    __slots__ = ("_fixed", "_growing", "_hull", "extrapolated", "outside", "predicted")
 
     def __init__(self, profile: Profile) -> None:
         coefficients = {name: price for name, price in profile.coefficients.items() if price > 0}
-        # 0.0 where it is free: the product then is exact and changes nothing
+        # 0.0 where it has no price: the product is then exact and changes nothing
         self._growing = coefficients.pop(_GROWING, 0.0)
         self._fixed = [(TERMS[name], price) for name, price in coefficients.items()]
         self._hull = [profile.hull[name] for name in StepFeatures._fields]
-        self.asked = self.outside = 0
+        self.predicted = self.outside = 0
         self.extrapolated: Counter[str] = Counter()
 
     def step(self, features: StepFeatures) -> int:
-        """Nanoseconds that one step takes."""
+        """Return the nanoseconds of one step."""
         self._note(features)
         return int(features.decode_context * self._growing + self._without_context(features))
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """Durations of k steps with growing context: one straight line."""
+        """Return the durations of k steps with growing context: one straight line."""
         self._note(features)
         context = np.arange(k) * features.num_decodes + features.decode_context
         # As in `step`, one product and one sum of the same numbers, so that both round the same way.
@@ -183,12 +183,12 @@ class CalibratedTiming:
         return sum([count(features) * price for count, price in self._fixed]) + 0.5
 
     def _note(self, features: StepFeatures) -> None:
-        self.asked += 1
-        at = [
+        self.predicted += 1
+        indices = [
             i
             for i, (value, (low, high)) in enumerate(zip(features, self._hull, strict=True))
             if value < low or value > high
         ]
-        if at:
+        if indices:
             self.outside += 1
-            self.extrapolated.update([features._fields[i] for i in at])
+            self.extrapolated.update([features._fields[i] for i in indices])

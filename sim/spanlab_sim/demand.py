@@ -35,11 +35,10 @@ _PER_STEP = ("num_forwards", "scan_runs")
 
 @dataclass
 class DemandMeter:
-    """A timing model that adds up the work that it is asked about.
+    """A timing model that adds up the work of the steps that it times.
 
-    Utilisation is demand ÷ the time in which the requests arrive. Unlike busy time it does not
-    count that steps run while few requests decode: a server that is always busy with small steps
-    has room for more.
+    Utilisation is demand ÷ the time in which the requests arrive. Unlike busy time, it does not count small steps
+    while few requests decode: a server that is always busy with small steps has spare capacity.
     """
 
     timing: TimingModel
@@ -50,14 +49,14 @@ class DemandMeter:
     _decode_context: int = 0
 
     def step(self, features: StepFeatures) -> int:
-        """Nanoseconds that one step takes."""
+        """Return the nanoseconds of one step."""
         if features.num_prefills:
             self._work = tuple(map(add, self._work, features))
             self._prefill_steps += 1
         return self.timing.step(features)
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """Durations of k decode steps."""
+        """Return the durations of k decode steps."""
         return self.timing.span(features, k)
 
     def finished(self, record: Record) -> None:
@@ -68,11 +67,11 @@ class DemandMeter:
         self._decode_context += decodes * record.prompt_tokens + decodes * (decodes + 1) // 2
 
     def demand_s(self, rules: BatchRules) -> float | None:
-        """Seconds that the work takes in the fewest steps that the batch limits allow, all alike.
+        """Return the seconds of the work in the fewest steps that the batch limits allow, all equal.
 
         As many steps as prompt tokens computed and decodes fill with `max_num_batched_tokens` each, or prefills and
-        decodes with `max_num_seqs` each, whichever is more. None with speculation, where the drafts that hold decide
-        how many steps there are.
+        decodes with `max_num_seqs` each, whichever is more. None with speculation, where the number of accepted
+        drafts determines the number of steps.
         """
         if rules.speculation.draft_tokens:
             return None

@@ -1,4 +1,4 @@
-"""How an engine spreads a model over devices, and in which number formats it keeps weights and KV."""
+"""The devices of an engine, and its number formats of weights and KV."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Deployment:
     cuda_graphs: bool = True
 
     def check(self, path: str, model: ModelSpec) -> None:
-        """Refuse what the model cannot be spread over, or cannot be kept in."""
+        """Raise ValueError for devices or formats that the model does not support."""
         positive(f"{path}.tensor_parallel", self.tensor_parallel)
         positive(f"{path}.data_parallel", self.data_parallel)
         one_of(f"{path}.weights", self.weights, WEIGHTS)
@@ -66,7 +66,7 @@ class Deployment:
         return self.tensor_parallel * self.data_parallel
 
     def weight_bytes(self, model: ModelSpec) -> int:
-        """Bytes of weights on one device; the embedding table stays in the model's own format."""
+        """Return the bytes of weights on one device; the embedding table stays in the model's format."""
         scale = WEIGHTS[self.weights][0]
         experts = model.expert_parameters * model.weight_itemsize * scale / self.devices
         dense = (model.layer_parameters - model.expert_parameters) * model.weight_itemsize * scale
@@ -74,11 +74,11 @@ class Deployment:
         return int(experts + (dense + tables) / self.tensor_parallel)
 
     def kv_bytes_per_token(self, model: ModelSpec) -> float:
-        """Bytes of KV per token on one device; a head of keys is copied where there are more devices than heads."""
+        """Return the bytes of KV per token on one device; KV heads are copied where devices outnumber them."""
         return model.kv_bytes_per_token * KV[self.kv] / min(self.tensor_parallel, model.kv_heads)
 
     def block_tokens(self, model: ModelSpec, usual: int) -> int:
-        """Tokens of a block: `usual`, or a multiple of it in hybrids, whose blocks of one pool hold KV or states.
+        """Return the tokens of a block: `usual`, or in hybrids a multiple, since a block holds KV or states.
 
         A layer's KV is then no smaller than a layer's state, as vLLM sizes blocks.
         """
@@ -89,7 +89,7 @@ class Deployment:
         return ceil(state / (kv * usual)) * usual
 
     def padded(self, tokens: int) -> int:
-        """Tokens that a forward of so many computes."""
+        """Return the tokens that a forward of `tokens` tokens computes."""
         if not self.cuda_graphs or tokens > CAPTURED[-1]:
             return tokens
         return CAPTURED[bisect_left(CAPTURED, tokens)]

@@ -1,4 +1,4 @@
-"""The timing model `fitted`: physical counts of a step times the few rates that a server's log gives away."""
+"""The timing model `fitted`: physical counts of a step times a few rates that follow from a server's log."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ COLLECTIVES_PER_LAYER = 2
 @TIMINGS.register("fitted")
 def fitted(profile: str, *, model: ModelSpec, hardware: HardwareSpec) -> TimingModel:
     """What the entry twin fitted to a server's log; `profile` is the file that it wrote."""
-    found = read_fitted(Path(profile))
-    _check(found, profile, model, hardware)
-    return FittedTiming(model, hardware, found.deployment, found.rates(hardware))
+    loaded = read_fitted(Path(profile))
+    _check(loaded, profile, model, hardware)
+    return FittedTiming(model, hardware, loaded.deployment, loaded.rates(hardware))
 
 
-def _check(found: FittedProfile, profile: str, model: ModelSpec, hardware: HardwareSpec) -> None:
-    found.deployment.check("timing.profile.deployment", model)
-    for key, fitted_to, asked in (("model", found.model, model.name), ("hardware", found.hardware, hardware.name)):
-        if fitted_to != asked:
-            raise ValueError(f"timing.profile={profile}: it was fitted to {key} {fitted_to}; expected {key} {asked}")
+def _check(loaded: FittedProfile, profile: str, model: ModelSpec, hardware: HardwareSpec) -> None:
+    loaded.deployment.check("timing.profile.deployment", model)
+    for key, fitted_to, expected in (("model", loaded.model, model.name), ("hardware", loaded.hardware, hardware.name)):
+        if fitted_to != expected:
+            raise ValueError(f"timing.profile={profile}: it was fitted to {key} {fitted_to}; expected {key} {expected}")
 
 
 class FittedTiming:
@@ -92,58 +92,58 @@ class FittedTiming:
         self._step_ns = rates.host_s * 1e9 + latency_ns + 0.5
 
     def step(self, features: StepFeatures) -> int:
-        """Nanoseconds that one step takes; other ranks do the same."""
+        """Return the nanoseconds of a step that all ranks do alike."""
         return self.step_together([features] * self._deployment.data_parallel)
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """Durations of k steps with growing context: one straight line."""
+        """Return the durations of k steps with growing context: one straight line."""
         return self.span_together([features] * self._deployment.data_parallel, k)
 
     def step_together(self, ranks: Ordered[StepFeatures]) -> int:
-        """Nanoseconds of a step in which every rank does its own."""
+        """Return the nanoseconds of a step in which every rank has different work."""
         return int(self.exact(ranks))
 
     def exact(self, ranks: Ordered[StepFeatures]) -> float:
-        """Nanoseconds before they are cut to whole ones, half a nanosecond more than the step takes."""
-        slowest = max([one.decode_context * self._kv_ns + self._own(one) for one in ranks])
-        return slowest + self._shared(ranks)
+        """Return the nanoseconds before truncation, half a nanosecond more than the step takes."""
+        slowest = max([rank.decode_context * self._kv_ns + self._rank_ns(rank) for rank in ranks])
+        return slowest + self._shared_ns(ranks)
 
     def span_together(self, ranks: Ordered[StepFeatures], k: int) -> Nanoseconds:
-        """Durations of k such steps: the greatest of the ranks' straight lines."""
+        """Return the durations of k such steps: the greatest of the ranks' straight lines."""
         later = np.arange(k)
         # As in `step_together`, one product and the same sums of the same numbers, so that both round the same way.
-        lines = [(later * one.num_decodes + one.decode_context) * self._kv_ns + self._own(one) for one in ranks]
-        durations: Nanoseconds = (np.maximum.reduce(lines) + self._shared(ranks)).astype(np.int64)
+        lines = [(later * rank.num_decodes + rank.decode_context) * self._kv_ns + self._rank_ns(rank) for rank in ranks]
+        durations: Nanoseconds = (np.maximum.reduce(lines) + self._shared_ns(ranks)).astype(np.int64)
         return durations
 
-    def _own(self, features: StepFeatures) -> float:
-        """Nanoseconds of what a rank does by itself, its decodes' context apart."""
+    def _rank_ns(self, features: StepFeatures) -> float:
+        """Return the nanoseconds of a rank's separate work, without its decodes' context."""
         f = features
         if f.reads_spans:
             raise ValueError("timing=fitted with an arm that reuses spans: expected timing=roofline or calibrated")
         computed, rows = f.prefill_tokens + f.num_decodes, f.num_decodes + f.num_first_tokens
-        own = _soft_max(self._deployment.padded(computed) * self._layer_ns, self._layer_bytes_ns)
+        nanoseconds = _soft_max(self._deployment.padded(computed) * self._layer_ns, self._layer_bytes_ns)
         if rows:
-            own += _soft_max(rows * self._head_ns, self._head_bytes_ns)
-        own += f.prefill_pairs * self._pair_ns + (f.prefill_context + computed) * self._kv_ns
+            nanoseconds += _soft_max(rows * self._head_ns, self._head_bytes_ns)
+        nanoseconds += f.prefill_pairs * self._pair_ns + (f.prefill_context + computed) * self._kv_ns
         sequences = f.num_prefills + f.num_decodes
-        own += (f.loaded_state_bytes + f.captured_state_bytes) * self._ns_per_byte
-        return own + sequences * (self._state_ns + self._sequence_ns)
+        nanoseconds += (f.loaded_state_bytes + f.captured_state_bytes) * self._ns_per_byte
+        return nanoseconds + sequences * (self._state_ns + self._sequence_ns)
 
-    def _shared(self, ranks: Ordered[StepFeatures]) -> float:
-        """Nanoseconds of what all ranks do or wait for together."""
-        prefills = sum([one.num_prefills for one in ranks])
+    def _shared_ns(self, ranks: Ordered[StepFeatures]) -> float:
+        """Return the nanoseconds of the work that all ranks do together or wait for."""
+        prefills = sum([rank.num_prefills for rank in ranks])
         shared = self._step_ns + (self._prefill_ns if prefills else 0.0)
         if not self._expert_ns:
             return shared
-        tokens = sum([self._deployment.padded(one.prefill_tokens + one.num_decodes) for one in ranks])
+        tokens = sum([self._deployment.padded(rank.prefill_tokens + rank.num_decodes) for rank in ranks])
         chosen = self._expert_bytes_ns * (1 - self._unchosen_share**tokens)
         return shared + _soft_max(tokens * self._expert_ns, chosen) + tokens * self._gather_ns
 
 
 def _collectives(model: ModelSpec, deployment: Deployment, rates: Rates) -> tuple[float, float, float]:
-    """Nanoseconds per token of a rank, per token of all ranks, and per step."""
-    row = COLLECTIVES_PER_LAYER * model.hidden_size * 2 / rates.link_bytes_per_s * 1e9  # activations of two bytes
+    """Return nanoseconds per token of a rank, per token of all ranks, and per step."""
+    row = COLLECTIVES_PER_LAYER * model.hidden_size * 2 / rates.link_bytes_per_s * 1e9  # activations have two bytes
     tensor, data = deployment.tensor_parallel, deployment.data_parallel
     reduced = model.num_layers * row * 2 * (tensor - 1) / tensor
     gathered = model.expert_layers * row * (data - 1) / data
@@ -152,7 +152,7 @@ def _collectives(model: ModelSpec, deployment: Deployment, rates: Rates) -> tupl
 
 
 def _soft_max(compute_ns: float, memory_ns: float) -> float:
-    """Slightly more than the greater one, where both are alike: neither is ever quite hidden behind the other."""
+    """Return slightly more than the greater time where both are close: neither hides the other completely."""
     greater, less = (compute_ns, memory_ns) if compute_ns > memory_ns else (memory_ns, compute_ns)
     share: float = (1 + (less / greater) ** SHARPNESS) ** (1 / SHARPNESS)
     return greater * share

@@ -1,4 +1,4 @@
-"""What was fitted to a server's log: parameters with intervals, and the deployment that they belong to."""
+"""The profile fitted to a server's log: parameters with intervals, and the deployment that they belong to."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Rates:
 
     @classmethod
     def assumed(cls, hardware: HardwareSpec) -> Rates:
-        """What is assumed of a device before anything is known: where a fit starts."""
+        """Return the rates assumed for a device without a log, where a fit starts."""
         return cls(hardware.compute_efficiency, hardware.bandwidth_efficiency, hardware.host_s)
 
 
 def names_for(model: ModelSpec, deployment: Deployment) -> tuple[str, ...]:
-    """Parameters that a model so deployed depends on."""
+    """Return the names of the parameters that a model with this deployment depends on."""
     always = ("compute", "bandwidth", "host_s", "host_s_per_sequence", "host_s_with_prefill")
     experts = ("experts", "routing") if model.expert_layers else ()
     return always + experts + (("collective_s", "link_bytes_per_s") if deployment.devices > 1 else ())
@@ -55,7 +55,7 @@ def names_for(model: ModelSpec, deployment: Deployment) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One fitted number with its 95 % interval; one that the log does not identify stays where the fit began."""
+    """One fitted number with its 95 % interval; without identification by the log, it keeps its start value."""
 
     value: float
     low: float
@@ -65,13 +65,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class FittedProfile:
-    """A server as its log shows it.
+    """A server's parameters, as fitted to its log.
 
     `model`, `hardware`  names
     `deployment`         devices and number formats
     `parameters`         by the name of a field of `Rates`
-    `unseen`             errors on requests that the fit did not see: by metric and kind
-    `log`, `commit`      where it comes from
+    `unseen`             errors on requests outside the fit: by metric and kind
+    `log`, `commit`      source of the fit
     """
 
     model: str
@@ -83,31 +83,33 @@ class FittedProfile:
     commit: str
 
     def rates(self, hardware: HardwareSpec) -> Rates:
-        """The parameters' values; those that the deployment does not depend on as assumed."""
-        return Rates(**asdict(Rates.assumed(hardware)) | {name: one.value for name, one in self.parameters.items()})
+        """Return the fitted values; parameters that the deployment does not depend on are as assumed."""
+        return Rates(
+            **asdict(Rates.assumed(hardware)) | {name: parameter.value for name, parameter in self.parameters.items()}
+        )
 
     def write(self, path: Path) -> None:
-        """Write it down as JSON."""
+        """Write the profile as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def read_fitted(path: Path) -> FittedProfile:
-    """Read a profile; ValueError, one sentence, where the file is none."""
+    """Read a profile; raises ValueError with one sentence for an invalid file."""
     expected = "expected a profile as the entry twin writes it"
     try:
-        told = orjson.loads(path.read_bytes())
-        return _checked(told)
+        content = orjson.loads(path.read_bytes())
+        return _checked(content)
     except OSError as error:
         raise ValueError(f"timing.profile={path}: {error.strerror}; {expected}") from error
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"timing.profile={path}: {error}; {expected}") from error
 
 
-def _checked(told: Mapping[str, Any]) -> FittedProfile:
-    parameters = {name: Parameter(**one) for name, one in told["parameters"].items()}
-    for name, one in parameters.items():
-        if name not in Rates.__dataclass_fields__ or not 0 < one.value < math.inf:
-            raise ValueError(f"parameters.{name} is {one.value}")
-    given = dict(told) | {"deployment": Deployment(**told["deployment"]), "parameters": parameters}
-    return FittedProfile(**given)
+def _checked(content: Mapping[str, Any]) -> FittedProfile:
+    parameters = {name: Parameter(**fields) for name, fields in content["parameters"].items()}
+    for name, parameter in parameters.items():
+        if name not in Rates.__dataclass_fields__ or not 0 < parameter.value < math.inf:
+            raise ValueError(f"parameters.{name} is {parameter.value}")
+    values = dict(content) | {"deployment": Deployment(**content["deployment"]), "parameters": parameters}
+    return FittedProfile(**values)

@@ -1,4 +1,4 @@
-"""A server replayed: when each request of a log would get its first and its last token."""
+"""A simulated replay of a server: the times of the first and last token of each request of a log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Times:
-    """What became of the requests of a log, by request.
+    """The times of the requests of a log, by request, and the totals of the replay.
 
     `admitted_ns`, `first_ns`, `last_ns`  int64, when it got memory, and when its first and its last token were out
     `preemptions`          in all
@@ -72,7 +72,10 @@ class Memory:
     caches: bool = True
 
     def policy(self) -> UnsharedPolicy | BlockPolicy:
-        """What hands the blocks out: states of a cache lie on block boundaries, all else is a matter of counting."""
+        """Return a policy that allocates the blocks.
+
+        States of a cache lie on block boundaries; otherwise counting blocks suffices.
+        """
         if self.state_groups and self.caches:
             rules = BlockRules(self.block_size, "align", self.state_groups)
             return BlockPolicy(rules, BlockStore(BlockPool(self.blocks), self.block_bytes, self.block_bytes))
@@ -80,7 +83,7 @@ class Memory:
         return UnsharedPolicy(self.block_size, store, states=self.state_groups, caches=self.caches)
 
     def blocks_for(self, request: Request) -> int:
-        """Most blocks that one request may hold."""
+        """Return the most blocks that one request may hold."""
         need, null_block = self.policy().need(request), 1
         return (need.kv_bytes + need.state_bytes) // self.block_bytes - null_block
 
@@ -93,13 +96,13 @@ class LockstepBackend:
         self.ranks: list[StepFeatures] = []  # of the last step
 
     def resume(self) -> None:
-        """Modelled steps last as long whenever they begin."""
+        """Do nothing: the duration of a modelled step does not depend on when it begins."""
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
-        """As `ModelledBackend.execute`, for the parts of the step."""
-        self.ranks = ranks = [features(part, 0) for part in self._scheduler.parts]
-        left = min([sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1)
-        times = 1 if step.chunks else min(left, step.max_repeats)
+        """As `ModelledBackend.execute`, for the ranks' parts of the step."""
+        self.ranks = ranks = [features(rank_step, 0) for rank_step in self._scheduler.rank_steps]
+        remaining = min([sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1)
+        times = 1 if step.chunks else min(remaining, step.max_repeats)
         if times == 1:
             return StepResult(self._timing.step_together(ranks), finished_after(step))
         ends = self._timing.span_together(ranks, times).cumsum()
@@ -108,10 +111,10 @@ class LockstepBackend:
         return StepResult(int(ends[times - 1]), finished_after(step, times), times)
 
     def completed(self, step: ScheduledStep) -> None:
-        """Nothing is stored here."""
+        """Do nothing: this backend stores no KV."""
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: this backend holds no memory."""
 
 
 def serve_lengths(
@@ -123,19 +126,19 @@ def serve_lengths(
     backend = LockstepBackend(timing, scheduler)
     admitted, first, last = np.zeros((3, len(requests)), dtype=np.int64)
     runs: list[Run] = []
-    preemptions = most_used = 0
+    preemptions = max_used = 0
 
     def finished(sequence: Sequence) -> None:
         nonlocal preemptions
-        at = sequence.request.id
-        admitted[at], first[at], last[at] = sequence.admitted_at, sequence.first_token_at, sequence.finished_at
+        index = sequence.request.id
+        admitted[index], first[index], last[index] = sequence.admitted_at, sequence.first_token_at, sequence.finished_at
         preemptions += sequence.preemptions
 
-    def noted(step: ScheduledStep, now: int, result: StepResult) -> None:
-        nonlocal most_used
-        most_used = max(most_used, memory.blocks - min([policy.store.num_free for policy in policies]))
+    def on_step(step: ScheduledStep, now: int, result: StepResult) -> None:
+        nonlocal max_used
+        max_used = max(max_used, memory.blocks - min([policy.store.num_free for policy in policies]))
         runs.append(Run(backend.ranks, result.repeats, now, now + result.duration_ns))
 
-    replica = Replica(env := simpy.Environment(), scheduler, backend, finished, noted)
+    replica = Replica(env := simpy.Environment(), scheduler, backend, finished, on_step)
     Server(env, Source(requests), [replica]).run()
-    return Times(admitted, first, last, preemptions, replica.steps, most_used, runs)
+    return Times(admitted, first, last, preemptions, replica.steps, max_used, runs)

@@ -1,4 +1,4 @@
-"""Requests that wait for others to finish: turns of a session, and steps of an agent that join several."""
+"""Requests that wait for other requests to finish: turns of a session, and steps of an agent that join several."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from spanlab.core.request import Request
 
 
 class Followers:
-    """Which requests wait for which; ValueError as in `check_after`."""
+    """Requests that wait for others; raises ValueError as `check_after` does."""
 
     def __init__(self, requests: Ordered[Request]) -> None:
         check_after(requests)
-        self._left: dict[int, int] = {}  # by request that waits: how many others it still waits for
-        self._of: dict[int, list[tuple[int, Request]]] = {}  # by request: those that wait for it, with their ranks
+        self._num_awaited: dict[int, int] = {}  # by waiting request: requests that it still awaits
+        self._waiting_for: dict[int, list[tuple[int, Request]]] = {}  # by request: its followers, with their ranks
         for rank, request in enumerate(requests):
             if request.after:
-                self._left[request.id] = len(set(request.after))
+                self._num_awaited[request.id] = len(set(request.after))
             for other in set(request.after):
-                self._of.setdefault(other, []).append((rank, request))
+                self._waiting_for.setdefault(other, []).append((rank, request))
 
     @property
     def waiting(self) -> bool:
         """Whether any request waits for another."""
-        return bool(self._left)
+        return bool(self._num_awaited)
 
     def released_by(self, finished: int) -> list[tuple[int, Request]]:
-        """Requests, with their ranks, that have waited for this one last."""
+        """Return the requests, with their ranks, whose last awaited request is this one."""
         released = []
-        for rank, request in self._of.pop(finished, ()):
-            self._left[request.id] -= 1
-            if not self._left[request.id]:
-                del self._left[request.id]
+        for rank, request in self._waiting_for.pop(finished, ()):
+            self._num_awaited[request.id] -= 1
+            if not self._num_awaited[request.id]:
+                del self._num_awaited[request.id]
                 released.append((rank, request))
         return released
 
 
 def check_after(requests: Ordered[Request]) -> None:
-    """Refuse requests that could never arrive, or would arrive before what they wait for has finished."""
-    known = {request.id for request in requests}
+    """Raise ValueError for requests that could never arrive, or would arrive before those they wait for."""
+    ids = {request.id for request in requests}
     for request in requests:
-        if unknown := set(request.after) - known:
+        if unknown := set(request.after) - ids:
             raise ValueError(
                 f"request.after={request.after} of request {request.id}: expected ids of requests, "
                 f"there is no request {min(unknown)}"
@@ -51,5 +51,5 @@ def check_after(requests: Ordered[Request]) -> None:
     try:
         TopologicalSorter({request.id: request.after for request in requests}).prepare()
     except CycleError as error:
-        circle = " waits for ".join(str(one) for one in reversed(error.args[1]))
+        circle = " waits for ".join(str(number) for number in reversed(error.args[1]))
         raise ValueError(f"request.after of request {circle}: expected requests that finish before it") from None

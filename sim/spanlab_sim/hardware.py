@@ -1,4 +1,4 @@
-"""What a device can do at best, and the share of it that we assume is reached."""
+"""Peak rates of a device, and the assumed share of each that steps reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least time from an empty engine to a first token, by what must be computed."""
+"""The least time from an empty engine to a first token, by the tokens to compute."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LeastPrefill:
     step_s: float
 
     def computing(self, start: Ints, stop: Ints) -> Floats:
-        """FLOPs of the tokens and of one row of logits ÷ rate, and host time."""
+        """Return FLOPs of the tokens and of one row of logits ÷ rate, plus host time."""
         flops = self.model.prefill_flops(start, stop) + self.model.head_flops
         seconds: Floats = flops / self.hardware.flops_per_s + self.hardware.host_s
         return seconds
@@ -38,11 +38,11 @@ class LeastPrefill:
 
 @singledispatch
 def least_prefill(timing: TimingModel, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
-    """What a timing model allows; None where its terms are not known to be sums over tokens and pairs."""
+    """Return the bound of a timing model; None where its terms are not known to be sums over tokens and pairs."""
     return None
 
 
 @least_prefill.register
 def _(timing: RooflineTiming, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
-    one = StepFeatures(prefill_tokens=1, prefill_pairs=1, num_prefills=1, num_first_tokens=1)
-    return LeastPrefill(model, hardware, timing.step(one) * 1e-9)
+    token = StepFeatures(prefill_tokens=1, prefill_pairs=1, num_prefills=1, num_first_tokens=1)
+    return LeastPrefill(model, hardware, timing.step(token) * 1e-9)

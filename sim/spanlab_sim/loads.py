@@ -1,4 +1,4 @@
-"""Loads from lower tiers in the serving loop: when they end, and steps that follow them layer by layer."""
+"""Loads from lower tiers in the serving loop: their ends, and steps that follow them layer by layer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from spanlab.core.scheduled import ScheduledStep
 
 
 class Loads(Protocol):
-    """What lower tiers load for the requests of one scheduler."""
+    """Loads from lower tiers for the requests of one scheduler."""
 
     def next_arrival(self) -> int | None:
-        """When the next load that a request waits for ends, if no further transfer begins; None where there is none."""
+        """Return when the next awaited load ends, if no further transfer begins; None where there is none."""
         ...
 
     def step_duration(self, duration_ns: int) -> int:
@@ -22,24 +22,24 @@ class Loads(Protocol):
 
 
 class LoadingBackend:
-    """A backend whose steps also follow the loads that they began."""
+    """A backend whose steps also wait for the loads that they began."""
 
     def __init__(self, backend: Backend, loads: Loads) -> None:
         self._backend, self._loads = backend, loads
 
     def resume(self) -> None:
-        """As the backend."""
+        """Call the backend's `resume`."""
         self._backend.resume()
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
-        """Run a step as the backend does, and as much longer as its loads need; a step that loads is not repeated."""
+        """Run a step and extend it by the wait for its loads; a step that loads is not repeated."""
         result = self._backend.execute(step, deadline_ns)
         return replace(result, duration_ns=self._loads.step_duration(result.duration_ns))
 
     def completed(self, step: ScheduledStep) -> None:
-        """As the backend."""
+        """Call the backend's `completed`."""
         self._backend.completed(step)
 
     def close(self) -> None:
-        """As the backend."""
+        """Call the backend's `close`."""
         self._backend.close()

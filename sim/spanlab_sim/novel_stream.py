@@ -1,4 +1,4 @@
-"""A stream in which novel requests come in: known ones alone at first, then both in a random order."""
+"""A stream with novel requests: known ones alone at first, then both in a random order."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def novel_stream(
 ) -> list[Request]:
     """All requests ready at time zero, `clients` of them in flight: `known_first` known ones, then all others mixed.
 
-    A request is novel where no other one has any of its passages.
+    A request is novel if it shares no passage with another request.
     """
     check_unique(requests)
     check_positive("clients", clients)
     novel = novel_requests(requests)
-    known = [at for at, request in enumerate(requests) if request.id not in novel]
-    if not novel or not 0 < known_first < len(known):
+    known_indices = [index for index, request in enumerate(requests) if request.id not in novel]
+    if not novel or not 0 < known_first < len(known_indices):
         raise ValueError(
-            f"arrivals.known_first={known_first} with {len(known)} known and {len(novel)} novel requests: expected "
-            "fewer than the known ones, and novel ones, as of workload.rag.novel"
+            f"arrivals.known_first={known_first} with {len(known_indices)} known and {len(novel)} novel requests: "
+            "expected fewer than the known ones, and novel ones, as of workload.rag.novel"
         )
-    drawn = rng.permutation(known)
-    others = [at for at, request in enumerate(requests) if request.id in novel]
-    mixed = rng.permutation([*drawn[known_first:], *others])
-    return [replace(requests[at], arrived_at=0) for at in [*drawn[:known_first], *mixed]]
+    drawn = rng.permutation(known_indices)
+    novel_indices = [index for index, request in enumerate(requests) if request.id in novel]
+    mixed = rng.permutation([*drawn[known_first:], *novel_indices])
+    return [replace(requests[index], arrived_at=0) for index in [*drawn[:known_first], *mixed]]

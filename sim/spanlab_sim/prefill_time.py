@@ -1,4 +1,4 @@
-"""What computing a part of a prompt costs by a timing model, alone and in as many steps as the batch rules need."""
+"""The time to compute a part of a prompt alone, by a timing model, in as many steps as the batch rules need."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ TOKENS = 1 << 20  # the longest length at which loading is compared with computi
 
 
 class PrefillTime:
-    """Nanoseconds of each step that computing prompt tokens [start, stop) takes where nothing else runs."""
+    """Nanoseconds of each step that computes prompt tokens [start, stop) while nothing else runs."""
 
     def __init__(self, timing: TimingModel, batch: BatchRules, rules: ReuseRules) -> None:
         """`batch` cuts the tokens into steps; `rules` are the policy's."""
         self._timing, self._rules = timing, rules
         self._chunk = batch.max_num_batched_tokens if batch.enable_chunked_prefill else TOKENS
-        self._steps = lru_cache(1 << 14)(self._compute)  # a request that waits is asked about again and again
+        self._steps = lru_cache(1 << 14)(self._compute)  # a waiting request is evaluated repeatedly
 
     def __call__(self, start: int, stop: int) -> tuple[int, ...]:
         return self._steps(start, stop)
 
     def _compute(self, start: int, stop: int) -> tuple[int, ...]:
-        chunks = [(at, min(at + self._chunk, stop)) for at in range(start, stop, self._chunk)]
+        chunks = [(first, min(first + self._chunk, stop)) for first in range(start, stop, self._chunk)]
         return tuple([self._timing.step(self._features(*chunk, stop)) for chunk in chunks])
 
     def _features(self, start: int, stop: int, end: int) -> StepFeatures:
@@ -46,12 +46,13 @@ class PrefillTime:
 
 
 def break_even_tokens(ready_ns: Callable[[int], int], steps: PrefillTime, unit: int) -> int | None:
-    """The length from which on a prefix is ready sooner if it is loaded than if it is computed.
+    """Return the length from which a prefix is ready sooner if it is loaded than if it is computed.
 
     `ready_ns`  nanoseconds until one token behind a loaded prefix of so many tokens is computed
     `unit`      lengths are multiples of it
 
-    None where that is so for no length up to TOKENS. Between lengths that double, one change is assumed.
+    None where loading is not faster for any length up to TOKENS. Between lengths that double, one change is
+    assumed.
     """
 
     def pays(units: int) -> bool:

@@ -21,15 +21,15 @@ Arrange = Callable[[Request, int], Request]
 
 
 def as_given(request: Request, now: int) -> Request:
-    """The request itself."""
+    """Return the request unchanged."""
     return request
 
 
 class Feed(Protocol):
-    """What a replica asks of the server that sends it requests."""
+    """The calls that a replica makes to the server that sends it requests."""
 
     def next_arrival(self, replica: Replica) -> int | None:
-        """The earliest time at which a request may be sent to this replica while its next step runs; None: never."""
+        """Return the earliest time at which this replica may get a request during its next step; None: never."""
         ...
 
     def finished(self, sequence: Sequence) -> None:
@@ -38,15 +38,15 @@ class Feed(Protocol):
 
 
 class Replica:
-    """Queues the requests that it is sent, and lets a backend run one step after another.
+    """Queues the requests sent to it, and lets a backend run one step after another.
 
-    A request that arrives at the very end of a step is scheduled after the next one, unless nothing else is to do.
+    A request that arrives at the very end of a step is scheduled after the next one, unless the scheduler is idle.
 
-    `arrange`      called with each request and the time when it is sent; it returns what is served
+    `arrange`      called with each request and the time when it is sent; returns the request that is served
     `on_finished`  called with each finished sequence
-    `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
-    `on_change`    called with the time before what the store holds may change
-    `on_stored`    called with each step once the policy has stored of it what it stores; a router may set it
+    `on_step`      called with each step, the time of its start, and its result, before the scheduler advances
+    `on_change`    called with the time before the content of the store may change
+    `on_stored`    called with each step once the policy has stored its tokens; a router may set it
     `loads`        from lower tiers; None where there are none
     """
 
@@ -65,13 +65,13 @@ class Replica:
         self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
         self._arrange = arrange
         self.on_stored: Callable[[ScheduledStep], None] = lambda step: None
-        self._sent: deque[Request] = deque()  # those that wait for the end of a step
+        self._sent: deque[Request] = deque()  # requests that wait for the end of a step
         self._wake = env.event()
         self._step_ends = 0
         self.busy_ns = self.steps = 0
 
     def start(self, feed: Feed) -> None:
-        """Begin to serve what is sent."""
+        """Start serving requests."""
         self._env.process(self._serve(feed))
 
     def send(self, request: Request) -> None:
@@ -84,7 +84,7 @@ class Replica:
         """End the run."""
         self._backend.close()
 
-    # -- what a router may ask ----------------------------------------------------------------------------------------
+    # -- read by routers ----------------------------------------------------------------------------------------------
 
     @property
     def now(self) -> int:
@@ -93,7 +93,7 @@ class Replica:
 
     @property
     def requests(self) -> int:
-        """Requests that it was sent and that have not finished."""
+        """Number of requests sent to it that have not finished."""
         scheduler = self.scheduler
         return len(self._sent) + len(scheduler.waiting) + len(scheduler.running) + len(scheduler.loading)
 
@@ -101,11 +101,11 @@ class Replica:
     def tokens(self) -> int:
         """Prompt tokens of these requests."""
         scheduler = self.scheduler
-        begun = sum([one.prompt for one in (*scheduler.waiting, *scheduler.running, *scheduler.loading)])
-        return begun + sum([request.num_tokens for request in self._sent])
+        queued = sum([sequence.prompt for sequence in (*scheduler.waiting, *scheduler.running, *scheduler.loading)])
+        return queued + sum([request.num_tokens for request in self._sent])
 
     def cached(self, request: Request, now: int) -> int:
-        """Prompt tokens of a request that it would reuse now."""
+        """Return the prompt tokens of a request that it would reuse now."""
         plan: ReusePlan = self.scheduler.policy.match(request, now)
         return plan.reused
 
@@ -113,7 +113,7 @@ class Replica:
 
     @property
     def step_ends(self) -> int | None:
-        """When its step ends, or now at the latest where it is about to begin one; None where it has nothing to do."""
+        """When its step ends, or now at the latest where the next is about to begin; None without work."""
         return None if self.scheduler.idle and not self._sent else self._step_ends
 
     def _serve(self, feed: Feed) -> Events:
@@ -126,14 +126,14 @@ class Replica:
             if step is not None:
                 yield from self._run(step, now, feed)
                 continue
-            if self._sent:  # one that arrives now, while nothing but a load is under way
+            if self._sent:  # a request that arrives now, while only a load is in flight
                 self._hand_over(now + 1)
                 continue
             yield self._awaited(now)
             self._backend.resume()
 
     def _awaited(self, now: int) -> simpy.Event:
-        """The next request, or the end of a load that one waits for."""
+        """Return the event of the next request, or of the end of a load that a request waits for."""
         self._wake = self._env.event()
         loaded = None if self._loads is None else self._loads.next_arrival()
         if loaded is None:
@@ -143,7 +143,7 @@ class Replica:
         return self._wake | self._env.timeout(loaded - now)
 
     def _queue(self, now: int) -> None:
-        """Hand over what arrived before `now`, and what arrives now where the scheduler is idle."""
+        """Pass on what arrived before `now`, and what arrives now where the scheduler is idle."""
         self._hand_over(now)
         if self.scheduler.idle:
             self._hand_over(now + 1)
@@ -171,7 +171,7 @@ class Replica:
             feed.finished(sequence)
 
     def _deadline(self, now: int, feed: Feed) -> int | None:
-        """Nanoseconds until a request may arrive or a load ends; None where nothing does before its next finish."""
+        """Return the nanoseconds until a request may arrive or a load ends; None: not before a sequence finishes."""
         arrival = self._sent[0].arrived_at if self._sent else feed.next_arrival(self)
         loaded = None if self._loads is None else self._loads.next_arrival()
-        return min([at - now for at in (arrival, loaded) if at is not None], default=None)
+        return min([time - now for time in (arrival, loaded) if time is not None], default=None)

@@ -1,7 +1,7 @@
-"""Where requests go, by name: which of several replicas serves each of them, decided when it arrives.
+"""Routers by name: which of several replicas serves a request, decided when it arrives.
 
-A router sees what its `replicas` tell it at that moment, and nothing of the future: no output lengths, no step times.
-Of replicas that it ranks alike, the first in number is taken.
+A router reads the present state of its `replicas`, and nothing of the future: no output lengths, no step times.
+Among replicas of equal rank, the first in number is taken.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from spanlab.registry import Registry
 
 
 class Target(Protocol):
-    """What a router may ask of a replica."""
+    """The properties of a replica that a router may read."""
 
     @property
     def requests(self) -> int:
-        """Requests sent to it that have not finished."""
+        """Number of requests sent to it that have not finished."""
         ...
 
     @property
@@ -31,11 +31,11 @@ class Target(Protocol):
         ...
 
     def cached(self, request: Request, now: int) -> int:
-        """Prompt tokens of a request that it would reuse now."""
+        """Return the prompt tokens of a request that it would reuse now."""
         ...
 
 
-#: The number of the replica that a request is sent to, at a time in nanoseconds.
+#: From a request and the time in nanoseconds, the number of the replica that serves it.
 Route = Callable[[Request, int], int]
 ROUTERS: Registry[Route] = Registry("routing", given=("replicas", "rng"))
 ROUTERS.later("prefix_events", "spanlab_sim.cache_events")
@@ -82,12 +82,12 @@ class SessionSticky:
     """The replica that served the session's first request, which goes to the least loaded one."""
 
     replicas: Sequence[Target]
-    _of: dict[int, int] = field(default_factory=dict, init=False)
+    _replica_of: dict[int, int] = field(default_factory=dict, init=False)
 
     def __call__(self, request: Request, now: int) -> int:
-        if request.group_id not in self._of:
-            self._of[request.group_id] = lightest(self.replicas, range(len(self.replicas)))
-        return self._of[request.group_id]
+        if request.group_id not in self._replica_of:
+            self._replica_of[request.group_id] = lightest(self.replicas, range(len(self.replicas)))
+        return self._replica_of[request.group_id]
 
 
 @ROUTERS.register("weighted")
@@ -107,17 +107,17 @@ def weighted(replicas: Sequence[Target], cache_weight: float = 1.0, load_weight:
         scores = [
             cache_weight * share - load_weight * count / fullest for share, count in zip(shares, requests, strict=True)
         ]
-        return lightest(replicas, [at for at, score in enumerate(scores) if score == max(scores)])
+        return lightest(replicas, [number for number, score in enumerate(scores) if score == max(scores)])
 
     return route
 
 
 def lightest(replicas: Sequence[Target], among: Sequence[int]) -> int:
-    """The replica with the fewest requests, then prompt tokens, then the lowest number."""
-    return min(among, key=lambda at: (replicas[at].requests, replicas[at].tokens, at))
+    """Return the replica with the fewest requests, then prompt tokens, then the lowest number."""
+    return min(among, key=lambda number: (replicas[number].requests, replicas[number].tokens, number))
 
 
 def longest(replicas: Sequence[Target], cached: Sequence[int]) -> int:
-    """The replica that has most of a prompt; among equals the least loaded one."""
+    """Return the replica that has most of a prompt; among equals the least loaded one."""
     most = max(cached)
-    return lightest(replicas, [at for at, tokens in enumerate(cached) if tokens == most])
+    return lightest(replicas, [number for number, tokens in enumerate(cached) if tokens == most])

@@ -24,7 +24,7 @@ from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.loads import LoadingBackend, Loads
 from spanlab_sim.replica import OnStep, Replica, as_given
 from spanlab_sim.routing import Route
-from spanlab_sim.server import Server, to_the_first
+from spanlab_sim.server import Server, route_to_first
 from spanlab_sim.source import Source
 from spanlab_sim.speculation import SpeculativeBackend
 from spanlab_sim.timing import TimingModel
@@ -38,7 +38,7 @@ MakeRoute = Callable[[Ordered[Replica]], Route]
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of `serve_all` that others pass on to it."""
+    """Options of `serve_all` that other functions pass on to it."""
 
     seed: int
     rate_rps: float | None
@@ -63,7 +63,7 @@ def serve_all(
     rules: BatchRules,
     on_record: Callable[[Record], None],
     *,
-    route: MakeRoute = lambda replicas: to_the_first,
+    route: MakeRoute = lambda replicas: route_to_first,
     seed: int = 0,
     rate_rps: float | None = None,
     warmup: int = 0,
@@ -81,22 +81,22 @@ def serve_all(
     `group`    the group whose visits and checkpoints are noted one by one in the row.
     `clock`    a key of `CLOCKS`.
     `loads`    from lower tiers, for one engine alone; None where there are none.
-    `passages` which of them are served in which order, for one engine alone; records then tell it. None: as given.
+    `passages` selects and orders passages, for one engine alone; records then have the order. None: as given.
     """
-    assert passages is None or len(engines) == 1, "each replica would serve passages in an order of its own"
-    gauge = CacheUsage([policy.store for policy, _ in engines])
+    assert passages is None or len(engines) == 1, "replicas would serve passages in different orders"
+    usage = CacheUsage([policy.store for policy, _ in engines])
     env, source = CLOCKS[clock](), Source(requests, clients, warmup)
     rounds: list[dict[str, int | list[int]]] = []
-    parts = [ReplicaRow() for _ in engines]
+    replica_rows = [ReplicaRow() for _ in engines]
     arranger = None if passages is None else Arranger(passages, engines[0][0])
 
     def finished(number: int, policy: Policy, sequence: Sequence) -> None:
         counted = sequence.request.id not in source.early
         record = as_record(sequence, policy, seed, rate_rps, counted)
-        parts[number].add(record)
+        replica_rows[number].add(record)
         if arranger is not None:
             record = ArrangedRecord.of(record, arranger.take_order(record.request_id))
-        on_record(record if len(parts) == 1 else RoutedRecord.of(record, number))
+        on_record(record if len(replica_rows) == 1 else RoutedRecord.of(record, number))
         if sequence.request.group_id == group:
             rounds.append(as_round(sequence, policy, len(rounds)))
 
@@ -107,21 +107,24 @@ def serve_all(
             backend,
             partial(finished, number, policy),
             on_step,
-            gauge.advance,
+            usage.advance,
             loads,
             arranger or as_given,
         )
         for number, (policy, backend) in enumerate(engines)
     ]
     Server(env, source, replicas, route(replicas)).run()
-    gauge.advance(int(env.now))
-    for part, replica in zip(parts, replicas, strict=True):
-        part.busy_s, part.steps = replica.busy_ns * 1e-9, replica.steps
-    preemptions, busy_ns = sum([part.preemptions for part in parts]), sum([replica.busy_ns for replica in replicas])
-    row = gauge.row(seed, rate_rps, len(requests), preemptions, busy_ns, sum([replica.steps for replica in replicas]))
+    usage.advance(int(env.now))
+    for replica_row, replica in zip(replica_rows, replicas, strict=True):
+        replica_row.busy_s, replica_row.steps = replica.busy_ns * 1e-9, replica.steps
+    preemptions, busy_ns = (
+        sum([row.preemptions for row in replica_rows]),
+        sum([replica.busy_ns for replica in replicas]),
+    )
+    row = usage.row(seed, rate_rps, len(requests), preemptions, busy_ns, sum([replica.steps for replica in replicas]))
     row.group_rounds.extend(rounds)
-    if len(parts) > 1:
-        row.replicas.extend(parts)
+    if len(replica_rows) > 1:
+        row.replicas.extend(replica_rows)
     return row
 
 
@@ -135,7 +138,7 @@ def serve(
     clock: str = "virtual",
     **options: Unpack[RunOptions],
 ) -> RunRow:
-    """`serve_all` by one engine."""
+    """Run `serve_all` with one engine."""
     return serve_all(requests, [(policy, backend)], rules, on_record, clock=clock, **options)
 
 
@@ -146,15 +149,15 @@ def simulate_all(
     timing: TimingModel,
     on_record: Callable[[Record], None],
     *,
-    route: MakeRoute = lambda replicas: to_the_first,
+    route: MakeRoute = lambda replicas: route_to_first,
     jump: bool = True,
     reads: SpanReads | None = None,
     loads: Loads | None = None,
     **options: Unpack[RunOptions],
 ) -> RunRow:
-    """`serve_all` by a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
+    """Run `serve_all` with a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
     backends: list[Backend] = [
-        ModelledBackend(timing, own.store.state_bytes, jump, own.rules, reads) for own in policies
+        ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads) for policy in policies
     ]
     if rules.speculation.draft_tokens:
         backends = [SpeculativeBackend(backend, timing, rules.speculation) for backend in backends]
@@ -172,5 +175,5 @@ def simulate(
     on_record: Callable[[Record], None],
     **options: Unpack[SimulationOptions],
 ) -> RunRow:
-    """`simulate_all` by one engine."""
+    """Run `simulate_all` with one engine."""
     return simulate_all(requests, [policy], rules, timing, on_record, **options)

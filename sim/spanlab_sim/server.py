@@ -13,16 +13,16 @@ from spanlab_sim.routing import Route
 from spanlab_sim.source import Source
 
 
-def to_the_first(request: Request, now: int) -> int:
-    """The only replica that there is."""
+def route_to_first(request: Request, now: int) -> int:
+    """Route to the only replica."""
     return 0
 
 
 class Server:
-    """Sends each request to a replica when it arrives, and tells the source what has finished."""
+    """Sends each request to a replica when it arrives, and passes finished requests to the source."""
 
     def __init__(
-        self, env: simpy.Environment, source: Source, replicas: Ordered[Replica], route: Route = to_the_first
+        self, env: simpy.Environment, source: Source, replicas: Ordered[Replica], route: Route = route_to_first
     ) -> None:
         self._env, self._source, self._route = env, source, route
         self.replicas = replicas
@@ -33,31 +33,33 @@ class Server:
 
     def run(self) -> None:
         """Serve until every request has finished."""
-        self._send_due()
+        self._send_arrived()
         self._env.run()
         for replica in self.replicas:
             replica.close()
 
     def next_arrival(self, replica: Replica) -> int | None:
-        """When the next request arrives, and no later than another replica may let one arrive, since it might be sent
-        here."""
-        known = self._source.next_at
+        """Return the earliest time at which a request may be sent to this replica.
+
+        That is when the next request arrives, or when the step of another replica ends and may let one arrive.
+        """
+        next_at = self._source.next_at
         if len(self.replicas) == 1 or not self._source.reacts:
-            return known
+            return next_at
         ends = [other.step_ends for other in self.replicas if other is not replica]
-        return min([at for at in (known, *ends) if at is not None], default=None)
+        return min([time for time in (next_at, *ends) if time is not None], default=None)
 
     def finished(self, sequence: Sequence) -> None:
-        """Note the end of a request; those that it lets arrive now are sent when the replica has gone on."""
+        """Note the end of a request; requests that it lets arrive now are sent once the replica has continued."""
         self._source.finished(sequence.request, int(self._env.now))
         self._set_timer()
 
     def _on_timer(self, timer: simpy.Event) -> None:
-        if timer is self._timer:  # not one that an earlier arrival has replaced
+        if timer is self._timer:  # an earlier arrival may have replaced it
             self._timer = None
-            self._send_due()
+            self._send_arrived()
 
-    def _send_due(self) -> None:
+    def _send_arrived(self) -> None:
         now = int(self._env.now)
         while (request := self._source.take(now)) is not None:
             self.replicas[self._route(request, now)].send(request)
@@ -69,5 +71,5 @@ class Server:
             return
         now = int(self._env.now)
         self._timer, self._timer_at = self._env.timeout(max(0, due - now)), due
-        assert self._timer.callbacks is not None, "of an event that has not happened"
+        assert self._timer.callbacks is not None, "a pending event has callbacks"
         self._timer.callbacks.append(self._on_timer)

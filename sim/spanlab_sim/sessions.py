@@ -1,4 +1,4 @@
-"""Sessions: users or agents whose next request follows the answer to the one before it, after a think time."""
+"""Sessions: users or agents whose next request follows the answer to the previous one, after a think time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from spanlab.checks import one_of
 from spanlab.core.request import Request
-from spanlab_sim.arrivals import ARRIVALS, Times, by_group, check_positive, check_unique, stamped
+from spanlab_sim.arrivals import ARRIVALS, Times, by_group, check_positive, check_unique, with_arrival_times
 
-#: Think times of mean 1: so many draws.
+#: Draws of think times with mean 1.
 THINKS: dict[str, Callable[[np.random.Generator, int], Times]] = {
     "exponential": lambda rng, count: rng.standard_exponential(count),
     "constant": lambda rng, count: np.ones(count),
@@ -39,22 +39,22 @@ def sessions(
     starts_rng, think_rng = rng.spawn(2)
     waits = _waits(requests, think_s, think, think_rng)
     first = _starts(groups, rate_rps, starts_rng)
-    found = [turn for group, start in zip(groups, first, strict=True) for turn in _turns(group, waits, start)]
-    return sorted(found, key=lambda request: request.arrived_at)
+    turns = [request for group, start in zip(groups, first, strict=True) for request in _turns(group, waits, start)]
+    return sorted(turns, key=lambda request: request.arrived_at)
 
 
 def _starts(groups: list[list[Request]], rate_rps: float | None, rng: np.random.Generator) -> list[int]:
-    """Nanoseconds at which each session starts."""
+    """Return the nanoseconds at which each session starts."""
     if rate_rps is None:
         return [group[0].arrived_at for group in groups]
     check_positive("rate_rps", rate_rps)
     gaps = rng.standard_exponential(len(groups))
-    starts = stamped([group[0] for group in groups], np.cumsum(gaps) / rate_rps)
+    starts = with_arrival_times([group[0] for group in groups], np.cumsum(gaps) / rate_rps)
     return [request.arrived_at for request in starts]
 
 
 def _waits(requests: Sequence[Request], think_s: float | None, think: str, rng: np.random.Generator) -> dict[int, int]:
-    """Nanoseconds that each request waits once those before it have finished, by its id."""
+    """Return the nanoseconds that each request waits once those before it have finished, by its id."""
     recorded = any(request.wait_ns for request in requests)
     if recorded and think_s is not None:
         raise ValueError(f"arrivals.think_s={think_s}: expected null, for the workload has think times")
@@ -69,10 +69,10 @@ def _waits(requests: Sequence[Request], think_s: float | None, think: str, rng: 
 
 
 def _turns(group: list[Request], waits: dict[int, int], start: int) -> list[Request]:
-    """The requests of one session, from its start on."""
+    """Return the requests of one session that starts at `start`."""
     ordered = any(request.after for request in group)
     turns = []
-    for at, request in enumerate(group):
-        after = request.after if ordered else tuple(before.id for before in group[max(0, at - 1) : at])
+    for index, request in enumerate(group):
+        after = request.after if ordered else tuple(before.id for before in group[max(0, index - 1) : index])
         turns.append(replace(request, arrived_at=start, after=after, wait_ns=waits[request.id]))
     return turns

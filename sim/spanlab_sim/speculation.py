@@ -1,4 +1,4 @@
-"""Speculative decoding on a modelled backend: what drafting costs, and which drafts hold."""
+"""Speculative decoding on a modelled backend: the cost of drafting, and the accepted drafts."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from spanlab_sim.timing import TimingModel
 
 
 class SpeculativeBackend:
-    """A backend whose steps draft first, and end for a sequence after its first draft that does not hold.
+    """A backend whose steps draft first; a sequence ends its step after the first rejected draft.
 
-    Positions are drafted in turn, each for all sequences at once, in `draft_cost` of the time that they would decode in
-    without drafts.
+    Positions are drafted one after another, each for all sequences at once, in `draft_cost` of the time that they
+    would decode in without drafts.
     """
 
     def __init__(self, backend: Backend, timing: TimingModel, speculation: Speculation) -> None:
         self._backend, self._timing, self._speculation = backend, timing, speculation
 
     def resume(self) -> None:
-        """As the backend."""
+        """Call the backend's `resume`."""
         self._backend.resume()
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
-        """Run a step as the backend does, with the time of drafting; say which drafts hold."""
+        """Run a step as the backend does, with the time of drafting and the accepted drafts."""
         result = self._backend.execute(step, deadline_ns)
         if not step.drafts:
             return result
         accepted, finished = [], finished_prompts(step)
         for sequence, drafts in zip(step.decodes, step.drafts, strict=True):
-            left = sequence.request.output_len - sequence.generated - 1
-            holds = self._speculation.accepted(sequence.request.id, sequence.generated, drafts)
-            accepted.append(min(holds, left))
-            if holds >= left:
+            remaining = sequence.request.output_len - sequence.generated - 1
+            num_accepted = self._speculation.accepted(sequence.request.id, sequence.generated, drafts)
+            accepted.append(min(num_accepted, remaining))
+            if num_accepted >= remaining:
                 finished.append(sequence)
         duration_ns = result.duration_ns + self._drafting_ns(step)
         return replace(result, duration_ns=duration_ns, finished=finished, accepted=accepted)
@@ -46,9 +46,9 @@ class SpeculativeBackend:
         return int(self._speculation.draft_cost * max(step.drafts) * self._timing.step(plain))
 
     def completed(self, step: ScheduledStep) -> None:
-        """As the backend."""
+        """Call the backend's `completed`."""
         self._backend.completed(step)
 
     def close(self) -> None:
-        """As the backend."""
+        """Call the backend's `close`."""
         self._backend.close()

@@ -1,4 +1,4 @@
-"""The rows of runs with lower tiers: what each request loaded, and what each tier has moved."""
+"""The rows of runs with lower tiers: loads of each request, and transfers of each tier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Tiered(Protocol):
     def tiers(self) -> Tiers: ...
 
     def take_note(self, request: int) -> LoadNote:
-        """What tiers did for a request that has finished; forgets it."""
+        """Return the loads of a finished request, and forget them."""
         ...
 
 
@@ -73,7 +73,7 @@ class TieredRunRow(RunRow):
 
 
 def tiered_record(record: Record, policy: Tiered) -> TieredRecord:
-    """A finished request's record, with what tiers did for it."""
+    """Return a finished request's record with its loads."""
     note = policy.take_note(record.request_id)
     loaded = {tier.name: num_bytes for tier, num_bytes in zip(policy.tiers.tiers, note.bytes, strict=True)}
     return TieredRecord(
@@ -86,8 +86,8 @@ def tiered_record(record: Record, policy: Tiered) -> TieredRecord:
 
 
 def tiered_row(row: RunRow, policy: Tiered) -> TieredRunRow:
-    """A finished run, with what its tiers did."""
-    shared = {one.name: getattr(row, one.name) for one in fields(row)}
+    """Return the row of a finished run with the transfers of its tiers."""
+    shared = {column.name: getattr(row, column.name) for column in fields(row)}
     end = round(row.makespan_s / NS)
     tiers = [_tier_row(policy, number, end) for number in range(len(policy.tiers))]
     return TieredRunRow(**shared, tiers=tiers)

@@ -1,4 +1,4 @@
-"""Timing models: how long a step takes, told from what it does, never from a clock."""
+"""Timing models: the duration of a step, computed from its work, never from a clock."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class TimingModel(Protocol):
     """Durations of steps from their features, in whole nanoseconds, so that jumping and stepping agree exactly."""
 
     def step(self, features: StepFeatures) -> int:
-        """Nanoseconds that one step takes."""
+        """Return the nanoseconds of one step."""
         ...
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """Durations, shape (k,), of k steps of which each adds num_decodes to decode_context.
+        """Return the durations, shape (k,), of k steps of which each adds num_decodes to decode_context.
 
         span(f, k)[i] == step(f with decode_context + i · num_decodes), to the nanosecond.
         """
@@ -52,12 +52,12 @@ class ConstantTiming:
         self._step_ns = _nanoseconds("seconds_per_step", seconds_per_step) + 0.5
 
     def step(self, features: StepFeatures) -> int:
-        """Nanoseconds that one step takes."""
+        """Return the nanoseconds of one step."""
         work_ns = features.prefill_tokens * self._computed_ns + features.num_decodes * self._decode_ns
         return int(work_ns + self._step_ns)
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """Durations of k such steps: all equal, for the price ignores the context."""
+        """Return the durations of k such steps: all equal, since the price ignores the context."""
         return np.full(k, self.step(features), dtype=np.int64)
 
 
@@ -67,9 +67,9 @@ def _nanoseconds(key: str, seconds: float) -> float:
     return seconds * 1e9
 
 
-#: What forms of the attention kernel cost, by estimated cycles of a tile of 64 keys on sm_90 at head_dim 128, issue and
-#: products in turn (benchmarks/kernels/static.md). Keys rotated as they are read (KR) against keys stored rotated, in
-#: percent more: in prefill 2,262 to 1,722 cycles, in decode 765 to 392.
+#: Costs of forms of the attention kernel, by estimated cycles of a tile of 64 keys on sm_90 at head_dim 128, issue and
+#: products one after another (benchmarks/kernels/static.md). Keys rotated as they are read (KR) against keys stored
+#: rotated, in percent more: in prefill 2,262 to 1,722 cycles, in decode 765 to 392.
 ROTATED_PREFILL_PERCENT = 31
 ROTATED_DECODE_PERCENT = 95
 #: A further span read by queries that are rotated for it (QR): 372 cycles in prefill, where 64 keys take 1,702; 52 in
@@ -157,12 +157,12 @@ class RooflineTiming:
         self._projection_flops = model.projection_flops_per_token
 
     def step(self, features: StepFeatures) -> int:
-        """Nanoseconds that one step takes."""
+        """Return the nanoseconds of one step."""
         flops, moved = self._work(features)
         return int(max(flops * self._ns_per_flop, moved * self._ns_per_byte) + self._host(features))
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """Durations of k steps with growing context: the greater of two straight lines at every step."""
+        """Return the durations of k steps with growing context: the greater of two straight lines."""
         flops, moved = self._work(features)
         more = np.arange(k) * features.num_decodes
         pair_flops = self._pair_flops + (self._rotated_decode_flops if features.turned_keys else 0)
@@ -174,7 +174,7 @@ class RooflineTiming:
         return durations
 
     def _work(self, features: StepFeatures) -> tuple[int, int]:
-        # Whole numbers up to here: Python and NumPy then round the same way, which makes span equal step exactly.
+        # Integers up to here: Python and NumPy then round the same way, so that span equals step exactly.
         f = features
         computed, rows = f.prefill_tokens + f.num_decodes, f.num_decodes + f.num_first_tokens
         pairs = f.prefill_pairs + f.decode_context
@@ -190,27 +190,27 @@ class RooflineTiming:
         return flops, moved
 
     def _span_work(self, features: StepFeatures) -> tuple[int, int]:
-        """FLOPs and bytes of reused spans beyond those of the tokens that are computed."""
+        """Return FLOPs and bytes of reused spans beyond those of the tokens that are computed."""
         tokens, pairs = features.shallow_token_layers, features.shallow_pair_layers
         flops = (self._linear_flops * tokens + self._pair_flops * pairs) // self._layers
         flops += self._projection_flops * features.projected_tokens
-        turned = self._turns_spans_once(features)
-        in_kernel = (0, 0) if turned else (features.prefill_pairs, features.prefill_tokens)
+        copies_spans = self._copies_spans_once(features)
+        in_kernel = (0, 0) if copies_spans else (features.prefill_pairs, features.prefill_tokens)
         flops += self._rotation_flops(features, *in_kernel)
         flops += self._map_flops * features.composed_maps + self._map_token_flops * features.map_tokens
-        copied = features.copied_tokens + (features.prefill_context if turned else 0)
+        copied = features.copied_tokens + (features.prefill_context if copies_spans else 0)
         rows = features.prefill_tokens + features.num_decodes
-        again = self._weights(rows) * max(0, features.num_forwards - 1)
-        return flops, again + self._map_bytes * features.composed_maps + 2 * self._kv_bytes * copied
+        repeated_weights = self._weights(rows) * max(0, features.num_forwards - 1)
+        return flops, repeated_weights + self._map_bytes * features.composed_maps + 2 * self._kv_bytes * copied
 
-    def _turns_spans_once(self, features: StepFeatures) -> bool:
-        """Whether prefills of mean length have the kernel copy the spans that they read to their final positions."""
+    def _copies_spans_once(self, features: StepFeatures) -> bool:
+        """Whether the kernel copies spans to their final positions, in prefills of mean length."""
         if not (features.turned_keys or features.span_reads):
             return False
         return features.prefill_tokens * self._group >= TURNED_ENTRIES * max(1, features.num_prefills)
 
     def _rotation_flops(self, features: StepFeatures, prefill_pairs: int, prefill_tokens: int) -> int:
-        """What rotating keys, or queries for each span, costs in these prefills and in the step's decodes."""
+        """Return the FLOPs of rotating keys, or queries per span, in these prefills and in decodes."""
         flops = 0
         if features.turned_keys:
             flops += self._rotated_prefill_flops * prefill_pairs
@@ -220,7 +220,7 @@ class RooflineTiming:
         return flops + self._pair_flops * features.span_reads * keys // requests
 
     def _weights(self, tokens: int) -> int:
-        """Bytes of layer weights that a forward of so many tokens reads."""
+        """Return the bytes of layer weights that a forward of `tokens` tokens reads."""
         return self._weight_bytes - int(self._expert_bytes * self._unchosen_share**tokens)
 
     def _host(self, features: StepFeatures) -> float:

@@ -1,4 +1,4 @@
-"""Timing models by name. The parameters of each are what it takes of a study, and its options."""
+"""Timing models by name; a model's parameters are its inputs from the study and its options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spanlab_sim.calibrated import CalibratedTiming, Profile
 from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
-#: `read_profile` reads the profile at a path, or finds that of the study's model and machine.
+#: `read_profile` reads the profile at a path, or that of the study's model and machine.
 TIMINGS: Registry[TimingModel] = Registry("timing", given=("model", "hardware", "read_profile"))
 
 

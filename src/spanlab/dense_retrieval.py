@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from spanlab.engine.weight_bars import no_weight_bars
 from spanlab.models.packaged import EMBEDDER
-from spanlab.workloads.questions.retrievers import RETRIEVERS, Ints, Query, by_score
+from spanlab.workloads.questions.retrievers import RETRIEVERS, Ints, Query, rank_by_score
 
 #: Maximum tokens of a text that the embedder was trained on; later tokens are truncated.
 MAX_TOKENS = 256
@@ -25,7 +25,7 @@ def dense(passages: Sequence[str], queries: Sequence[Query]) -> list[Ints]:
     """Rank passages by cosines of all-MiniLM-L6-v2 embeddings: means over the first 256 tokens of a text."""
     embedder = _embedder(EMBEDDER.weights().parent)
     scores = embedder([query.text for query in queries]) @ embedder(passages).T
-    return [by_score(row.numpy()) for row in scores]
+    return [rank_by_score(row.numpy()) for row in scores]
 
 
 class Embedder:

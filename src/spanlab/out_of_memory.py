@@ -24,7 +24,9 @@ _PHRASES = (
 def out_of_memory(error: BaseException) -> str | None:
     """Return the message of an out-of-memory error in one line; None for any other error."""
     text = " ".join(str(error).split())
-    if not isinstance(error, (MemoryError, OutOfMemoryError)) and not any(part in text.lower() for part in _PHRASES):
+    if not isinstance(error, (MemoryError, OutOfMemoryError)) and not any(
+        phrase in text.lower() for phrase in _PHRASES
+    ):
         return None
     # the first two sentences: allocators append advice about their settings
     return "; ".join(text.rstrip(".").split(". ")[:2]) or "no more memory"

@@ -109,10 +109,10 @@ def drift_test(runs: Sequence[Run]) -> Drift | None:
     steady state exists, each walk ends at |N(0, 1)| standard errors; above it, the sum of the
     changes grows with the length of the run. None where no seed has arrivals at two times.
     """
-    parts = [changes(run) for run in runs if len(run.arrived_s) > 1 and np.ptp(run.arrived_s) > 0]
-    if not parts:
+    changes_by_run = [changes(run) for run in runs if len(run.arrived_s) > 1 and np.ptp(run.arrived_s) > 0]
+    if not changes_by_run:
         return None
-    grown, counts = sum(part.sum() for part in parts), np.concatenate(parts)
+    grown, counts = sum(values.sum() for values in changes_by_run), np.concatenate(changes_by_run)
     seconds = sum(np.ptp(run.arrived_s) for run in runs)
     return Drift(float(grown / seconds), _p_above_zero(counts))
 
@@ -124,8 +124,8 @@ def changes(run: Run) -> Times:
     ends = np.linspace(arrived[0], arrived[-1], blocks + 1)
     came = np.searchsorted(arrived, ends, side="right")
     waiting = came - np.searchsorted(served, ends, side="right")
-    found: Times = np.diff(waiting).astype(np.float64)
-    return found
+    differences: Times = np.diff(waiting).astype(np.float64)
+    return differences
 
 
 def _p_above_zero(values: Times) -> float:

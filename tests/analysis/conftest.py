@@ -1,4 +1,4 @@
-"""A judge on loopback that replies as each test tells it."""
+"""A judge on loopback that sends the replies set by each test."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 
 @dataclass
 class Endpoint:
-    """What the endpoint says, and what it has been asked: (path, headers, body) per request."""
+    """Replies of the endpoint, and received requests as (path, headers, body)."""
 
     url: str = ""
-    contents: list[Any] = field(default_factory=list)  # message contents, in turn; the last one is repeated
-    raw: bytes | None = None  # a whole body instead
+    contents: list[Any] = field(default_factory=list)  # message contents, in order; the last one is repeated
+    raw: bytes | None = None  # a complete body instead
     status: int = 200
     location: str = ""
-    silence: threading.Event | None = None  # says nothing until this is set
-    asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
+    silence: threading.Event | None = None  # no reply until this is set
+    received: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
 
     def reply(self) -> bytes:
         """The body of the next reply."""
@@ -54,7 +54,7 @@ def _handler(state: Endpoint) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
-            state.asked.append((self.path, dict(self.headers), body))
+            state.received.append((self.path, dict(self.headers), body))
             if state.silence is not None:
                 state.silence.wait(10)
                 return
@@ -70,6 +70,6 @@ def _handler(state: Endpoint) -> type[BaseHTTPRequestHandler]:
             self.do_POST()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Suppress log output."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""The table's rows hold what the single measures say, and nothing for what was not measured."""
+"""Rows of the table equal the single measures, and have None for values that were not measured."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_without_a_floor_the_rows_say_nothing_of_it():
     assert row.accuracy is not None
 
 
-def test_the_room_loads_nothing_heavy():
-    rooms = "answer_rows, answers, divergence, intervals, judge"
-    code = f"import sys; from spanlab.analysis import {rooms}; print(*sys.modules)"
+def test_the_package_loads_nothing_heavy():
+    modules = "answer_rows, answers, divergence, intervals, judge"
+    code = f"import sys; from spanlab.analysis import {modules}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert HEAVY.isdisjoint(loaded.stdout.split())

@@ -1,4 +1,4 @@
-"""Answers are compared as people read them: whole numbers, no articles, no punctuation."""
+"""Answers are compared by whole numbers, without articles and punctuation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.analysis.answers import best, exact_match, normalised, stated, token_f1
+from spanlab.analysis.answers import best_score, exact_match, normalised, stated, token_f1
 
 texts = st.text(alphabet=string.ascii_letters + string.digits + " .,-'!?\n", max_size=40)
 golds = texts.filter(normalised)
@@ -56,7 +56,7 @@ def test_stated_finds_the_gold_answer_in_a_sentence():
 
 
 def test_f1_by_hand():
-    # 2 common tokens of 3 said and 4 wanted: P 2/3, R 1/2, F1 = 2 · P · R / (P + R) = 4/7
+    # 2 common tokens of 3 in the answer and 4 in the gold answer: P 2/3, R 1/2, F1 = 2 · P · R / (P + R) = 4/7
     assert token_f1("red house burns", "big red house today") == pytest.approx(4 / 7)
     # a repeated token counts as often as both have it: P 1/3, R 1
     assert token_f1("red red red", "red") == pytest.approx(1 / 2)
@@ -65,18 +65,18 @@ def test_f1_by_hand():
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_only_equal_whole_numbers_match(one, other):
-    same = one == other
-    assert exact_match(str(one), str(other)) == same
-    assert stated(f"it weighs {one} quonts", str(other)) == same
-    assert exact_match(f"1{one}", str(one)) == exact_match(f"{one}1", str(one)) == 0
+def test_only_equal_whole_numbers_match(first, second):
+    same = first == second
+    assert exact_match(str(first), str(second)) == same
+    assert stated(f"it weighs {first} quonts", str(second)) == same
+    assert exact_match(f"1{first}", str(first)) == exact_match(f"{first}1", str(first)) == 0
 
 
 @given(golds, golds)
-def test_f1_is_symmetric_within_bounds_and_one_for_the_same_bag(one, other):
-    assert token_f1(one, other) == token_f1(other, one)
-    assert 0 <= token_f1(one, other) <= 1
-    assert (token_f1(one, other) == 1) == (sorted(normalised(one)) == sorted(normalised(other)))
+def test_f1_is_symmetric_within_bounds_and_one_for_the_same_bag(first, second):
+    assert token_f1(first, second) == token_f1(second, first)
+    assert 0 <= token_f1(first, second) <= 1
+    assert (token_f1(first, second) == 1) == (sorted(normalised(first)) == sorted(normalised(second)))
 
 
 @given(golds, golds)
@@ -93,12 +93,12 @@ def test_normalising_twice_changes_nothing(text):
 
 
 def test_the_best_of_several_golds_counts():
-    assert best(exact_match, "the bookshop", ["library", "bookshop"]) == 1
-    assert best(token_f1, "red house", ["house", "blue house today"]) == pytest.approx(2 / 3)
+    assert best_score(exact_match, "the bookshop", ["library", "bookshop"]) == 1
+    assert best_score(token_f1, "red house", ["house", "blue house today"]) == pytest.approx(2 / 3)
 
 
 def test_a_gold_answer_that_says_nothing_is_refused():
     with pytest.raises(ValueError, match=r"gold='\?!': expected an answer with at least one letter or digit"):
         exact_match("x", "?!")
     with pytest.raises(ValueError, match=r"golds=\[\]: expected at least one gold answer"):
-        best(token_f1, "x", [])
+        best_score(token_f1, "x", [])

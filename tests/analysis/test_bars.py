@@ -6,23 +6,26 @@ from itertools import permutations, product
 
 import pytest
 
-from spanlab.analysis.bars import Verdict, expected_prefix, judged
+from spanlab.analysis.bars import Verdict, expected_prefix, verdict_of
 
 
-def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+def common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    return next((index for index, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), len(first))
 
 
 @pytest.mark.parametrize(("parts", "earlier"), [(1, 1), (2, 3), (3, 1), (3, 2), (4, 1)])
 def test_the_expected_prefix_equals_the_mean_over_all_orders(parts: int, earlier: int):
     """By symmetry the prompt's own order may be fixed."""
     orders = list(permutations(range(parts)))
-    found = [max(common(orders[0], other) for other in others) for others in product(orders, repeat=earlier)]
-    assert expected_prefix(parts, 7, earlier) == pytest.approx(7 * sum(found) / len(found))
+    matches = [
+        max(common(orders[0], second) for second in earlier_orders)
+        for earlier_orders in product(orders, repeat=earlier)
+    ]
+    assert expected_prefix(parts, 7, earlier) == pytest.approx(7 * sum(matches) / len(matches))
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "holds", "words"),
+    ("least", "most", "holds", "limits"),
     [
         (2.0, None, True, "≥ 2"),
         (2.1, None, False, "≥ 2.1"),
@@ -32,10 +35,10 @@ def test_the_expected_prefix_equals_the_mean_over_all_orders(parts: int, earlier
         (None, None, True, "reported"),
     ],
 )
-def test_a_verdict_compares_with_both_ends(least, most, holds, words):
+def test_a_verdict_compares_with_both_ends(least, most, holds, limits):
     verdict = Verdict("b", "arm", "speedup, ×", 2.0, least, most)
-    assert (verdict.holds, verdict.words, verdict.judged) == (holds, words, words != "reported")
-    assert judged(verdict.plain()) == verdict
+    assert (verdict.holds, verdict.limits, verdict.judged) == (holds, limits, limits != "reported")
+    assert verdict_of(verdict.plain()) == verdict
 
 
 def test_a_missed_bar_names_its_numbers():

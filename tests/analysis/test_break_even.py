@@ -22,9 +22,9 @@ def arm(name: str, factor: float, verdict: str = "steady") -> MeasuredArm:
     return MeasuredArm(name, summary, factor * SECONDS)
 
 
-def found(ordered: float, lego: float, blend: float, pic: float):
-    others = {"ordered": ordered, "lego": lego, "blend": blend, "pic": pic}
-    return break_even([arm("radix", 1.0), *(arm(name, factor) for name, factor in others.items())], FAMILIES)
+def compare(ordered: float, lego: float, blend: float, pic: float):
+    factors = {"ordered": ordered, "lego": lego, "blend": blend, "pic": pic}
+    return break_even([arm("radix", 1.0), *(arm(name, factor) for name, factor in factors.items())], FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def found(ordered: float, lego: float, blend: float, pic: float):
     ],
 )
 def test_the_verdict_is_the_least_change_of_answers(factors, verdict):
-    assert found(*factors).verdict == verdict
+    assert compare(*factors).verdict == verdict
 
 
 def test_gains_are_over_the_best_exact_arm():
-    steps = {step.family: step for step in found(0.5, 0.4, 0.3, 0.2).steps}
+    steps = {step.family: step for step in compare(0.5, 0.4, 0.3, 0.2).steps}
     assert steps["prefix"].gain is None
     assert steps["cached_order"].gain is not None
     assert steps["cached_order"].gain.mean == pytest.approx(2.0)
@@ -53,7 +53,7 @@ def test_gains_are_over_the_best_exact_arm():
 
 
 def test_a_worse_order_is_not_what_gains_are_over():
-    steps = {step.family: step for step in found(2.0, 0.5, 0.5, 0.5).steps}
+    steps = {step.family: step for step in compare(2.0, 0.5, 0.5, 0.5).steps}
     assert steps["plain"].gain.mean == pytest.approx(2.0)
 
 

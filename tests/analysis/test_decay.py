@@ -15,7 +15,7 @@ def make_stream(seed: int) -> Stream:
 
 
 def make_run(stream: Stream, ttft_by_id, reused_by_id) -> dict[str, np.ndarray]:
-    """Records in the order in which requests finished, which is another one than that of arrival."""
+    """Records in the order in which requests finished, which differs from the order of arrival."""
     ids = np.random.default_rng(1).permutation(stream.ids)
     arrived = ids * 0.5
     return {
@@ -34,29 +34,29 @@ def test_windows_hold_as_many_novel_requests_each():
     first = int(np.argmax(stream.novel))
     assert set(windows[: first // 2]) == {-1}
     assert set(windows[first // 2 : first]) == {0}
-    assert [int((stream.novel & (windows == at)).sum()) for at in range(WINDOWS + 1)] == [0, *[2] * WINDOWS]
+    assert [int((stream.novel & (windows == window)).sum()) for window in range(WINDOWS + 1)] == [0, *[2] * WINDOWS]
     assert (np.diff(windows) >= 0).all()
 
 
 def test_numbers_of_windows_equal_brute_force():
     streams, draw = [make_stream(seed) for seed in range(3)], np.random.default_rng(7)
-    base, own = ([draw.uniform(1, 2, 110) for _ in streams] for _ in range(2))
+    base, faster = ([draw.uniform(1, 2, 110) for _ in streams] for _ in range(2))
     reused = [draw.integers(0, 9, 110) for _ in streams]
-    runs = [make_run(*one) for one in zip(streams, own, reused, strict=True)]
-    found = decay_of(streams, runs, [make_run(*one) for one in zip(streams, base, reused, strict=True)])
+    runs = [make_run(*arguments) for arguments in zip(streams, faster, reused, strict=True)]
+    decay = decay_of(streams, runs, [make_run(*arguments) for arguments in zip(streams, base, reused, strict=True)])
     for window in range(WINDOWS + 1):
         ratios, overall, shares = [], [], []
-        for stream, slow, fast, tokens in zip(streams, base, own, reused, strict=True):
+        for stream, slow, fast, tokens in zip(streams, base, faster, reused, strict=True):
             every = stream.ids[stream.windows == window]
             known = stream.ids[(stream.windows == window) & ~stream.novel]
             ratios.append(slow[known].sum() / fast[known].sum())
             overall.append(slow[every].sum() / fast[every].sum())
             shares.append(tokens[known].sum() / (10 + known).sum())
-        assert found.speedup[window].mean == pytest.approx(np.exp(np.log(ratios).mean()))
-        assert found.overall[window].mean == pytest.approx(np.exp(np.log(overall).mean()))
-        assert found.reused[window].mean == pytest.approx(np.mean(shares))
-        assert found.speedup[window].low < found.speedup[window].mean < found.speedup[window].high
-    assert found.novel == [0.0, *np.arange(2.0, 21.0, 2.0)]
+        assert decay.speedup[window].mean == pytest.approx(np.exp(np.log(ratios).mean()))
+        assert decay.overall[window].mean == pytest.approx(np.exp(np.log(overall).mean()))
+        assert decay.reused[window].mean == pytest.approx(np.mean(shares))
+        assert decay.speedup[window].low < decay.speedup[window].mean < decay.speedup[window].high
+    assert decay.novel == [0.0, *np.arange(2.0, 21.0, 2.0)]
 
 
 def test_a_gain_falls_after_its_first_low_window():
@@ -66,10 +66,10 @@ def test_a_gain_falls_after_its_first_low_window():
     ttft[stream.ids] = np.where(late, 1.0, 0.5)
     nothing = np.zeros(110, int)
     base = make_run(stream, np.ones(110), nothing)
-    found = decay_of([stream], [make_run(stream, ttft, nothing)], [base])
-    assert found.falls_after == 8
-    assert found.speedup[3].mean == pytest.approx(2)
-    assert found.speedup[0].low is None
+    decay = decay_of([stream], [make_run(stream, ttft, nothing)], [base])
+    assert decay.falls_after == 8
+    assert decay.speedup[3].mean == pytest.approx(2)
+    assert decay.speedup[0].low is None
     assert decay_of([stream], [make_run(stream, np.full(110, 0.5), nothing)], [base]).falls_after is None
     assert decay_of([stream], [base], [base]).falls_after == 0
 
@@ -88,15 +88,15 @@ def test_changes_of_loss_are_means_over_known_requests():
     ones, zeros = np.ones(110), np.zeros(110, np.int64)
     runs = [make_run(stream, ones, zeros) for stream in streams]
     changes = [draw.normal(size=110) for _ in streams]
-    found = decay_of(streams, runs, runs, changes)
+    decay = decay_of(streams, runs, runs, changes)
     for window in range(WINDOWS + 1):
         means = []
         for stream, change in zip(streams, changes, strict=True):
-            own = [
-                each
-                for each, at, novel in zip(change, stream.windows, stream.novel, strict=True)
-                if at == window and not novel
+            known_changes = [
+                value
+                for value, index, novel in zip(change, stream.windows, stream.novel, strict=True)
+                if index == window and not novel
             ]
-            means.append(np.mean(own))
-        assert found.change[window].mean == pytest.approx(np.mean(means))
+            means.append(np.mean(known_changes))
+        assert decay.change[window].mean == pytest.approx(np.mean(means))
     assert decay_of(streams, runs, runs).change == []

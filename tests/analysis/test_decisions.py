@@ -18,12 +18,12 @@ def test_tau_counts_pairs_that_are_ordered_alike():
 
 
 def test_regret_is_what_the_simulators_choice_costs_on_the_engine():
-    found = decide({"a": [1.0, 1.2], "b": [1.0, 1.0], "c": [3.0, 3.0]}, {"a": 0.9, "b": 1.0, "c": 2.0})
-    assert (found["best"], found["choice"]) == ("b", "a")
-    assert found["regret"] == pytest.approx(0.1)
-    assert found["regret_s"] == pytest.approx(0.1)
-    assert found["tau"] == pytest.approx(1 / 3)
-    assert found["measured_s"] == pytest.approx({"a": 1.1, "b": 1.0, "c": 3.0})
+    decision = decide({"a": [1.0, 1.2], "b": [1.0, 1.0], "c": [3.0, 3.0]}, {"a": 0.9, "b": 1.0, "c": 2.0})
+    assert (decision["best"], decision["choice"]) == ("b", "a")
+    assert decision["regret"] == pytest.approx(0.1)
+    assert decision["regret_s"] == pytest.approx(0.1)
+    assert decision["tau"] == pytest.approx(1 / 3)
+    assert decision["measured_s"] == pytest.approx({"a": 1.1, "b": 1.0, "c": 3.0})
 
 
 def test_repeats_are_ranked_against_each_other_too():
@@ -32,8 +32,8 @@ def test_repeats_are_ranked_against_each_other_too():
 
 
 def test_the_arm_that_is_chosen_rightly_is_not_regretted():
-    found = decide({"a": [1.0], "b": [2.0]}, {"a": 5.0, "b": 6.0})
-    assert (found["tau"], found["regret"]) == (pytest.approx(1.0), 0.0)
+    decision = decide({"a": [1.0], "b": [2.0]}, {"a": 5.0, "b": 6.0})
+    assert (decision["tau"], decision["regret"]) == (pytest.approx(1.0), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_within_the_limit_is_not_yet_shown():
 def cell(arm: str, error: float, spread: float | None, reach: float = 0.0) -> dict[str, Any]:
     keys = {"bias": error, "request_p50": 0.01, "request_p95": 0.02}
     keys |= {"bias_interval": (error - reach, error + reach)}
-    own = None if spread is None else {"mean": spread, "request_p50": 0.0, "request_p95": 0.0}
+    repeats_spread = None if spread is None else {"mean": spread, "request_p50": 0.0, "request_p95": 0.0}
     return {
         "arm": arm,
         "load": 0.6,
         "rate_rps": 3.0,
-        "errors": {metric: {**keys, "spread": own} for metric in ("ttft_s", "e2e_s")},
+        "errors": {metric: {**keys, "spread": repeats_spread} for metric in ("ttft_s", "e2e_s")},
     }
 
 
@@ -74,12 +74,12 @@ def ranked(tau: float | None, again: float | None = 1.0) -> dict[str, Any]:
 
 def test_plain_counts_stand_beside_what_is_shown():
     cells = [cell("a", 0.01, 0.0), cell("b", -0.30, 0.1), cell("c", 0.02, 0.09, 0.04), cell("d", 0.0, 0.3)]
-    found = judge(cells, [ranked(1.0)])
-    assert [one["goal"] for one in found[:-1]] == [goal.words for goal in GOALS]
-    mean = found[0]
+    goals = judge(cells, [ranked(1.0)])
+    assert [goal_entry["goal"] for goal_entry in goals[:-1]] == [goal.label for goal in GOALS]
+    mean = goals[0]
     assert (mean["cells_within_goal"], mean["cells_met"], mean["cells_noisy"], mean["cells"]) == (3, 1, 1, 4)
     assert (mean["met"], mean["worst"], mean["worst_error"]) == (False, "b at load 0.6", -0.30)
-    assert found[1]["met"]
+    assert goals[1]["met"]
 
 
 def test_without_a_failure_noise_leaves_no_verdict():
@@ -87,14 +87,14 @@ def test_without_a_failure_noise_leaves_no_verdict():
 
 
 def test_ranks_are_met_from_tau_090_on_where_repeats_rank_alike():
-    def met(*decisions):
+    def ranks_met(*decisions):
         return judge([cell("a", 0.0, 0.0)], decisions)[-1]["met"]
 
-    assert met(ranked(0.9))
-    assert met(ranked(0.89), ranked(1.0)) is False
-    assert met(ranked(0.75, 0.8)) is False
-    assert met(ranked(0.95, 0.79)) is None
-    assert met(ranked(None)) is None
+    assert ranks_met(ranked(0.9))
+    assert ranks_met(ranked(0.89), ranked(1.0)) is False
+    assert ranks_met(ranked(0.75, 0.8)) is False
+    assert ranks_met(ranked(0.95, 0.79)) is None
+    assert ranks_met(ranked(None)) is None
 
 
 def test_loads_without_shares_are_named_by_their_rate():

@@ -36,44 +36,44 @@ def reversed_rows(columns):
 
 
 def test_equal_runs_are_the_same_in_any_order():
-    found = differences(paired(run(noise=0.1), reversed_rows(run(noise=0.1))), saturated=False)
-    assert {found.token_hit_rate.verdict, found.ttft.verdict, found.e2e.verdict} == {"same"}
-    assert (found.requests, found.seeds) == (48, 2)
+    result = differences(paired(run(noise=0.1), reversed_rows(run(noise=0.1))), saturated=False)
+    assert {result.token_hit_rate.verdict, result.ttft.verdict, result.e2e.verdict} == {"same"}
+    assert (result.requests, result.seeds) == (48, 2)
 
 
 def test_constant_differences_are_exact():
-    found = differences(paired(run(0.5, 0.1), run(0.6, 0.05)), saturated=False)
-    assert found.token_hit_rate.verdict == "differs"
-    assert found.token_hit_rate.interval == pytest.approx((0.1, 0.1, 0.1))
-    assert found.ttft.interval == pytest.approx((0.5, 0.5, 0.5))
-    assert found.e2e.interval == pytest.approx((0.5, 0.5, 0.5))
+    result = differences(paired(run(0.5, 0.1), run(0.6, 0.05)), saturated=False)
+    assert result.token_hit_rate.verdict == "differs"
+    assert result.token_hit_rate.interval == pytest.approx((0.1, 0.1, 0.1))
+    assert result.ttft.interval == pytest.approx((0.5, 0.5, 0.5))
+    assert result.e2e.interval == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_common_noise_divides_out_of_pairs():
     """Both runs vary by 30 % in the same way: only the pairs show that one is 2 % slower."""
-    found = differences(paired(run(noise=0.3), run(noise=0.3, ttft_s=0.102)), saturated=False)
-    assert found.ttft.verdict == "differs"
-    assert found.ttft.interval == pytest.approx((1.02, 1.02, 1.02))
+    result = differences(paired(run(noise=0.3), run(noise=0.3, ttft_s=0.102)), saturated=False)
+    assert result.ttft.verdict == "differs"
+    assert result.ttft.interval == pytest.approx((1.02, 1.02, 1.02))
 
 
 def test_a_difference_within_noise_is_not_shown():
     other = run(noise=0.3)
     other["first_token_s"] = other["arrived_s"] + 0.1 * (1 + 0.3 * np.random.default_rng(9).standard_normal(48))
-    found = differences(paired(run(noise=0.3), other), saturated=False).ttft
-    assert found.verdict == "not shown"
-    assert found.interval.low < 1 < found.interval.high
+    result = differences(paired(run(noise=0.3), other), saturated=False).ttft
+    assert result.verdict == "not shown"
+    assert result.interval.low < 1 < result.interval.high
 
 
 def test_one_seed_of_one_group_gives_no_interval():
-    found = differences(paired(run(seeds=[3], groups=1), run(0.6, seeds=[3], groups=1)), saturated=False)
-    assert found.token_hit_rate.verdict == "no interval"
-    assert found.token_hit_rate.interval.mean == pytest.approx(0.1)
+    result = differences(paired(run(seeds=[3], groups=1), run(0.6, seeds=[3], groups=1)), saturated=False)
+    assert result.token_hit_rate.verdict == "no interval"
+    assert result.token_hit_rate.interval.mean == pytest.approx(0.1)
 
 
 def test_saturated_arms_have_no_ratio_of_delays():
-    found = differences(paired(run(), run(0.6)), saturated=True)
-    assert (found.ttft, found.e2e) == (None, None)
-    assert found.token_hit_rate.verdict == "differs"
+    result = differences(paired(run(), run(0.6)), saturated=True)
+    assert (result.ttft, result.e2e) == (None, None)
+    assert result.token_hit_rate.verdict == "differs"
 
 
 def test_common_seeds_are_paired_and_warm_up_is_left_out():

@@ -58,8 +58,8 @@ def test_top1_agreement_by_hand():
     p = np.array([[1, 2, 3], [3, 2, 1], [1, 1, 0]], np.float32)
     q = np.array([[0, 0, 9], [0, 5, 1], [7, 0, 7]], np.float32)
     assert top1_rows(p, q).tolist() == [True, False, True]
-    found = divergence(p, q, greedy=False)
-    assert found == Divergence(3, float(kl_rows(p, q).mean()), 2 / 3, False)
+    result = divergence(p, q, greedy=False)
+    assert result == Divergence(3, float(kl_rows(p, q).mean()), 2 / 3, False)
 
 
 def test_half_precision_logits_are_taken_as_they_are():

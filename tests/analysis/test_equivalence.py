@@ -52,8 +52,8 @@ def verdict(noise: np.ndarray, scale: float, bias: float) -> bool | None:
     """Whether a cell passes whose repeats differ from their mean by scale times `noise`."""
     measured = [np.array([1.0 + scale * step]) for step in noise]
     delays = [{"ttft_s": run, "e2e_s": run, "tpot_s": run} for run in measured]
-    told = {key: np.array([1.0 + bias]) for key in delays[0]}
-    cell = {"arm": "a", "load": 0.6, "rate_rps": 3.0, "errors": errors(delays, told)}
+    predicted = {key: np.array([1.0 + bias]) for key in delays[0]}
+    cell = {"arm": "a", "load": 0.6, "rate_rps": 3.0, "errors": errors(delays, predicted)}
     mean = judge([cell], [])[0]
     return mean["met"]
 

@@ -78,8 +78,8 @@ def test_one_family_alone_leads_nothing(seconds):
 
 
 def test_a_noisy_machine_shows_no_lead(seconds):
-    found = compare_families([arm("a", seconds), arm("c", 0.3 * seconds)], FAMILIES)
-    entries, lead = without_ratios(*found)
+    compared = compare_families([arm("a", seconds), arm("c", 0.3 * seconds)], FAMILIES)
+    entries, lead = without_ratios(*compared)
     assert lead is not None
     assert (lead.family, lead.ratio, lead.shown) == ("pic", None, False)
     assert [entry.speedup for entry in entries] == [None, None]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spanlab.analysis.fit import cross_validation_errors, fit, hull
-from spanlab.analysis.points import Place, Point
+from spanlab.analysis.points import Point, StepId
 from spanlab.core.step_features import StepFeatures
 from spanlab_sim.calibrated import TERMS
 
@@ -23,30 +23,30 @@ TRUE = dict.fromkeys(TERMS, 0.0) | {
 
 def steps(shapes: int = 20, each: int = 5) -> list[StepFeatures]:
     rng = np.random.default_rng(0)
-    made = []
+    features = []
     for _ in range(shapes * each):
         tokens, chunks, decodes = (int(rng.integers(0, most)) for most in (2000, 4, 8))
         context, states = int(rng.integers(1, 4000)) * decodes, int(rng.integers(0, 3))
         pairs = tokens * (tokens + 1) // 2
-        made.append(
+        features.append(
             StepFeatures(tokens, pairs, chunks, decodes, context, captured_state_bytes=states * 10_000, num_forwards=1)
         )
-    return made
+    return features
 
 
 def points(prices: dict[str, float], noise=lambda number: (1.0,), each: int = 5) -> list[Point]:
-    found = []
-    for number, what in enumerate(steps(each=each)):
-        cost = sum(prices[name] * term(what) for name, term in TERMS.items())
+    measured = []
+    for number, features in enumerate(steps(each=each)):
+        cost = sum(prices[name] * term(features) for name, term in TERMS.items())
         cycles = tuple(round(cost * factor) for factor in noise(number))
-        found.append(Point(Place(number // each, number % each), "toy", what, cycles))
-    return found
+        measured.append(Point(StepId(number // each, number % each), "toy", features, cycles))
+    return measured
 
 
 def test_known_prices_come_back():
-    found = fit(points(TRUE))
+    fitted = fit(points(TRUE))
     for name, price in TRUE.items():
-        assert found[name] == pytest.approx(price, rel=1e-6, abs=1e-6), name
+        assert fitted[name] == pytest.approx(price, rel=1e-6, abs=1e-6), name
 
 
 def test_steps_of_shapes_left_out_are_then_predicted_exactly():
@@ -55,10 +55,10 @@ def test_steps_of_shapes_left_out_are_then_predicted_exactly():
 
 def test_a_disturbed_repeat_is_spread_over_all_prices_alike_and_the_time_of_all_repeats_is_met():
     disturbed = points(TRUE, lambda number: (1.0, 40.0 if number == 17 else 1.0, 1.0))
-    found, calm = fit(disturbed), fit(points(TRUE))
+    fitted, calm = fit(disturbed), fit(points(TRUE))
     stretched = sum(sum(point.cycles_ns) / 3 for point in disturbed) / sum(point.cycles_ns[0] for point in disturbed)
     assert stretched > 1.01
-    assert found == pytest.approx({name: price * stretched for name, price in calm.items()}, rel=1e-6)
+    assert fitted == pytest.approx({name: price * stretched for name, price in calm.items()}, rel=1e-6)
 
 
 def test_a_bias_of_one_shape_shows_where_it_is_left_out():
@@ -67,13 +67,13 @@ def test_a_bias_of_one_shape_shows_where_it_is_left_out():
 
 
 def test_no_price_is_below_zero_and_what_was_never_met_is_free():
-    found = fit(points(TRUE, lambda number: (1 + 0.3 * np.sin(number),)))
-    assert min(found.values()) >= 0
-    assert {found[name] for name in ("turned_key", "copied_token", "further_forward")} == {0.0}
+    fitted = fit(points(TRUE, lambda number: (1 + 0.3 * np.sin(number),)))
+    assert min(fitted.values()) >= 0
+    assert {fitted[name] for name in ("turned_key", "copied_token", "further_forward")} == {0.0}
 
 
 def test_the_hull_holds_every_step_and_no_more():
-    own = points(TRUE)
-    for name, (low, high) in hull(own).items():
-        seen = [getattr(point.features, name) for point in own]
-        assert (low, high) == (min(seen), max(seen))
+    measured = points(TRUE)
+    for name, (low, high) in hull(measured).items():
+        values = [getattr(point.features, name) for point in measured]
+        assert (low, high) == (min(values), max(values))

@@ -28,12 +28,12 @@ def test_all_right_is_not_certainty():
 @given(outcomes)
 def test_mcnemar_is_the_exact_binomial_test_of_scipy(pairs):
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
-    found, swapped = mcnemar(first, second), mcnemar(second, first)
+    result, swapped = mcnemar(first, second), mcnemar(second, first)
     b, c = pairs.count((True, False)), pairs.count((False, True))
-    assert (found.only_first, found.only_second) == (b, c) == (swapped.only_second, swapped.only_first)
+    assert (result.only_first, result.only_second) == (b, c) == (swapped.only_second, swapped.only_first)
     expected = binomtest(b, b + c, 0.5).pvalue if b + c else 1.0
-    assert found.p_value == pytest.approx(expected, rel=1e-9)
-    assert swapped.p_value == found.p_value
+    assert result.p_value == pytest.approx(expected, rel=1e-9)
+    assert swapped.p_value == result.p_value
 
 
 def test_mcnemar_by_hand():
@@ -53,10 +53,10 @@ def test_bootstrap_bounds_are_quantiles_of_resampled_means():
 
 def test_bootstrap_repeats_itself_and_stays_above_zero_for_skewed_values():
     values = np.random.default_rng(0).exponential(1e-3, 16) ** 2
-    found = bootstrap_interval(values)
-    assert found == bootstrap_interval(values)
-    assert 0 < found.low < found.mean < found.high
-    assert found != bootstrap_interval(values, seed=1)
+    result = bootstrap_interval(values)
+    assert result == bootstrap_interval(values)
+    assert 0 < result.low < result.mean < result.high
+    assert result != bootstrap_interval(values, seed=1)
 
 
 def test_bootstrap_covers_about_as_often_as_it_says():
@@ -69,9 +69,9 @@ def test_bootstrap_covers_about_as_often_as_it_says():
 
 def test_many_values_are_resampled_in_parts(monkeypatch):
     values = np.arange(50.0)
-    whole = bootstrap_interval(values)
-    monkeypatch.setattr("spanlab.analysis.intervals._AT_ONCE", 50 * 7)
-    assert bootstrap_interval(values) == whole  # one stream of draws, however it is cut
+    at_once = bootstrap_interval(values)
+    monkeypatch.setattr("spanlab.analysis.intervals._MAX_DRAWN", 50 * 7)
+    assert bootstrap_interval(values) == at_once  # one stream of draws, however it is cut
 
 
 @pytest.mark.parametrize(

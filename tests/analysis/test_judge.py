@@ -1,4 +1,4 @@
-"""A judge's verdict is read strictly; whatever goes wrong leaves the case unjudged, with one sentence and a count."""
+"""A judge's verdict is parsed strictly; every failure leaves the case unjudged, with one sentence and a count."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options(endpoint, **changes):
 def test_a_score_becomes_a_share_and_the_case_is_sent_as_data(endpoint):
     endpoint.contents = ['{"score": 85}']
     assert judge(options(endpoint), CASE) == Verdict(0.85)
-    ((path, headers, body),) = endpoint.asked
+    ((path, headers, body),) = endpoint.received
     assert path == "/v1/chat/completions"
     assert "Authorization" not in headers
     assert (body["model"], body["temperature"]) == ("referee", 0)
@@ -38,7 +38,7 @@ def test_correctness_is_asked_for_and_read_as_one_or_zero(endpoint):
     judged = judge_all(options(endpoint, asks="correct"), [CASE, CASE])
     assert judged.scores == [1.0, 0.0]
     assert judged.failures == {}
-    assert '{"correct": "yes"}' in endpoint.asked[0][2]["messages"][0]["content"]
+    assert '{"correct": "yes"}' in endpoint.received[0][2]["messages"][0]["content"]
 
 
 def test_failures_are_counted_and_never_invented(endpoint):
@@ -119,11 +119,11 @@ def test_an_endless_reply_is_cut_off(endpoint, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(401, "HTTP 401 Unauthorized"), (429, "HTTP 429 Too Many Requests"), (599, "HTTP 599")]
+    ("status", "reason"), [(401, "HTTP 401 Unauthorized"), (429, "HTTP 429 Too Many Requests"), (599, "HTTP 599")]
 )
-def test_an_error_of_the_endpoint_is_told_by_its_number_alone(endpoint, status, words):
+def test_an_error_of_the_endpoint_is_told_by_its_number_alone(endpoint, status, reason):
     endpoint.status, endpoint.raw = status, b"your key sk-... is wrong"
-    sentence = f"judge.base_url={endpoint.url}: the endpoint answered {words}"
+    sentence = f"judge.base_url={endpoint.url}: the endpoint answered {reason}"
     assert judge(options(endpoint), CASE) == Verdict(None, sentence)
 
 
@@ -142,9 +142,9 @@ def test_a_connection_that_breaks_off_is_unjudged(endpoint):
 
 def test_a_refused_connection_is_unjudged(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with socket.socket() as held:  # bound and never listening, so that nobody else can answer there
-        held.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+    with socket.socket() as server:  # bound and never listening, so that no other process can answer there
+        server.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
         verdict = judge(JudgeSettings(url, "referee"), CASE)
     assert verdict.score is None
     assert verdict.failure.startswith(f"judge.base_url={url}: no connection (")
@@ -156,9 +156,9 @@ def test_the_key_comes_from_its_variable_and_goes_nowhere_else(endpoint, monkeyp
     chosen = options(endpoint, api_key_variable="REFEREE_KEY")
     endpoint.status = 401
     verdict = judge(chosen, CASE)
-    assert endpoint.asked[0][1]["Authorization"] == f"Bearer {KEY}"
+    assert endpoint.received[0][1]["Authorization"] == f"Bearer {KEY}"
     assert KEY not in repr((chosen, verdict))
-    assert KEY not in json.dumps(endpoint.asked[0][2])
+    assert KEY not in json.dumps(endpoint.received[0][2])
 
 
 def test_a_redirect_is_not_followed(endpoint, monkeypatch):
@@ -166,7 +166,7 @@ def test_a_redirect_is_not_followed(endpoint, monkeypatch):
     endpoint.status, endpoint.location = 302, endpoint.url
     verdict = judge(options(endpoint, api_key_variable="REFEREE_KEY"), CASE)
     assert verdict.failure.endswith("the endpoint answered HTTP 302 Found")
-    assert len(endpoint.asked) == 1
+    assert len(endpoint.received) == 1
 
 
 @pytest.mark.parametrize("value", ["", "  ", "two\nlines", "clé"])
@@ -175,7 +175,7 @@ def test_a_key_that_cannot_be_sent_is_the_users_mistake_and_is_not_repeated(endp
     with pytest.raises(ValueError, match=r"judge.api_key_variable=REFEREE_KEY: expected an environment") as mistake:
         judge(options(endpoint, api_key_variable="REFEREE_KEY"), CASE)
     assert not value.strip() or value not in str(mistake.value)
-    assert not endpoint.asked
+    assert not endpoint.received
 
 
 def test_a_missing_key_is_the_users_mistake(endpoint, monkeypatch):

@@ -1,4 +1,4 @@
-"""What perfect eviction is worth, on made-up arms, and its table and figure."""
+"""Value of perfect eviction on synthetic arms, and its table and figure."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def arm(name: str, hits: float, factor: float, verdict: str = "steady") -> Measu
     return MeasuredArm(name, summary, factor * SECONDS)
 
 
-def found(verdict: str = "steady"):
+def compare(verdict: str = "steady"):
     arms = [arm("lru", 0.3, 1.0, verdict), arm("sieve", 0.35, 0.9), arm("fifo", 0.2, 1.2)]
     clairvoyants = [arm("belady_size", 0.5, 0.6), arm("belady", 0.65, 0.5)]
     return perfect_eviction([*arms, *clairvoyants], "lru", {"belady", "belady_size"})
 
 
 def test_the_best_of_each_kind_are_compared():
-    worth = found()
+    worth = compare()
     assert [worth.usual.arm, worth.best.arm, worth.known.arm] == ["lru", "sieve", "belady"]
     assert (worth.bound, worth.least_s, worth.known.regret_points) == (0.7, 0.5, pytest.approx(5.0))
     assert (worth.gain.mean, worth.throughput) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
 def test_a_growing_queue_has_no_gain_of_ttft():
-    worth = found("saturated")
+    worth = compare("saturated")
     assert worth.gain is None
     assert worth.throughput == pytest.approx(2.0)
     assert arms_table(worth.plain()).title == "Perfect eviction: TTFT –, throughput 2.00 ×"
@@ -58,7 +58,7 @@ def point(workload: str, gib: str) -> SweepPoint:
         "store": "-",
         "seeds": [0],
         "commit": "c",
-        "perfect_eviction": found().plain(),
+        "perfect_eviction": compare().plain(),
     }
     return SweepPoint("workload store.total_gib", "", "", summary, "", {"workload": workload, "store.total_gib": gib})
 
@@ -71,9 +71,11 @@ def test_points_become_rows_and_panels():
     assert (values["known"], values["bound"], values["gain_of_throughput"]) == (0.65, 0.7, pytest.approx(2.0))
     upper, other, lower, _ = draw_perfect_eviction(points).axes
     assert [axes.get_title(loc="left") for axes in (upper, other)] == ["quality", "rag"]
-    known = next(line for line in upper.lines if line.get_label() == "clairvoyant (belady)")
-    assert known.get_ydata().tolist() == [65.0, 65.0]
+    clairvoyant = next(line for line in upper.lines if line.get_label() == "clairvoyant (belady)")
+    assert clairvoyant.get_ydata().tolist() == [65.0, 65.0]
     assert [line.get_ydata().tolist() for line in lower.lines if line.get_label() == "bound"] == [[500.0, 500.0]]
-    words = [point("quality", "8"), point("quality", "16")]
-    named = [SweepPoint(one.axis, "", "", one.summary, "", {"order": "a"}) for one in words]
+    unnamed = [point("quality", "8"), point("quality", "16")]
+    named = [
+        SweepPoint(unnamed_point.axis, "", "", unnamed_point.summary, "", {"order": "a"}) for unnamed_point in unnamed
+    ]
     assert draw_perfect_eviction(named) is None

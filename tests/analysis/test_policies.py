@@ -24,13 +24,13 @@ def rule(arm: str, family: str, *rates: float) -> RuleResult:
 
 
 def test_a_rule_is_told_by_its_summary():
-    found = rule("lru", "engines", 0.44, 0.48)
-    assert (found.lost, found.lost_share) == ("alignment", 0.09)
-    assert (found.offline, found.infinite, found.resident) == (pytest.approx(0.6), 0.7, 7.0)
-    assert found.of_bound == pytest.approx(0.46 / 0.6)
-    assert found.ttft_s == {"mean": 0.2, "p50": 0.1, "p95": None}
-    assert found.ttft_regret_s == 0.15
-    assert found.plain()["hit_rate"]["mean"] == pytest.approx(0.46)
+    result = rule("lru", "engines", 0.44, 0.48)
+    assert (result.lost, result.lost_share) == ("alignment", 0.09)
+    assert (result.offline, result.infinite, result.resident) == (pytest.approx(0.6), 0.7, 7.0)
+    assert result.of_bound == pytest.approx(0.46 / 0.6)
+    assert result.ttft_s == {"mean": 0.2, "p50": 0.1, "p95": None}
+    assert result.ttft_regret_s == 0.15
+    assert result.plain()["hit_rate"]["mean"] == pytest.approx(0.46)
 
 
 def test_an_arm_without_a_bound_reaches_no_share_of_it():
@@ -39,15 +39,15 @@ def test_an_arm_without_a_bound_reaches_no_share_of_it():
 
 
 def test_the_best_rule_of_a_family_reuses_most():
-    found = best_of([rule("a", "x", 0.1, 0.3), rule("b", "y", 0.9, 0.9), rule("c", "x", 0.25, 0.25)])
-    assert {family: best.arm for family, best in found.items()} == {"x": "c", "y": "b"}
-    assert list(found) == ["x", "y"]
+    result = best_of([rule("a", "x", 0.1, 0.3), rule("b", "y", 0.9, 0.9), rule("c", "x", 0.25, 0.25)])
+    assert {family: best.arm for family, best in result.items()} == {"x": "c", "y": "b"}
+    assert list(result) == ["x", "y"]
 
 
 def test_leads_are_paired_by_seed():
     """Seeds differ by much more than the rules; paired, the lead is exact."""
-    found = lead(rule("a", "x", 0.2, 0.5, 0.8), rule("b", "y", 0.1, 0.4, 0.7))
-    assert (found.mean, found.low, found.high) == pytest.approx((10.0, 10.0, 10.0))
+    result = lead(rule("a", "x", 0.2, 0.5, 0.8), rule("b", "y", 0.1, 0.4, 0.7))
+    assert (result.mean, result.low, result.high) == pytest.approx((10.0, 10.0, 10.0))
 
 
 def test_intervals_of_rates_stay_shares():

@@ -31,18 +31,18 @@ def arm(name: str, ttft: list[float], requests: list[int], captured: int = 0, re
 
 
 def entry(entries, name: str, kind: str):
-    (found,) = [one for one in entries if (one["arm"], one["kind"]) == (name, kind)]
-    return found
+    (match,) = [item for item in entries if (item["arm"], item["kind"]) == (name, kind)]
+    return match
 
 
 def test_speedup_is_of_the_same_requests():
     base, fast = arm("none", [8.0, 4.0, 6.0], [0, 1, 2]), arm("fast", [2.0, 1.0, 4.0], [0, 2, 1])
-    found = prefill_entries([base, fast], LABELS, "none")
-    assert entry(found, "fast", "cold")["speedup"]["mean"] == 4.0
+    entries = prefill_entries([base, fast], LABELS, "none")
+    assert entry(entries, "fast", "cold")["speedup"]["mean"] == 4.0
     # request 2 took 6 and 1 seconds, request 1 took 4 and 4
-    assert entry(found, "fast", "warm")["speedup"]["mean"] == pytest.approx(10 / 5)
-    assert entry(found, "fast", "warm")["ratio_of_bounds"] == pytest.approx(10 / 5)
-    assert entry(found, "none", "warm")["speedup"] is None
+    assert entry(entries, "fast", "warm")["speedup"]["mean"] == pytest.approx(10 / 5)
+    assert entry(entries, "fast", "warm")["ratio_of_bounds"] == pytest.approx(10 / 5)
+    assert entry(entries, "none", "warm")["speedup"] is None
 
 
 def test_requests_that_the_baseline_lacks_are_left_out():
@@ -60,8 +60,8 @@ def test_without_a_baseline_there_are_no_ratios():
 
 
 def test_overhead_is_the_inverse_of_the_speedup():
-    found = overhead({"speedup": {"mean": 0.8, "low": 0.5, "high": None}})
-    assert found == (None, pytest.approx(0.25), pytest.approx(1.0))
+    ends = overhead({"speedup": {"mean": 0.8, "low": 0.5, "high": None}})
+    assert ends == (None, pytest.approx(0.25), pytest.approx(1.0))
 
 
 def test_capture_goal_names_the_dearest_arm():

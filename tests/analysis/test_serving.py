@@ -34,26 +34,26 @@ def made_runs(seed: int, count: int = 60) -> list[dict]:
 
 def columns_of(requests: list[dict]) -> dict[str, np.ndarray]:
     return {
-        "arrived_s": np.array([one["at"] for one in requests]),
-        "admitted_s": np.array([one["in"] for one in requests]),
-        "first_token_s": np.array([one["times"][0] for one in requests]),
-        "finished_s": np.array([one["times"][-1] for one in requests]),
-        "prompt_tokens": np.array([one["prompt"] for one in requests]),
-        "output_tokens": np.array([len(one["times"]) for one in requests]),
-        "reused_tokens": np.array([one["reused"] for one in requests]),
+        "arrived_s": np.array([request["at"] for request in requests]),
+        "admitted_s": np.array([request["in"] for request in requests]),
+        "first_token_s": np.array([request["times"][0] for request in requests]),
+        "finished_s": np.array([request["times"][-1] for request in requests]),
+        "prompt_tokens": np.array([request["prompt"] for request in requests]),
+        "output_tokens": np.array([len(request["times"]) for request in requests]),
+        "reused_tokens": np.array([request["reused"] for request in requests]),
     }
 
 
 def gaps_of(requests: list[dict]) -> Gaps:
-    counts = Counter(round(b * 1e9) - round(a * 1e9) for one in requests for a, b in pairwise(one["times"]))
+    counts = Counter(round(b * 1e9) - round(a * 1e9) for request in requests for a, b in pairwise(request["times"]))
     return Gaps(*(np.array(column) for column in zip(*sorted(counts.items()), strict=True)))
 
 
 def expected(requests: list[dict]) -> dict[str, float]:
     """The definitions, one request after another, on lists of Python numbers."""
     ttfts, tpots, itls, e2els, queued, good = [], [], [], [], [], dict.fromkeys(GOALS, 0)
-    for one in requests:
-        times, ttft, e2el = one["times"], one["times"][0] - one["at"], one["times"][-1] - one["at"]
+    for request in requests:
+        times, ttft, e2el = request["times"], request["times"][0] - request["at"], request["times"][-1] - request["at"]
         tpot = 0.0
         if len(times) > 1:
             tpot = (e2el - ttft) / (len(times) - 1)
@@ -61,24 +61,27 @@ def expected(requests: list[dict]) -> dict[str, float]:
         itls += [b - a for a, b in pairwise(times)]
         ttfts.append(ttft)
         e2els.append(e2el)
-        queued.append(one["in"] - one["at"])
+        queued.append(request["in"] - request["at"])
         for name, goal in GOALS.items():
             good[name] += ttft <= goal.ttft_s and tpot <= goal.tpot_s and e2el <= goal.e2e_s
-    duration = max(one["times"][-1] for one in requests) - min(one["at"] for one in requests)
-    output, prompt = sum(len(one["times"]) for one in requests), sum(one["prompt"] for one in requests)
-    found = {
+    duration = max(request["times"][-1] for request in requests) - min(request["at"] for request in requests)
+    output, prompt = sum(len(request["times"]) for request in requests), sum(request["prompt"] for request in requests)
+    metrics = {
         "request_throughput": len(requests) / duration,
         "output_throughput": output / duration,
         "total_token_throughput": (output + prompt) / duration,
-        "token_hit_rate": sum(one["reused"] for one in requests) / prompt,
+        "token_hit_rate": sum(request["reused"] for request in requests) / prompt,
     }
     for name, values in (("ttft", ttfts), ("tpot", tpots), ("itl", itls), ("e2el", e2els), ("queue", queued)):
-        found |= {f"mean_{name}_ms": statistics.fmean(values) * 1e3, f"std_{name}_ms": statistics.pstdev(values) * 1e3}
-        found[f"median_{name}_ms"] = statistics.median(values) * 1e3
-        found |= {f"p{q}_{name}_ms": linear_percentile(values, q) * 1e3 for q in (90, 95, 99)}
+        metrics |= {
+            f"mean_{name}_ms": statistics.fmean(values) * 1e3,
+            f"std_{name}_ms": statistics.pstdev(values) * 1e3,
+        }
+        metrics[f"median_{name}_ms"] = statistics.median(values) * 1e3
+        metrics |= {f"p{q}_{name}_ms": linear_percentile(values, q) * 1e3 for q in (90, 95, 99)}
     for name, count in good.items():
-        found |= {f"request_goodput:{name}": count / duration, f"slo_attainment:{name}": count / len(requests)}
-    return found
+        metrics |= {f"request_goodput:{name}": count / duration, f"slo_attainment:{name}": count / len(requests)}
+    return metrics
 
 
 def linear_percentile(values: list[float], percent: float) -> float:
@@ -91,17 +94,17 @@ def linear_percentile(values: list[float], percent: float) -> float:
 @pytest.mark.parametrize("seed", range(5))
 def test_metrics_equal_count_over_token_times(seed: int):
     requests = made_runs(seed)
-    found = serving_values(columns_of(requests), gaps_of(requests), GOALS)
+    metrics = serving_values(columns_of(requests), gaps_of(requests), GOALS)
     for name, value in expected(requests).items():
-        assert found[name] == pytest.approx(value, rel=1e-6), name
+        assert metrics[name] == pytest.approx(value, rel=1e-6), name
 
 
 def test_one_token_has_no_tpot_and_keeps_its_limit():
     columns = columns_of([{"at": 0.0, "in": 0.0, "times": [0.1], "prompt": 5, "reused": 0, "id": 0}])
-    found = serving_values(columns, None, {"tight": Goal(1.0, 1e-9, 1.0)})
-    assert "mean_tpot_ms" not in found
-    assert "mean_itl_ms" not in found
-    assert found["slo_attainment:tight"] == 1.0
+    metrics = serving_values(columns, None, {"tight": Goal(1.0, 1e-9, 1.0)})
+    assert "mean_tpot_ms" not in metrics
+    assert "mean_itl_ms" not in metrics
+    assert metrics["slo_attainment:tight"] == 1.0
 
 
 @pytest.mark.parametrize("percent", [0, 1, 50, 90, 99, 99.9, 100])
@@ -115,17 +118,17 @@ def test_pooled_percentile_is_that_of_all_values(percent: float):
 
 def test_queues_obey_littles_law():
     requests = made_runs(9)
-    columns, found = columns_of(requests), queues(columns_of(requests))
+    columns, over_time = columns_of(requests), queues(columns_of(requests))
     end = columns["finished_s"].max()
-    values = found.values()
+    values = over_time.values()
     waited = (columns["admitted_s"] - columns["arrived_s"]).sum()
     ran = (columns["finished_s"] - columns["admitted_s"]).sum()
     assert values["mean_waiting"] * end == pytest.approx(waited, rel=1e-9)
     assert values["mean_running"] * end == pytest.approx(ran, rel=1e-9)
-    assert (found.waiting[-1], found.running[-1]) == (0, 0)
-    at = found.time_s[len(found.time_s) // 2]
-    inside = (columns["arrived_s"] <= at) & (columns["admitted_s"] > at)
-    assert found.waiting[len(found.time_s) // 2] == inside.sum()
+    assert (over_time.waiting[-1], over_time.running[-1]) == (0, 0)
+    time_s = over_time.time_s[len(over_time.time_s) // 2]
+    inside = (columns["arrived_s"] <= time_s) & (columns["admitted_s"] > time_s)
+    assert over_time.waiting[len(over_time.time_s) // 2] == inside.sum()
 
 
 def test_server_without_report_has_no_hit_rate():

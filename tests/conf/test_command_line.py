@@ -50,7 +50,7 @@ def test_dry_says_what_would_run_and_runs_nothing(spanlab, toy, tmp_path):
     said = spanlab("-cn", "smoke", "--dry", *toy, "only=dp_3", f"output.root={tmp_path}")
     assert said.code == 0
     assert "arms      1: dp_3" in said.out
-    assert "requests  6 in each run, 6 in all" in said.out
+    assert "requests  6 per run, 6 in total" in said.out
     assert list(tmp_path.rglob("summary.json")) == []
 
 

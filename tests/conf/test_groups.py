@@ -12,7 +12,7 @@ from spanlab.build.tiers import build_tiered
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import CONF, compose
 from spanlab.settings import Study
-from spanlab.study.fidelity.profiles import keep
+from spanlab.study.fidelity.profiles import store_profile
 from spanlab.study.output.provenance import machine
 from spanlab_sim.calibrated import TERMS, Profile
 from spanlab_sim.run import simulate
@@ -102,7 +102,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
     if (group, name) == ("timing", "calibrated"):
         for model in ("qwen3.5-0.8b", "llama-3.2-1b"):  # of smoke, and of strategies that reuse spans
             told = ("cpu", 1, "bfloat16", {}, "", "", PRICES, HULL, {"median": 0.05}, 1, 1, 1)
-            keep(Profile(model, machine(), *told), parquet.parent)
+            store_profile(Profile(model, machine(), *told), parquet.parent)
         chosen.append(f"output.root={parquet.parent}")
     if (group, name) == ("store", "mib_64"):
         chosen.append("workload.max_prompt_tokens=1024")

@@ -12,7 +12,7 @@ from spanlab.core.request import Request, Span
 from spanlab.core.shared import SharedPolicy
 
 MS = 1_000_000
-DOCUMENTS = [np.random.default_rng(at).integers(0, 9, 40).astype(np.int32) for at in range(12)]
+DOCUMENTS = [np.random.default_rng(index).integers(0, 9, 40).astype(np.int32) for index in range(12)]
 
 
 @dataclass(eq=False)
@@ -58,27 +58,27 @@ class Client:
         else:
             self.running.append(InFlight(request, allocation, allocation.plan.resume))
 
-    def go_on(self, one: InFlight, draw: float) -> None:
-        policy, prompt = self.policy, one.request.num_tokens
+    def go_on(self, request: InFlight, draw: float) -> None:
+        policy, prompt = self.policy, request.request.num_tokens
         if draw > 0.97:
-            self.running.remove(one)
-            policy.free(one.allocation, self.now())
-        elif one.computed < prompt:
-            stop = int(self.rng.integers(one.computed + 1, prompt + 1))
-            if policy.append(one.allocation, one.computed, stop):
-                one.computed = stop
-                policy.insert(one.allocation, stop, self.now())
-        elif one.generated < 7 and draw < 0.9:
-            stop = prompt + one.generated + 1
-            one.generated += policy.append(one.allocation, stop - 1, stop)
+            self.running.remove(request)
+            policy.free(request.allocation, self.now())
+        elif request.computed < prompt:
+            stop = int(self.rng.integers(request.computed + 1, prompt + 1))
+            if policy.append(request.allocation, request.computed, stop):
+                request.computed = stop
+                policy.insert(request.allocation, stop, self.now())
+        elif request.generated < 7 and draw < 0.9:
+            stop = prompt + request.generated + 1
+            request.generated += policy.append(request.allocation, stop - 1, stop)
         else:
-            self.running.remove(one)
-            policy.finish(one.allocation, one.generated, self.now())
+            self.running.remove(request)
+            policy.finish(request.allocation, request.generated, self.now())
 
     def end(self) -> None:
         """Give everything back."""
-        for one in self.running:
-            self.policy.free(one.allocation, self.now())
+        for request in self.running:
+            self.policy.free(request.allocation, self.now())
         self.running = []
 
     def now(self) -> int:
@@ -118,9 +118,9 @@ class Recorder:
     def free(self, allocation: Any, *given: Any) -> None:
         self.note("free", allocation, given)
 
-    def note(self, name: str, allocation: Any, given: tuple) -> Any:
-        result = self.call(name, allocation, *given)
-        self.history.append((name, (self.of[id(allocation)], *given), result))
+    def note(self, name: str, allocation: Any, arguments: tuple) -> Any:
+        result = self.call(name, allocation, *arguments)
+        self.history.append((name, (self.of[id(allocation)], *arguments), result))
         return result
 
     def call(self, name: str, *given: Any) -> Any:
@@ -133,15 +133,15 @@ class Recorder:
 
 def repeat(history: list, policy: Any) -> None:
     """Put a history on a fresh policy, one operation after another; every result must be the same."""
-    held: dict[int, Any] = {}
-    for at, (name, given, result) in enumerate(history):
+    allocations: dict[int, Any] = {}
+    for index, (name, arguments, result) in enumerate(history):
         if name == "admit":
-            request, now, generated = given
+            request, now, generated = arguments
             policy.start_step(now)
             plan = policy.match(request, now, generated)
-            held[at] = policy.allocate(plan, now, generated)
-            assert (held[at] is None) == (result is None)
+            allocations[index] = policy.allocate(plan, now, generated)
+            assert (allocations[index] is None) == (result is None)
             assert result is None or plan.resume == result[0]
         else:
-            number, *more = given
-            assert getattr(policy, name)(held[number], *more) == result
+            number, *more = arguments
+            assert getattr(policy, name)(allocations[number], *more) == result

@@ -33,23 +33,23 @@ class RunningRequests(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(0, 3))
     def decode(self, data, tokens):
         allocation = data.draw(st.sampled_from(self.running)).allocation
-        before, held = self.snapshot(), allocation.reserved_to
-        fits = self.policy.store.spare_tokens() >= tokens
-        assert self.policy.append(allocation, held, held + tokens) == fits
-        assert fits or self.snapshot() == before, "a refused growth changed something"
+        before, reserved_to = self.snapshot(), allocation.reserved_to
+        is_enough = self.policy.store.spare_tokens() >= tokens
+        assert self.policy.append(allocation, reserved_to, reserved_to + tokens) == is_enough
+        assert is_enough or self.snapshot() == before, "a refused growth changed something"
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish_or_give_up(self, data):
-        one = data.draw(st.sampled_from(self.running))
-        self.running.remove(one)
-        self.policy.free(one.allocation, 0)
+        running = data.draw(st.sampled_from(self.running))
+        self.running.remove(running)
+        self.policy.free(running.allocation, 0)
 
     def teardown(self):
         if not hasattr(self, "policy"):
             return
-        for one in self.running:
-            self.policy.free(one.allocation, 0)
+        for running in self.running:
+            self.policy.free(running.allocation, 0)
         assert_drained(self.policy)
         self.policy.check()
         store = self.policy.store
@@ -77,19 +77,19 @@ class RunningRequests(RuleBasedStateMachine):
 
     @invariant()
     def reservations_are_those_of_the_allocations(self):
-        store, allocations = self.policy.store, [one.allocation for one in self.running]
-        assert store.kv_reserved == sum(held.kv_bytes for held in allocations)
-        assert store.state_reserved == sum(held.state_bytes for held in allocations)
-        assert all(held.kv_bytes >= 0 and held.state_bytes >= 0 for held in allocations)
+        store, allocations = self.policy.store, [running.allocation for running in self.running]
+        assert store.kv_reserved == sum(allocation.kv_bytes for allocation in allocations)
+        assert store.state_reserved == sum(allocation.state_bytes for allocation in allocations)
+        assert all(allocation.kv_bytes >= 0 and allocation.state_bytes >= 0 for allocation in allocations)
 
     @invariant()
     def locks_are_those_of_the_allocations_and_what_is_locked_is_there(self):
         locks, state_locks = {}, {}
-        for one in self.running:
-            for node in [node for end in one.allocation.nodes for node in end.path()]:
+        for running in self.running:
+            for node in [node for end in running.allocation.nodes for node in end.path()]:
                 assert node.parent.children[node.key] is node, "a locked node has left"
                 locks[id(node)] = locks.get(id(node), 0) + 1
-            for state in one.allocation.states:
+            for state in running.allocation.states:
                 assert state.node is not None, "a locked state has left"
                 state_locks[id(state)] = state_locks.get(id(state), 0) + 1
         protected = protected_states = 0

@@ -26,17 +26,17 @@ def make_policy(admission: str, *, capacity: int = 100, kind=AdmittingPolicy, ev
 
 def reused(policy: TreePolicy, prompts: list[list[int]]) -> list[int]:
     """Tokens that each prompt reuses."""
-    found = []
-    for at, prompt in enumerate(prompts):
-        plan = policy.match(make_request(prompt, id=at), at)
-        allocation = policy.allocate(plan, at)
+    counts = []
+    for index, prompt in enumerate(prompts):
+        plan = policy.match(make_request(prompt, id=index), index)
+        allocation = policy.allocate(plan, index)
         assert allocation is not None
-        policy.insert(allocation, plan.prompt, at)
-        policy.finish(allocation, 0, at)
-        policy.free(allocation, at)
+        policy.insert(allocation, plan.prompt, index)
+        policy.finish(allocation, 0, index)
+        policy.free(allocation, index)
         policy.check()
-        found.append(plan.reused)
-    return found
+        counts.append(plan.reused)
+    return counts
 
 
 ASKED = [ONCE, ONCE, SHORT, SHORT, LONG, LONG, [*ONCE, *SHORT], ONCE]
@@ -95,13 +95,13 @@ def test_a_refused_end_keeps_the_admitted_beginning():
 
 
 @pytest.mark.parametrize(
-    ("admission", "options", "said"),
+    ("admission", "options", "message"),
     [
         ("bypass", {"share": 1.5}, "admission_options.share=1.5: expected a share"),
         ("bypass", {"known": -1.0}, "admission_options.known=-1.0: expected a share"),
         ("min_length", {"tokens": 0}, "admission_options.tokens=0: expected a number above zero"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(admission, options, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_that_make_no_sense_are_refused(admission, options, message):
+    with pytest.raises(ValueError, match=message):
         make_policy(admission, **options)

@@ -106,11 +106,11 @@ def test_ranks_take_a_step_together():
     for id in range(3):
         scheduler.add(request(id))
     step = scheduler.schedule(0)
-    assert [computed(part) for part in scheduler.parts] == [[0, 2], [1]]
+    assert [computed(part) for part in scheduler.rank_steps] == [[0, 2], [1]]
     assert computed(step) == [0, 2, 1]
     scheduler.complete(step, 1, [step.chunks[2].sequence])  # request 1, alone on its rank
     again = scheduler.schedule(1)
-    assert [decoded(part) for part in scheduler.parts] == [[0, 2], []]
+    assert [decoded(part) for part in scheduler.rank_steps] == [[0, 2], []]
     assert decoded(again) == [0, 2]
     scheduler.repeat(again, 3)
     scheduler.complete(again, 2, again.decodes)
@@ -142,6 +142,8 @@ def test_one_rank_schedules_as_its_scheduler_does():
             break
         assert steps[0].key() == steps[1].key()
         for scheduler, step in zip((alone, ranked), steps, strict=True):
-            asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-            scheduler.complete(step, now, [one for one in asked if one.generated + 1 >= one.request.output_len])
+            yielding = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
+            scheduler.complete(
+                step, now, [sequence for sequence in yielding if sequence.generated + 1 >= sequence.request.output_len]
+            )
     assert alone.idle and ranked.idle

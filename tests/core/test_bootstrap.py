@@ -75,8 +75,8 @@ def test_a_ratio_never_has_a_negative_end():
     rng = np.random.default_rng(6)
     for _ in range(200):
         slow, fast = rng.pareto(1.1, (3, 4)) + 0.01, rng.pareto(1.1, (3, 4)) + 0.01
-        found = positive_ratio(slow, fast)
-        assert 0 <= found.low <= found.mean <= found.high
+        interval = positive_ratio(slow, fast)
+        assert 0 <= interval.low <= interval.mean <= interval.high
 
 
 def test_equal_arms_have_a_ratio_of_one_without_width():
@@ -86,10 +86,10 @@ def test_equal_arms_have_a_ratio_of_one_without_width():
 
 def test_shares_stay_between_zero_and_one():
     reused, prompt = np.array([[0.0, 0.0, 10.0]]), np.array([[10.0, 10.0, 10.0]])
-    found = share(reused, prompt)
-    assert found.mean == pytest.approx(1 / 3)
-    assert found.low == 0.0
-    assert found.high <= 1.0
+    interval = share(reused, prompt)
+    assert interval.mean == pytest.approx(1 / 3)
+    assert interval.low == 0.0
+    assert interval.high <= 1.0
     assert share(prompt, prompt) == (1.0, 1.0, 1.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.cache_spans import LAYOUTS, CacheSpan, as_seen, conditioned, isolated, stretches, whole
+from spanlab.core.cache_spans import LAYOUTS, CacheSpan, as_seen, conditioned, isolated, token_runs, whole
 from spanlab.core.request import Request
 
 from .factories import doc, make_prompt, text
@@ -25,11 +25,13 @@ Stretches = list[tuple[bool, tuple[int, ...]]]
 
 def cut_by_token(request: Request) -> Stretches:
     """Every token is labelled with its span, or as ordered; neighbours of one label belong together."""
-    labels = [at if span.independent else -1 for at, span in enumerate(request.spans) for _ in span.tokens.tolist()]
+    labels = [
+        index if span.independent else -1 for index, span in enumerate(request.spans) for _ in span.tokens.tolist()
+    ]
     labels[-1] = -1
     tokens = request.tokens.tolist()
-    groups = groupby(range(len(tokens)), key=lambda place: labels[place])
-    return [(label >= 0, tuple(tokens[place] for place in places)) for label, places in groups]
+    groups = groupby(range(len(tokens)), key=lambda position: labels[position])
+    return [(label >= 0, tuple(tokens[position] for position in places)) for label, places in groups]
 
 
 def unpacked(cache_span: CacheSpan) -> tuple[int, ...]:
@@ -68,7 +70,7 @@ def test_cache_spans_cover_the_prompt_exactly(request, layout):
 def test_a_cache_span_is_an_independent_span_or_all_text_between_two(request, layout):
     cut = cut_by_token(request)
     assert [(one.independent, unpacked(one)) for one in layout(request)] == cut
-    assert [stretch[:4] for stretch in stretches(request)] == [cache_span[:4] for cache_span in layout(request)]
+    assert [stretch[:4] for stretch in token_runs(request)] == [cache_span[:4] for cache_span in layout(request)]
     assert not cut[-1][0], "the answer starts from ordered text"
     assert all(one[0] or other[0] for one, other in pairwise(cut)), "ordered text was cut"
 

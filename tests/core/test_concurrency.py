@@ -122,8 +122,8 @@ def test_requests_in_flight_keep_what_they_read(name, in_flight):
         policy.check()
         if name != "blocks":
             assert_within_budget(policy.store)
-            for one in client.running:
-                _stored(one.allocation)
+            for request in client.running:
+                _stored(request.allocation)
     assert client.refused or in_flight == 10
     client.end()
     assert_nothing_held(policy)
@@ -136,23 +136,28 @@ def test_requests_in_flight_keep_what_they_read(name, in_flight):
 def test_states_of_a_step_are_found_from_the_next_step_on(name, in_flight):
     """What a request resumes from was stored before the step that admits it, though others of that step compute it."""
     policy = HYBRIDS[name]()
-    rng, ids, found = np.random.default_rng(in_flight), count(), list[int]()
+    rng, ids, resumed = np.random.default_rng(in_flight), count(), list[int]()
     scheduler = Scheduler(policy, BatchRules(max_num_batched_tokens=16 * in_flight, max_num_seqs=in_flight))
     for now in range(40):
         for _ in range(int(rng.integers(in_flight))):  # most of them beside an equal prompt
             document = DOCUMENTS[int(rng.integers(4))][: int(rng.integers(1, 5)) * 8]
             scheduler.add(Request(next(ids), 0, (Span(document),), output_len=int(rng.integers(1, 4))))
-        before = {one.request.id: policy.match(one.request, now, one.generated).resume for one in scheduler.waiting}
+        before = {
+            sequence.request.id: policy.match(sequence.request, now, sequence.generated).resume
+            for sequence in scheduler.waiting
+        }
         step = scheduler.schedule(now)
-        for one in scheduler.running:
-            if one.request.id in before:
-                assert one.allocation.plan.resume <= before[one.request.id]
-                found.append(one.allocation.plan.resume)
+        for sequence in scheduler.running:
+            if sequence.request.id in before:
+                assert sequence.allocation.plan.resume <= before[sequence.request.id]
+                resumed.append(sequence.allocation.plan.resume)
         if step is not None:
-            asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-            scheduler.complete(step, now, [one for one in asked if one.generated + 1 >= one.request.output_len])
+            yielding = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
+            scheduler.complete(
+                step, now, [sequence for sequence in yielding if sequence.generated + 1 >= sequence.request.output_len]
+            )
         policy.check()
-    assert 0 < sum(resume > 0 for resume in found) < len(found)
+    assert 0 < sum(resume > 0 for resume in resumed) < len(resumed)
 
 
 @pytest.mark.slow
@@ -161,11 +166,11 @@ def test_a_million_operations_stay_within_budget(name):
     """A fifth of a million for each policy; budgets after each operation, a recount of everything now and then."""
     policy = POLICIES[name]()
     client = Client(SharedPolicy(policy), 7, 32, count(), count())
-    for at in range(200_000):
+    for number in range(200_000):
         client.act()
         if name != "blocks":
             assert_within_budget(policy.store)
-        if at % 500 == 0:
+        if number % 500 == 0:
             policy.check()
     client.end()
     assert_nothing_held(policy)

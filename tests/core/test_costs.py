@@ -30,9 +30,9 @@ def make(name: str):
 def test_costs_add_up_along_a_prompt(name):
     cost, rng = make(name), np.random.default_rng(0)
     for first, second, third in np.sort(rng.integers(0, 200_000, (100, 3))).tolist():
-        whole = cost(first, third)
-        assert cost(first, second) + cost(second, third) == pytest.approx(whole, rel=1e-12, abs=0)
-        assert whole > 0 or first == third
+        total = cost(first, third)
+        assert cost(first, second) + cost(second, third) == pytest.approx(total, rel=1e-12, abs=0)
+        assert total > 0 or first == third
 
 
 @pytest.mark.parametrize("name", sorted(COSTS))
@@ -77,20 +77,20 @@ def test_an_arm_gives_its_cost_to_its_eviction(arm, cost, expected):
 
 @pytest.mark.parametrize("eviction", BLIND_EVICTIONS)
 def test_orders_that_count_a_cost_say_so(eviction):
-    asked = []
+    calls = []
 
     def counted(start, stop):
-        asked.append((start, stop))
+        calls.append((start, stop))
         return stop - start
 
     rules = EvictionRules({"order": "gdsf"} if eviction in ("ttl_pins", "lease") else {}, lambda usual: counted)
     budget = make_budget(total=200)
     policy = make_policy(budget, hybrid=True, placer=balanced(2), grid=2, eviction=eviction, eviction_rules=rules)
     rng = np.random.default_rng(0)
-    for at in range(60):
-        request = make_request(tuple(rng.integers(0, 3, 12).tolist()), id=at)
-        finish(policy, policy.allocate(policy.match(request, at), at), at)
-    assert bool(asked) == (eviction in EVICTION_ORDERS.needing(COST))
+    for index in range(60):
+        request = make_request(tuple(rng.integers(0, 3, 12).tolist()), id=index)
+        finish(policy, policy.allocate(policy.match(request, index), index), index)
+    assert bool(calls) == (eviction in EVICTION_ORDERS.needing(COST))
 
 
 PUBLISHED = PlacementSettings(kind="dp", count=3, dp=Dp(solver="published", backtrack="fixed"))

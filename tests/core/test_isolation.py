@@ -36,16 +36,16 @@ def colliding(monkeypatch):
 
 def reused(policy, *prompts) -> list[int]:
     """Tokens that each prompt reuses on its first admission, served one after another."""
-    done = serve(policy, [[one] for one in prompts])
-    return [done[one.id].first_plan.resume for one in prompts]
+    finished = serve(policy, [[one] for one in prompts])
+    return [finished[one.id].first_plan.resume for one in prompts]
 
 
 @pytest.mark.parametrize(("states", "last"), [("none", 8), ("align", 0)])  # states stand at ends of prompts alone
 def test_a_collision_of_digests_is_a_miss(colliding, states, last):
     first, other = range(20), range(100, 120)
-    asked = [first, other, first, [*range(8), *range(50, 62)]]
-    prompts = [block_request(at, tokens) for at, tokens in enumerate(asked)]
-    chains = [block_chain.Chain(one, SIZE).digests for one in prompts]
+    tokens_of = [first, other, first, [*range(8), *range(50, 62)]]
+    prompts = [block_request(index, tokens) for index, tokens in enumerate(tokens_of)]
+    chains = [block_chain.Chain(prompt, SIZE).digests for prompt in prompts]
     assert chains[0] == chains[1] == chains[3]
     policy = make_blocks(states=states, retention=None)
     assert reused(policy, *prompts) == [0, 0, 16, last]
@@ -53,12 +53,12 @@ def test_a_collision_of_digests_is_a_miss(colliding, states, last):
 
 
 def test_a_chunk_that_collides_is_a_miss(colliding):
-    prompts = [block_request(at, tokens) for at, tokens in enumerate([range(20), range(100, 120), range(20)])]
+    prompts = [block_request(index, tokens) for index, tokens in enumerate([range(20), range(100, 120), range(20)])]
     assert reused(make_chunks(), *prompts) == [0, 0, 16]
 
 
 def test_a_collision_of_salts_is_a_miss(colliding):
-    prompts = [block_request(at, range(20), cache_salt=salt) for at, salt in enumerate(["a", "b", "a"])]
+    prompts = [block_request(index, range(20), cache_salt=salt) for index, salt in enumerate(["a", "b", "a"])]
     assert reused(make_blocks(), *prompts) == [0, 0, 16]
 
 
@@ -117,10 +117,10 @@ def test_tenants_share_nothing(name):
     policy = POLICIES[name]()
     spans = text(*range(8)), doc(*range(20, 30)), text(40, 41)
     salts = ["a"] * 3 + ["b"] * 2 + ["", "a"]
-    prompts = [make_prompt(*spans, id=at, cache_salt=salt) for at, salt in enumerate(salts)]
-    found = reused(policy, *prompts)
+    prompts = [make_prompt(*spans, id=index, cache_salt=salt) for index, salt in enumerate(salts)]
+    reused_tokens = reused(policy, *prompts)
     first_of_each = [0, 3, 5]
-    assert [found[at] for at in first_of_each] == [0, 0, 0]
+    assert [reused_tokens[index] for index in first_of_each] == [0, 0, 0]
     plans = [policy.match(make_prompt(*spans, id=9, cache_salt=salt), 99) for salt in ("a", "c")]
     assert plans[0].reused > 0 == plans[1].reused
     assert (plans[1].matched, plans[1].seen) == (0, 0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.cache_spans import as_seen, isolated, whole
-from spanlab.core.ledger import Ledger, NoLedger, _Trail
+from spanlab.core.ledger import Ledger, NoLedger, _PathCursor
 from spanlab.core.placement import every_n
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import PrefixTree
@@ -37,13 +37,15 @@ ZEROS = string_of([np.zeros(4, np.int32)])
 
 def served(options: dict, ledger: Ledger, parts: list) -> list[tuple[object, ...]]:
     """What each of some requests in a row, served alone, reuses, computes and captures."""
-    policy, found = make_policy(make_budget(tokens=40, states=4), ledger=ledger, **options), []
+    policy, records = make_policy(make_budget(tokens=40, states=4), ledger=ledger, **options), []
     for now, spans in enumerate(parts):
         plan = policy.match(make_prompt(*spans, id=now), now)
         allocation = policy.allocate(plan, now)
-        found.append((plan.matched, plan.resume, allocation.work, list(allocation.captures), allocation.stored.copy()))
+        records.append(
+            (plan.matched, plan.resume, allocation.work, list(allocation.captures), allocation.stored.copy())
+        )
         finish(policy, allocation, now)
-    return found
+    return records
 
 
 @pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
@@ -68,10 +70,10 @@ def test_refusals_are_forgotten_once_the_tokens_are_kept():
     ledger = Ledger()
     ledger.computed("key", ZEROS, 4)
     ledger.refused("key", ZEROS, 3)
-    assert ledger.known("key", ZEROS) == (4, 3)
-    ledger.kept("key", ZEROS, 3)
-    assert ledger.known("key", ZEROS) == (4, 0)
-    assert ledger.known("other", ZEROS) == (0, 0)
+    assert ledger.lookup("key", ZEROS) == (4, 3)
+    ledger.stored("key", ZEROS, 3)
+    assert ledger.lookup("key", ZEROS) == (4, 0)
+    assert ledger.lookup("other", ZEROS) == (0, 0)
 
 
 @settings(deadline=None, max_examples=200)
@@ -79,21 +81,21 @@ def test_refusals_are_forgotten_once_the_tokens_are_kept():
 def test_strings_followed_again_are_known_like_new_ones(data):
     bits = st.lists(st.integers(0, 1), min_size=1, max_size=8)
     strings = data.draw(st.lists(bits, min_size=1, max_size=3))
-    kept = [string_of([np.array(ids, np.int32)]) for ids in strings]
+    token_strings = [string_of([np.array(ids, np.int32)]) for ids in strings]
     ledger, computed = Ledger(), set()
     for _ in range(data.draw(st.integers(1, 12))):
-        at, key = data.draw(st.integers(0, len(kept) - 1)), data.draw(st.sampled_from("ab"))
+        index, key = data.draw(st.integers(0, len(token_strings) - 1)), data.draw(st.sampled_from("ab"))
         if data.draw(st.booleans()):
-            length = data.draw(st.integers(0, len(strings[at])))
-            ledger.computed(key, kept[at], length)
-            computed |= {(key, *strings[at][:stop]) for stop in range(length + 1)}
+            length = data.draw(st.integers(0, len(strings[index])))
+            ledger.computed(key, token_strings[index], length)
+            computed |= {(key, *strings[index][:stop]) for stop in range(length + 1)}
         else:
-            lengths = [stop for stop in range(len(strings[at]) + 1) if (key, *strings[at][:stop]) in computed]
-            assert ledger.known(key, kept[at]) == (max(lengths, default=0), 0)
+            lengths = [stop for stop in range(len(strings[index]) + 1) if (key, *strings[index][:stop]) in computed]
+            assert ledger.lookup(key, token_strings[index]) == (max(lengths, default=0), 0)
 
 
 def test_a_string_is_followed_from_where_it_was_left():
-    tree, trail, ones = PrefixTree(), _Trail(), string_of([np.ones(4, np.int32)])
+    tree, trail, ones = PrefixTree(), _PathCursor(), string_of([np.ones(4, np.int32)])
     root = tree.new_root()
     node = tree.extend(root, ZEROS, 3, 0)
     trail.note(root, ZEROS, node, 3)

@@ -107,27 +107,31 @@ class MapMachine(SpanMachine):
         if not self.keeps:
             expected = []
         count = len(allocation.captures)
-        kept = expected[len(expected) - count :]
-        assert allocation.captures == [position for position, _ in kept]
-        assert allocation.state_bytes == working + sum(size for _, size in kept)
+        latest = expected[len(expected) - count :]
+        assert allocation.captures == [position for position, _ in latest]
+        assert allocation.state_bytes == working + sum(size for _, size in latest)
         if count < len(expected):
             assert self.policy.store.spare_state_bytes() < expected[-count - 1][1], "there was room for one more"
 
-    def store(self, one, cache_span, end):
-        allocation, part = one.allocation, one.plan.cache_spans[cache_span].cache_span
+    def store(self, running, cache_span, end):
+        allocation, cache_span_ = running.allocation, running.plan.cache_spans[cache_span].cache_span
         due, stored, captured = list(allocation.captures), allocation.stored[cache_span], allocation.captured
-        super().store(one, cache_span, end)
+        super().store(running, cache_span, end)
         if allocation.stored[cache_span] > stored:
-            lengths = [p - part.start for p in due if part.start < p <= part.start + allocation.stored[cache_span]]
-            known = self.captured.setdefault(one.keys[cache_span], set())
-            known.update(one.tokens[cache_span][:length] for length in lengths)
+            lengths = [
+                p - cache_span_.start
+                for p in due
+                if cache_span_.start < p <= cache_span_.start + allocation.stored[cache_span]
+            ]
+            known = self.captured.setdefault(running.keys[cache_span], set())
+            known.update(running.tokens[cache_span][:length] for length in lengths)
             captured += len(lengths)
         assert allocation.captured == captured
-        if end >= one.plan.prompt:
+        if end >= running.plan.prompt:
             assert (allocation.states, allocation.captures, allocation.working_map) == ([], [], 0)
             assert allocation.state_bytes == STATE
         else:
-            assert allocation.states == one.plan.states, "what was read stays locked until the prompt is computed"
+            assert allocation.states == running.plan.states, "what was read stays locked until the prompt is computed"
 
     # -- oracles ------------------------------------------------------------------------------------------------------
 
@@ -152,10 +156,10 @@ class MapMachine(SpanMachine):
 
     @invariant()
     def states_weigh_what_they_are_and_stand_where_one_was_captured(self):
-        known = {id(root): key for key, root in self.roots.items()}
+        keys = {id(root): key for key, root in self.roots.items()}
         for root in self.policy.index.all():
             for path, state in states_in(root):
-                key = known[id(root)]
+                key = keys[id(root)]
                 unit, size = (self.block_size, MAP) if key[1] == "span" else (self.unit, STATE)
                 assert path in self.captured[key]
                 assert state.num_bytes == size

@@ -40,7 +40,7 @@ def make_model(**changes) -> ModelSpec:
 
 
 def resumes(plan) -> list[int]:
-    return [part.resume for part in plan.cache_spans]
+    return [span_plan.resume for span_plan in plan.cache_spans]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -102,22 +102,26 @@ def test_a_store_without_limit_reuses_every_span_seen_before(block_size, grid):
     reused = 0
     for number in range(60):
         request = make_random_prompt(rng, number)
-        cache_spans = [(part.independent, part.tokens.tobytes()) for part in composable(request)]
+        cache_spans = [(cache_span.independent, cache_span.tokens.tobytes()) for cache_span in composable(request)]
         plan = serve_prompt(policy, request, number)
         expected = []
-        for at, (independent, tokens) in enumerate(cache_spans):
-            limit = len(tokens) // 4 - (at == len(cache_spans) - 1)
+        for index, (independent, tokens) in enumerate(cache_spans):
+            limit = len(tokens) // 4 - (index == len(cache_spans) - 1)
             if independent:  # of spans that begin alike, the map at the end of the one that is a beginning of this one
                 ends = [len(other) // 4 // block_size * block_size for other in spans]
-                known = [end for other, end in zip(spans, ends, strict=True) if tokens[: 4 * end] == other[: 4 * end]]
+                stored_ends = [
+                    end for other, end in zip(spans, ends, strict=True) if tokens[: 4 * end] == other[: 4 * end]
+                ]
             else:
-                same = [other for past, other in texts if past == cache_spans[:at]]
-                known = [common(other, tokens) // 4 // unit * unit for other in same]
-                known = [min(length, limit // unit * unit) for length in known]
-            expected.append(max((length for length in known if length <= limit), default=0))
+                same = [other for past, other in texts if past == cache_spans[:index]]
+                stored_ends = [common(other, tokens) // 4 // unit * unit for other in same]
+                stored_ends = [min(length, limit // unit * unit) for length in stored_ends]
+            expected.append(max((length for length in stored_ends if length <= limit), default=0))
         assert resumes(plan) == expected
         spans += [tokens for independent, tokens in cache_spans if independent]
-        texts += [(cache_spans[:at], tokens) for at, (independent, tokens) in enumerate(cache_spans) if not independent]
+        texts += [
+            (cache_spans[:index], tokens) for index, (independent, tokens) in enumerate(cache_spans) if not independent
+        ]
         reused += plan.reused
     assert reused > 300
     assert_drained(policy)
@@ -166,7 +170,7 @@ def test_spans_of_equal_beginnings_resume_from_the_shorter_ones_map():
 def test_a_document_twice_is_two_entries_with_a_map_each():
     policy, twice = make_map_policy(placer=no_states()), make_prompt(HEAD, ONE, TWO, ONE, TAIL)
     plan, allocation = begin(policy, twice, 0)
-    assert [part.twin for part in plan.cache_spans] == [None] * 5
+    assert [span_plan.twin for span_plan in plan.cache_spans] == [None] * 5
     assert [(work.start, work.stop) for work in allocation.work] == [(0, 4), (4, 9), (9, 12), (12, 17), (17, 19)]
     assert policy.need(twice).tokens == 19
     finish(policy, allocation, 0)

@@ -21,10 +21,10 @@ MARK = [901, 902, 903]  # a template behind every document
 
 def place(placer, tokens, past: list[list[int]], *, boundaries=(), group: int = 0, resume: int = 0) -> list[int]:
     """Return positions for one admitted prompt after the prompts `past`."""
-    seen = max((common(tokens, earlier) for earlier in past), default=0)
+    seen_length = max((common(tokens, earlier) for earlier in past), default=0)
     past.append(list(tokens))
     request = make_request(tokens, group=group)
-    prefill = PrefillInfo(len(tokens), 0, seen, resume, boundaries, request)
+    prefill = PrefillInfo(len(tokens), 0, seen_length, resume, boundaries, request)
     placer.observe(prefill)
     return list(placer.place(prefill))
 

@@ -27,7 +27,7 @@ DOCUMENTS = [doc(*range(100 * at, 100 * at + length)) for at, length in enumerat
 
 def prompt(order, *, id: int = 0, between: bool = False) -> Request:
     """Documents behind a head, with a word between two of them or not, and a question of the request's own."""
-    spans = [DOCUMENTS[at] for at in order]
+    spans = [DOCUMENTS[index] for index in order]
     spans.insert(1, text(90)) if between else None
     return make_prompt(HEAD, *spans, text(1000 + id, 7), id=id)
 
@@ -45,8 +45,8 @@ def make_pool(blocks: int = 400) -> BlockPolicy:
 
 
 def served_by(policy, draw: np.random.Generator, prompts: int) -> None:
-    for at in range(prompts):
-        serve(policy, prompt(draw.choice(5, draw.integers(1, 5), replace=False), id=at, between=at % 3 == 0))
+    for number in range(prompts):
+        serve(policy, prompt(draw.choice(5, draw.integers(1, 5), replace=False), id=number, between=number % 3 == 0))
 
 
 def cached(policy, request: Request, order) -> int:
@@ -71,8 +71,8 @@ def test_greedy_order_lies_between_given_and_best(make, between: bool):
 def test_greedy_order_is_best_at_one_level():
     for seed in range(20):
         draw, policy = np.random.default_rng(seed), make_policy()
-        for at in draw.choice(5, 2, replace=False):
-            serve(policy, prompt([at], id=int(at)))
+        for index in draw.choice(5, 2, replace=False):
+            serve(policy, prompt([index], id=int(index)))
         request = prompt(draw.permutation(5), id=50)
         best = max(cached(policy, request, order) for order in permutations(range(5)))
         assert cached(policy, request, by_cache(request, policy, 99)) == best > len(HEAD.tokens)
@@ -137,14 +137,16 @@ def test_views_leave_passages_out(view: str, kept: list[int]):
 def test_moved_passages_stay_gold():
     request = Request(0, 0, prompt([0, 1, 2]).spans, gold=(1, 3))
     moved = with_passages(request, [2, 1, 0])
-    assert {moved.spans[at] for at in moved.gold} == {DOCUMENTS[0], DOCUMENTS[2]}
+    assert {moved.spans[index] for index in moved.gold} == {DOCUMENTS[0], DOCUMENTS[2]}
     assert with_passages(request, [0, 1, 2]) is request
 
 
 def test_greedy_stops_where_nothing_has_a_rank():
-    assert greedy([4, 5, 6, 7], lambda placed, left: [one if len(placed) < 2 else 0 for one in left]) == [7, 6, 4, 5]
-    assert greedy([4, 5], lambda placed, left: [-1] * len(left)) == [4, 5]
-    assert greedy([], lambda placed, left: [1]) == []
+    assert greedy(
+        [4, 5, 6, 7], lambda placed, remaining: [passage if len(placed) < 2 else 0 for passage in remaining]
+    ) == [7, 6, 4, 5]
+    assert greedy([4, 5], lambda placed, remaining: [-1] * len(remaining)) == [4, 5]
+    assert greedy([], lambda placed, remaining: [1]) == []
 
 
 REFUSED = [

@@ -189,7 +189,7 @@ def test_decay_forgets_what_periodic_remembers():
     depths = [30] * 12 + [70] * 4
     forgets, remembers = make_dp(update="decayed", every=1, decay=0.5), make_dp(every=1)
     for depth in depths:
-        placed = [admit(one, make_info(80, seen=depth)) for one in (forgets, remembers)]
+        placed = [admit(placement, make_info(80, seen=depth)) for placement in (forgets, remembers)]
     # remembered: one state at 30 leaves 4·40, one at 70 leaves 12·30
     assert placed == [[70], [30]]
 
@@ -208,8 +208,8 @@ def test_decay_multiplies_every_bin_at_each_observation():
 
 def test_smoothing_gives_weight_to_depths_never_seen():
     plain, smooth = (make_dp(count=8, warmup=1, update="frozen", smoothing=alpha) for alpha in (0.0, 0.5))
-    for one in (plain, smooth):
-        one.observe(make_info(80, seen=40))
+    for placement in (plain, smooth):
+        placement.observe(make_info(80, seen=40))
     assert admit(plain, make_info(80)) == [40]
     assert admit(smooth, make_info(80)) == [10, 20, 30, 40, 50, 60, 70, 80]
 
@@ -223,12 +223,12 @@ def test_a_censored_histogram_sees_stored_matches_only(observe, position):
 
 def test_one_fixed_set_is_cut_and_a_set_per_length_is_solved_anew():
     fixed, per_length = (make_dp(warmup=3, update="frozen", backtrack=how) for how in ("fixed", "per_length"))
-    for one in (fixed, per_length):
+    for placement in (fixed, per_length):
         for depth in (20, 70, 70):
-            one.observe(make_info(80, seen=depth))
-    for one, long, short in ((fixed, [70], []), (per_length, [70], [50])):
-        assert admit(one, make_info(80)) == long
-        assert admit(one, make_info(50)) == short
+            placement.observe(make_info(80, seen=depth))
+    for placement, long, short in ((fixed, [70], []), (per_length, [70], [50])):
+        assert admit(placement, make_info(80)) == long
+        assert admit(placement, make_info(50)) == short
 
 
 def test_published_solver_puts_a_spare_state_into_first_bin():

@@ -38,8 +38,8 @@ def trace(seed: int, number: int = 60, length: int = 24) -> list[list[int]]:
     prompts: list[list[int]] = [[0]]
     for _ in range(number):
         base = prompts[int(rng.integers(len(prompts)))]
-        kept = base[: int(rng.integers(0, len(base) + 1))]
-        prompts.append((kept + rng.integers(0, 3, int(rng.integers(1, 10))).tolist())[:length])
+        prefix = base[: int(rng.integers(0, len(base) + 1))]
+        prompts.append((prefix + rng.integers(0, 3, int(rng.integers(1, 10))).tolist())[:length])
     return prompts
 
 
@@ -334,7 +334,7 @@ def test_the_same_operations_give_the_same_answers(hybrid, private, eviction):
         )
         runs.append((interleave(policy, 5), held(policy), counters(policy.store)))
     assert runs[0] == runs[1]
-    assert any(told[3] for told in runs[0][0]), "nothing was reused, so nothing was compared"
+    assert any(answer[3] for answer in runs[0][0]), "nothing was reused, so nothing was compared"
     assert policy.store.evicted_bytes > 0, "nothing was evicted, so nothing was compared"
 
 

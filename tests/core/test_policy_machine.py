@@ -110,34 +110,36 @@ class PolicyMachine(RunningRequests):
     @precondition(lambda self: any(r.computed < r.plan.prompt for r in self.running))
     @rule(data=st.data())
     def compute(self, data):
-        one = data.draw(st.sampled_from([r for r in self.running if r.computed < r.plan.prompt]))
-        one.computed = data.draw(st.integers(one.computed + 1, one.plan.prompt) | st.just(one.plan.prompt))
-        allocation, stored, due = one.allocation, one.allocation.stored[0], list(one.allocation.captures)
+        running = data.draw(st.sampled_from([r for r in self.running if r.computed < r.plan.prompt]))
+        running.computed = data.draw(
+            st.integers(running.computed + 1, running.plan.prompt) | st.just(running.plan.prompt)
+        )
+        allocation, stored, due = running.allocation, running.allocation.stored[0], list(running.allocation.captures)
         self.now += 1
-        self.policy.insert(allocation, one.computed, self.now)
+        self.policy.insert(allocation, running.computed, self.now)
         assert not allocation.states
-        self.remembered.setdefault(one.key, []).append(one.tokens[: one.computed])
-        kept = [] if one.computed == one.plan.prompt else due  # what no insertion took is given back at the end
-        stop = one.computed // self.block_size * self.block_size
-        wanted = self.keeps and stop > stored and (one.computed == one.plan.prompt or not self.private)
-        if not wanted:
+        self.remembered.setdefault(running.key, []).append(running.tokens[: running.computed])
+        kept = [] if running.computed == running.plan.prompt else due  # what no insertion took is given back at the end
+        stop = running.computed // self.block_size * self.block_size
+        stores = self.keeps and stop > stored and (running.computed == running.plan.prompt or not self.private)
+        if not stores:
             assert (allocation.stored[0], allocation.captures) == (stored, kept)
         elif allocation.stored[0] == stored:
             assert self.policy.store.budget.entries < 5, "only a budget of entries refuses"
         else:
-            self.stored(one, stop, due)
+            self.stored(running, stop, due)
 
-    def stored(self, one, stop, due):
-        allocation, root = one.allocation, top(one.allocation.nodes[0])
+    def stored(self, running, stop, due):
+        allocation, root = running.allocation, top(running.allocation.nodes[0])
         assert allocation.stored[0] == allocation.nodes[0].depth == stop
         assert allocation.captures == [position for position in due if position > stop]
-        roots = self.roots.setdefault(one.key, [])
+        roots = self.roots.setdefault(running.key, [])
         assert self.private or roots in ([], [root]), "one root per salt"
         if root not in roots:
             roots.append(root)
-        self.captured.setdefault(one.key, set()).update(one.tokens[:p] for p in due if p <= stop)
+        self.captured.setdefault(running.key, set()).update(running.tokens[:p] for p in due if p <= stop)
         here = {path for path, _ in states_in(root)}
-        assert {one.tokens[:p] for p in due if p <= stop} <= here
+        assert {running.tokens[:p] for p in due if p <= stop} <= here
 
     # -- oracles ------------------------------------------------------------------------------------------------------
 
@@ -175,21 +177,23 @@ class PolicyMachine(RunningRequests):
 
     @invariant()
     def what_an_allocation_has_stored_is_still_there(self):
-        for one in self.running:
-            paths = {id(node): path for path, node in walk(top(one.allocation.nodes[0]))}
-            tokens = paths.get(id(one.allocation.nodes[0]), ())
-            assert common(tokens, one.tokens) >= one.allocation.stored[0]
+        for running in self.running:
+            paths = {id(node): path for path, node in walk(top(running.allocation.nodes[0]))}
+            tokens = paths.get(id(running.allocation.nodes[0]), ())
+            assert common(tokens, running.tokens) >= running.allocation.stored[0]
 
     @invariant()
     def what_is_read_ends_where_computing_resumes(self):
-        assert all(state.position == one.plan.resume for one in self.running for state in one.allocation.states)
+        assert all(
+            state.position == running.plan.resume for running in self.running for state in running.allocation.states
+        )
 
     @invariant()
     def states_stand_only_where_one_was_captured(self):
-        known = {id(root): key for key, roots in self.roots.items() for root in roots}
+        keys = {id(root): key for key, roots in self.roots.items() for root in roots}
         for root in self.policy.index.all():
             for path, state in states_in(root):
-                assert path in self.captured[known[id(root)]]
+                assert path in self.captured[keys[id(root)]]
                 assert len(path) == state.position and state.position % self.unit == 0
 
 

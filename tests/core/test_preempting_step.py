@@ -27,7 +27,7 @@ def scheduler_of(budget: int) -> Scheduler:
 
 def finish(scheduler: Scheduler, step: ScheduledStep, now: int) -> None:
     first = [chunk.sequence for chunk in step.chunks if chunk.last]
-    ended = [one for one in (*first, *step.decodes) if one.generated + 1 >= OUTPUTS[one.request.id]]
+    ended = [sequence for sequence in (*first, *step.decodes) if sequence.generated + 1 >= OUTPUTS[sequence.request.id]]
     scheduler.complete(step, now, ended)
 
 
@@ -36,11 +36,11 @@ def admitted_while_preempting(budget: int) -> tuple[int, list[int]]:
     scheduler, preempting, admitted = scheduler_of(budget), 0, []
     for now in range(200):
         waiting = list(scheduler.waiting)
-        before = {one: one.preemptions for one in (*waiting, *scheduler.running)}
+        before = {sequence: sequence.preemptions for sequence in (*waiting, *scheduler.running)}
         step = scheduler.schedule(now)
         if step is None:
             break
-        preempted = [one for one, count in before.items() if one.preemptions > count]
+        preempted = [sequence for sequence, count in before.items() if sequence.preemptions > count]
         preempting += bool(preempted)
         if preempted:
             admitted += [c.sequence.request.id for c in step.chunks if c.sequence in (*waiting, *preempted)]

@@ -43,9 +43,9 @@ def mlp(model: ModelSpec) -> int:
 def recurrent(model: ModelSpec) -> int:
     """What is left of a token's FLOPs without attention and MLP blocks, per layer."""
     attention = 2 * 8 * 3 * ((2 if model.gated_attention else 1) * 4 + 2 * 2 + 4)
-    rest = model.linear_flops_per_token - 2 * attention - 8 * mlp(model)
-    assert rest % 6 == 0
-    return rest // 6
+    remaining_flops = model.linear_flops_per_token - 2 * attention - 8 * mlp(model)
+    assert remaining_flops % 6 == 0
+    return remaining_flops // 6
 
 
 def run_over(model: ModelSpec, attention: bool, pairs: int) -> int:
@@ -66,9 +66,9 @@ def run_over(model: ModelSpec, attention: bool, pairs: int) -> int:
 def test_a_replay_leaves_out_blocks_one_by_one(kind, attention, model):
     replay = RECOVERIES.make(kind, {}, {}, model=model).replay
     start, stop = 7, 12
-    whole = model.prefill_flops(start, stop)
+    total = model.prefill_flops(start, stop)
     needed = sum(run_over(model, attention, position + 1) for position in range(start, stop))
-    assert replay.left_out(start, stop, alone=False) == (whole - needed, 0)
+    assert replay.left_out(start, stop, alone=False) == (total - needed, 0)
     assert replay.exact == attention
 
 
@@ -97,8 +97,8 @@ def test_a_gap_is_computed_and_its_kv_is_read():
     policy = replaying()
     serve(policy, DOCUMENT, 0)
     plan, allocation = begin(policy, make_request([*DOCUMENT[:10], 70, 71]), 1)
-    part = plan.cache_spans[0]
-    assert (plan.resume, plan.matched, part.replayed, part.stored) == (4, 10, 6, 10)
+    span_plan = plan.cache_spans[0]
+    assert (plan.resume, plan.matched, span_plan.replayed, span_plan.stored) == (4, 10, 6, 10)
     assert plan.losses.state_never_placed == 6
     assert allocation.kv_bytes == 2 * KV
     assert [(work.start, work.stop) for work in allocation.work] == [(4, 12)]

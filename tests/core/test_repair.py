@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.repair import MEASURED, Repair, Reused
+from spanlab.core.repair import MEASURED, Repair, ReusedSpan
 
 
 @st.composite
-def reused(draw) -> list[Reused]:
+def reused(draw) -> list[ReusedSpan]:
     """Spans in order with gaps between them, each found in part."""
     spans, position = [], 0
     for gap, length in draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=5)):
         start = position + gap
         position = start + length
-        spans.append(Reused(start, position, draw(st.integers(0, length))))
+        spans.append(ReusedSpan(start, position, draw(st.integers(0, length))))
     return spans
 
 
@@ -30,8 +30,8 @@ rules = st.builds(Repair, st.sampled_from(PER_SPAN), k=ks, seed=st.integers(0, 3
 choosing = rules.filter(lambda rule: not rule.measured)
 
 
-def places(spans: list[Reused]) -> list[int]:
-    return [place for span in spans for place in range(span.start, span.stop)]
+def places(spans: list[ReusedSpan]) -> list[int]:
+    return [position for span in spans for position in range(span.start, span.stop)]
 
 
 # -- how many ---------------------------------------------------------------------------------------------------------
@@ -52,34 +52,36 @@ def test_controls_have_the_budget_of_cache_blend(spans, percent):
 
 
 def test_a_share_is_rounded_down_but_not_because_of_binary_fractions():
-    assert Repair("strided", ratio=0.29).count([Reused(0, 100, 0)]) == 29  # 0.29 · 100 is 28.999999999999996
-    assert Repair("strided", ratio=0.15).count([Reused(3, 9, 6), Reused(9, 16, 0)]) == 1  # 1.95
-    assert Repair("deviation", ratio=1.0).count([Reused(3, 9, 6)]) == 6
+    assert Repair("strided", ratio=0.29).count([ReusedSpan(0, 100, 0)]) == 29  # 0.29 · 100 is 28.999999999999996
+    assert Repair("strided", ratio=0.15).count([ReusedSpan(3, 9, 6), ReusedSpan(9, 16, 0)]) == 1  # 1.95
+    assert Repair("deviation", ratio=1.0).count([ReusedSpan(3, 9, 6)]) == 6
 
 
 @settings(deadline=None)
 @given(spans=reused())
 def test_no_repair_touches_nothing(spans):
     none = Repair()
-    assert (none.count(spans), none.lost(spans), none.private(spans, 4)) == (0, 0, 0)
+    assert (none.count(spans), none.num_stored(spans), none.private(spans, 4)) == (0, 0, 0)
 
 
 @settings(deadline=None, max_examples=200)
 @given(spans=reused(), rule=rules)
 def test_what_is_lost_had_been_found_and_is_computed_again(spans, rule):
-    lost, found, count = rule.lost(spans), sum(span.found for span in spans), rule.count(spans)
-    assert 0 <= lost <= min(found, count)
-    if found == len(places(spans)):
+    lost, stored, count = rule.num_stored(spans), sum(span.stored for span in spans), rule.count(spans)
+    assert 0 <= lost <= min(stored, count)
+    if stored == len(places(spans)):
         assert lost == count
     if rule.kind == "first":
         chosen = rule.rows(spans, 0)
-        assert lost == sum(place - span.start < span.found for span in spans for place in chosen if _in(place, span))
+        assert lost == sum(
+            position - span.start < span.stored for span in spans for position in chosen if _in(position, span)
+        )
     elif spans:
-        assert lost == math.floor(Fraction(count * found, len(places(spans))))
+        assert lost == math.floor(Fraction(count * stored, len(places(spans))))
 
 
-def _in(place: int, span: Reused) -> bool:
-    return span.start <= place < span.stop
+def _in(position: int, span: ReusedSpan) -> bool:
+    return span.start <= position < span.stop
 
 
 # -- which ------------------------------------------------------------------------------------------------------------
@@ -108,42 +110,44 @@ def test_first_and_last_are_the_ends_of_every_span(spans, k):
 @given(spans=reused(), percent=st.integers(1, 100))
 def test_strided_rows_stand_at_equal_distances(spans, percent):
     everywhere = places(spans)
-    at = [everywhere.index(place) for place in Repair("strided", ratio=percent / 100).rows(spans, 0)]
-    if at:
-        gaps = {after - before for before, after in zip(at, [*at[1:], at[0] + len(everywhere)], strict=True)}
-        assert at[0] == 0
-        assert gaps <= {len(everywhere) // len(at), -(-len(everywhere) // len(at))}
+    indices = [everywhere.index(position) for position in Repair("strided", ratio=percent / 100).rows(spans, 0)]
+    if indices:
+        gaps = {
+            after - before for before, after in zip(indices, [*indices[1:], indices[0] + len(everywhere)], strict=True)
+        }
+        assert indices[0] == 0
+        assert gaps <= {len(everywhere) // len(indices), -(-len(everywhere) // len(indices))}
 
 
 def test_strided_rows_by_hand():
-    assert Repair("strided", k=3).rows([Reused(10, 18, 8), Reused(20, 22, 0)], 0) == [10, 12, 15, 20, 21]
+    assert Repair("strided", k=3).rows([ReusedSpan(10, 18, 8), ReusedSpan(20, 22, 0)], 0) == [10, 12, 15, 20, 21]
 
 
 @pytest.mark.parametrize("options", [{"k": 8}, {"ratio": 0.15}])
 def test_random_rows_are_those_of_the_request_and_the_seed(options):
-    spans = [Reused(0, 60, 60), Reused(70, 130, 60)]
+    spans = [ReusedSpan(0, 60, 60), ReusedSpan(70, 130, 60)]
     rows = Repair("random", seed=1, **options).rows(spans, 5)
     assert rows == Repair("random", seed=1, **options).rows(list(spans), 5)
     assert rows != Repair("random", seed=1, **options).rows(spans, 6)
     assert rows != Repair("random", seed=2, **options).rows(spans, 5)
     # what others found must not matter: an engine and a simulator may differ in nothing else
-    assert rows == Repair("random", seed=1, **options).rows([span._replace(found=0) for span in spans], 5)
+    assert rows == Repair("random", seed=1, **options).rows([span._replace(stored=0) for span in spans], 5)
 
 
 def test_random_rows_of_two_spans_are_drawn_apart():
     """Neither from one another nor from another request that stands elsewhere do they copy their places."""
     rule = Repair("random", k=8)
-    one = rule.rows([Reused(0, 60, 0), Reused(60, 120, 0)], 0)
-    assert [place - 60 for place in one[8:]] != one[:8]
-    assert [place - 60 for place in one[8:]] != rule.rows([Reused(0, 60, 0)], 60)
+    rows = rule.rows([ReusedSpan(0, 60, 0), ReusedSpan(60, 120, 0)], 0)
+    assert [position - 60 for position in rows[8:]] != rows[:8]
+    assert [position - 60 for position in rows[8:]] != rule.rows([ReusedSpan(0, 60, 0)], 60)
 
 
 def test_random_rows_reach_every_place_about_equally_often():
     """240 requests, 10 of 60 places each: 40 hits a place; a binomial strays from it by more than 24 once in 10^4."""
     hits = [0] * 60
     for request in range(240):
-        for place in Repair("random", ratio=1 / 6).rows([Reused(0, 60, 60)], request):
-            hits[place] += 1
+        for position in Repair("random", ratio=1 / 6).rows([ReusedSpan(0, 60, 60)], request):
+            hits[position] += 1
     assert sum(hits) == 2400
     assert all(abs(hit - 40) <= 24 for hit in hits)
 
@@ -151,7 +155,7 @@ def test_random_rows_reach_every_place_about_equally_often():
 @pytest.mark.parametrize("kind", MEASURED)
 def test_measured_rows_cannot_be_asked_for(kind):
     with pytest.raises(AssertionError, match="chooses while it runs"):
-        Repair(kind, ratio=0.5).rows([Reused(0, 4, 4)], 0)
+        Repair(kind, ratio=0.5).rows([ReusedSpan(0, 4, 4)], 0)
 
 
 # -- whose blocks ------------------------------------------------------------------------------------------------------
@@ -161,10 +165,10 @@ def test_measured_rows_cannot_be_asked_for(kind):
 @given(spans=reused(), rule=choosing, block_size=st.sampled_from([1, 2, 3, 4, 16]), request=st.integers(0, 9))
 def test_private_tokens_are_those_on_the_pages_that_are_written(spans, rule, block_size, request):
     """Pages are counted from a span's start. Exactly so for the ends of spans; else a bound, for any choice of rows."""
-    written = {
+    written_blocks = {
         (span, (p - span.start) // block_size) for p in rule.rows(spans, request) for span in spans if _in(p, span)
     }
-    tokens = sum(min(block_size, span.stop - span.start - index * block_size) for span, index in written)
+    tokens = sum(min(block_size, span.stop - span.start - index * block_size) for span, index in written_blocks)
     private = rule.private(spans, block_size)
     assert private == tokens if rule.kind in ("first", "last") else private >= tokens
     assert private <= len(places(spans))
@@ -173,7 +177,7 @@ def test_private_tokens_are_those_on_the_pages_that_are_written(spans, rule, blo
 
 
 def test_private_pages_by_hand():
-    spans = [Reused(0, 40, 40), Reused(40, 50, 0)]
+    spans = [ReusedSpan(0, 40, 40), ReusedSpan(40, 50, 0)]
     assert Repair("first", k=16).private(spans, 16) == 16 + 10
     assert Repair("first", k=17).private(spans, 16) == 32 + 10
     assert Repair("last", k=8).private(spans, 16) == 8 + 10  # the last block is half full

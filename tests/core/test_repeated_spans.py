@@ -22,7 +22,7 @@ HEAD, ONE, TWO, TAIL = text(1, 2), doc(10, 11, 12, 13), doc(20, 21, 22), text(5,
 
 
 def resumes(plan) -> list[int]:
-    return [part.resume for part in plan.cache_spans]
+    return [span_plan.resume for span_plan in plan.cache_spans]
 
 
 TWICE = make_prompt(HEAD, ONE, TWO, ONE, TAIL)  # [0, 2) [2, 6) [6, 9) [9, 13) [13, 15)

@@ -54,12 +54,16 @@ class Loop:
         if step is None:
             return None
         if step.decodes and not step.chunks:
-            left = min(self.outputs[one.request.id] - one.generated for one in step.decodes)
-            scheduler.repeat(step, min(left, self.jump, step.max_repeats))
+            remaining = min(self.outputs[sequence.request.id] - sequence.generated for sequence in step.decodes)
+            scheduler.repeat(step, min(remaining, self.jump, step.max_repeats))
         chunks, decodes, repeats = step.key()
         self.keys.append((tuple(chunk[:4] for chunk in chunks), decodes, repeats))
         self.now += step.repeats
-        ended = [one for one in step.decodes if one.generated + step.repeats >= self.outputs[one.request.id]]
+        ended = [
+            sequence
+            for sequence in step.decodes
+            if sequence.generated + step.repeats >= self.outputs[sequence.request.id]
+        ]
         for chunk in step.chunks:
             self.computed[chunk.sequence.request.id] = (
                 self.computed.get(chunk.sequence.request.id, 0) + chunk.stop - chunk.start
@@ -73,11 +77,11 @@ class Loop:
         return step
 
     def seated(self) -> list[int]:
-        return [one.request.id for one in self.scheduler.running]
+        return [sequence.request.id for sequence in self.scheduler.running]
 
     def preemptions(self) -> int:
         everybody = (*self.scheduler.waiting, *self.scheduler.running)
-        return sum(one.preemptions for one in everybody)
+        return sum(sequence.preemptions for sequence in everybody)
 
     def audit(self, step, before, preempted):
         """What holds for every step, whatever the rules."""
@@ -97,7 +101,7 @@ class Loop:
         alone = not rules.enable_chunked_prefill and len(tokens) == 1
         assert sum(tokens) + len(step.decodes) <= rules.max_num_batched_tokens or alone
         assert not (rules.prefill_first and step.chunks and step.decodes)
-        assert all(chunk.start == chunk.work.start + chunk.sequence.done for chunk in step.chunks)
+        assert all(chunk.start == chunk.work.start + chunk.sequence.rows_done for chunk in step.chunks)
         assert rules.enable_chunked_prefill or all(chunk.last for chunk in step.chunks)
         ids = [chunk.sequence.request.id for chunk in step.chunks] + [one.request.id for one in step.decodes]
         assert len(ids) == len(set(ids)), "one sequence twice in a step"
@@ -182,7 +186,7 @@ def plan(*chunks, decodes=(), repeats=1):
 def test_steps_are_filled_as_worked_out_by_hand(rules, finished, steps):
     loop = Loop(make_policy(), rules, {0: 3, 1: 2, 2: 1})
     assert loop.run(apart(6, 3, 2)) == steps
-    assert [one.request.id for one in loop.finished] == finished
+    assert [sequence.request.id for sequence in loop.finished] == finished
     assert loop.computed == {0: 6, 1: 3, 2: 2}
 
 
@@ -205,7 +209,7 @@ def test_kv_is_reused_within_a_step_and_states_after(hybrid):
     loop.scheduler.add(blind(2, range(6)))
     second = loop.step()
     assert [(c.start, c.stop) for c in second.chunks] == [(5, 6)]
-    assert [one.request.id for one in second.loads] == ([2] if hybrid else [])
+    assert [sequence.request.id for sequence in second.loads] == ([2] if hybrid else [])
     assert loop.step() is None
     assert_drained(loop.policy)
 
@@ -271,7 +275,7 @@ def test_what_was_stored_before_a_preemption_is_not_computed_again():
 
 def test_one_request_that_outgrows_the_memory_is_an_error():
     loop = Loop(make_policy(make_budget(tokens=6)), BatchRules(), {0: 9})
-    with pytest.raises(AssertionError, match="outgrew the memory"):
+    with pytest.raises(AssertionError, match="exceeds the memory"):
         loop.run(apart(4))
 
 
@@ -288,7 +292,7 @@ def test_a_placement_observes_once_per_admission():
     policy = make_policy(make_budget(tokens=17), hybrid=True, placer=Counting())
     loop = Loop(policy, BatchRules(), {0: 12, 1: 8})
     loop.run(apart(4, 5))
-    assert sum(one.preemptions for one in loop.finished) == 1
+    assert sum(sequence.preemptions for sequence in loop.finished) == 1
     assert len(observed) == 3
 
 
@@ -365,14 +369,14 @@ def test_every_request_finishes_in_any_setting(workload, rules, options, budget)
     outputs = {id: output for id, (_, output) in enumerate(workload)}
     loop = Loop(make_policy(budget, **options), rules, outputs)
     keys = loop.run(requests)
-    assert sorted(one.request.id for one in loop.finished) == sorted(outputs)
+    assert sorted(sequence.request.id for sequence in loop.finished) == sorted(outputs)
     assert loop.admitted == sorted(outputs), "admitted out of order"
-    for one in loop.finished:
-        assert one.generated == outputs[one.request.id]
-        assert one.admitted_at < one.first_token_at <= one.finished_at
-        if not one.preemptions:
-            assert loop.computed[one.request.id] == one.request.num_tokens - one.first_plan.resume
-            assert one.recomputed == 0
+    for sequence in loop.finished:
+        assert sequence.generated == outputs[sequence.request.id]
+        assert sequence.admitted_at < sequence.first_token_at <= sequence.finished_at
+        if not sequence.preemptions:
+            assert loop.computed[sequence.request.id] == sequence.request.num_tokens - sequence.first_plan.resume
+            assert sequence.recomputed == 0
     jumping = Loop(make_policy(budget, **options), rules, outputs, jump=100)
     assert unroll(jumping.run(requests)) == unroll(keys)
     again = Loop(make_policy(budget, **options), rules, outputs)
@@ -385,14 +389,14 @@ def test_requests_that_come_later_are_served_in_order_of_arrival(workload, rules
     outputs = {id: output for id, (_, output) in enumerate(workload)}
     loop = Loop(make_policy(make_budget(tokens=45)), rules, outputs)
     arrivals = sorted(zip(later, range(len(workload)), strict=False))
-    for at in range(13):
+    for number in range(13):
         for due, id in arrivals:
-            if due == at:
+            if due == number:
                 loop.scheduler.add(blind(id, workload[id][0]))
         loop.step()
     loop.run([])
     assert loop.admitted == [id for _, id in arrivals]
-    assert sorted(one.request.id for one in loop.finished) == sorted(outputs)
+    assert sorted(sequence.request.id for sequence in loop.finished) == sorted(outputs)
 
 
 def test_the_blind_request_would_tell_on_whoever_asks():

@@ -40,14 +40,16 @@ class Running:
     tokens: list[tuple[int, ...]]  # by cache span
     plan: ReusePlan
     allocation: TreeAllocation
-    at: int = 0  # work in progress
-    done: int = 0  # and its rows computed
+    work_index: int = 0  # work in progress
+    rows_done: int = 0  # its rows computed so far
     stored: list[int] = field(default_factory=list)
 
 
 def cut(prompt):
     """(independent, tokens) of every cache span, token by token."""
-    marked = [(at if independent else -1, token) for at, (independent, tokens) in enumerate(prompt) for token in tokens]
+    marked = [
+        (index if independent else -1, token) for index, (independent, tokens) in enumerate(prompt) for token in tokens
+    ]
     marked[-1] = (-1, marked[-1][1])
     cache_spans = []
     for label, token in marked:
@@ -110,8 +112,8 @@ class SpanMachine(RunningRequests):
     @rule(data=st.data(), more=st.lists(parts, max_size=3), cache_salt=st.sampled_from(["", "", "", "x"]))
     def start(self, data, more, cache_salt):
         base = data.draw(st.sampled_from(self.prompts))
-        kept = data.draw(st.permutations(base)) if data.draw(st.booleans()) else base
-        prompt = (*kept[: data.draw(st.integers(0, len(kept)))], *more)[:5]
+        order = data.draw(st.permutations(base)) if data.draw(st.booleans()) else base
+        prompt = (*order[: data.draw(st.integers(0, len(order)))], *more)[:5]
         if not any(tokens for _, tokens in prompt):
             return
         self.prompts.append(tuple(prompt))
@@ -131,126 +133,140 @@ class SpanMachine(RunningRequests):
         store = self.policy.store
         need = plan.prompt - plan.resume + self.own(plan, cache_spans) + generated  # a repeated span is held once
         locked = {name for root in self.policy.index.all() for name in self.locked(root)}
-        for part, (_, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
+        for span_plan, (_, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
             locked |= pages(
-                top(part.match_node), tokens, 0, 0 if part.twin is not None else part.resume, self.block_size
+                top(span_plan.match_node),
+                tokens,
+                0,
+                0 if span_plan.twin is not None else span_plan.resume,
+                self.block_size,
             )
-        held = (len(locked) * self.block_size + need) * KV + store.kv_reserved
-        fits = held <= min(store.budget.kv_bytes, store.budget.total_bytes)
+        required = (len(locked) * self.block_size + need) * KV + store.kv_reserved
+        is_enough = required <= min(store.budget.kv_bytes, store.budget.total_bytes)
         allocation = self.policy.allocate(plan, self.now, generated)
         if allocation is None:
-            assert not fits, "there was room"
+            assert not is_enough, "there was room"
             assert self.snapshot() == before, "a refused admission changed something"
             return
         self.running.append(
             Running(keys, [tokens for _, tokens in cache_spans], plan, allocation, stored=list(allocation.stored))
         )
-        assert fits, "there was no room"
+        assert is_enough, "there was no room"
         assert allocation.kv_bytes == need * KV
-        assert allocation.stored == [0 if part.twin is not None else part.resume for part in plan.cache_spans]
+        assert allocation.stored == [
+            0 if span_plan.twin is not None else span_plan.resume for span_plan in plan.cache_spans
+        ]
         assert store.kv_locked == len(locked) * self.block_size * KV
         assert sum(work.tokens for work in allocation.work) == plan.rows + generated
 
-    @precondition(lambda self: any(one.at < len(one.allocation.work) for one in self.running))
+    @precondition(lambda self: any(running.work_index < len(running.allocation.work) for running in self.running))
     @rule(data=st.data())
     def compute(self, data):
         """As a step would: some of a cache span's rows, or a whole repair."""
-        one = data.draw(st.sampled_from([one for one in self.running if one.at < len(one.allocation.work)]))
-        work = one.allocation.work[one.at]
-        take = work.tokens - one.done
+        running = data.draw(
+            st.sampled_from([running for running in self.running if running.work_index < len(running.allocation.work)])
+        )
+        work = running.allocation.work[running.work_index]
+        take = work.tokens - running.rows_done
         if isinstance(work, PrefillRange):
             take = data.draw(st.integers(1, take) | st.just(take))
         start, stop = work.start, work.stop
         if isinstance(work, PrefillRange):
-            start, stop = work.start + one.done, work.start + one.done + take
-        one.done += take
-        if one.done == work.tokens:
-            one.at, one.done = one.at + 1, 0
+            start, stop = work.start + running.rows_done, work.start + running.rows_done + take
+        running.rows_done += take
+        if running.rows_done == work.tokens:
+            running.work_index, running.rows_done = running.work_index + 1, 0
         self.now += 1
-        for cache_span, _, end in work.cache_span_rows(one.plan, start, stop):
-            self.store(one, cache_span, end)
+        for cache_span, _, end in work.cache_span_rows(running.plan, start, stop):
+            self.store(running, cache_span, end)
 
-    def store(self, one, cache_span, end):
-        allocation, part = one.allocation, one.plan.cache_spans[cache_span].cache_span
-        held, reserved = allocation.stored[cache_span], allocation.kv_bytes
+    def store(self, running, cache_span, end):
+        allocation, part = running.allocation, running.plan.cache_spans[cache_span].cache_span
+        stored, reserved = allocation.stored[cache_span], allocation.kv_bytes
         self.policy.insert(allocation, end, self.now, cache_span)
-        length, key = min(end, part.stop) - part.start, one.keys[cache_span]
+        length, key = min(end, part.stop) - part.start, running.keys[cache_span]
         stop = length // self.block_size * self.block_size
-        if key is None or not self.keeps or stop <= held:
-            assert (allocation.stored[cache_span], allocation.kv_bytes) == (held, reserved)
-        elif allocation.stored[cache_span] == held:
+        if key is None or not self.keeps or stop <= stored:
+            assert (allocation.stored[cache_span], allocation.kv_bytes) == (stored, reserved)
+        elif allocation.stored[cache_span] == stored:
             assert self.policy.store.budget.entries < 7, "only a budget of entries refuses"
         else:
             assert allocation.stored[cache_span] == allocation.nodes[cache_span].depth == stop
-            assert allocation.kv_bytes == reserved - (stop - held) * KV, "bytes change their owner once"
+            assert allocation.kv_bytes == reserved - (stop - stored) * KV, "bytes change their owner once"
             assert self.roots.setdefault(key, top(allocation.nodes[cache_span])) is top(allocation.nodes[cache_span])
-            one.stored[cache_span] = stop
+            running.stored[cache_span] = stop
         if key is not None:
-            self.remembered.setdefault(key, []).append(one.tokens[cache_span][:length])
+            self.remembered.setdefault(key, []).append(running.tokens[cache_span][:length])
 
     # -- oracles ------------------------------------------------------------------------------------------------------
 
     def examine(self, plan, keys, cache_spans):
         """Every number of a plan, from the tokens that are present under each cache span's key."""
         assert len(plan.cache_spans) == len(cache_spans)
-        assert [part.cache_span.independent for part in plan.cache_spans] == [kind for kind, _ in cache_spans]
-        for at, (part, key, (_, tokens)) in enumerate(zip(plan.cache_spans, keys, cache_spans, strict=True)):
-            first = self.first(keys, cache_spans, at)
-            if first < at:
-                assert part.seen == part.matched == part.resumable == part.resume == len(tokens)
-                assert part.twin == first and sum(part.losses) == 0
+        assert [span_plan.cache_span.independent for span_plan in plan.cache_spans] == [kind for kind, _ in cache_spans]
+        for index, (span_plan, key, (_, tokens)) in enumerate(zip(plan.cache_spans, keys, cache_spans, strict=True)):
+            first = self.first(keys, cache_spans, index)
+            if first < index:
+                assert span_plan.seen == span_plan.matched == span_plan.resumable == span_plan.resume == len(tokens)
+                assert span_plan.twin == first and sum(span_plan.losses) == 0
                 continue
             root = self.roots.get(key)
-            assert part.twin is None
+            assert span_plan.twin is None
             paths = [path for path, _ in walk(root)] if root is not None else []
             matched = max((common(path, tokens) for path in paths), default=0) // self.block_size * self.block_size
-            limit = len(tokens) - (at == len(cache_spans) - 1)
-            assert (part.matched, part.resumable) == (matched, matched)
-            assert part.resume == min(matched, limit) // self.block_size * self.block_size
-            seen = [common(tokens, other) for other in self.remembered.get(key, [])]
-            assert part.seen == max([matched, *seen])
-            assert matched == 0 or top(part.match_node) is root
-            assert sum(part.losses) + part.resume == len(tokens)
-            assert all(loss >= 0 for loss in part.losses)
+            limit = len(tokens) - (index == len(cache_spans) - 1)
+            assert (span_plan.matched, span_plan.resumable) == (matched, matched)
+            assert span_plan.resume == min(matched, limit) // self.block_size * self.block_size
+            common_lengths = [common(tokens, other) for other in self.remembered.get(key, [])]
+            assert span_plan.seen == max([matched, *common_lengths])
+            assert matched == 0 or top(span_plan.match_node) is root
+            assert sum(span_plan.losses) + span_plan.resume == len(tokens)
+            assert all(loss >= 0 for loss in span_plan.losses)
         spans = self.repairable(plan, cache_spans)
-        lost = sum(min(self.repair.tokens, found) for _, found in spans)
+        lost = sum(min(self.repair.tokens, stored) for _, stored in spans)
         if self.repair.kind != "first":
             lost = self.repair.count(plan.spans) * sum(f for _, f in spans) // max(1, sum(n for n, _ in spans))
         assert plan.losses.repair == lost
         assert plan.reused + sum(plan.losses) == plan.prompt
         assert plan.reused >= 0
 
-    def first(self, keys, cache_spans, at):
+    def first(self, keys, cache_spans, index):
         """The first span of the prompt that has what this cache span has; itself where there is none."""
-        if self.layout is as_seen or not self.keeps or not cache_spans[at][0]:
-            return at
-        return next(i for i in range(at + 1) if cache_spans[i] == cache_spans[at] and keys[i] == keys[at])
+        if self.layout is as_seen or not self.keeps or not cache_spans[index][0]:
+            return index
+        return next(i for i in range(index + 1) if cache_spans[i] == cache_spans[index] and keys[i] == keys[index])
 
     def repairable(self, plan, cache_spans):
         """(length, found) of spans that have not seen all before them."""
         head = 0 if cache_spans[0][0] else len(cache_spans[0][1])
         spans, start = [], 0
-        for part, (independent, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
-            if independent and self.layout is as_seen and part.resume:
-                spans.append((part.resume, part.resume))
+        for span_plan, (independent, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
+            if independent and self.layout is as_seen and span_plan.resume:
+                spans.append((span_plan.resume, span_plan.resume))
             if independent and self.layout is not as_seen and start > (head if self.layout is conditioned else 0):
-                spans.append((len(tokens), part.resume))
+                spans.append((len(tokens), span_plan.resume))
             start += len(tokens)
         return spans
 
     def own(self, plan, cache_spans):
         """Tokens that a request holds besides its prompt."""
         if self.copies:
-            seen = self.layout is as_seen
+            is_as_seen = self.layout is as_seen
             pairs = zip(plan.cache_spans, cache_spans, strict=True)
-            return sum(part.resume if seen else len(tokens) for part, (independent, tokens) in pairs if independent)
+            return sum(
+                span_plan.resume if is_as_seen else len(tokens)
+                for span_plan, (independent, tokens) in pairs
+                if independent
+            )
         lengths, k, block_size = (
             [length for length, _ in self.repairable(plan, cache_spans)],
             self.repair.tokens,
             self.block_size,
         )
         if self.repair.kind == "first":
-            return sum(sum(1 for place in range(length) if place // block_size * block_size < k) for length in lengths)
+            return sum(
+                sum(1 for position in range(length) if position // block_size * block_size < k) for length in lengths
+            )
         if self.repair.kind == "last":
             return sum(length - max(0, length - k) // block_size * block_size for length in lengths)
         return min(sum(lengths), self.repair.count(plan.spans) * block_size)
@@ -262,18 +278,18 @@ class SpanMachine(RunningRequests):
 
     @invariant()
     def what_an_allocation_has_stored_is_still_there(self):
-        for one in self.running:
-            for end, tokens, stored in zip(one.allocation.nodes, one.tokens, one.stored, strict=True):
+        for running in self.running:
+            for end, tokens, stored in zip(running.allocation.nodes, running.tokens, running.stored, strict=True):
                 assert end.depth == stored
                 stored_ids = b"".join(node.edge.tobytes() for node in reversed(list(end.path())))
                 assert stored_ids == text(*tokens).tokens[:stored].tobytes()
 
     @invariant()
     def tokens_lie_only_where_their_key_says(self):
-        known = {id(root): key for key, root in self.roots.items()}
+        keys = {id(root): key for key, root in self.roots.items()}
         for root in self.policy.index.all():
             for path, _ in walk(root):
-                assert any(other[: len(path)] == path for other in self.remembered[known[id(root)]])
+                assert any(other[: len(path)] == path for other in self.remembered[keys[id(root)]])
 
 
 TestIsolated = machine(SpanMachine, layout=staticmethod(isolated))

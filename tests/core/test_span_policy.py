@@ -36,7 +36,7 @@ LAYOUTS = [isolated, conditioned, as_seen]
 
 
 def resumes(plan) -> list[int]:
-    return [part.resume for part in plan.cache_spans]
+    return [span_plan.resume for span_plan in plan.cache_spans]
 
 
 # -- what is found ----------------------------------------------------------------------------------------------------
@@ -64,14 +64,14 @@ def naive_cache_spans(layout, request, repair):
         elif tokens:
             cut.append((independent, tokens))
     head = () if cut[0][0] else cut[0][1]
-    for at, (independent, tokens) in enumerate(cut):
+    for index, (independent, tokens) in enumerate(cut):
         if layout is as_seen:
-            yield "seen" if independent else "behind" if at else (), tokens, independent or at == 0
+            yield "seen" if independent else "behind" if index else (), tokens, independent or index == 0
         elif layout is conditioned and independent and head:
             yield ("after", head), tokens, True
         else:
-            behind = () if independent or at == 0 else (layout is conditioned and head, *cut[:at])
-            yield behind, tokens, named or independent or at == 0
+            behind = () if independent or index == 0 else (layout is conditioned and head, *cut[:index])
+            yield behind, tokens, named or independent or index == 0
 
 
 @settings(deadline=None, max_examples=150)
@@ -88,23 +88,23 @@ def test_without_a_budget_a_dictionary_knows_what_is_found(prompts, layout, bloc
     for now, (parts, cache_salt) in enumerate(prompts):
         request = make_prompt(*parts, cache_salt=cache_salt)
         expected, seen, cache_spans = [], [], list(naive_cache_spans(layout, request, repair))
-        for at, (key, tokens, storable) in enumerate(cache_spans):
+        for index, (key, tokens, storable) in enumerate(cache_spans):
             entries = stored.get((cache_salt, key), []) if storable else []
             matched = max((common(tokens, entry) for entry in entries), default=0) // block_size * block_size
             again = layout is not as_seen and (key, tokens) in [
                 cache_span[:2]
-                for cache_span, part in zip(cache_spans[:at], policy.layout(request), strict=False)
-                if part.independent
+                for cache_span, layout_span in zip(cache_spans[:index], policy.layout(request), strict=False)
+                if layout_span.independent
             ]
-            expected.append(min(matched, len(tokens) - (at == len(cache_spans) - 1)) // block_size * block_size)
+            expected.append(min(matched, len(tokens) - (index == len(cache_spans) - 1)) // block_size * block_size)
             seen.append(max((common(tokens, entry) for entry in computed.get((cache_salt, key), [])), default=0))
-            if again and policy.layout(request)[at].independent:
+            if again and policy.layout(request)[index].independent:
                 expected[-1] = seen[-1] = len(tokens)
         plan = serve_prompt(policy, request, now)
         assert resumes(plan) == expected
-        assert [part.seen for part in plan.cache_spans] == seen
+        assert [layout_span.seen for layout_span in plan.cache_spans] == seen
         assert plan.reused + sum(plan.losses) == plan.prompt == request.num_tokens
-        assert plan.losses.repair == repair.lost(plan.spans)
+        assert plan.losses.repair == repair.num_stored(plan.spans)
         for key, tokens, storable in cache_spans:
             if storable:
                 stored.setdefault((cache_salt, key), []).append(tokens[: len(tokens) // block_size * block_size])
@@ -152,7 +152,7 @@ def test_a_tail_is_shared_behind_the_same_past_and_behind_no_other(layout):
     serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
     assert resumes(policy.match(make_prompt(HEAD, ONE, TWO, TAIL), 1))[-1] == 1  # all but the last token
     assert resumes(policy.match(make_prompt(HEAD, ONE, TWO, text(5, 6, 7)), 1))[-1] == 2
-    others = [
+    other_prompts = [
         make_prompt(HEAD, TWO, ONE, TAIL),
         make_prompt(HEAD, ONE, TAIL),
         make_prompt(ONE, TWO, TAIL),
@@ -160,7 +160,7 @@ def test_a_tail_is_shared_behind_the_same_past_and_behind_no_other(layout):
         make_prompt(HEAD, text(10, 11, 12, 13), TWO, TAIL),
         make_prompt(text(1), ONE, TWO, TAIL),
     ]
-    assert [resumes(policy.match(other, 1))[-1] for other in others] == [0] * len(others)
+    assert [resumes(policy.match(other, 1))[-1] for other in other_prompts] == [0] * len(other_prompts)
 
 
 def test_spans_after_another_opening_text_are_not_shared_where_they_have_seen_it():
@@ -190,7 +190,9 @@ def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other
     dirty, pure = (TreePolicy(ReuseRules(layout=layout), store, roots, no_states()) for layout in (as_seen, clean))
     serve_prompt(dirty, POISON, 0)
     for request in (make_prompt(ONE, TAIL), make_prompt(HEAD, ONE, TAIL), POISON):
-        document = next(part for part in pure.match(request, 1).cache_spans if part.cache_span.independent)
+        document = next(
+            span_plan for span_plan in pure.match(request, 1).cache_spans if span_plan.cache_span.independent
+        )
         assert (document.matched, document.seen) == (0, 0)
     assert resumes(dirty.match(make_prompt(HEAD, ONE, TAIL), 1)) == [0, 4, 0], "its own kind finds it"
     serve_prompt(pure, make_prompt(text(7), TWO, TAIL), 2)
@@ -343,7 +345,7 @@ def test_a_document_and_its_own_beginning_lock_one_path(order):
 
 def test_a_document_computed_by_two_requests_at_once_is_kept_once():
     policy = make_policy(layout=isolated)
-    allocations = [begin(policy, make_prompt(text(at), ONE, TAIL), 0)[1] for at in range(2)]
+    allocations = [begin(policy, make_prompt(text(index), ONE, TAIL), 0)[1] for index in range(2)]
     assert policy.store.kv_reserved == 2 * 7 * KV
     for allocation in allocations:
         finish(policy, allocation, 0)

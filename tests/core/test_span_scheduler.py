@@ -37,10 +37,12 @@ class Loop:
             return None
         self.audit(step)
         if not step.chunks:
-            left = min(one.request.output_len - one.generated for one in step.decodes)
-            self.scheduler.repeat(step, min(left, self.jump, step.max_repeats))
+            remaining = min(sequence.request.output_len - sequence.generated for sequence in step.decodes)
+            self.scheduler.repeat(step, min(remaining, self.jump, step.max_repeats))
         self.keys.append(step.key())
-        ended = [one for one in step.decodes if one.generated + step.repeats >= one.request.output_len]
+        ended = [
+            sequence for sequence in step.decodes if sequence.generated + step.repeats >= sequence.request.output_len
+        ]
         ended += [
             c.sequence for c in step.chunks if c.last and c.sequence.generated + 1 >= c.sequence.request.output_len
         ]
@@ -74,27 +76,27 @@ class Loop:
         id, work = chunk.sequence.request.id, chunk.work
         if self.allocation.get(id) is not chunk.sequence.allocation:
             self.allocation[id], self.expected[id] = chunk.sequence.allocation, (0, 0)
-        at, done = self.expected[id]
-        assert work is chunk.sequence.work[at]
-        assert 0 < chunk.tokens <= work.tokens - done or (chunk.tokens == work.tokens == 0)
+        work_index, rows_done = self.expected[id]
+        assert work is chunk.sequence.work[work_index]
+        assert 0 < chunk.tokens <= work.tokens - rows_done or (chunk.tokens == work.tokens == 0)
         if isinstance(work, RepairPass) and not chunk.sequence.allocation.plan.repair.cuts:
             assert (chunk.start, chunk.stop, chunk.tokens) == (work.start, work.stop, work.tokens)
         if isinstance(work, RepairPass):
-            begins, ends = done == 0, done + chunk.tokens == work.tokens
+            begins, ends = rows_done == 0, rows_done + chunk.tokens == work.tokens
             assert (chunk.start == work.start, chunk.stop == work.stop) == (begins, ends)
             assert begins or chunk.start == self.reached[id], "no gap between the chunks of a repair"
             self.reached[id] = chunk.stop
         else:
-            assert (chunk.start, chunk.stop) == (work.start + done, work.start + done + chunk.tokens)
-        done += chunk.tokens
-        self.expected[id] = (at + 1, 0) if done == work.tokens else (at, done)
+            assert (chunk.start, chunk.stop) == (work.start + rows_done, work.start + rows_done + chunk.tokens)
+        rows_done += chunk.tokens
+        self.expected[id] = (work_index + 1, 0) if rows_done == work.tokens else (work_index, rows_done)
         assert chunk.last == (self.expected[id] == (len(chunk.sequence.work), 0))
         computed = self.rows.setdefault(id, [])
         rows = work.cache_span_rows(chunk.sequence.allocation.plan, chunk.start, chunk.stop)
         if isinstance(work, RepairPass):
             rows.append(("repair", *work.repaired_rows(chunk.sequence.allocation.plan, chunk.start, chunk.stop)))
         for cache_span, start, stop in rows:
-            computed += [(cache_span, place) for place in range(start, stop)]
+            computed += [(cache_span, position) for position in range(start, stop)]
 
     def run(self, requests) -> list[tuple]:
         for request in requests:
@@ -152,14 +154,14 @@ def test_every_request_finishes_and_every_row_is_accounted_for(workload, rules, 
 
     loop = Loop(policy(), rules)
     keys = loop.run(requests)
-    assert sorted(one.request.id for one in loop.finished) == list(range(len(requests)))
-    for one in loop.finished:
-        rows = loop.rows[one.request.id]
-        assert one.generated == one.request.output_len
-        if not one.preemptions:
-            assert len(rows) == len(set(rows)) == one.first_plan.rows
-            assert one.recomputed == 0
-        assert one.recomputed >= len(rows) - len(set(rows)), "rows that were computed again"
+    assert sorted(sequence.request.id for sequence in loop.finished) == list(range(len(requests)))
+    for sequence in loop.finished:
+        rows = loop.rows[sequence.request.id]
+        assert sequence.generated == sequence.request.output_len
+        if not sequence.preemptions:
+            assert len(rows) == len(set(rows)) == sequence.first_plan.rows
+            assert sequence.recomputed == 0
+        assert sequence.recomputed >= len(rows) - len(set(rows)), "rows that were computed again"
     assert unroll(Loop(policy(), rules, jump=100).run(requests)) == unroll(keys)
 
 
@@ -190,9 +192,9 @@ def test_a_chunked_repair_goes_by_position_with_the_text_between():
         ((1, "repair", 6, 8, 2), (1, 4, 8, 9, 1)),
     ]
     assert all(decodes == (0,) for _, decodes in steps(loop)[1:5])
-    assert [part.resume for part in policy.match(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).cache_spans][
-        2
-    ] == 1
+    assert [
+        span_plan.resume for span_plan in policy.match(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).cache_spans
+    ][2] == 1
 
 
 def test_rows_that_a_measured_repair_leaves_out_count_against_the_budget():
@@ -250,7 +252,7 @@ def test_text_that_a_repair_takes_along_is_kept():
     loop = Loop(policy, BatchRules())
     loop.run([request])
     assert steps(loop)[0][0][3] == (0, "repair", 1, 10, 1 + 2 + 1)
-    assert [part.resume for part in policy.match(request, 9).cache_spans] == [1, 3, 2, 4, 1]
+    assert [span_plan.resume for span_plan in policy.match(request, 9).cache_spans] == [1, 3, 2, 4, 1]
 
 
 def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
@@ -263,7 +265,7 @@ def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
     loop = Loop(policy, BatchRules())
     second = prompt(1, numbers(1, 1), numbers(10, 8, True), numbers(30, 1), output=4)
     loop.run([prompt(0, numbers(100, 4), output=9), second])
-    late = next(one for one in loop.finished if one.request.id == 1)
+    late = next(sequence for sequence in loop.finished if sequence.request.id == 1)
     assert late.preemptions == 1
     assert steps(loop)[-1] == (((1, "repair", 1, 9, 4), (1, 2, 9, 13, 4)), ())
     assert late.recomputed == 4 + 1 + 2
@@ -275,5 +277,5 @@ def test_rows_that_are_computed_late_for_the_first_time_were_not_computed_before
     loop = Loop(policy, BatchRules(5))
     spans = numbers(10, 3, True), numbers(20, 1), numbers(30, 4, True), numbers(40, 2)
     loop.run([prompt(0, numbers(100, 4), output=5), prompt(1, numbers(1, 1), *spans)])
-    late = next(one for one in loop.finished if one.request.id == 1)
+    late = next(sequence for sequence in loop.finished if sequence.request.id == 1)
     assert (late.preemptions, late.recomputed) == (1, 0)

@@ -39,41 +39,41 @@ def step_of(scheduler, now, *accepted):
 def test_as_many_hold_as_published(acceptance, drafts):
     """Leviathan et al., arXiv 2211.17192, equation 1: tokens per step are (1 - a^(k + 1)) / (1 - a) in the mean."""
     speculation = Speculation(drafts, acceptance)
-    held = np.array([speculation.accepted(at % 100, at // 100, drafts) for at in range(DRAWS)])
-    assert (held.min(), held.max()) == (0, drafts)
+    accepted_drafts = np.array([speculation.accepted(number % 100, number // 100, drafts) for number in range(DRAWS)])
+    assert (accepted_drafts.min(), accepted_drafts.max()) == (0, drafts)
     expected = (1 - acceptance ** (drafts + 1)) / (1 - acceptance)
-    assert abs(1 + held.mean() - expected) < 4 * held.std() / math.sqrt(DRAWS)
+    assert abs(1 + accepted_drafts.mean() - expected) < 4 * accepted_drafts.std() / math.sqrt(DRAWS)
     for longest in range(drafts):  # each draft holds with the same probability behind those that hold
-        behind = held[held >= longest] > longest
+        behind = accepted_drafts[accepted_drafts >= longest] > longest
         assert abs(behind.mean() - acceptance) < 4 * math.sqrt(acceptance * (1 - acceptance) / len(behind))
 
 
 def test_none_and_all_hold_at_the_ends():
-    assert {Speculation(3, 0.0).accepted(at, 1, 3) for at in range(99)} == {0}
-    assert {Speculation(3, 1.0).accepted(at, 1, 3) for at in range(99)} == {3}
+    assert {Speculation(3, 0.0).accepted(number, 1, 3) for number in range(99)} == {0}
+    assert {Speculation(3, 1.0).accepted(number, 1, 3) for number in range(99)} == {3}
 
 
 def test_a_step_verifies_drafts_within_its_budget():
     scheduler = make(3, tokens=10)
     assert type(scheduler) is SpeculativeScheduler
-    for at in range(3):
-        scheduler.add(request(at, prompt=3))
+    for number in range(3):
+        scheduler.add(request(number, prompt=3))
     assert [chunk.tokens for chunk in step_of(scheduler, 0).chunks] == [3, 3, 3]
     step = step_of(scheduler, 1, 3, 0, 1)
     assert step.drafts == [3, 3, 1]  # 4 + 4 + 2 rows
     assert step.key() != replace(step, drafts=[3, 3, 0]).key()
     assert step.max_repeats == 1
-    assert [one.generated for one in step.decodes] == [1 + 1 + 3, 1 + 1, 1 + 1 + 1]
+    assert [sequence.generated for sequence in step.decodes] == [1 + 1 + 3, 1 + 1, 1 + 1 + 1]
 
 
 def test_drafts_take_memory_and_preempt_the_last():
     scheduler = make(4, blocks=4)  # of 4 tokens each
-    for at in range(2):
-        scheduler.add(request(at, prompt=4))
+    for number in range(2):
+        scheduler.add(request(number, prompt=4))
     step_of(scheduler, 0)
     step = step_of(scheduler, 1, 0)  # tokens 4 to 8 of the first need two blocks: the second gives way
-    assert [one.request.id for one in step.decodes] == [0]
-    assert [one.request.id for one in scheduler.waiting] == [1]
+    assert [sequence.request.id for sequence in step.decodes] == [0]
+    assert [sequence.request.id for sequence in scheduler.waiting] == [1]
 
 
 def test_who_is_alone_drafts_as_many_as_fit():
@@ -86,11 +86,11 @@ def test_who_is_alone_drafts_as_many_as_fit():
 
 def test_who_gets_alone_drafts_as_many_as_fit():
     scheduler = make(8, blocks=3)
-    for at in range(2):
-        scheduler.add(request(at, prompt=4))
+    for number in range(2):
+        scheduler.add(request(number, prompt=4))
     step_of(scheduler, 0)
     step = step_of(scheduler, 1, 0)  # tokens 4 to 12 need three blocks, and two are there once the other has left
-    assert ([one.request.id for one in step.decodes], step.drafts) == ([0], [7])
+    assert ([sequence.request.id for sequence in step.decodes], step.drafts) == ([0], [7])
 
 
 @pytest.mark.parametrize(("method", "held"), [("ngram", [1, 2, 3]), ("eagle", [2, 3, 4])])
@@ -108,10 +108,10 @@ def test_a_drafter_with_kv_takes_memory_for_its_next_drafts(method, held):
 def test_the_last_block_of_a_match_is_computed_again(drops_last, reused):
     policy = BlockPolicy(BlockRules(4, drops_last=drops_last), BlockStore(BlockPool(20), 1, 1))
     stored = Request(0, 0, (Span(np.arange(12, dtype=np.int32)),))
-    held = policy.allocate(policy.match(stored, 0), 0)
-    policy.append(held, 0, 12)
-    policy.insert(held, 12, 0)
-    policy.free(held, 0)
+    allocation = policy.allocate(policy.match(stored, 0), 0)
+    policy.append(allocation, 0, 12)
+    policy.insert(allocation, 12, 0)
+    policy.free(allocation, 0)
     for length, expected in zip((12, 13, 5, 3), reused, strict=True):
         plan = policy.match(Request(1, 0, (Span(np.arange(length, dtype=np.int32)),)), 0)
         assert plan.resume == expected

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spanlab.core.placement import chunk_end, decode_interval, last, response_end, retention, second_hit
-from spanlab.core.progress import Progress, together
+from spanlab.core.progress import Progress, merge_progress
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import CacheRules
 
@@ -76,15 +76,15 @@ def test_equal_steps_end_before_the_next_state(progress):
     prompt = 30
     for reached in range(31, 60):
         steps = progress.equal_steps([reached])
-        taken = [bool(progress.positions(prompt, p - 1, p)) for p in range(reached, reached + steps)]
-        assert taken == [True] or not any(taken)
+        captures = [bool(progress.positions(prompt, p - 1, p)) for p in range(reached, reached + steps)]
+        assert captures == [True] or not any(captures)
 
 
 def test_several_followed_placements_are_one():
     facts = make_facts(4)
     parts = [chunk_end(facts=facts), decode_interval(12), response_end(8, facts=facts)]
-    assert together([part.progress for part in parts]) == Progress(4, 12, 8)
-    assert together([]) is None
+    assert merge_progress([placement.progress for placement in parts]) == Progress(4, 12, 8)
+    assert merge_progress([]) is None
 
 
 def decoded(policy, prompt, output, now=0):
@@ -92,11 +92,11 @@ def decoded(policy, prompt, output, now=0):
     request = Request(now, 0, (Span(np.array(prompt, np.int32)),), len(output), output=np.array(output, np.int32))
     plan, allocation = begin(policy, request, now)
     policy.insert(allocation, plan.prompt, now)
-    held = len(prompt) + len(output) - 1
-    for token in range(len(prompt), held):
+    num_held = len(prompt) + len(output) - 1
+    for token in range(len(prompt), num_held):
         assert policy.append(allocation, token, token + 1)
         policy.check()
-    policy.finish(allocation, held - len(prompt), now)
+    policy.finish(allocation, num_held - len(prompt), now)
     policy.free(allocation, now)
     policy.check()
     return plan

@@ -61,9 +61,9 @@ def test_overloaded_queues_are_found():
 
 def test_a_queue_that_drains_is_not_growing():
     run = queue(0.5, 400, np.random.default_rng(1), start=100.0)
-    found = drift_test([run])
-    assert found.rate_rps <= 0
-    assert found.p >= 0.5
+    drift = drift_test([run])
+    assert drift.rate_rps <= 0
+    assert drift.p >= 0.5
 
 
 def test_changes_are_arrivals_minus_first_tokens_by_block():
@@ -113,6 +113,6 @@ def test_verdicts():
 
 def test_requests_that_come_together_have_no_steady_state():
     together = Run(np.zeros(4), np.arange(1.0, 5.0))
-    found = assess([together])
-    assert (found.verdict, found.drift_p, found.warmup_requests) == (SATURATED, None, None)
+    assessment = assess([together])
+    assert (assessment.verdict, assessment.drift_p, assessment.warmup_requests) == (SATURATED, None, None)
     assert assess([Run(np.zeros(1), np.ones(1))]).verdict == TOO_SHORT

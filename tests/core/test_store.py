@@ -79,12 +79,12 @@ def test_leaves_leave_before_what_they_hang_on():
     put(store, root, (1, 2))
     put(store, root, (1, 2, 3))
     put(store, root, (9, 9))
-    left = []
+    evicted = []
     for _ in range(3):
         assert store.reserve(KV, 0)
-        left.append(sequences(root))
+        evicted.append(sequences(root))
     # the oldest node (1, 2) has a child; the child leaves first, then the node itself at once with the next need
-    assert left == [[(1, 2), (9, 9)], [(9, 9)], [(9, 9)]]
+    assert evicted == [[(1, 2), (9, 9)], [(9, 9)], [(9, 9)]]
 
 
 def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():

@@ -13,13 +13,13 @@ def make_tier(blocks: int, **more) -> Tier:
 
 def fill(tier: Tier, *keys: str) -> list[str]:
     """Write blocks one by one; returns what left."""
-    left = []
+    evicted = []
     for key in keys:
-        left += tier.reserve(key) or []
-        tier.written([key])
-        tier.counts.evicted = len(left)
+        evicted += tier.reserve(key) or []
+        tier.complete_writes([key])
+        tier.counts.evicted = len(evicted)
         tier.check()
-    return left
+    return evicted
 
 
 def stored(tier: Tier, keys: str) -> str:
@@ -45,9 +45,9 @@ def test_quantised_blocks_make_room_before_any_leaves():
     tier = make_tier(4, action="quantise", quantise_to="int4")
     assert fill(tier, *"abcde") == []
     assert [tier.bytes_of(key) for key in "abcde"] == [SMALL, SMALL, BLOCK, BLOCK, BLOCK]
-    while not (left := fill(tier, f"more{tier.counts.written}")):
+    while not (evicted := fill(tier, f"more{tier.counts.written}")):
         pass
-    assert left == ["a"], "what is whole is quantised first"
+    assert evicted == ["a"], "what is whole is quantised first"
 
 
 def test_a_pinned_block_stays():
@@ -67,7 +67,7 @@ def test_a_refused_block_drives_none_out():
     tier.pin("a")
     tier.reserve("c")
     assert tier.reserve("d") is None
-    assert tier.claims("c")
+    assert tier.stores_or_receives("c")
     assert "c" not in tier
 
 

@@ -23,8 +23,8 @@ def strings(draw) -> TokenString:
     for _ in range(draw(st.integers(0, 4))):
         array = draw(st.sampled_from(SHARED))
         start, stop = sorted(draw(st.tuples(st.integers(0, len(array)), st.integers(0, len(array)))))
-        part = string_of([array.copy() if draw(st.booleans()) else array]).cut(start, stop)
-        string = string + part
+        piece = string_of([array.copy() if draw(st.booleans()) else array]).cut(start, stop)
+        string = string + piece
     return string
 
 

@@ -76,7 +76,7 @@ class TreeMachine(RuleBasedStateMachine):
             )
             if tokens[:position] not in self.states:
                 self.states[tokens[:position]] = state = State(position, end, 0, 0, 1)
-                end.states = sorted([*end.states, state], key=lambda one: one.position)
+                end.states = sorted([*end.states, state], key=lambda stored: stored.position)
             else:  # what stood there is lost, and remembered
                 state = self.states.pop(tokens[:position])
                 end.states.remove(state)
@@ -221,5 +221,5 @@ def test_an_inner_node_cannot_be_removed():
     insert(tree, root, [1, 2])
     insert(tree, root, [1, 2, 3])
     inner = next(iter(root.children.values()))
-    with pytest.raises(AssertionError, match="only leaves leave"):
+    with pytest.raises(AssertionError, match="only leaves are removed"):
         tree.remove(inner)

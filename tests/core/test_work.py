@@ -54,25 +54,27 @@ def reads(plan: ReusePlan, work: PrefillRange) -> set[int]:
 @given(made=plans(), generated=st.integers(0, 3))
 def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(made, generated):
     plan, copies = made
-    ready = {s.start + i for s, part in [(p.cache_span, p) for p in plan.cache_spans] for i in range(part.resume)}
+    ready = {
+        s.start + i for s, span_plan in [(p.cache_span, p) for p in plan.cache_spans] for i in range(span_plan.resume)
+    }
     missing = set(range(plan.prompt + generated)) - ready
     repaired, order = 0, list(work_of(plan, generated, copies))
     for work in order:
         rows = work.cache_span_rows(plan, work.start, work.stop)
-        own = {place for _, start, stop in rows for place in range(start, stop)}
-        assert own <= missing, "a token is computed twice, or was there"
+        row_positions = {position for _, start, stop in rows for position in range(start, stop)}
+        assert row_positions <= missing, "a token is computed twice, or was there"
         if isinstance(work, PrefillRange):
-            assert work.tokens == work.stop - work.start == len(own)
+            assert work.tokens == work.stop - work.start == len(row_positions)
             assert reads(plan, work) <= ready, "a row reads what is not there yet"
             cache_span = plan.cache_spans[work.cache_span].cache_span
             assert work.unseen == cache_span.start - cache_span.context
         else:
             first, last = work.repaired_rows(plan, work.start, work.stop)
             repaired += last - first
-            assert set(range(work.stop)) - own <= ready, "a repair runs before its spans are there"
-            assert work.tokens == last - first + len(own)
-        ready |= own
-        missing -= own
+            assert set(range(work.stop)) - row_positions <= ready, "a repair runs before its spans are there"
+            assert work.tokens == last - first + len(row_positions)
+        ready |= row_positions
+        missing -= row_positions
     assert not missing
     assert repaired == plan.repair.count(plan.spans)
     assert sum(work.tokens for work in order) == plan.rows + generated
@@ -85,21 +87,21 @@ def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(
 def test_whatever_sees_a_span_sees_it_repaired(made):
     plan, copies = made
     order = work_of(plan, 0, copies)
-    repairs = [at for at, work in enumerate(order) if isinstance(work, RepairPass)]
+    repairs = [index for index, work in enumerate(order) if isinstance(work, RepairPass)]
     expected = plan.repair.compares or plan.repair.count(plan.spans) > 0
     assert len(repairs) == (1 if plan.spans and expected else 0), "one pass repairs everything"
-    for at in repairs:
+    for index in repairs:
         first = plan.spans[0].start
-        for place, work in enumerate(order):
-            if place < at:
+        for number, work in enumerate(order):
+            if number < index:
                 assert work.unseen or work.start < first
-            if place > at:
+            if number > index:
                 assert not work.unseen and work.start >= plan.spans[-1].stop
-        assert (order[at].start, order[at].stop) == (first, plan.spans[-1].stop)
+        assert (order[index].start, order[index].stop) == (first, plan.spans[-1].stop)
         total = sum(span.stop - span.start for span in plan.spans)
         left_out = total - plan.repair.count(plan.spans) if plan.repair.rewrites else 0
-        probed = sum(work.tokens for work in order[at + 1 :]) + order[at].tokens - plan.repair.count(plan.spans)
-        assert order[at].shallow == (probed if plan.repair.probes else left_out)
+        probed = sum(work.tokens for work in order[index + 1 :]) + order[index].tokens - plan.repair.count(plan.spans)
+        assert order[index].shallow == (probed if plan.repair.probes else left_out)
 
 
 @settings(deadline=None, max_examples=300)
@@ -107,13 +109,15 @@ def test_whatever_sees_a_span_sees_it_repaired(made):
 def test_spans_are_copied_once_when_they_are_there_and_before_they_are_read(made, generated):
     plan, copies = made
     order = work_of(plan, generated, copies)
-    assert sum(work.copied for work in order) == (sum(part.to_copy for part in plan.cache_spans) if copies else 0)
+    assert sum(work.copied for work in order) == (
+        sum(span_plan.to_copy for span_plan in plan.cache_spans) if copies else 0
+    )
     copied = 0
     for work in order if copies else ():
         copied += work.copied
-        behind = [part for part in plan.cache_spans if part.cache_span.stop <= work.start]
+        behind = [span_plan for span_plan in plan.cache_spans if span_plan.cache_span.stop <= work.start]
         if not work.unseen:
-            assert copied >= sum(part.to_copy for part in behind), "somebody reads across what is not copied"
+            assert copied >= sum(span_plan.to_copy for span_plan in behind), "somebody reads across what is not copied"
         else:
             assert not work.copied, "a span that sees nothing copies nothing"
 
@@ -123,11 +127,11 @@ def test_spans_are_copied_once_when_they_are_there_and_before_they_are_read(made
 def test_what_is_to_copy(made):
     """Whole spans where they were computed alone; where they are computed in view of the prompt, what was found."""
     plan, _ = made
-    for part in plan.cache_spans:
-        cache_span = part.cache_span
-        seen = plan.cache_spans[-1].cache_span.independent is False and cache_span.parent_hash == b"as seen"
-        length = part.resume if seen else cache_span.stop - cache_span.start
-        assert part.to_copy == (length if cache_span.independent else 0)
+    for span_plan in plan.cache_spans:
+        cache_span = span_plan.cache_span
+        is_as_seen = plan.cache_spans[-1].cache_span.independent is False and cache_span.parent_hash == b"as seen"
+        length = span_plan.resume if is_as_seen else cache_span.stop - cache_span.start
+        assert span_plan.to_copy == (length if cache_span.independent else 0)
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
@@ -200,12 +204,12 @@ def test_where_spans_have_maps_each_computed_one_is_repaired_before_the_next_is_
 def test_a_pass_knows_its_own_rows_alone():
     plan = make_map_policy(repair=Repair("first", k=2)).match(PROMPT, 0)
     first, second = (work for work in work_of(plan, 0, False, True) if isinstance(work, RepairPass))
-    assert [first.stretch(plan, done, 1) for done in range(3)] == [(2, 3), (3, 5), (5, 6)]
-    assert [second.stretch(plan, done, 1) for done in range(2)] == [(6, 7), (7, 10)]
+    assert [first.token_range(plan, computed, 1) for computed in range(3)] == [(2, 3), (3, 5), (5, 6)]
+    assert [second.token_range(plan, computed, 1) for computed in range(2)] == [(6, 7), (7, 10)]
     assert (first.repaired_rows(plan, 2, 6), second.repaired_rows(plan, 6, 10)) == ((0, 2), (2, 4))
     assert second.repaired_rows(plan, 7, 10) == (3, 4)
     assert (first.runs(plan, 2, 6), second.runs(plan, 7, 10)) == ([(1, 2, 4), (2, 5, 6)], [(3, 7, 8)])
-    assert [position for position in range(2, 7) if first.captured(plan, position)] == [6]
+    assert [position for position in range(2, 7) if first.captures_at(plan, position)] == [6]
 
 
 def test_a_span_at_the_very_beginning_needs_no_repair():

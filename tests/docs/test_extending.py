@@ -144,7 +144,7 @@ def test_changed_plugin_is_not_resumed(here: Path):
     run(here, *arm)
     run(here, *arm, "output.if_exists=resume")
     (here / "middle.py").write_text(FILES["middle.py"].replace("0.5", "0.75"))
-    with pytest.raises(ValueError, match=r"made with other settings \(plugins: .*middle.py \w+ there"):
+    with pytest.raises(ValueError, match=r"has other settings \(plugins: .*middle.py \w+ there"):
         run(here, *arm, "output.if_exists=resume")
 
 

@@ -105,7 +105,7 @@ def map_of(key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Map:
 def composed(
     model: SpanModel, request: Request, output: Sequence[int], form: Form = exact, repaired: int = 0
 ) -> Tensor:
-    """Logits [output, V] of a prompt whose spans are computed alone and composed, and of what was said.
+    """Logits [output, V] of a prompt whose spans are computed alone and composed, and of its output.
 
     The first `repaired` tokens of every span are computed again, but of a span that begins the prompt.
     """
@@ -136,17 +136,17 @@ def _composed(
 def append_span(
     twin: torch.nn.Module, cache: DynamicCache, ids: Tensor, rows: Tensor, form: Form, repaired: int
 ) -> None:
-    """Run a span alone, and let a cache of what stands before it see it, but for its first tokens, which run there."""
-    own = DynamicCache(config=twin.config)
+    """Compute a span alone and compose it into a cache of earlier text, in which its first tokens are computed."""
+    span_cache = DynamicCache(config=twin.config)
     with recording(twin, repaired) as maps:
-        twin(input_ids=ids[None], position_ids=rows[None], past_key_values=own, use_cache=True)
+        twin(input_ids=ids[None], position_ids=rows[None], past_key_values=span_cache, use_cache=True)
     if repaired:
         first = slice(0, repaired)
         twin(input_ids=ids[None, first], position_ids=rows[None, first], past_key_values=cache, use_cache=True)
     if repaired >= len(ids):
         return
     found = iter(maps)
-    for layer, alone in zip(cache.layers, own.layers, strict=True):
+    for layer, alone in zip(cache.layers, span_cache.layers, strict=True):
         if hasattr(alone, "recurrent_states"):
             span = form(next(found))
             before = layer.recurrent_states[0]

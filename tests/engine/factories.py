@@ -25,7 +25,7 @@ from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.spans import PREFIXES_ALONE, SpanSettings
 from spanlab.engine.engine import Engine
 from spanlab.engine.graphs import spare_pages
-from spanlab.engine.load import described, random_model
+from spanlab.engine.load import named_config, random_model
 from spanlab.engine.map_forms import form_of
 from spanlab.engine.map_pool import MapShape, SpanMaps
 from spanlab.engine.model import SpanModel
@@ -108,13 +108,13 @@ def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu", layers:
 
 
 def make_choice(name: str, **options: object) -> SpanModel:
-    """A model of conf/model with random weights, in float32 unless `dtype` says otherwise."""
-    return random_model(name, described(name), **options)
+    """A model of conf/model with random weights, in float32 unless `dtype` is set."""
+    return random_model(name, named_config(name), **options)
 
 
 @cache
 def make_slow_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
-    """A small hybrid that forgets slowly, as trained ones may: else no span would let anything through."""
+    """A small hybrid with slow decay, as in trained models: with fast decay no state would pass a span."""
     sizes = {"linear_key_head_dim": 24, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     overrides = SMALL | sizes | heads | {"num_hidden_layers": 4, "max_position_embeddings": 4096}
@@ -135,32 +135,39 @@ def make_slow_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
 
 
 @cache
-def words(name: int, length: int, vocab: int = 256) -> np.ndarray:
+def random_tokens(name: int, length: int, vocab: int = 256) -> np.ndarray:
     """The same random tokens for the same name and length."""
     return np.random.default_rng([abs(name), name < 0, length]).integers(3, vocab, length).astype(np.int32)
 
 
 def text(name: int, length: int, vocab: int = 256) -> Span:
     """Ordered text."""
-    return Span(words(name, length, vocab))
+    return Span(random_tokens(name, length, vocab))
 
 
 def document(name: int, length: int, vocab: int = 256) -> Span:
     """An independent span."""
-    return Span(words(name, length, vocab), independent=True)
+    return Span(random_tokens(name, length, vocab), independent=True)
 
 
-def ask(id: int, *spans: Span, output: int = 1, at: int = 0, cache_salt: str = "") -> Request:
+def make_request(id: int, *spans: Span, output: int = 1, at: int = 0, cache_salt: str = "") -> Request:
     """A request of spans."""
     return Request(id, 0, spans, output_len=output, arrived_at=at, cache_salt=cache_salt)
 
 
 def beginnings(lengths: Sequence[int]) -> list[Request]:
     """Prompts of one document each, of which all are beginnings of the longest."""
-    whole = words(0, max(lengths))
+    longest = random_tokens(0, max(lengths))
     return [
-        ask(at, text(HEAD, 9), Span(whole[:length], independent=True), text(-at - 9, 7), output=2, at=at * APART)
-        for at, length in enumerate(lengths)
+        make_request(
+            index,
+            text(HEAD, 9),
+            Span(longest[:length], independent=True),
+            text(-index - 9, 7),
+            output=2,
+            at=index * APART,
+        )
+        for index, length in enumerate(lengths)
     ]
 
 
@@ -169,7 +176,7 @@ def questions(
 ) -> list[Request]:
     """A request for every order of documents, each with the same head and a question of its own, `at` apart."""
     return [
-        ask(
+        make_request(
             rank,
             *([text(HEAD, head)] if head else []),
             *(document(name, lengths[name]) for name in order),
@@ -207,16 +214,16 @@ def study_of(model: SpanModel) -> Study:
 
 def arm(name: str, block_size: int | None = None, repair: dict[str, object] | None = None, **spans: object) -> Strategy:
     """An arm of conf/arms/methods.yaml with another page, repair and span settings."""
-    made = deepcopy(_study().arms[name])
+    strategy = deepcopy(_study().arms[name])
     if block_size is not None:
-        made.block_size = block_size
-        made.match = "radix" if block_size == 1 else made.match
+        strategy.block_size = block_size
+        strategy.match = "radix" if block_size == 1 else strategy.match
     if repair is not None:
-        made.spans = replace(made.spans, repair=type(made.spans.repair)(**repair))
+        strategy.spans = replace(strategy.spans, repair=type(strategy.spans.repair)(**repair))
     if spans:
-        made.spans = replace(made.spans, **spans)
-    made.check(f"arms.{name}")
-    return made
+        strategy.spans = replace(strategy.spans, **spans)
+    strategy.check(f"arms.{name}")
+    return strategy
 
 
 @cache
@@ -226,10 +233,10 @@ def _hybrid_study() -> Study:
 
 def checkpoint(name: str, block_size: int = 16) -> Strategy:
     """An arm of conf/arms/checkpoints.yaml with pages that suit a pool."""
-    made = deepcopy(_hybrid_study().arms[name])
-    made.block_size = block_size
-    made.check(f"arms.{name}")
-    return made
+    strategy = deepcopy(_hybrid_study().arms[name])
+    strategy.block_size = block_size
+    strategy.check(f"arms.{name}")
+    return strategy
 
 
 def hybrid_pic(
@@ -244,13 +251,13 @@ def hybrid_pic(
     interval: int | None = None,
 ) -> Strategy:
     """Position-independent caching of a hybrid: spans have maps, and ordered text the checkpoints of a placement."""
-    made = checkpoint(placement, block_size)
-    made.match = "radix" if block_size == 1 else made.match
+    strategy = checkpoint(placement, block_size)
+    strategy.match = "radix" if block_size == 1 else strategy.match
     keys = "raw" if kernel == "rotate_keys" else "local"
     repair = Repair("first", repaired) if repaired else Repair()
-    made.spans = SpanSettings(keys=keys, kernel=kernel, repair=repair, maps=MapRules(form, rank, dtype, interval))
-    made.check("arms.hybrid_pic")
-    return made
+    strategy.spans = SpanSettings(keys=keys, kernel=kernel, repair=repair, maps=MapRules(form, rank, dtype, interval))
+    strategy.check("arms.hybrid_pic")
+    return strategy
 
 
 def make_policy(
@@ -266,7 +273,7 @@ def make_policy(
 
 @dataclass
 class Paced:
-    """A backend whose steps last as long as is said, in nanoseconds."""
+    """A backend with fixed step durations, in nanoseconds."""
 
     backend: Backend
     duration: Callable[[ScheduledStep], int]
@@ -287,7 +294,7 @@ class Paced:
 
 @dataclass
 class Run:
-    """What a run on the engine left behind."""
+    """Results of a run on the engine."""
 
     engine: Engine
     rules: BatchRules
@@ -296,23 +303,23 @@ class Run:
     rows: list[RunRow] = field(default_factory=list)
 
     def serve(self, requests: Sequence[Request]) -> Run:
-        """Serve more requests on what is stored already, in steps of a millisecond."""
+        """Serve further requests with the stored blocks, in steps of a millisecond."""
         paced = Paced(self.engine, lambda step: 10**6)
         self.rows.append(serve(requests, self.engine.policy, self.rules, paced, self._record))
         self.engine.policy.check()
         return self
 
     def note(self, sequence, row: Tensor) -> None:
-        """Keep the logits of a token."""
-        seen = self.logits.setdefault(sequence.request.id, [])
-        seen[sequence.generated :] = [row.cpu()]
+        """Record the logits of a token."""
+        logits = self.logits.setdefault(sequence.request.id, [])
+        logits[sequence.generated :] = [row.cpu()]
 
     def _record(self, record: Record) -> None:
         self.records[record.request_id] = record
 
     @property
     def stored(self) -> list[int]:
-        """Pages that hold something stored."""
+        """Pages of stored nodes."""
         return self.engine.nodes.all()
 
     def of(self, request: Request) -> Tensor:
@@ -373,17 +380,19 @@ def start(
 
 
 def _guard(engine: Engine) -> None:
-    """Let every step of a test find out that it wrote to what is stored."""
+    """Check in every step that stored pages, states and maps are not written."""
     compute = engine.run
 
     def guarded(step, times=1):
         stored, states = engine.nodes.all(), engine.memory.states.all() if engine.memory else []
         before = engine.pool.checksum(stored) if stored else ""
-        kept = [state_of(engine, slot) for slot in states]
+        before_states = [state_of(engine, slot) for slot in states]
         maps = {slot: map_of(engine, slot) for slot in stored_maps(engine)}
         phases = compute(step, times)
         assert not stored or engine.pool.checksum(stored) == before, "a stored page was written"
-        assert all(state_of(engine, slot).equal(was) for slot, was in zip(states, kept, strict=True)), "a stored state"
+        assert all(state_of(engine, slot).equal(was) for slot, was in zip(states, before_states, strict=True)), (
+            "a stored state"
+        )
         assert all(map_of(engine, slot).equal(was) for slot, was in maps.items()), "a stored map was written"
         return phases
 
@@ -394,7 +403,7 @@ def state_of(engine: Engine, slot: int) -> Tensor:
     """All numbers of a state, as one row."""
     pool = engine.memory.states.pool
     parts = [read(layer, slot) for layer in range(pool.shape.layers) for read in (pool.recurrent, pool.conv)]
-    return torch.cat([part.flatten() for part in parts])
+    return torch.cat([tensor.flatten() for tensor in parts])
 
 
 def stored_maps(engine: Engine) -> list[int]:
@@ -405,7 +414,7 @@ def stored_maps(engine: Engine) -> list[int]:
 def map_of(engine: Engine, slot: int) -> Tensor:
     """All numbers of a stored map, as one row."""
     stored = engine.memory.maps.maps.stored
-    return torch.cat([stored.part(name, ALL, slot).flatten().float() for name in stored.parts])
+    return torch.cat([stored.tensor(name, ALL, slot).flatten().float() for name in stored.specs])
 
 
 def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **options) -> Run:
@@ -414,22 +423,22 @@ def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **opt
 
 
 def nothing_leaks(run: Run) -> bool:
-    """Whether every page and every state is either free or stored, and the store knows of each."""
+    """Whether every page and every state is either free or registered in the store."""
     pool, stored = run.engine.pool, run.stored
     tokens = run.engine.policy.store.tree.num_tokens
     exact = len(stored) == len(set(stored)) == tokens // pool.shape.page_size
     memory, store = run.engine.memory, run.engine.policy.store
     if memory is not None:
-        used, held = memory.states.pool.used, len(memory.states.all())
-        exact = exact and used == held == (store.state_cached - map_bytes(run.engine)) // store.state_bytes
+        used, stored_states = memory.states.pool.used, len(memory.states.all())
+        exact = exact and used == stored_states == (store.state_cached - map_bytes(run.engine)) // store.state_bytes
     return exact and pool.free_pages + len(stored) == pool.shape.pages
 
 
 def map_bytes(engine: Engine) -> int:
-    """Bytes of the stored maps; nothing but them and no working map may be held."""
+    """Bytes of the stored maps; no other map may be allocated."""
     maps = engine.memory.maps
     if maps is None:
         return 0
-    assert maps.maps.working.used == 0, "a working map was not given back"
+    assert maps.maps.working.used == 0, "a working map was not freed"
     assert maps.maps.stored.used == len(maps.all()), "a map is neither stored nor free"
     return len(maps.all()) * maps.maps.stored.slot_bytes

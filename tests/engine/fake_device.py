@@ -139,7 +139,7 @@ class FakeDevice(TorchDispatchMode):
     # -- kernels ------------------------------------------------------------------------------------------------------
 
     def launch(self, kernel: Any) -> Callable[..., None]:
-        """What stands for a kernel on a grid: checks its arguments, and computes nothing."""
+        """Replaces a kernel launch on a grid: checks the arguments and computes nothing."""
         options = {"num_warps", "num_stages", "num_ctas", "maxnreg"}
 
         def launched(*args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab.core.repair import Repair, Reused
+from spanlab.core.repair import Repair, ReusedSpan
 from spanlab.core.request import Request
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, eager_twin
@@ -56,7 +56,7 @@ def dense(model: SpanModel, request: Request, output: Sequence[int], *, blocks: 
 
 @lru_cache(KEPT)
 def _dense(model: SpanModel, ids: tuple[int, ...], segments: tuple[Segment, ...]) -> Tensor:
-    """Logits [N, V] of all rows, with blocks where segments are given."""
+    """Logits [N, V] of all rows, under a block mask if segments are passed."""
     mask = block_mask(segments) if segments else causal_mask(len(ids))
     return dense_logits(twin_of(model), torch.tensor(ids), mask, torch.arange(len(ids)))
 
@@ -93,7 +93,7 @@ def apart(logits: Tensor, truth: Tensor) -> float:
 
 
 def error(run: Run, request: Request, *, blocks: bool) -> float:
-    """Largest difference between a run's logits and the dense forward of what it has said."""
+    """Largest difference between a run's logits and a dense forward of prompt and output."""
     truth = dense(run.engine.model, request, run.engine.outputs[request.id], blocks=blocks)
     return far(run.of(request), truth)
 
@@ -117,16 +117,16 @@ def places(segments: Iterable[Segment]) -> Tensor:
     return torch.tensor([row for segment in segments for row in range(segment.start, segment.stop)], dtype=torch.int64)
 
 
-def found_in(segments: Iterable[Segment]) -> list[Reused]:
+def found_in(segments: Iterable[Segment]) -> list[ReusedSpan]:
     """Spans that a repair may choose from."""
-    return [Reused(segment.start, segment.stop, 0) for segment in segments if segment.independent and segment.start]
+    return [ReusedSpan(segment.start, segment.stop, 0) for segment in segments if segment.independent and segment.start]
 
 
 def selection_of(repair: Repair, layers: int, spans: Sequence[Segment], tail: int) -> Selection:
     """A measured repair as rows by layer: of the tokens of `spans`, which stand before prompt position `tail`."""
     inside = repair.kind == "neighbours" or (repair.kind == "deviation" and repair.filter == "queries")
     first, total = repair.check_layer if inside else repair.check_layer + 1, len(places(spans))
-    count = repair.count([Reused(segment.start, segment.stop, 0) for segment in spans])
+    count = repair.count([ReusedSpan(segment.start, segment.stop, 0) for segment in spans])
     counts = [total] * first + [count] * (layers - first)
     if repair.kind == "deviation_gradual":
         counts = linear_counts(layers, first, count, total)
@@ -154,7 +154,7 @@ def most_read(model: SpanModel, request: Request, repair: Repair) -> list[int]:
 def blending(
     model: SpanModel, request: Request, output: Sequence[int], repair: Repair, bank: Bank | None = None
 ) -> Blended:
-    """CacheBlend over spans computed alone, or over what `bank` says of them."""
+    """CacheBlend over spans computed alone, or over the KV in `bank`."""
     ids = all_ids(request, output)
     segments = segments_of(request, len(ids))
     spans = [segment for segment in segments if segment.independent and segment.start]
@@ -168,12 +168,12 @@ def blended(
     model: SpanModel, request: Request, output: Sequence[int], repair: Repair, bank: Bank | None = None
 ) -> Tensor:
     """CacheBlend's logits [output, V]."""
-    done = blending(model, request, output, repair, bank)
-    return done.logits[len(done.logits) - len(output) :]
+    result = blending(model, request, output, repair, bank)
+    return result.logits[len(result.logits) - len(output) :]
 
 
 def overlapped(model: SpanModel, request: Request, output: Sequence[int], heat: float, scale: float) -> Tensor:
-    """APE: logits [output, V]; spans see the opening text, stand at one place, and are weighed anew by ordered text."""
+    """APE: logits [output, V]; spans attend to the opening text, share one position, and are reweighed."""
     ids = all_ids(request, output)
     segments = segments_of(request, len(ids))
     marked = places(segment for segment in segments if segment.independent)
@@ -207,7 +207,7 @@ def truth_of(strategy: Strategy, repair: Repair, model: SpanModel, request: Requ
 
 
 def wrong(run: Run, strategy: Strategy, request: Request) -> float:
-    """The largest difference between what a run said and what its arm must say."""
+    """Largest difference between a run's logits and the oracle of its arm."""
     engine = run.engine
     repair = engine.policy.rules.repair
     return far(run.of(request), truth_of(strategy, repair, engine.model, request, engine.outputs[request.id]))

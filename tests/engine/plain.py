@@ -143,7 +143,7 @@ class Recompute:
                 best = self._best(places, scores, rule.counts[layer])
                 if rule.writes == "all":
                     keys[places], values[places] = key, value
-                places, hidden, query, key, value = (one[best] for one in (places, hidden, query, key, value))
+                places, hidden, query, key, value = (tensor[best] for tensor in (places, hidden, query, key, value))
             keys[places], values[places] = key, value
             mask = everywhere <= places[:, None]
             rotated = plain.rotate(query, places), plain.rotate(keys, self._stands)
@@ -156,10 +156,10 @@ class Recompute:
         return torch.arange(len(self.ids)) if self.stands is None else self.stands
 
     def _outside(self, places: Tensor, starts: Tensor, query: Tensor, keys: Tensor) -> Tensor:
-        """Per row, over all heads: softmax weights of what stands before its span."""
+        """Per row, summed over heads: softmax weights of the text before its span."""
         everywhere = torch.arange(len(self.ids))
-        turned = self.plain.rotate(keys, self._stands).repeat_interleave(self.plain.group, 1)
-        scores = torch.einsum("thd,nhd->thn", self.plain.rotate(query, places), turned) / self.plain.dim**0.5
+        rotated = self.plain.rotate(keys, self._stands).repeat_interleave(self.plain.group, 1)
+        scores = torch.einsum("thd,nhd->thn", self.plain.rotate(query, places), rotated) / self.plain.dim**0.5
         weights = scores.masked_fill((everywhere > places[:, None])[:, None], -torch.inf).softmax(-1)
         return (weights * (everywhere < starts[places][:, None])[:, None]).sum((1, 2))
 
@@ -170,7 +170,7 @@ class Recompute:
 
 
 class Blended(NamedTuple):
-    """What CacheBlend gives: logits of the rows behind the last span, and by layer the positions that passed it."""
+    """Results of CacheBlend: logits of the rows after the last span, and the recomputed positions by layer."""
 
     logits: Tensor
     kept: list[Tensor]

@@ -52,8 +52,8 @@ def cut(inputs: Inputs, lengths: list[int]) -> list[AffineMap]:
 
 def run_through(inputs: Inputs, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     key, value, g, beta = inputs
-    rest = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    return torch_chunk_gated_delta_rule(key, key, value, g=g, beta=beta, **rest)
+    options = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    return torch_chunk_gated_delta_rule(key, key, value, g=g, beta=beta, **options)
 
 
 def start(inputs: Inputs) -> Tensor:
@@ -65,8 +65,8 @@ def start(inputs: Inputs) -> Tensor:
 def test_composition_equals_running_through(lengths: list[int], seed: int) -> None:
     inputs = draw(sum(lengths), seed)
     state = start(inputs)
-    whole = reduce(compose, cut(inputs, lengths))
-    torch.testing.assert_close(whole.apply(state), run_through(inputs, state)[1], atol=2e-5, rtol=1e-4)
+    composed = reduce(compose, cut(inputs, lengths))
+    torch.testing.assert_close(composed.apply(state), run_through(inputs, state)[1], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 2000])

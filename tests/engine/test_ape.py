@@ -7,7 +7,7 @@ import torch
 
 from spanlab.engine.oracle import block_mask, dense_logits
 
-from .factories import APART, HEAD, arm, ask, document, make_small, permutations, questions, run, text
+from .factories import APART, HEAD, arm, document, make_request, make_small, permutations, questions, run, text
 from .oracles import all_ids, dense, far, overlapped, segments_of, twin_of, wrong
 
 LENGTHS = (20, 1, 33)
@@ -28,19 +28,19 @@ def ape(heat: float = 0.9, scale: float = 0.9, block_size: int = 1, kernel: str 
 def test_logits_are_those_of_the_formula(heat, scale, kernel):
     requests = questions([(0, 1, 2), (2, 0), (1, 2, 0)], LENGTHS, output=2)
     strategy = ape(heat, scale, 16, kernel)
-    done = run(make_small(), strategy, requests)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert done.records[1].reused_tokens == 16 + 32
+    result = run(make_small(), strategy, requests)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert result.records[1].reused_tokens == 16 + 32
 
 
 @pytest.mark.parametrize("kernel", ["rotate_keys", "rotate_queries", "pre_rotated"])
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_one_context_unweighted_is_full_recompute(block_size, kernel):
     requests = questions([(0,), (2,), (0,)], LENGTHS, output=2)
-    done = run(make_small(), ape(1.0, 1.0, block_size, kernel), requests)
+    result = run(make_small(), ape(1.0, 1.0, block_size, kernel), requests)
     for request in requests:
-        truth = dense(make_small(), request, done.engine.outputs[request.id], blocks=False)
-        assert far(done.of(request), truth) < 1e-4
+        truth = dense(make_small(), request, result.engine.outputs[request.id], blocks=False)
+        assert far(result.of(request), truth) < 1e-4
 
 
 @pytest.mark.parametrize("head", [0, 11])
@@ -48,40 +48,49 @@ def test_one_context_unweighted_is_full_recompute(block_size, kernel):
 def test_the_order_of_documents_changes_nothing(heat, scale, head):
     opening = [text(HEAD, head)] if head else []
     requests = [
-        ask(rank, *opening, *(document(name, LENGTHS[name]) for name in order), text(5, 7), output=2, at=rank * APART)
+        make_request(
+            rank,
+            *opening,
+            *(document(name, LENGTHS[name]) for name in order),
+            text(5, 7),
+            output=2,
+            at=rank * APART,
+        )
         for rank, order in enumerate(permutations(3))
     ]
-    done = run(make_small(), ape(heat, scale), requests)
-    first = done.of(requests[0])
-    assert max(far(done.of(request), first) for request in requests) < 2e-5
-    assert wrong(done, ape(heat, scale), requests[-1]) < 1e-4
+    result = run(make_small(), ape(heat, scale), requests)
+    first = result.of(requests[0])
+    assert max(far(result.of(request), first) for request in requests) < 2e-5
+    assert wrong(result, ape(heat, scale), requests[-1]) < 1e-4
 
 
 def test_unweighted_it_is_a_dense_forward_with_overlapping_positions():
     request = questions([(0, 1, 2)], LENGTHS, output=3)[0]
-    done = run(make_small(), ape(1.0, 1.0), [request])
-    ids = all_ids(request, done.engine.outputs[0])
-    at, end = [*range(11)], 11 + max(LENGTHS)
+    result = run(make_small(), ape(1.0, 1.0), [request])
+    ids = all_ids(request, result.engine.outputs[0])
+    positions, end = [*range(11)], 11 + max(LENGTHS)
     for length in LENGTHS:
-        at += range(11, 11 + length)
-    at += range(end, end + len(ids) - len(at))
+        positions += range(11, 11 + length)
+    positions += range(end, end + len(ids) - len(positions))
     mask = block_mask(segments_of(request, len(ids)), head=11)
-    truth = dense_logits(twin_of(make_small()), ids, mask, torch.tensor(at))[request.num_tokens - 1 :]
-    assert far(done.of(request), truth) < 1e-4
-    assert far(overlapped(make_small(), request, done.engine.outputs[0], 1.0, 1.0), truth) < 1e-4
+    truth = dense_logits(twin_of(make_small()), ids, mask, torch.tensor(positions))[request.num_tokens - 1 :]
+    assert far(result.of(request), truth) < 1e-4
+    assert far(overlapped(make_small(), request, result.engine.outputs[0], 1.0, 1.0), truth) < 1e-4
 
 
 def test_weights_change_what_is_said():
     request = questions([(0, 2)], LENGTHS)[0]
-    said = [run(make_small(), ape(heat, scale), [request]).of(request) for heat, scale in ((1, 1), (0.9, 1), (1, 0.9))]
-    assert min(far(said[0], said[1]), far(said[0], said[2]), far(said[1], said[2])) > 0.01
+    logits = [
+        run(make_small(), ape(heat, scale), [request]).of(request) for heat, scale in ((1, 1), (0.9, 1), (1, 0.9))
+    ]
+    assert min(far(logits[0], logits[1]), far(logits[0], logits[2]), far(logits[1], logits[2])) > 0.01
 
 
 def test_a_span_behind_another_opening_is_not_found():
     requests = [
-        ask(0, text(HEAD, 8), document(0, 20), text(5, 4)),
-        ask(1, text(3, 8), document(0, 20), text(5, 4), at=APART),
+        make_request(0, text(HEAD, 8), document(0, 20), text(5, 4)),
+        make_request(1, text(3, 8), document(0, 20), text(5, 4), at=APART),
     ]
-    done = run(make_small(), ape(), requests)
-    assert done.records[1].reused_tokens == 0
-    assert max(wrong(done, ape(), request) for request in requests) < 1e-4
+    result = run(make_small(), ape(), requests)
+    assert result.records[1].reused_tokens == 0
+    assert max(wrong(result, ape(), request) for request in requests) < 1e-4

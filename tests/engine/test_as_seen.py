@@ -12,7 +12,7 @@ from spanlab.core.request import Request
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_mask
 
-from .factories import APART, HEAD, arm, ask, document, make_policy, make_small, questions, run, start, text
+from .factories import APART, HEAD, arm, document, make_policy, make_request, make_small, questions, run, start, text
 from .oracles import all_ids, blended, dense, divergence, error, far
 from .plain import Bank, Plain, Recompute
 
@@ -23,19 +23,19 @@ def seen_bank(model: SpanModel, donor: Request, request: Request, output: list[i
     """Keys and values of a prompt: those of its documents as they were in the donor's, wherever they stood there."""
     plain, ids, theirs = Plain(model), all_ids(request, output), all_ids(donor, [0])
     bank = plain.bank(ids, causal_mask(len(ids)), torch.arange(len(ids)))
-    given = plain.bank(theirs, causal_mask(len(theirs)), torch.arange(len(theirs)))
-    there, place = {}, 0
+    donor_bank = plain.bank(theirs, causal_mask(len(theirs)), torch.arange(len(theirs)))
+    there, offset = {}, 0
     for span in donor.spans:
-        there[span.tokens.tobytes()] = place
-        place += len(span.tokens)
-    place = 0
+        there[span.tokens.tobytes()] = offset
+        offset += len(span.tokens)
+    offset = 0
     for span in request.spans:
         if span.independent:
             old, size = there[span.tokens.tobytes()], len(span.tokens)
-            for mine, other in zip(bank, given, strict=True):
+            for mine, other in zip(bank, donor_bank, strict=True):
                 for layer in range(model.layers):
-                    mine[layer][place : place + size] = other[layer][old : old + size]
-        place += len(span.tokens)
+                    mine[layer][offset : offset + size] = other[layer][old : old + size]
+        offset += len(span.tokens)
     return bank
 
 
@@ -49,34 +49,34 @@ def test_the_first_request_is_full_recompute(block_size, name):
 @pytest.mark.parametrize("keys", ["raw", "local"])
 def test_the_next_reads_documents_as_the_first_saw_them(keys):
     model, requests = make_small(), questions([(0, 1, 2), (2, 0, 1)], LENGTHS, output=2)
-    done = run(
+    result = run(
         model, arm("as_seen", keys=keys, kernel={"raw": "rotate_keys", "local": "rotate_queries"}[keys]), requests
     )
-    output = done.engine.outputs[1]
+    output = result.engine.outputs[1]
     bank = seen_bank(model, *requests, output)
     tail = requests[1].num_tokens - 7
     work = Recompute(Plain(model), all_ids(requests[1], output), bank)
     truth = work.run(torch.arange(tail, len(work.ids)))[6:]
-    assert far(done.of(requests[1]), truth) < 1e-4
-    assert done.records[1].reused_tokens == 11 + sum(LENGTHS)
+    assert far(result.of(requests[1]), truth) < 1e-4
+    assert result.records[1].reused_tokens == 11 + sum(LENGTHS)
     assert far(truth, dense(model, requests[1], output, blocks=False)) > 0.1
 
 
 def test_as_seen_and_blended():
     model, requests = make_small(), questions([(0, 1, 2), (2, 0, 1)], LENGTHS, output=2)
     strategy = arm("as_seen_blend_15")
-    done = run(model, strategy, requests)
-    output, repair = done.engine.outputs[1], done.engine.policy.rules.repair
+    result = run(model, strategy, requests)
+    output, repair = result.engine.outputs[1], result.engine.policy.rules.repair
     truth = blended(model, requests[1], output, repair, seen_bank(model, *requests, output))
-    assert far(done.of(requests[1]), truth) < 1e-4
+    assert far(result.of(requests[1]), truth) < 1e-4
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_all_blended_again_is_full_recompute_though_some_was_never_seen(block_size):
     strategy = arm("as_seen_blend_15", block_size, repair={"kind": "deviation", "ratio": 1.0})
     requests = questions([(0, 1), (2, 1, 3, 0, 4), (4, 2, 0), (3,)], (20, 35, 33, 18, 21), output=2)
-    done = run(make_small(), strategy, requests)
-    assert max(error(done, request, blocks=False) for request in requests) < 1e-4
+    result = run(make_small(), strategy, requests)
+    assert max(error(result, request, blocks=False) for request in requests) < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["attention", "neighbours"])
@@ -86,41 +86,41 @@ def test_measured_attention_repairs_what_was_found(block_size, kind):
     orders = [(0, 1), (2, 1, 3, 0, 4), (4, 2, 0), (3,)]
     for head in (11, 0):  # without a head, a document at the very beginning has seen all that stands before it
         requests = questions(orders, (20, 35, 33, 18, 21), head=head, output=2)
-        done = run(make_small(), strategy, requests)
-        assert max(error(done, request, blocks=False) for request in requests) < 1e-4
+        result = run(make_small(), strategy, requests)
+        assert max(error(result, request, blocks=False) for request in requests) < 1e-4
 
 
 def poisoned(name: str):
     """A document asked for behind a poison, then without it; the run and the second request."""
-    attack = ask(0, text(66, 30), document(0, 40), text(5, 6))
-    victim = ask(1, text(HEAD, 12), document(0, 40), text(6, 6), at=APART)
+    attack = make_request(0, text(66, 30), document(0, 40), text(5, 6))
+    victim = make_request(1, text(HEAD, 12), document(0, 40), text(6, 6), at=APART)
     return run(make_small(), arm(name), [attack, victim]), victim
 
 
 def test_what_stood_before_a_clean_span_cannot_reach_anybody():
-    done, victim = poisoned("pic")
-    assert done.records[1].reused_tokens == 40
-    assert error(done, victim, blocks=True) < 1e-4
+    result, victim = poisoned("pic")
+    assert result.records[1].reused_tokens == 40
+    assert error(result, victim, blocks=True) < 1e-4
 
 
 def test_what_stood_before_a_dirty_span_reaches_whoever_reads_it():
-    done, victim = poisoned("as_seen")
-    assert done.records[1].reused_tokens == 40
+    result, victim = poisoned("as_seen")
+    assert result.records[1].reused_tokens == 40
     clean = run(make_small(), arm("as_seen"), [victim])
-    assert divergence(clean.of(victim), done.of(victim)) > 0.01
+    assert divergence(clean.of(victim), result.of(victim)) > 0.01
 
 
 def test_a_dirty_donor_is_unreachable_for_whoever_wants_clean_ones():
     model = make_small()
-    attack = ask(0, text(66, 30), document(0, 40), text(5, 6))
-    victim = ask(1, text(66, 30), document(0, 40), text(5, 6))
-    done = start(model, arm("as_seen"), [attack, victim]).serve([attack])
+    attack = make_request(0, text(66, 30), document(0, 40), text(5, 6))
+    victim = make_request(1, text(66, 30), document(0, 40), text(5, 6))
+    result = start(model, arm("as_seen"), [attack, victim]).serve([attack])
     clean = make_policy(model, arm("pic"))
-    donor = done.engine.policy
-    done.engine.policy = TreePolicy(clean.rules, donor.store, donor.index, clean.placer)  # one store for both
-    done.serve([victim])
-    assert done.records[1].reused_tokens == 30
-    assert error(done, victim, blocks=True) < 1e-4
+    donor = result.engine.policy
+    result.engine.policy = TreePolicy(clean.rules, donor.store, donor.index, clean.placer)  # one store for both
+    result.serve([victim])
+    assert result.records[1].reused_tokens == 30
+    assert error(result, victim, blocks=True) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["radix", "pic", "lego_link_16", "cache_blend_15", "ape", "as_seen"])
@@ -130,7 +130,7 @@ def test_tenants_share_nothing(name):
         replace(first, id=i, cache_salt=cache_salt, arrived_at=i * APART)
         for i, cache_salt in enumerate(("", "a", "b", "a"))
     ]
-    done = run(make_small(), arm(name), requests)
-    assert [done.records[i].matched_tokens for i in range(3)] == [0, 0, 0]
-    assert done.records[3].matched_tokens > 11
-    assert max(far(done.of(request), done.of(requests[0])) for request in requests[:3]) < 1e-4
+    result = run(make_small(), arm(name), requests)
+    assert [result.records[i].matched_tokens for i in range(3)] == [0, 0, 0]
+    assert result.records[3].matched_tokens > 11
+    assert max(far(result.of(request), result.of(requests[0])) for request in requests[:3]) < 1e-4

@@ -7,7 +7,19 @@ import torch
 
 from spanlab.engine.deviation import DeviationChooser
 
-from .factories import APART, HEAD, arm, ask, document, make_small, nothing_leaks, permutations, questions, run, text
+from .factories import (
+    APART,
+    HEAD,
+    arm,
+    document,
+    make_request,
+    make_small,
+    nothing_leaks,
+    permutations,
+    questions,
+    run,
+    text,
+)
 from .oracles import blending, dense, far, wrong
 
 LENGTHS = (20, 9, 33)
@@ -35,18 +47,18 @@ def watched(monkeypatch) -> list[DeviationChooser]:
     seen: list[Watched] = []
 
     class Watched(DeviationChooser):
-        def __init__(self, *given) -> None:
-            super().__init__(*given)
-            self.measured, self.history, self.free = [], [self.kept], self._free
+        def __init__(self, *inputs) -> None:
+            super().__init__(*inputs)
+            self.measured, self.history, self.free = [], [self.rows], self._free
             seen.append(self)
 
         def measure(self, new, stored) -> None:
             super().measure(new, stored)
-            self.measured.append(self._scores[self.free[self.kept]])
+            self.measured.append(self._scores[self.free[self.rows]])
 
         def keep(self, layer):
             chosen = super().keep(layer)
-            self.history.append(self.kept)
+            self.history.append(self.rows)
             return chosen
 
     monkeypatch.setattr("spanlab.engine.measured_repair.DeviationChooser", Watched)
@@ -59,35 +71,35 @@ def watched(monkeypatch) -> list[DeviationChooser]:
 def test_logits_are_those_of_the_recomputation(form, ratio, check_layer, block_size):
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
     strategy = blend(ratio, block_size, check_layer=check_layer, **form)
-    done = run(make_small(layers=LAYERS), strategy, requests)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    result = run(make_small(layers=LAYERS), strategy, requests)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
     base = BEFORE if form.get("base") else sum(LENGTHS)
-    assert done.records[0].repaired_tokens == int(ratio * base + 1e-9)
-    assert nothing_leaks(done)
+    assert result.records[0].repaired_tokens == int(ratio * base + 1e-9)
+    assert nothing_leaks(result)
 
 
 @forms
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_the_same_tokens_are_chosen_in_every_layer(watched, form, architecture):
     requests = questions(permutations(3), LENGTHS)
-    done = run(make_small(architecture, layers=LAYERS), blend(0.15, **form), requests)
+    result = run(make_small(architecture, layers=LAYERS), blend(0.15, **form), requests)
     assert len(watched) == len(requests)
     for chooser, request in zip(watched, requests, strict=True):
-        repair = done.engine.policy.rules.repair
-        truth = blending(done.engine.model, request, done.engine.outputs[request.id], repair)
+        repair = result.engine.policy.rules.repair
+        truth = blending(result.engine.model, request, result.engine.outputs[request.id], repair)
         places = torch.arange(11, BEFORE)  # of its rows, which are all tokens of spans
-        found = [places[kept].tolist() for kept in chooser.history]
-        assert found == [kept.tolist() for kept in truth.kept]
+        chosen = [places[kept].tolist() for kept in chooser.history]
+        assert chosen == [kept.tolist() for kept in truth.kept]
 
 
 @forms
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_everything_repaired_is_full_recompute(block_size, form):
     requests = questions(permutations(3), LENGTHS, output=2)
-    done = run(make_small(layers=LAYERS), blend(1.0, block_size, **form), requests)
+    result = run(make_small(layers=LAYERS), blend(1.0, block_size, **form), requests)
     for request in requests:
-        truth = dense(make_small(layers=LAYERS), request, done.engine.outputs[request.id], blocks=False)
-        assert far(done.of(request), truth) < 1e-4
+        truth = dense(make_small(layers=LAYERS), request, result.engine.outputs[request.id], blocks=False)
+        assert far(result.of(request), truth) < 1e-4
 
 
 def test_forms_choose_differently(watched):
@@ -102,7 +114,7 @@ def test_a_row_that_is_not_chosen_passes_only_the_layers_before(monkeypatch):
     """Rows through the MLP of every layer: all of them only where none has been left out yet."""
     model, passed = make_small(layers=LAYERS), []
     handles = [
-        layer.mlp.register_forward_hook(lambda module, given, out: passed.append(out.shape[1]))
+        layer.mlp.register_forward_hook(lambda module, inputs, out: passed.append(out.shape[1]))
         for layer in model.hf.base_model.layers
     ]
     try:
@@ -121,9 +133,9 @@ def test_a_row_that_is_not_chosen_passes_only_the_layers_before(monkeypatch):
 def test_nothing_deviates_in_the_first_layer(monkeypatch, watched, block_size, name):
     requests = questions(permutations(3), LENGTHS)
     repair = {"kind": "deviation", "ratio": 0.15, **BETWEEN}
-    done = run(make_small(layers=LAYERS), arm(name, block_size, repair), requests[:1])
+    result = run(make_small(layers=LAYERS), arm(name, block_size, repair), requests[:1])
     monkeypatch.setattr(DeviationChooser, "measures", lambda self, layer: layer < self._first)
-    done.serve(requests[1:])
+    result.serve(requests[1:])
     warm = [chooser for chooser in watched if chooser.measured and len(chooser.measured) == 2]
     assert len(warm) == len(requests) - 1
     for chooser in warm:
@@ -135,7 +147,7 @@ def test_nothing_deviates_in_the_first_layer(monkeypatch, watched, block_size, n
 
 def test_one_set_is_chosen_and_has_all_that_must_be_kept(watched):
     spans = text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8)
-    run(make_small(layers=LAYERS), blend(0.15, base="prompt"), [ask(0, *spans)])
+    run(make_small(layers=LAYERS), blend(0.15, base="prompt"), [make_request(0, *spans)])
     (chooser,) = watched
     before, after = chooser.history[0], chooser.history[-1]
     assert [len(kept) for kept in chooser.history] == [59, *[6 + 10] * (LAYERS - 1)]  # 10 of 68 tokens
@@ -162,10 +174,14 @@ def test_text_between_spans_is_taken_along():
     def spans(first: int, second: int):
         return text(HEAD, 9), document(first, 20), text(5, 6), document(second, 33), text(6, 8)
 
-    requests = [ask(0, *spans(0, 1), output=2), ask(1, *spans(1, 0), at=APART), ask(2, *spans(0, 1), at=2 * APART)]
+    requests = [
+        make_request(0, *spans(0, 1), output=2),
+        make_request(1, *spans(1, 0), at=APART),
+        make_request(2, *spans(0, 1), at=2 * APART),
+    ]
     strategy = blend(0.3)
-    done = run(make_small(layers=LAYERS), strategy, requests)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    result = run(make_small(layers=LAYERS), strategy, requests)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
 
 
 @pytest.mark.parametrize(("filter", "layer", "last"), [("queries", LAYERS, 5), ("layers", LAYERS - 1, 4)])
@@ -179,13 +195,13 @@ def test_check_layers_that_leave_nothing_out_are_refused(filter, layer, last):
 def test_the_last_layer_may_filter_its_queries(form):
     requests = questions([(0, 1, 2), (2, 1, 0)], LENGTHS)
     strategy = blend(0.15, check_layer=LAYERS - 1, **FORMS[form])
-    done = run(make_small(layers=LAYERS), strategy, requests)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    result = run(make_small(layers=LAYERS), strategy, requests)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
 
 
 def test_requests_are_blended_one_by_one_in_a_shared_step():
     requests = questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=4, at=0)
     strategy = blend(0.3)
-    done = run(make_small(layers=LAYERS), strategy, requests)
-    assert len({record.admitted_s for record in done.records.values()}) == 1
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    result = run(make_small(layers=LAYERS), strategy, requests)
+    assert len({record.admitted_s for record in result.records.values()}) == 1
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4

@@ -58,11 +58,11 @@ def kernel(scan: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Te
     """A scan of transformers as a kernel that keeps packed sequences apart."""
 
     def run(*tensors: Tensor, cu_seqlens: Tensor, initial_state: Tensor, g: Tensor, beta: Tensor, **rest: bool):
-        found = []
+        states_at = []
         for (start, stop), state in zip(pairwise(cu_seqlens.tolist()), initial_state, strict=True):
             query, key, value, decay, rate = (each[:, start:stop] for each in (*tensors, g, beta))
-            found.append(scan(query, key, value, g=decay, beta=rate, initial_state=state[None], **rest))
-        return torch.cat([out for out, _ in found], dim=1), torch.cat([state for _, state in found])
+            states_at.append(scan(query, key, value, g=decay, beta=rate, initial_state=state[None], **rest))
+        return torch.cat([out for out, _ in states_at], dim=1), torch.cat([state for _, state in states_at])
 
     return run
 
@@ -97,26 +97,26 @@ def test_every_sequence_is_its_recurrence(lengths, further, rows_at_once, monkey
 def test_states_are_reported_at_every_stop(scan):
     stops = (1, 33, 34, 64, 65, 150), (160, 200)
     segments = [Segment(150, stops[1]), Segment(0, stops[0])]
-    inputs, found = inputs_of(200, 2, 4), {}
+    inputs, states_at = inputs_of(200, 2, 4), {}
     before = torch.randn(2, 4, KEY, VALUE, generator=torch.Generator().manual_seed(1))
     states, out = before.clone(), torch.empty_like(inputs.value)
     plan = scan(segments, CPU)
-    plan.run(inputs, states, out, lambda segment, stop, state: found.update({(segment, stop): state.clone()}))
-    assert len(found) == len(stops[0]) + len(stops[1])
-    for (at, number), state in found.items():
-        part = Segment(segments[at].start, (segments[at].stops[number],))
-        outputs, expected = token_by_token(inputs, part, before[at])
+    plan.run(inputs, states, out, lambda segment, stop, state: states_at.update({(segment, stop): state.clone()}))
+    assert len(states_at) == len(stops[0]) + len(stops[1])
+    for (at, number), state in states_at.items():
+        segment_part = Segment(segments[at].start, (segments[at].stops[number],))
+        outputs, expected = token_by_token(inputs, segment_part, before[at])
         assert torch.allclose(state.double(), expected, atol=1e-5)
-        assert torch.allclose(out[part.start : part.stops[0]].double(), outputs, atol=1e-5)
+        assert torch.allclose(out[segment_part.start : segment_part.stops[0]].double(), outputs, atol=1e-5)
 
 
 def test_rows_of_no_segment_are_left_alone():
     inputs, segments = inputs_of(50, 4, 4), [Segment(30, (47,)), Segment(3, (10,))]
     out = torch.full_like(inputs.value, torch.nan)
     ChunkScan(segments, CPU).run(inputs, torch.zeros(2, 4, KEY, VALUE), out, ignore)
-    written = torch.zeros(50, dtype=torch.bool)
-    written[30:47] = written[3:10] = True
-    assert (out.isfinite().all(-1).all(-1) == written).all()
+    is_written = torch.zeros(50, dtype=torch.bool)
+    is_written[30:47] = is_written[3:10] = True
+    assert (out.isfinite().all(-1).all(-1) == is_written).all()
 
 
 def test_bfloat16_inputs_are_scanned_in_float32():

@@ -8,7 +8,7 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 
-from .factories import HEAD, arm, ask, document, make_small, nothing_leaks, run, text
+from .factories import HEAD, arm, document, make_request, make_small, nothing_leaks, run, text
 from .oracles import far, wrong
 
 ARMS = ("lego_link_16", "random_16", "last_16", "strided_15")
@@ -17,9 +17,9 @@ ARMS = ("lego_link_16", "random_16", "last_16", "strided_15")
 def prompts():
     """Three that meet, with text between their documents and one document twice."""
     return [
-        ask(0, text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8), output=5),
-        ask(1, text(HEAD, 9), document(1, 33), document(0, 20), document(1, 33), text(7, 3), output=5),
-        ask(2, document(2, 18), text(5, 6), document(0, 20), text(8, 4), output=5),
+        make_request(0, text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8), output=5),
+        make_request(1, text(HEAD, 9), document(1, 33), document(0, 20), document(1, 33), text(7, 3), output=5),
+        make_request(2, document(2, 18), text(5, 6), document(0, 20), text(8, 4), output=5),
     ]
 
 
@@ -34,9 +34,9 @@ def arm_of(name: str, block_size: int, **spans: object):
 @pytest.mark.parametrize("name", ARMS)
 def test_logits_are_those_of_the_dense_repair(name, block_size, budget):
     requests, strategy = prompts(), arm_of(name, block_size)
-    done = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=budget, max_num_seqs=3))
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert nothing_leaks(done)
+    result = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=budget, max_num_seqs=3))
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("kernel", ["rotate_keys", "pre_rotated"])
@@ -46,9 +46,9 @@ def test_every_kernel_repairs_in_chunks(kernel):
         "pre_rotated": {"kernel": "pre_rotated", "sharing": "private"},
     }[kernel]
     requests, strategy = prompts(), arm_of("lego_link_16", 16, **form)
-    done = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=11, max_num_seqs=3))
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert nothing_leaks(done)
+    result = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=11, max_num_seqs=3))
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert nothing_leaks(result)
 
 
 def test_chunked_and_uncut_say_the_same():
@@ -56,9 +56,9 @@ def test_chunked_and_uncut_say_the_same():
     for chunked in (None, False):
         strategy = arm_of("random_16", 1)
         strategy.spans.repair.chunked = chunked
-        done = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=8, max_num_seqs=1))
-        logits.append([done.of(request) for request in requests])
-        steps = done.rows[0].steps
+        result = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=8, max_num_seqs=1))
+        logits.append([result.of(request) for request in requests])
+        steps = result.rows[0].steps
         logits[-1].append(steps)
     assert logits[0].pop() > logits[1].pop()
-    assert max(far(one, other) for one, other in zip(*logits, strict=True)) < 1e-5
+    assert max(far(logit, other) for logit, other in zip(*logits, strict=True)) < 1e-5

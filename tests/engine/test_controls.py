@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .factories import APART, arm, ask, document, make_small, permutations, questions, run, text
+from .factories import APART, arm, document, make_request, make_small, permutations, questions, run, text
 from .oracles import dense, divergence, far, wrong
 
 LENGTHS = (20, 9, 33)
@@ -13,18 +13,21 @@ LENGTHS = (20, 9, 33)
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_old_positions_are_right_where_nothing_has_moved(block_size):
     requests = questions([(0, 1, 2)] * 3, LENGTHS, output=2)
-    done = run(make_small(), arm("old_positions", block_size), requests)
-    assert done.records[2].reused_tokens >= 32
-    assert max(far(done.of(r), dense(make_small(), r, done.engine.outputs[r.id], blocks=True)) for r in requests) < 1e-4
+    result = run(make_small(), arm("old_positions", block_size), requests)
+    assert result.records[2].reused_tokens >= 32
+    assert (
+        max(far(result.of(r), dense(make_small(), r, result.engine.outputs[r.id], blocks=True)) for r in requests)
+        < 1e-4
+    )
 
 
 def test_old_positions_are_worse_where_something_has():
     requests = questions(permutations(3), LENGTHS)
     model, losses = make_small(), {}
     for name in ("pic", "old_positions"):
-        done = run(model, arm(name), requests)
+        result = run(model, arm(name), requests)
         truths = (dense(model, request, [0], blocks=True) for request in requests[1:])
-        losses[name] = [divergence(truth, done.of(r)) for truth, r in zip(truths, requests[1:], strict=True)]
+        losses[name] = [divergence(truth, result.of(r)) for truth, r in zip(truths, requests[1:], strict=True)]
     assert max(losses["pic"]) < 1e-6
     assert min(losses["old_positions"]) > 0.01
 
@@ -53,8 +56,8 @@ def test_controls_repair_as_many_tokens_as_cache_blend(kind):
 def computed_rows(monkeypatch, name: str) -> tuple[int, int]:
     """Rows that a warm request with shuffled documents really sends through the model, and what its record says."""
     requests = [
-        ask(0, text(9, 11), document(0, 20), document(1, 9), document(2, 33), text(8, 7)),
-        ask(1, text(9, 11), document(2, 33), document(0, 20), document(1, 9), text(7, 6), at=APART),
+        make_request(0, text(9, 11), document(0, 20), document(1, 9), document(2, 33), text(8, 7)),
+        make_request(1, text(9, 11), document(2, 33), document(0, 20), document(1, 9), text(7, 6), at=APART),
     ]
     model, seen = make_small(), []
     forward = type(model).forward
@@ -63,21 +66,21 @@ def computed_rows(monkeypatch, name: str) -> tuple[int, int]:
         seen.append(len(ids))
         return forward(self, ids, *rest, **more)
 
-    done = run(model, arm(name), requests[:1])
+    result = run(model, arm(name), requests[:1])
     monkeypatch.setattr(type(model), "forward", counted)
-    done.engine.outputs.clear()
-    done.serve(requests[1:])
-    return sum(seen), done.records[1].computed_tokens
+    result.engine.outputs.clear()
+    result.serve(requests[1:])
+    return sum(seen), result.records[1].computed_tokens
 
 
 @pytest.mark.parametrize(
     "name", ["radix", "pic", "pic_turned", "lego_link_16", "random_16", "last_16", "strided_15", "ape"]
 )
 def test_exactly_the_tokens_in_the_record_are_computed(monkeypatch, name):
-    rows, said = computed_rows(monkeypatch, name)
-    assert rows == said
+    rows, answers = computed_rows(monkeypatch, name)
+    assert rows == answers
 
 
 def test_cache_blend_sends_all_tokens_of_spans_into_the_model(monkeypatch):
-    rows, said = computed_rows(monkeypatch, "cache_blend_15")
-    assert (rows, said) == (62 + 6, 10 + 6)
+    rows, answers = computed_rows(monkeypatch, "cache_blend_15")
+    assert (rows, answers) == (62 + 6, 10 + 6)

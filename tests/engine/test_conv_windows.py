@@ -1,11 +1,11 @@
-"""One convolution over packed rows is that of every sequence behind what stands before it."""
+"""One convolution over packed rows equals separate convolutions of every sequence with its earlier inputs."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from spanlab.engine.conv_windows import ConvRows, Place, Windows
+from spanlab.engine.conv_windows import ConvRows, SlotRef, Windows
 from spanlab.engine.slot_pool import ALL
 from spanlab.engine.state_pool import StatePool, StateShape
 
@@ -24,7 +24,7 @@ def convolution(rows: Tensor, weight: Tensor) -> Tensor:
 def pool_of(slots: int) -> StatePool:
     """Slots that hold something."""
     pool, draw = StatePool(SHAPE, torch.float32, "cpu"), torch.Generator().manual_seed(1)
-    for slot in [pool.take() for _ in range(slots)]:
+    for slot in [pool.allocate() for _ in range(slots)]:
         pool.conv(ALL, slot).copy_(torch.randn(LAYERS, CHANNELS, KERNEL, generator=draw))
     return pool
 
@@ -37,7 +37,7 @@ def behind(before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_sequences_are_kept_apart_and_their_last_inputs_kept():
     pool, windows = pool_of(5), Windows(KERNEL)
-    first, second, third, copy, unused = (Place(pool, slot) for slot in range(5))
+    first, second, third, copy, unused = (SlotRef(pool, slot) for slot in range(5))
     before = [pool.conv(1, slot).clone() for slot in range(5)]
     windows.scan(first, 2, 9)  # rows out of order
     windows.copy(first, copy)
@@ -60,12 +60,12 @@ def test_sequences_are_kept_apart_and_their_last_inputs_kept():
 def test_copies_without_rows_happen_in_all_layers():
     pool, windows = pool_of(3), Windows(KERNEL)
     before = [pool.conv(ALL, slot).clone() for slot in range(3)]
-    first, second, third = (Place(pool, slot) for slot in range(3))
+    first, second, third = (SlotRef(pool, slot) for slot in range(3))
     windows.copy(first, second)
     windows.copy(second, third)
     windows.clear(first)
-    ConvRows(windows, 0, CPU).keep(ALL)
+    ConvRows(windows, 0, CPU).copy_windows(ALL)
     assert not pool.conv(ALL, 0).any()
     assert torch.equal(pool.conv(ALL, 1), before[0])
     assert torch.equal(pool.conv(ALL, 2), before[0])
-    ConvRows(Windows(KERNEL), 0, CPU).keep(ALL)
+    ConvRows(Windows(KERNEL), 0, CPU).copy_windows(ALL)

@@ -1,4 +1,4 @@
-"""A hybrid goes on from states that were taken while it decoded, and at ends of chunks, as if it had computed all."""
+"""A hybrid resumes from states captured during decoding and at chunk ends with the results of a full computation."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import pytest
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
 
-from .factories import APART, checkpoint, make_hybrid, nothing_leaks, run, words
+from .factories import APART, checkpoint, make_hybrid, nothing_leaks, random_tokens, run
 from .test_hybrid import GRID, off
 
-PROMPT, ANSWER = words(1, GRID + 9), words(2, 2 * GRID)
+PROMPT, ANSWER = random_tokens(1, GRID + 9), random_tokens(2, 2 * GRID)
 
 
 def turns(at_once: bool) -> list[Request]:
     """A prompt with an answer that is known, and a further turn behind it."""
-    asked = Request(0, 0, (Span(PROMPT),), len(ANSWER), 0, output=ANSWER)
-    history = (Span(PROMPT), Span(ANSWER), Span(words(3, 11)))
-    return [asked, Request(1, 0, history, 2, APART * (1 if at_once else 1000))]
+    request = Request(0, 0, (Span(PROMPT),), len(ANSWER), 0, output=ANSWER)
+    history = (Span(PROMPT), Span(ANSWER), Span(random_tokens(3, 11)))
+    return [request, Request(1, 0, history, 2, APART * (1 if at_once else 1000))]
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["token by token", "known answers at once"])
@@ -29,22 +29,23 @@ def test_a_next_turn_resumes_in_the_answer(kinds, states, at_once):
     arm.placement.kind, arm.placement.also = kinds[0], ["last", *kinds[1:]]
     arm.placement.interval = 2 * GRID if kinds[0] == "decode_interval" else None
     requests = turns(at_once)
-    done = run(make_hybrid(), arm, requests, at_once=at_once)
-    assert done.engine.policy.checkpoints(requests[1]) == [GRID, *states]
-    assert done.records[1].reused_tokens == 3 * GRID
-    assert off(done, requests[1]) < 1e-5
-    assert nothing_leaks(done)
+    result = run(make_hybrid(), arm, requests, at_once=at_once)
+    assert result.engine.policy.checkpoints(requests[1]) == [GRID, *states]
+    assert result.records[1].reused_tokens == 3 * GRID
+    assert off(result, requests[1]) < 1e-5
+    assert nothing_leaks(result)
 
 
 def test_chunks_end_in_states():
     arm = checkpoint("last")
     arm.placement.kind = "chunk_end"
-    long = words(1, 5 * GRID + 23)
+    long = random_tokens(1, 5 * GRID + 23)
     requests = [
-        Request(i, 0, (Span(long[:depth]), Span(words(-i - 1, 9))), 1, i * APART) for i, depth in enumerate([300, 200])
+        Request(i, 0, (Span(long[:depth]), Span(random_tokens(-i - 1, 9))), 1, i * APART)
+        for i, depth in enumerate([300, 200])
     ]
-    done = run(make_hybrid(), arm, requests, rules=BatchRules(100, 4))
-    assert done.engine.policy.checkpoints(requests[0]) == [64, 192, 256]  # chunks of 100 tokens
-    assert done.records[1].reused_tokens == 192
-    assert off(done, requests[1]) < 1e-5
-    assert nothing_leaks(done)
+    result = run(make_hybrid(), arm, requests, rules=BatchRules(100, 4))
+    assert result.engine.policy.checkpoints(requests[0]) == [64, 192, 256]  # chunks of 100 tokens
+    assert result.records[1].reused_tokens == 192
+    assert off(result, requests[1]) < 1e-5
+    assert nothing_leaks(result)

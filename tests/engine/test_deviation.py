@@ -25,19 +25,19 @@ def zero(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def feed(chooser: DeviationChooser, deviations: list[float], layers: int) -> list[list[int]]:
     """Rows kept before each layer, with deviations that belong to rows and never change."""
-    kept = [chooser.kept.tolist()]
+    kept = [chooser.rows.tolist()]
     for layer in range(layers):
         if chooser.projects(layer):
-            here = [deviations[row] for row in chooser.kept.tolist()]
+            here = [deviations[row] for row in chooser.rows.tolist()]
             chooser.measure(states(here), zero(len(here)))
         if layer:
-            before = chooser.kept
+            before = chooser.rows
             chosen = chooser.keep(layer)
             if chosen is not None:
-                assert chooser.kept.tolist() == before[chosen].tolist()
-            kept.append(chooser.kept.tolist())
+                assert chooser.rows.tolist() == before[chosen].tolist()
+            kept.append(chooser.rows.tolist())
         if chooser.measures(layer):
-            here = [deviations[row] for row in chooser.kept.tolist()]
+            here = [deviations[row] for row in chooser.rows.tolist()]
             chooser.measure(states(here), zero(len(here)))
     return kept
 

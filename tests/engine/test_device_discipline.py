@@ -35,10 +35,10 @@ from .factories import (
     SMALL,
     Paced,
     arm,
-    ask,
     checkpoint,
     hybrid_pic,
     make_policy,
+    make_request,
     make_small,
     questions,
     text,
@@ -132,7 +132,7 @@ def cold_and_warm() -> list[Request]:
 def forks() -> list[Request]:
     """Prompts of a hybrid that share a text of several grid steps."""
     arrived = (0, APART, APART)
-    return [ask(id, text(1, 150), text(-100 - id, 9), output=2, at=at) for id, at in enumerate(arrived)]
+    return [make_request(id, text(1, 150), text(-100 - id, 9), output=2, at=at) for id, at in enumerate(arrived)]
 
 
 @cache
@@ -149,8 +149,8 @@ def check(steps: Sequence[Step], *needed: str, copies: int = 1) -> None:
     assert any(step.chunks for step in steps) and any(step.decodes for step in steps), "both kinds of steps ran"
     for step in steps:
         assert step.waits[TOKENS] + step.waits[END] == 1, f"a step waits once at its end: {step}"
-        others = set(step.waits) - {TOKENS, END, *needed}
-        assert not others, f"a step waits for {sorted(others)}"
+        other_waits = set(step.waits) - {TOKENS, END, *needed}
+        assert not other_waits, f"a step waits for {sorted(other_waits)}"
         assert not step.decodes or step.waits[TOKENS] == 1, "a step that decodes reads its tokens"
         assert step.chunks or step.copies == copies, f"a step that decodes copies {copies} times: {step}"
         assert step.waits[PROBE] <= step.chunks and step.kernels["attend_tiles"], step
@@ -178,9 +178,9 @@ def test_tokens_are_drawn_on_the_device():
 
 
 def test_recorded_logits_come_to_the_host_after_the_tokens():
-    kept = Recording("logits")
-    steps = run(make_small(), arm("pic"), cold_and_warm(), on_logits=kept.note)
-    assert len(kept._logits) == 3 * 2
+    recording = Recording("logits")
+    steps = run(make_small(), arm("pic"), cold_and_warm(), on_logits=recording.note)
+    assert len(recording._logits) == 3 * 2
     check(steps, "engine.recording:note copies to the host")
 
 

@@ -25,13 +25,13 @@ from spanlab_sim.timing import ConstantTiming, RooflineTiming
 from .factories import (
     Paced,
     arm,
-    ask,
     checkpoint,
     document,
     hybrid_pic,
     make_hybrid,
     make_maps,
     make_policy,
+    make_request,
     make_small,
     make_states,
     study_of,
@@ -71,7 +71,7 @@ def trace(count: int = 12, gap_ns: float = 4e6) -> list[Request]:
             spans.insert(2, text(91, 6))
         spans.append(text(100 + rank % 5, 7))
         cache_salt = "other" if rank % 5 == 4 else ""
-        requests.append(ask(rank, *spans, output=int(rng.integers(1, 25)), at=at, cache_salt=cache_salt))
+        requests.append(make_request(rank, *spans, output=int(rng.integers(1, 25)), at=at, cache_salt=cache_salt))
     same = requests[-2:]  # two arrive at one moment
     return [*requests[:-2], *(replace(request, arrived_at=same[0].arrived_at) for request in same)]
 
@@ -110,19 +110,19 @@ class Backends:
 
 def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing, budget: int | None) -> Backends:
     """Serve a trace with one model of time, simulated and for real."""
-    model, done = model_for(strategy), Backends()
+    model, run_result = model_for(strategy), Backends()
     options = {"seed": 4, "rate_rps": 2.5, "warmup": 3}
 
     def note(backend: str):
-        return lambda step, now, result: done.plans[backend].append((now, step.key()))
+        return lambda step, now, result: run_result.plans[backend].append((now, step.key()))
 
-    policy, write = make_policy(model, strategy, budget), done.records["sim"].append
+    policy, write = make_policy(model, strategy, budget), run_result.records["sim"].append
     reads = build.build_span_reads(strategy)
     options |= {"group": requests[0].group_id, "passages": build.build_passages(strategy)}
     sim = {"jump": False, "reads": reads, "on_step": note("sim")}
-    done.rows["sim"] = simulate(requests, policy, rules, timing, write, **sim, **options)
+    run_result.rows["sim"] = simulate(requests, policy, rules, timing, write, **sim, **options)
 
-    policy, write = make_policy(model, strategy, budget), done.records["engine"].append
+    policy, write = make_policy(model, strategy, budget), run_result.records["engine"].append
     pages = pool_pages(policy, rules, requests, model.context)
     shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, "cpu", poison=True)
@@ -131,10 +131,10 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     spans = strategy.spans or PREFIXES_ALONE
     engine = Engine(model, pool, policy, spans, positions=model.context, **held)
     paced = Paced(engine, lambda step: timing.step(features(step, policy.store.state_bytes, policy.rules, reads)))
-    done.rows["engine"] = serve(requests, policy, rules, paced, write, on_step=note("engine"), **options)
+    run_result.rows["engine"] = serve(requests, policy, rules, paced, write, on_step=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages
     assert states is None or states.used == len(engine.memory.states.all())
-    return done
+    return run_result
 
 
 CASES = [(rules, tight) for rules in RULES for tight in (False, True)]
@@ -151,9 +151,9 @@ def test_plans_records_and_rows_are_equal(name, rules, tight):
     study = study_of(model)
     needs = [make_policy(model, strategy).need(request).tokens for request in requests]
     timing = RooflineTiming(study.model, study.hardware)
-    done = both(strategy, RULES[rules], requests, timing, max(needs) if tight else None)
-    assert done.agree()
-    records, row = done.records["engine"], done.rows["engine"]
+    run_result = both(strategy, RULES[rules], requests, timing, max(needs) if tight else None)
+    assert run_result.agree()
+    records, row = run_result.records["engine"], run_result.rows["engine"]
     assert len(records) == len(requests)
     assert any(record.admitted_s > record.arrived_s for record in records)
     assert (row.preemptions > 0) == tight
@@ -165,7 +165,7 @@ def test_plans_records_and_rows_are_equal(name, rules, tight):
 def test_an_arrival_at_the_very_end_of_a_step_is_treated_alike(name):
     millisecond = 10**6
     requests = [replace(request, arrived_at=rank * 7 * millisecond) for rank, request in enumerate(trace())]
-    done = both(arm(name), RULES["chunked"], requests, ConstantTiming(0.0, seconds_per_step=1e-3), None)
-    assert done.agree()
-    ends = {now for now, _ in done.plans["engine"]}
+    run_result = both(arm(name), RULES["chunked"], requests, ConstantTiming(0.0, seconds_per_step=1e-3), None)
+    assert run_result.agree()
+    ends = {now for now, _ in run_result.plans["engine"]}
     assert any(request.arrived_at in ends for request in requests[1:])

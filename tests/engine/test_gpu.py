@@ -19,13 +19,13 @@ ARMS = ["none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_
 def test_a_run_says_what_it_says_on_the_cpu(name, block_size):
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], (20, 5, 33), output=3, at=0)
     rules = BatchRules(max_num_batched_tokens=48, max_num_seqs=3)
-    here, there = (
+    on_cpu, on_gpu = (
         run(make_small(device=device), arm(name, block_size), requests, rules=rules) for device in ("cpu", "cuda")
     )
     for request in requests:
-        assert far(here.of(request), there.of(request)) < 1e-3
-        assert here.records[request.id].reused_tokens == there.records[request.id].reused_tokens
-    assert nothing_leaks(there)
+        assert far(on_cpu.of(request), on_gpu.of(request)) < 1e-3
+        assert on_cpu.records[request.id].reused_tokens == on_gpu.records[request.id].reused_tokens
+    assert nothing_leaks(on_gpu)
 
 
 @pytest.mark.parametrize("name", ["radix", "pic", "pic_raw", "pic_turned", "ape"])
@@ -50,10 +50,10 @@ def test_a_hybrid_says_what_it_says_on_the_cpu(name):
     depths = [5 * GRID, 2 * GRID, 3 * GRID + 7]
     requests = [*crowd(12), *(fork(20 + at, depth, output=3) for at, depth in enumerate(depths))]
     rules = BatchRules(max_num_batched_tokens=75, max_num_seqs=4)
-    here, there = (
+    on_cpu, on_gpu = (
         run(make_hybrid(device=device), checkpoint(name), requests, rules=rules) for device in ("cpu", "cuda")
     )
     for request in requests:
-        assert far(here.of(request), there.of(request)) < 1e-3
-        assert here.records[request.id].reused_tokens == there.records[request.id].reused_tokens
-    assert nothing_leaks(there)
+        assert far(on_cpu.of(request), on_gpu.of(request)) < 1e-3
+        assert on_cpu.records[request.id].reused_tokens == on_gpu.records[request.id].reused_tokens
+    assert nothing_leaks(on_gpu)

@@ -1,4 +1,4 @@
-"""Decoding in padded batches says what plain decoding says, and is fit to be captured once and replayed."""
+"""Decoding in padded batches equals plain decoding, and can be captured once and replayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanlab.engine.decode_recurrence import DecodeRecurrence
 from spanlab.engine.decode_rows import DecodeRows
 from spanlab.engine.graphs import CudaGraphs, Padded, PaddedRows
 from spanlab.engine.settings import EngineSettings
-from spanlab.engine.slab import NOBODY
+from spanlab.engine.slab import PADDING_ROW
 
 from .factories import (
     arm,
@@ -68,7 +68,7 @@ def both(model, strategy, requests: list[Request], **options):
     plain, padded = (run(model, strategy, requests, decode=decode, **options) for decode in ("plain", "padded"))
     assert plain.engine.outputs == padded.engine.outputs
     assert all(far(plain.of(request), padded.of(request)) < 2e-5 for request in requests)
-    padded.engine.pool.give(padded.engine._forwards._decoder._spare.ids)
+    padded.engine.pool.free(padded.engine._forwards._decoder._spare.ids)
     assert nothing_leaks(padded)
     return padded
 
@@ -77,41 +77,41 @@ def both(model, strategy, requests: list[Request], **options):
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next"])
 def test_padded_logits_of_a_hybrid_that_goes_on_from_checkpoints(kind, name):
     requests, rules = crowd(12), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
-    done = both(make_hybrid(kind), checkpoint(name), requests, rules=rules)
-    assert max(off(done, request) for request in requests) < 1e-5
+    result = both(make_hybrid(kind), checkpoint(name), requests, rules=rules)
+    assert max(off(result, request) for request in requests) < 1e-5
 
 
 def test_padded_logits_of_a_hybrid_that_is_preempted():
     requests, strategy, model = crowd(60, longest=150, apart_ns=0), checkpoint("block_64"), make_hybrid()
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
-    done = both(model, strategy, requests, rules=BatchRules(75, 7), budget=budget, states=6)
-    assert done.rows[0].preemptions > 0
-    assert max(off(done, request) for request in requests) < 1e-5
+    result = both(model, strategy, requests, rules=BatchRules(75, 7), budget=budget, states=6)
+    assert result.rows[0].preemptions > 0
+    assert max(off(result, request) for request in requests) < 1e-5
 
 
 @pytest.mark.parametrize("repaired", [0, 3])
 def test_padded_logits_of_a_hybrid_whose_spans_are_composed(repaired):
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=6, at=0)
-    done = both(make_slow_hybrid(), hybrid_pic(block_size=16, repaired=repaired), requests, rules=RULES)
-    assert repaired or worst(done, requests) < 1e-5
+    result = both(make_slow_hybrid(), hybrid_pic(block_size=16, repaired=repaired), requests, rules=RULES)
+    assert repaired or worst(result, requests) < 1e-5
 
 
 def test_states_are_kept_while_a_padded_batch_decodes():
     strategy = checkpoint("last")
     strategy.placement.kind, strategy.placement.also, strategy.placement.interval = "decode_interval", ["last"], 64
     requests = turns(at_once=False)
-    done = both(make_hybrid(), strategy, requests)
-    assert done.records[1].reused_tokens == 192
-    assert off(done, requests[1]) < 1e-5
+    result = both(make_hybrid(), strategy, requests)
+    assert result.records[1].reused_tokens == 192
+    assert off(result, requests[1]) < 1e-5
 
 
 def test_nothing_depends_on_the_state_of_nobody():
     requests, rules = crowd(12), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
-    done = start(make_hybrid(), checkpoint("block_64"), requests, rules=rules, decode="padded")
-    for part in done.engine.memory.states.pool.slab.row(NOBODY).values():
-        part.fill_(torch.nan)
-    done.serve(requests)
-    assert max(off(done, request) for request in requests) < 1e-5
+    result = start(make_hybrid(), checkpoint("block_64"), requests, rules=rules, decode="padded")
+    for tensor in result.engine.memory.states.pool.slab.row(PADDING_ROW).values():
+        tensor.fill_(torch.nan)
+    result.serve(requests)
+    assert max(off(result, request) for request in requests) < 1e-5
 
 
 def forget_plans() -> None:
@@ -143,10 +143,10 @@ def test_first_work_of_a_key_serves_all_later_steps(model, strategy):
         return first.setdefault(key, work)()
 
     plain = run(model(), strategy, requests, rules=RULES)
-    done = start(model(), strategy, requests, rules=RULES, decode="padded")
-    done.engine._forwards._decoder._replay = replay
-    done.serve(requests)
-    assert all(far(plain.of(request), done.of(request)) < 2e-5 for request in requests)
+    result = start(model(), strategy, requests, rules=RULES, decode="padded")
+    result.engine._forwards._decoder._replay = replay
+    result.serve(requests)
+    assert all(far(plain.of(request), result.of(request)) < 2e-5 for request in requests)
     assert max(used.values()) > 10
 
 
@@ -182,7 +182,7 @@ def test_equal_keys_have_equal_addresses(model, strategy, apart_ns, monkeypatch)
         return attend(query, keys, values, batch, **rest)
 
     def scanned(recurrence, *given):
-        states[:] = [recurrence._places, *recurrence._pool.slab.row(NOBODY).values()]
+        states[:] = [recurrence._slab_rows, *recurrence._pool.slab.row(PADDING_ROW).values()]
         return scan(recurrence, *given)
 
     def replay(key, work):
@@ -194,13 +194,13 @@ def test_equal_keys_have_equal_addresses(model, strategy, apart_ns, monkeypatch)
     monkeypatch.setattr(attention_metadata, "attend", noted)
     monkeypatch.setattr(DecodeRecurrence, "scan", scanned)
     requests = questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=40, at=apart_ns)
-    done = start(model(), strategy, requests, rules=RULES, decode="padded")
-    assert isinstance(done.engine._forwards._decoder, Padded)
-    done.engine._forwards._decoder._replay = replay
-    done.serve(requests)
+    result = start(model(), strategy, requests, rules=RULES, decode="padded")
+    assert isinstance(result.engine._forwards._decoder, Padded)
+    result.engine._forwards._decoder._replay = replay
+    result.serve(requests)
     assert {len(addresses) for addresses in seen.values()} == {1}
-    alike = Counter((size, moved) for size, (_, moved) in seen)
-    assert max(alike.values()) <= 4  # limits of keys, of all keys and of positions double at most once each
+    counts = Counter((size, moved) for size, (_, moved) in seen)
+    assert max(counts.values()) <= 4  # limits of keys, of all keys and of positions double at most once each
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
@@ -226,7 +226,7 @@ def test_what_is_captured_neither_waits_nor_copies(case):
 
 
 def stand_in_for_graphs(monkeypatch, graph) -> list[object]:
-    """What torch has for graphs, without a device; `graph` stands around what is captured. Returns who was replayed."""
+    """Replacements for torch's CUDA graph functions, without a device; returns the replayed graphs."""
     stream, replayed = SimpleNamespace(wait_stream=lambda other: None), []
 
     def captured():
@@ -267,7 +267,7 @@ def test_a_graph_lists_the_tiles_of_its_replays(case, monkeypatch):
 
 def test_work_is_done_once_for_each_call(monkeypatch):
     """It moves states on, and a capture moves nothing."""
-    done, capturing = [], []
+    result, capturing = [], []
 
     @contextmanager
     def graph(captured, pool):
@@ -276,14 +276,14 @@ def test_work_is_done_once_for_each_call(monkeypatch):
         capturing.pop()
 
     def work():
-        done.append("captured" if capturing else "done")
+        result.append("captured" if capturing else "done")
         return torch.zeros(1)
 
     replayed = stand_in_for_graphs(monkeypatch, graph)
     graphs = CudaGraphs()
     for _ in range(3):
         graphs("key", work)
-    assert done == ["done", "captured"] and len(replayed) == 2
+    assert result == ["done", "captured"] and len(replayed) == 2
 
 
 def test_graphs_are_refused_on_a_processor():

@@ -1,4 +1,4 @@
-"""A hybrid goes on from stored states as if it had computed the whole prompt, however it is cut, packed and evicted."""
+"""A hybrid resumes from stored states with the results of a full computation, for any chunks, packing and eviction."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab.engine.load import described, load_model
+from spanlab.engine.load import load_model, named_config
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
-from spanlab.engine.recurrent import Piece, Recurrence
+from spanlab.engine.recurrent import Recurrence, StateScan
 from spanlab.engine.settings import EngineSettings
 from spanlab.engine.state_pool import StatePool
 from spanlab.models.find import find_spec
 
 from .factories import (
     APART,
-    ask,
     checkpoint,
     make_hybrid,
     make_policy,
+    make_request,
     nothing_leaks,
+    random_tokens,
     run,
     start,
     state_of,
     text,
-    words,
 )
 from .oracles import dense, far
 
@@ -44,21 +44,21 @@ LENGTH = 5 * GRID + 23
 
 def fork(id: int, depth: int, tail: int = 9, output: int = 1, at: int | None = None) -> Request:
     """The first `depth` tokens of one long text, then a question of its own."""
-    spans = (Span(words(1, 2 * LENGTH)[:depth]), text(-100 - id, tail))
-    return ask(id, *spans, output=output, at=id * APART if at is None else at)
+    spans = (Span(random_tokens(1, 2 * LENGTH)[:depth]), text(-100 - id, tail))
+    return make_request(id, *spans, output=output, at=id * APART if at is None else at)
 
 
 def forward_in_pieces(model, ids: Tensor, cuts: Sequence[int], fill=None) -> tuple[Tensor, StatePool, int]:
     """Logits of all rows, with the state put down and taken up at each cut; `fill` sets the state to begin with."""
     pool = StatePool(model.state_shape, model.dtype, "cpu")
-    slot = pool.take()
+    slot = pool.allocate()
     if fill is not None:
         fill(pool, slot)
     edges = [0, *cuts, len(ids)]
-    pieces = [Piece(a, b, slot, a) for a, b in pairwise(edges) if a < b]
+    pieces = [StateScan(a, b, slot, a) for a, b in pairwise(edges) if a < b]
     rows, recurrence = torch.arange(len(ids)), Recurrence(pool, [pieces], model.device)
     logits = model.forward(ids, rows, causal_attend(model), rows, recur=recurrence.run)
-    recurrence.done()
+    recurrence.finish()
     return logits, pool, slot
 
 
@@ -75,65 +75,67 @@ def apart(logits: Tensor, truth: Tensor) -> float:
     return far(logits, truth) / float(truth.abs().max())
 
 
-def off(done, request: Request) -> float:
-    """How far a run's logits are from a dense forward of the whole prompt and of what was said."""
-    return apart(done.of(request), dense(done.engine.model, request, done.engine.outputs[request.id], blocks=False))
+def off(result, request: Request) -> float:
+    """Difference between a run's logits and a dense forward of prompt and output."""
+    return apart(
+        result.of(request), dense(result.engine.model, request, result.engine.outputs[request.id], blocks=False)
+    )
 
 
 @pytest.mark.parametrize("fill", [None, random_state], ids=["from nothing", "from a random state"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_cut_on_the_grid_gives_the_logits_of_one_go(kind, fill):
     model = make_hybrid(kind)
-    ids = torch.from_numpy(words(7, LENGTH).astype(np.int64))
-    whole, *_ = forward_in_pieces(model, ids, (), fill)
+    ids = torch.from_numpy(random_tokens(7, LENGTH).astype(np.int64))
+    full, *_ = forward_in_pieces(model, ids, (), fill)
     for cut in range(GRID, LENGTH, GRID):
         logits, *_ = forward_in_pieces(model, ids, (cut,), fill)
-        assert apart(logits, whole) < 1e-5
+        assert apart(logits, full) < 1e-5
     if fill is None:
         truth = dense_logits(eager_twin(model), ids, causal_mask(LENGTH), torch.arange(LENGTH))
-        assert apart(whole, truth) < 1e-5
+        assert apart(full, truth) < 1e-5
 
 
 @pytest.mark.parametrize("cuts", [(1,), (2, 3), (63,), (65,), (100, 101, 199), tuple(range(1, 40))], ids=str)
 def test_cuts_off_the_grid_too(cuts):
     """Chunks of a prefill, and decodes, end anywhere."""
     model = make_hybrid()
-    ids = torch.from_numpy(words(8, 201).astype(np.int64))
-    whole, pool, slot = forward_in_pieces(model, ids, (), random_state)
-    logits, other, there = forward_in_pieces(model, ids, cuts, random_state)
-    assert apart(logits, whole) < 1e-5
+    ids = torch.from_numpy(random_tokens(8, 201).astype(np.int64))
+    full, pool, slot = forward_in_pieces(model, ids, (), random_state)
+    logits, other, other_slot = forward_in_pieces(model, ids, cuts, random_state)
+    assert apart(logits, full) < 1e-5
     for layer in range(pool.shape.layers):
-        assert torch.allclose(pool.recurrent(layer, slot), other.recurrent(layer, there), atol=1e-5)
-        assert torch.allclose(pool.conv(layer, slot), other.conv(layer, there), atol=1e-5)
+        assert torch.allclose(pool.recurrent(layer, slot), other.recurrent(layer, other_slot), atol=1e-5)
+        assert torch.allclose(pool.conv(layer, slot), other.conv(layer, other_slot), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_resuming_at_every_grid_position_equals_the_full_prefill(kind):
     depths = range(GRID, LENGTH + 1, GRID)
     requests = [fork(0, LENGTH), *(fork(1 + at, depth, output=3) for at, depth in enumerate(depths))]
-    done = run(make_hybrid(kind), checkpoint("block_64"), requests)
+    result = run(make_hybrid(kind), checkpoint("block_64"), requests)
     for depth, request in zip(depths, requests[1:], strict=True):
-        assert done.records[request.id].reused_tokens == depth
-        assert done.records[request.id].loaded_state_bytes == done.engine.policy.store.state_bytes
-        assert off(done, request) < 1e-5
-    assert nothing_leaks(done)
+        assert result.records[request.id].reused_tokens == depth
+        assert result.records[request.id].loaded_state_bytes == result.engine.policy.store.state_bytes
+        assert off(result, request) < 1e-5
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("past", [0, 1, 63])
 def test_tokens_past_the_last_state_are_computed_again(past):
     requests = [fork(0, LENGTH), fork(1, 3 * GRID + past)]
-    done = run(make_hybrid(), checkpoint("block_64", block_size=1), requests)
-    record = done.records[1]
+    result = run(make_hybrid(), checkpoint("block_64", block_size=1), requests)
+    record = result.records[1]
     assert (record.matched_tokens, record.reused_tokens) == (3 * GRID + past, 3 * GRID)
-    assert off(done, requests[1]) < 1e-5
+    assert off(result, requests[1]) < 1e-5
 
 
 def test_a_prompt_asked_again_computes_at_least_its_last_token():
     prompt = fork(0, 4 * GRID, tail=0)
     again = Request(1, 0, prompt.spans, output_len=1, arrived_at=APART)
-    done = run(make_hybrid(), checkpoint("block_64"), [prompt, again])
-    assert done.records[1].reused_tokens == 3 * GRID
-    assert off(done, again) < 1e-5
+    result = run(make_hybrid(), checkpoint("block_64"), [prompt, again])
+    assert result.records[1].reused_tokens == 3 * GRID
+    assert off(result, again) < 1e-5
 
 
 def test_states_are_taken_in_the_one_prefill_that_happens_anyway(monkeypatch):
@@ -145,26 +147,26 @@ def test_states_are_taken_in_the_one_prefill_that_happens_anyway(monkeypatch):
         return forward(model, ids, *given, **named)
 
     monkeypatch.setattr(SpanModel, "forward", counted)
-    done = run(make_hybrid(), checkpoint("block_64"), [request])
-    assert done.records[0].captured_states == request.num_tokens // GRID
+    result = run(make_hybrid(), checkpoint("block_64"), [request])
+    assert result.records[0].captured_states == request.num_tokens // GRID
     assert computed == [request.num_tokens]
 
 
-def stored_states(done, request: Request) -> dict[int, int]:
+def stored_states(result, request: Request) -> dict[int, int]:
     """Slots of the states on a prompt's path, by position."""
-    node, _ = done.engine.policy.index.find(request, done.engine.policy.layout(request)[0])
-    return {state.position: done.engine.memory.states[state] for step in node.path() for state in step.states}
+    node, _ = result.engine.policy.index.find(request, result.engine.policy.layout(request)[0])
+    return {state.position: result.engine.memory.states[state] for step in node.path() for state in step.states}
 
 
 def test_a_state_taken_on_the_way_is_that_of_a_prefill_up_to_there():
     model, request = make_hybrid(), fork(0, LENGTH)
-    done = run(model, checkpoint("block_64"), [request], rules=BatchRules(max_num_batched_tokens=100, max_num_seqs=4))
-    stored, states = stored_states(done, request), done.engine.memory.states.pool
+    result = run(model, checkpoint("block_64"), [request], rules=BatchRules(max_num_batched_tokens=100, max_num_seqs=4))
+    stored, states = stored_states(result, request), result.engine.memory.states.pool
     assert sorted(stored) == list(range(GRID, request.num_tokens + 1, GRID))
     ids = torch.from_numpy(request.tokens.astype(np.int64))
     for position, slot in stored.items():
         _, pool, own = forward_in_pieces(model, ids[:position], ())
-        states.expect(slot, position)
+        states.check_position(slot, position)
         for layer in range(pool.shape.layers):
             assert torch.allclose(states.recurrent(layer, slot), pool.recurrent(layer, own), atol=1e-5)
             assert torch.allclose(states.conv(layer, slot), pool.conv(layer, own), atol=1e-5)
@@ -183,8 +185,8 @@ def crowd(output: int, longest: int = 260, apart_ns: int = 2_500_000) -> list[Re
     rng, requests = np.random.default_rng(3), []
     for id in range(10):
         name, depth = int(rng.integers(3)), int(rng.integers(40, longest))
-        spans = (Span(words(name, 300)[:depth]), text(-id // 2, int(rng.integers(1, 20))))
-        requests.append(ask(id, *spans, output=int(rng.integers(1, output)), at=id * apart_ns))
+        spans = (Span(random_tokens(name, 300)[:depth]), text(-id // 2, int(rng.integers(1, 20))))
+        requests.append(make_request(id, *spans, output=int(rng.integers(1, output)), at=id * apart_ns))
     return requests
 
 
@@ -195,11 +197,11 @@ def test_packed_chunked_and_warm(name, rules):
         crowd(12),
         checkpoint(name, block_size=1 if rules == "chunked" and name != "block_hash_align" else 16),
     )
-    done = start(make_hybrid(), strategy, requests, rules=RULES[rules])
+    result = start(make_hybrid(), strategy, requests, rules=RULES[rules])
     for _ in range(2):
-        done.serve(requests)
-        assert max(off(done, request) for request in requests) < 1e-5
-        assert nothing_leaks(done)
+        result.serve(requests)
+        assert max(off(result, request) for request in requests) < 1e-5
+        assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -207,10 +209,10 @@ def test_preempted_and_evicted(name):
     requests, strategy = crowd(60, longest=150, apart_ns=0), checkpoint(name)
     model = make_hybrid()
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
-    done = run(model, strategy, requests, rules=RULES["chunked"], budget=budget, states=6)
-    assert done.rows[0].preemptions > 0
-    assert max(off(done, request) for request in requests) < 1e-5
-    assert nothing_leaks(done)
+    result = run(model, strategy, requests, rules=RULES["chunked"], budget=budget, states=6)
+    assert result.rows[0].preemptions > 0
+    assert max(off(result, request) for request in requests) < 1e-5
+    assert nothing_leaks(result)
 
 
 # -- a state of another depth -----------------------------------------------------------------------------------------
@@ -218,30 +220,30 @@ def test_preempted_and_evicted(name):
 
 def test_a_state_cannot_stand_for_a_prefix_of_another_length():
     requests = [fork(0, LENGTH), fork(1, 3 * GRID + 5)]
-    done = start(make_hybrid(), checkpoint("block_64"), requests)
-    done.serve(requests[:1])
-    slots = done.engine.memory.states._slots
+    result = start(make_hybrid(), checkpoint("block_64"), requests)
+    result.serve(requests[:1])
+    slots = result.engine.memory.states._slots
     states = sorted(slots, key=lambda state: state.position)
     slots[states[2]], slots[states[1]] = slots[states[1]], slots[states[2]]
-    with pytest.raises(AssertionError, match="a state of 128 tokens was taken for one of 192"):
-        done.serve(requests[1:])
+    with pytest.raises(AssertionError, match="a state of 128 tokens was used as one of 192"):
+        result.serve(requests[1:])
 
 
 def test_a_slot_knows_what_it_has_seen():
     pool = StatePool(make_hybrid().state_shape, torch.float32, "cpu", poison=True)
-    slot = pool.take()
-    pool.reach(slot, 0, 64)
-    pool.expect(slot, 64)
-    with pytest.raises(AssertionError, match="a state of 64 tokens was taken for one of 128"):
-        pool.expect(slot, 128)
-    with pytest.raises(AssertionError, match="a state of 64 tokens was taken for one of 0"):
-        pool.reach(slot, 0, 64)
-    pool.give([slot])
+    slot = pool.allocate()
+    pool.advance(slot, 0, 64)
+    pool.check_position(slot, 64)
+    with pytest.raises(AssertionError, match="a state of 64 tokens was used as one of 128"):
+        pool.check_position(slot, 128)
+    with pytest.raises(AssertionError, match="a state of 64 tokens was used as one of 0"):
+        pool.advance(slot, 0, 64)
+    pool.free([slot])
     assert pool.used == 0
     assert pool.recurrent(0, slot).isnan().all()
-    with pytest.raises(AssertionError, match="given back twice"):
-        pool.give([slot])
-    assert not pool.recurrent(0, pool.take()).any()
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.free([slot])
+    assert not pool.recurrent(0, pool.allocate()).any()
 
 
 def test_a_state_weighs_what_the_spec_says():
@@ -252,20 +254,20 @@ def test_a_state_weighs_what_the_spec_says():
 
 def test_stored_states_are_as_many_as_are_counted_whatever_is_evicted():
     requests = [fork(id, int(depth), at=id * APART) for id, depth in enumerate(range(30, 330, 25))]
-    done = start(make_hybrid(), checkpoint("block_64"), requests, states=5)
+    result = start(make_hybrid(), checkpoint("block_64"), requests, states=5)
     for request in requests:
-        done.serve([request])
-        assert nothing_leaks(done)
-    assert done.engine.policy.store.evicted_bytes > 0
-    assert all(state_of(done.engine, slot).isfinite().all() for slot in done.engine.memory.states.all())
+        result.serve([request])
+        assert nothing_leaks(result)
+    assert result.engine.policy.store.evicted_bytes > 0
+    assert all(state_of(result.engine, slot).isfinite().all() for slot in result.engine.memory.states.all())
 
 
 # -- stored weights ---------------------------------------------------------------------------------------------------
 
 
 def save_with_eyes(folder: Path) -> Tensor:
-    """A saved Qwen3.5 as it is published, vision tower and all; returns what its text model says of a few tokens."""
-    text = described("tiny-hybrid")
+    """A saved Qwen3.5 as it is published, vision tower and all; returns its text model's logits of a few tokens."""
+    text = named_config("tiny-hybrid")
     text.vocab_size, text.pad_token_id = 128, 0
     sizes = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 256}
     config = AutoConfig.for_model("qwen3_5", text_config=text.to_dict(), vision_config=sizes)

@@ -10,8 +10,8 @@ import torch
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
-from spanlab.engine.map_proof import prove_maps
-from spanlab.engine.span_actions import SpanPiece
+from spanlab.engine.map_check import check_maps
+from spanlab.engine.span_actions import MapScan
 
 from . import composed as oracle
 from .composed import composed
@@ -20,19 +20,19 @@ from .factories import (
     HEAD,
     QUESTION,
     Run,
-    ask,
     beginnings,
     document,
     hybrid_pic,
     make_policy,
+    make_request,
     make_slow_hybrid,
     nothing_leaks,
     permutations,
     questions,
+    random_tokens,
     run,
     start,
     text,
-    words,
 )
 from .oracles import twin_of
 
@@ -45,18 +45,18 @@ RULES = {
 FORMS = {"exact": oracle.exact, "scalar": oracle.scalar, "sum": oracle.total, "last": oracle.last}
 
 
-def off(done: Run, request: Request, form: oracle.Form = oracle.exact) -> float:
+def off(result: Run, request: Request, form: oracle.Form = oracle.exact) -> float:
     """How far a run's logits are from those of spans composed outside, as a share of the largest logit."""
-    truth = composed(done.engine.model, request, done.engine.outputs[request.id], form)
-    return float((done.of(request) - truth).abs().max() / truth.abs().max())
+    truth = composed(result.engine.model, request, result.engine.outputs[request.id], form)
+    return float((result.of(request) - truth).abs().max() / truth.abs().max())
 
 
-def worst(done: Run, requests: list[Request], form: oracle.Form = oracle.exact) -> float:
-    return max(off(done, request, form) for request in requests)
+def worst(result: Run, requests: list[Request], form: oracle.Form = oracle.exact) -> float:
+    return max(off(result, request, form) for request in requests)
 
 
-def reused(done: Run, requests: list[Request]) -> list[int]:
-    return [done.records[request.id].reused_tokens for request in requests]
+def reused(result: Run, requests: list[Request]) -> list[int]:
+    return [result.records[request.id].reused_tokens for request in requests]
 
 
 def test_these_models_remember_what_stood_before_a_span():
@@ -64,7 +64,7 @@ def test_these_models_remember_what_stood_before_a_span():
     model = make_slow_hybrid()
     twin, request = twin_of(model), questions([(0, 1)], (40, 30))[0]
     with oracle.recording(twin) as maps:
-        twin(input_ids=torch.from_numpy(words(0, 40))[None].long(), use_cache=True)
+        twin(input_ids=torch.from_numpy(random_tokens(0, 40))[None].long(), use_cache=True)
     assert min(float(torch.linalg.matrix_norm(span.a, ord=2).max()) for span in maps) > 0.5
     truth = composed(model, request, [0])
     without = composed(model, request, [0], oracle.last)
@@ -77,10 +77,10 @@ def test_these_models_remember_what_stood_before_a_span():
 def test_every_order_of_three_documents_cold_and_warm(kernel, block_size, rules):
     lengths = (20, 1, 33)
     requests = questions(permutations(3), lengths, output=2)
-    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, kernel=kernel), requests, rules=rules)
-    assert worst(done, requests) < 1e-5
-    assert nothing_leaks(done)
-    assert reused(done, requests) == [0] + [sum(length // block_size * block_size for length in lengths)] * 5
+    result = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, kernel=kernel), requests, rules=rules)
+    assert worst(result, requests) < 1e-5
+    assert nothing_leaks(result)
+    assert reused(result, requests) == [0] + [sum(length // block_size * block_size for length in lengths)] * 5
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -88,24 +88,24 @@ def test_every_order_of_three_documents_cold_and_warm(kernel, block_size, rules)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_form_is_that_form_composed(kind, form, block_size):
     requests = questions([(0, 1, 2), (2, 0, 1), (1, 1, 0)], (20, 32, 33), output=2)
-    done = run(make_slow_hybrid(kind), hybrid_pic(form, block_size), requests)
-    assert worst(done, requests, FORMS[form]) < 1e-5
-    assert nothing_leaks(done)
+    result = run(make_slow_hybrid(kind), hybrid_pic(form, block_size), requests)
+    assert worst(result, requests, FORMS[form]) < 1e-5
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("rank", [1, 4, 24])
 def test_low_rank_keeps_the_best_directions(rank):
     requests = questions([(0, 1, 2), (2, 0, 1)], (20, 32, 33), output=2)
-    done = run(make_slow_hybrid(), hybrid_pic("low_rank", rank=rank), requests)
-    assert worst(done, requests, oracle.low_rank(rank)) < 1e-4
-    assert (worst(done, requests) < 1e-4) == (rank == 24)
+    result = run(make_slow_hybrid(), hybrid_pic("low_rank", rank=rank), requests)
+    assert worst(result, requests, oracle.low_rank(rank)) < 1e-4
+    assert (worst(result, requests) < 1e-4) == (rank == 24)
 
 
 def test_what_is_stored_in_bfloat16_is_composed_in_float32():
     requests = questions([(0, 1, 2), (2, 0, 1)], (20, 32, 33), output=2)
-    done = run(make_slow_hybrid(), hybrid_pic(dtype="bfloat16"), requests)
-    assert worst(done, requests, oracle.half) < 2e-4
-    assert worst(done, requests) > 1e-3
+    result = run(make_slow_hybrid(), hybrid_pic(dtype="bfloat16"), requests)
+    assert worst(result, requests, oracle.half) < 2e-4
+    assert worst(result, requests) > 1e-3
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -113,28 +113,28 @@ def test_what_is_stored_in_bfloat16_is_composed_in_float32():
 def test_cold_and_warm_say_the_same_in_every_form(form, block_size):
     """A span that has just been computed is folded in the form that it is stored in."""
     first = questions([(0, 1, 2)], (20, 16, 33), output=2)[0]
-    again = ask(1, *first.spans, output=2, at=APART)
+    again = make_request(1, *first.spans, output=2, at=APART)
     exactly = {"rank": 4} if form == "low_rank" else {"dtype": "bfloat16"}  # factors are not rounded twice alike
     strategy = hybrid_pic(form, block_size, **exactly)
-    done = run(make_slow_hybrid(), strategy, [first, again])
-    assert done.records[1].reused_tokens == sum(length // block_size * block_size for length in (20, 16, 33))
-    assert float((done.of(first) - done.of(again)).abs().max()) < 1e-4
+    result = run(make_slow_hybrid(), strategy, [first, again])
+    assert result.records[1].reused_tokens == sum(length // block_size * block_size for length in (20, 16, 33))
+    assert float((result.of(first) - result.of(again)).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_a_document_twice_in_a_prompt_is_composed_twice(block_size):
     requests = questions([(0, 1, 0), (0, 0), (1, 0, 1, 0)], (35, 20), output=3)
-    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size), requests)
-    assert worst(done, requests) < 1e-5
-    assert nothing_leaks(done)
+    result = run(make_slow_hybrid(), hybrid_pic(block_size=block_size), requests)
+    assert worst(result, requests) < 1e-5
+    assert nothing_leaks(result)
 
 
 def test_spans_shorter_than_the_convolution():
-    """Behind them stand zeros and then their tokens, for they were computed alone."""
+    """Their windows are zeros followed by their tokens, because they were computed alone."""
     requests = questions([(0, 1, 2), (2, 1, 0), (1,), (0,)], (1, 2, 3), tail=1, output=3)
-    done = run(make_slow_hybrid(), hybrid_pic(), requests)
-    assert worst(done, requests) < 1e-5
-    assert reused(done, requests) == [0, 6, 2, 1]
+    result = run(make_slow_hybrid(), hybrid_pic(), requests)
+    assert worst(result, requests) < 1e-5
+    assert reused(result, requests) == [0, 6, 2, 1]
 
 
 @pytest.mark.parametrize("head", [0, 1])
@@ -142,15 +142,15 @@ def test_a_span_at_the_beginning_is_not_text_at_the_beginning(head):
     """Both are computed from nothing, but one leaves a state and the other a map."""
     spans = [document(0, 70)] if head else []
     requests = [
-        ask(0, text(0, 70), text(QUESTION, 7)),
-        ask(1, document(0, 70), text(QUESTION, 7), at=APART),
-        ask(2, text(HEAD, 9), *spans, document(0, 70), text(QUESTION, 7), at=2 * APART),
-        ask(3, text(0, 70), text(QUESTION - 1, 7), at=3 * APART),
+        make_request(0, text(0, 70), text(QUESTION, 7)),
+        make_request(1, document(0, 70), text(QUESTION, 7), at=APART),
+        make_request(2, text(HEAD, 9), *spans, document(0, 70), text(QUESTION, 7), at=2 * APART),
+        make_request(3, text(0, 70), text(QUESTION - 1, 7), at=3 * APART),
     ]
-    done = run(make_slow_hybrid(), hybrid_pic(placement="block_64"), requests)
-    assert worst(done, requests) < 1e-5
-    assert reused(done, requests) == [0, 0, 70 * (1 + head), 64]
-    assert nothing_leaks(done)
+    result = run(make_slow_hybrid(), hybrid_pic(placement="block_64"), requests)
+    assert worst(result, requests) < 1e-5
+    assert reused(result, requests) == [0, 0, 70 * (1 + head), 64]
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("block_size", [1, 64])
@@ -159,17 +159,17 @@ def test_text_behind_equal_spans_resumes_from_checkpoints(block_size):
         return text(HEAD, 70), document(first, 64), text(5, 150), document(second, 128), text(6, 140), text(question, 5)
 
     requests = [
-        ask(0, *spans(0, 1, 100), output=2),
-        ask(1, *spans(0, 1, 101), output=2, at=APART),
-        ask(2, *spans(0, 2, 102), output=2, at=2 * APART),
-        ask(3, *spans(2, 1, 103), output=2, at=3 * APART),
+        make_request(0, *spans(0, 1, 100), output=2),
+        make_request(1, *spans(0, 1, 101), output=2, at=APART),
+        make_request(2, *spans(0, 2, 102), output=2, at=2 * APART),
+        make_request(3, *spans(2, 1, 103), output=2, at=3 * APART),
     ]
-    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, placement="block_64"), requests)
-    assert worst(done, requests) < 1e-5
-    assert nothing_leaks(done)
+    result = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, placement="block_64"), requests)
+    assert worst(result, requests) < 1e-5
+    assert nothing_leaks(result)
     heads, spans_found = (0, 64, 64, 64), (0, 64 + 128, 64, 128)
     text_behind = (0, 64 + 64, 64, 0)  # up to the last state on the text's own grid; another span makes it another text
-    assert reused(done, requests) == [sum(found) for found in zip(heads, spans_found, text_behind, strict=True)]
+    assert reused(result, requests) == [sum(found) for found in zip(heads, spans_found, text_behind, strict=True)]
 
 
 def crowd(count: int, longest: int, output: int, apart_ns: int, seed: int = 3) -> list[Request]:
@@ -183,7 +183,7 @@ def crowd(count: int, longest: int, output: int, apart_ns: int, seed: int = 3) -
             if rng.random() < 0.3:
                 spans.append(text(50 + int(name), int(rng.integers(1, 80))))
         spans.append(text(-id // 2 - 9, int(rng.integers(1, 20))))
-        requests.append(ask(id, *spans, output=int(rng.integers(1, output)), at=id * apart_ns))
+        requests.append(make_request(id, *spans, output=int(rng.integers(1, output)), at=id * apart_ns))
     return requests
 
 
@@ -207,13 +207,13 @@ PAGED = [(1, "kv_only"), (1, "block_64"), (16, "block_64"), (16, "last")]
 )
 def test_packed_chunked_and_warm(rules, block_size, placement):
     requests = crowd(10, 60, 8, 2_500_000)
-    done = start(
+    result = start(
         make_slow_hybrid(), hybrid_pic(block_size=block_size, placement=placement), requests, rules=CROWDED[rules]
     )
     for _ in range(2):
-        done.serve(requests)
-        assert worst(done, requests) < 1e-5
-        assert nothing_leaks(done)
+        result.serve(requests)
+        assert worst(result, requests) < 1e-5
+        assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize(
@@ -227,71 +227,71 @@ def test_preempted_and_evicted(block_size, form):
         make_slow_hybrid(),
     )
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
-    done = run(model, strategy, requests, rules=CROWDED["chunked"], budget=budget, states=7)
-    assert done.rows[0].preemptions > 0
-    assert done.engine.policy.store.evicted_bytes > 0
-    assert worst(done, requests, FORMS[form]) < 1e-5
-    assert nothing_leaks(done)
+    result = run(model, strategy, requests, rules=CROWDED["chunked"], budget=budget, states=7)
+    assert result.rows[0].preemptions > 0
+    assert result.engine.policy.store.evicted_bytes > 0
+    assert worst(result, requests, FORMS[form]) < 1e-5
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("rules", ["whole", "chunked"])
 @pytest.mark.parametrize(("form", "kind"), [("exact", "qwen3_5_text"), ("scalar", "qwen3_next")])
 def test_spans_that_begin_alike_go_on_from_maps_within(form, kind, rules):
     requests, strategy = beginnings([90, 60, 130, 75, 130]), hybrid_pic(form, 16, interval=32)
-    done = run(make_slow_hybrid(kind), strategy, requests, rules=RULES[rules])
-    assert worst(done, requests, FORMS[form]) < 1e-5
-    assert nothing_leaks(done)
-    assert reused(done, requests) == [0, 32, 80, 64, 128]
+    result = run(make_slow_hybrid(kind), strategy, requests, rules=RULES[rules])
+    assert worst(result, requests, FORMS[form]) < 1e-5
+    assert nothing_leaks(result)
+    assert reused(result, requests) == [0, 32, 80, 64, 128]
 
 
 @pytest.mark.parametrize("interval", [None, 16])
 def test_without_maps_within_only_whole_spans_are_found(interval):
     requests = beginnings([90, 60, 75])
-    done = run(make_slow_hybrid(), hybrid_pic(interval=interval), requests)
-    assert reused(done, requests) == ([0, 0, 60] if interval is None else [0, 48, 64])
+    result = run(make_slow_hybrid(), hybrid_pic(interval=interval), requests)
+    assert reused(result, requests) == ([0, 0, 60] if interval is None else [0, 48, 64])
 
 
 def test_reuse_after_maps_were_evicted():
     orders = [(0, 1), (2, 3), (1, 0), (3, 2), (0, 3)]
     requests = questions(orders, (20, 40, 33, 64), output=2)
-    done = start(make_slow_hybrid(), hybrid_pic(), requests, states=5)
+    result = start(make_slow_hybrid(), hybrid_pic(), requests, states=5)
     for request in requests:
-        done.serve([request])
-        assert off(done, request) < 1e-5
-        assert nothing_leaks(done)
-    assert done.engine.policy.store.evicted_bytes > 0
-    assert any(reused(done, requests))
+        result.serve([request])
+        assert off(result, request) < 1e-5
+        assert nothing_leaks(result)
+    assert result.engine.policy.store.evicted_bytes > 0
+    assert any(reused(result, requests))
 
 
 @pytest.mark.parametrize("length", [700, pytest.param(2000, marks=pytest.mark.slow)])
 def test_long_spans_in_chunks(length):
     requests = questions([(0, 1), (1, 0)], (length, 65), output=2)
     rules = BatchRules(max_num_batched_tokens=300, max_num_seqs=2)
-    done = run(make_slow_hybrid(), hybrid_pic(), requests, rules=rules)
-    assert worst(done, requests) < 1e-5
-    assert reused(done, requests) == [0, length + 65]
+    result = run(make_slow_hybrid(), hybrid_pic(), requests, rules=rules)
+    assert worst(result, requests) < 1e-5
+    assert reused(result, requests) == [0, length + 65]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_scan_that_drops_a_is_found_out(kind, monkeypatch):
     model = make_slow_hybrid(kind)
-    prove_maps(model)
-    memory = SpanPiece.memory
+    check_maps(model)
+    memory = MapScan.memory
 
     def forgetful(*given):
-        written, transition = memory(*given)
-        return written, torch.zeros_like(transition)
+        state, transition = memory(*given)
+        return state, torch.zeros_like(transition)
 
-    monkeypatch.setattr(SpanPiece, "memory", forgetful)
+    monkeypatch.setattr(MapScan, "memory", forgetful)
     with pytest.raises(ValueError, match=r"spans\.maps with model\.name=slow .*: expected recurrent layers"):
-        prove_maps(model)
+        check_maps(model)
 
 
 def test_a_stored_map_weighs_what_the_store_counts():
     for form, rank, dtype in (("exact", None, "float32"), ("scalar", None, "bfloat16"), ("low_rank", 3, "bfloat16")):
         strategy = hybrid_pic(form, rank=rank, dtype=dtype)
         request = questions([(0, 1)], (20, 33))[0]
-        done = run(make_slow_hybrid(), strategy, [request])
-        stored = done.engine.memory.maps.maps.stored
-        assert done.engine.policy.store.state_cached == 2 * stored.slot_bytes
-        assert sum(stored.part(name, slice(None), 0).nbytes for name in stored.parts) == stored.slot_bytes
+        result = run(make_slow_hybrid(), strategy, [request])
+        stored = result.engine.memory.maps.maps.stored
+        assert result.engine.policy.store.state_cached == 2 * stored.slot_bytes
+        assert sum(stored.tensor(name, slice(None), 0).nbytes for name in stored.specs) == stored.slot_bytes

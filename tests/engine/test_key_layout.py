@@ -9,12 +9,12 @@ from spanlab.core.cache_spans import CacheSpan, isolated
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.key_layout import bases, carried_rotation
 
-from .factories import HEAD, ask, document, text
+from .factories import HEAD, document, make_request, text
 
 
 def cache_spans(*spans) -> tuple[CacheSpan, ...]:
     """A prompt cut for position-independent caching."""
-    return isolated(ask(0, *spans))
+    return isolated(make_request(0, *spans))
 
 
 @pytest.mark.parametrize(

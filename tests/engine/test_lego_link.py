@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from .factories import APART, HEAD, arm, ask, document, make_small, nothing_leaks, permutations, questions, run, text
+from .factories import (
+    APART,
+    HEAD,
+    arm,
+    document,
+    make_request,
+    make_small,
+    nothing_leaks,
+    permutations,
+    questions,
+    run,
+    text,
+)
 from .oracles import dense, far, repaired, wrong
 
 LENGTHS = (20, 3, 33)
@@ -27,37 +39,37 @@ def lego(k: int, block_size: int, kernel: str):
 def test_logits_are_those_of_a_prompt_with_its_tokens_twice(k, block_size, kernel):
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
     strategy = lego(k, block_size, kernel)
-    done = run(make_small(), strategy, requests)
+    result = run(make_small(), strategy, requests)
     for request in requests:
-        again, place = [], 0
+        again, start = [], 0
         for span in request.spans:
             if span.independent:
-                again += range(place, place + min(k, len(span.tokens)))
-            place += len(span.tokens)
-        truth = repaired(make_small(), request, done.engine.outputs[request.id], again)
-        assert far(done.of(request), truth) < 1e-4
-        assert done.records[request.id].repaired_tokens == len(again)
-    assert nothing_leaks(done)
+                again += range(start, start + min(k, len(span.tokens)))
+            start += len(span.tokens)
+        truth = repaired(make_small(), request, result.engine.outputs[request.id], again)
+        assert far(result.of(request), truth) < 1e-4
+        assert result.records[request.id].repaired_tokens == len(again)
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("kernel", ["rotate_keys", "rotate_queries", "pre_rotated"])
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_whole_spans_repaired_are_full_recompute(block_size, kernel):
     requests = questions(permutations(3), LENGTHS, output=2)
-    done = run(make_small(), lego(33, block_size, kernel), requests)
+    result = run(make_small(), lego(33, block_size, kernel), requests)
     for request in requests:
-        truth = dense(make_small(), request, done.engine.outputs[request.id], blocks=False)
-        assert far(done.of(request), truth) < 1e-4
-        assert done.records[request.id].repaired_tokens == sum(LENGTHS)
+        truth = dense(make_small(), request, result.engine.outputs[request.id], blocks=False)
+        assert far(result.of(request), truth) < 1e-4
+        assert result.records[request.id].repaired_tokens == sum(LENGTHS)
 
 
 @pytest.mark.parametrize("kernel", ["rotate_queries", "pre_rotated"])
 def test_a_span_that_begins_the_prompt_needs_no_repair(kernel):
     requests = questions([(0, 1), (1, 0)], LENGTHS, head=0, output=2)
     strategy = lego(4, 1, kernel)
-    done = run(make_small(), strategy, requests)
-    assert [done.records[i].repaired_tokens for i in (0, 1)] == [3, 4]
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    result = run(make_small(), strategy, requests)
+    assert [result.records[i].repaired_tokens for i in (0, 1)] == [3, 4]
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
 
 
 @pytest.mark.parametrize("kernel", ["rotate_keys", "rotate_queries", "pre_rotated"])
@@ -66,45 +78,49 @@ def test_text_between_spans_sees_them_repaired(block_size, kernel):
     def spans(first: int, second: int):
         return text(HEAD, 9), document(first, 20), text(5, 6), document(second, 33), text(6, 8)
 
-    requests = [ask(0, *spans(0, 1), output=2), ask(1, *spans(1, 0), at=APART), ask(2, *spans(0, 1), at=2 * APART)]
+    requests = [
+        make_request(0, *spans(0, 1), output=2),
+        make_request(1, *spans(1, 0), at=APART),
+        make_request(2, *spans(0, 1), at=2 * APART),
+    ]
     strategy = lego(4, block_size, kernel)
-    done = run(make_small(), strategy, requests)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert nothing_leaks(done)
+    result = run(make_small(), strategy, requests)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_a_document_twice_is_repaired_twice(block_size):
     requests = questions([(0, 1, 0), (0, 0)], (20, 18), output=2)
     strategy = lego(4, block_size, "rotate_queries")
-    done = run(make_small(), strategy, requests)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert done.records[1].repaired_tokens == 8
+    result = run(make_small(), strategy, requests)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert result.records[1].repaired_tokens == 8
 
 
 def test_two_requests_repair_one_document_at_once():
-    warm = ask(0, text(HEAD, 3), document(0, 40), text(5, 4))
+    warm = make_request(0, text(HEAD, 3), document(0, 40), text(5, 4))
     two = [
-        ask(1, text(HEAD, 8), document(0, 40), text(6, 5), output=3, at=APART),
-        ask(2, document(1, 30), document(0, 40), text(7, 6), output=3, at=APART),
+        make_request(1, text(HEAD, 8), document(0, 40), text(6, 5), output=3, at=APART),
+        make_request(2, document(1, 30), document(0, 40), text(7, 6), output=3, at=APART),
     ]
     strategy = lego(4, 16, "rotate_queries")
-    done = run(make_small(), strategy, [warm, *two])
-    assert done.records[1].admitted_s == done.records[2].admitted_s
-    assert max(wrong(done, strategy, request) for request in (warm, *two)) < 1e-4
+    result = run(make_small(), strategy, [warm, *two])
+    assert result.records[1].admitted_s == result.records[2].admitted_s
+    assert max(wrong(result, strategy, request) for request in (warm, *two)) < 1e-4
 
 
 def test_only_the_pages_that_are_written_are_copied():
     requests = questions([(0, 1), (1, 0)], (80, 48), output=6)
-    done = run(make_small(), lego(4, 16, "rotate_queries"), requests[:1])
-    pool, stored = done.engine.pool, len(done.stored)
+    result = run(make_small(), lego(4, 16, "rotate_queries"), requests[:1])
+    pool, stored = result.engine.pool, len(result.stored)
     used = []
-    compute = done.engine.run
-    done.engine.run = lambda step, times=1: (compute(step, times), used.append(pool.shape.pages - pool.free_pages))[0]
-    done.serve(requests[1:])
+    compute = result.engine.run
+    result.engine.run = lambda step, times=1: (compute(step, times), used.append(pool.shape.pages - pool.free_pages))[0]
+    result.serve(requests[1:])
     head, copies, tail = 1, 2, 1
     assert max(used) == stored + head + copies + tail
-    assert done.records[1].copied_tokens == 0
+    assert result.records[1].copied_tokens == 0
 
 
 def test_repairing_nothing_is_not_lego_link():

@@ -12,7 +12,7 @@ import torch
 from transformers.utils import logging
 
 from spanlab.build.engine import build_model
-from spanlab.engine.load import described, load_model, read_config, wrap
+from spanlab.engine.load import load_model, named_config, read_config, wrap
 from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.oracle import causal_attend
 from spanlab.engine.settings import EngineSettings
@@ -25,7 +25,7 @@ from .llama2c import read_model
 
 
 def logits_of(model: SpanModel) -> torch.Tensor:
-    """What a model says of a few tokens."""
+    """A model's logits of a few tokens."""
     rows = torch.arange(9)
     return model.forward(rows + 5, rows, causal_attend(model), rows)
 
@@ -62,14 +62,16 @@ def test_random_weights_are_a_function_of_the_seed_and_leave_torchs_own_numbers_
 @pytest.mark.parametrize("name", choices())
 def test_the_engine_counts_as_the_simulator_does(name):
     spec = find_spec(name)
-    assert spec_of(name, described(name), getattr(torch, {2: "bfloat16", 4: "float32"}[spec.weight_itemsize])) == spec
+    assert (
+        spec_of(name, named_config(name), getattr(torch, {2: "bfloat16", 4: "float32"}[spec.weight_itemsize])) == spec
+    )
 
 
 def test_qwen25_half_has_the_parameters_it_is_named_for():
     with torch.device("meta"):
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_config(described("qwen2.5-0.5b"))
+        model = AutoModelForCausalLM.from_config(named_config("qwen2.5-0.5b"))
     assert sum(weight.numel() for weight in model.parameters()) == 494_032_768
 
 
@@ -134,9 +136,9 @@ WRONG = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_is_one_sentence_that_names_the_key(mistake):
     given, sentence = WRONG[mistake]
-    with pytest.raises(ValueError, match=sentence) as told:
+    with pytest.raises(ValueError, match=sentence) as error:
         load(**given)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_numbers_of_one_byte_are_one_sentence():
@@ -161,9 +163,9 @@ def test_a_model_of_the_hub_that_cannot_be_had_is_one_sentence(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
         ValueError, match=r"^engine\.name=nobody/nothing with engine\.weights=hub: expected a model"
-    ) as told:
+    ) as error:
         load(name="nobody/nothing", weights="hub")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_weights_that_are_missing_are_never_made_up(saved):

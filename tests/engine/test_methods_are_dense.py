@@ -18,7 +18,7 @@ from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import block_mask, causal_mask
 
 from . import factories
-from .factories import APART, HEAD, arm, ask, document, make_small, run, study_of, text
+from .factories import APART, HEAD, arm, document, make_request, make_small, run, study_of, text
 from .oracles import all_ids, apart, blended, dense, found_in, most_read, overlapped, places, segments_of
 from .plain import Bank, Plain, Recompute
 
@@ -31,16 +31,16 @@ TRAINED = "SPANLAB_TRAINED_MODEL"
 
 @pytest.fixture(autouse=True)
 def small_vocabulary(monkeypatch):
-    """Tokens that every model here knows."""
-    whole = factories.words
-    monkeypatch.setattr(factories, "words", lambda name, length, vocab=105: whole(name, length, 105))
+    """Token ids in the vocabulary of every model here."""
+    whole = factories.random_tokens
+    monkeypatch.setattr(factories, "random_tokens", lambda name, length, vocab=105: whole(name, length, 105))
 
 
 def requests() -> list[Request]:
     """One that stores three documents, and one that finds them in another order, with text between two of them."""
-    first = ask(0, text(HEAD, 11), document(0, 32), document(1, 16), document(2, 48), text(4, 7))
+    first = make_request(0, text(HEAD, 11), document(0, 32), document(1, 16), document(2, 48), text(4, 7))
     spans = text(HEAD, 11), document(2, 48), document(0, 32), text(6, 5), document(1, 16), text(5, 8)
-    return [first, ask(1, *spans, output=3, at=APART)]
+    return [first, make_request(1, *spans, output=3, at=APART)]
 
 
 def moved(model: SpanModel, donor: Request, request: Request, ids: Tensor, seen: bool) -> tuple[Bank, Tensor]:
@@ -60,7 +60,7 @@ def moved(model: SpanModel, donor: Request, request: Request, ids: Tensor, seen:
 
 
 def starts_of(request: Request) -> dict[bytes, int]:
-    """Where each document stands, by its tokens."""
+    """Start of each document in the prompt, by its tokens."""
     starts = np.cumsum([0, *(len(span.tokens) for span in request.spans)]).tolist()
     return {s.tokens.tobytes(): at for s, at in zip(request.spans, starts, strict=False) if s.independent}
 
@@ -86,9 +86,9 @@ def expected(
 
 
 def assert_is_dense(model: SpanModel, name: str, block_size: int) -> None:
-    done = run(model, arm(name, None if name.startswith("block_hash") else block_size), requests())
-    truth = expected(model, arm(name).spans, *requests(), done.engine.outputs[1])
-    assert apart(done.of(requests()[1]), truth) < 1e-5
+    result = run(model, arm(name, None if name.startswith("block_hash") else block_size), requests())
+    truth = expected(model, arm(name).spans, *requests(), result.engine.outputs[1])
+    assert apart(result.of(requests()[1]), truth) < 1e-5
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -126,8 +126,10 @@ def trained() -> tuple[SpanModel, list[Request]]:
 
     passages = [span(words, independent=True) for words in PASSAGES]
     gold = span("The wheel was painted green every spring.").tokens
-    donor = ask(0, span(HEAD_TEXT), *passages, span("Who built the mill?"))
-    asked = ask(1, span(HEAD_TEXT), passages[2], passages[0], passages[1], span(QUESTION), output=len(gold), at=APART)
+    donor = make_request(0, span(HEAD_TEXT), *passages, span("Who built the mill?"))
+    asked = make_request(
+        1, span(HEAD_TEXT), passages[2], passages[0], passages[1], span(QUESTION), output=len(gold), at=APART
+    )
     model = wrap("trained", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
     return model, [donor, replace(asked, output=gold)]
 
@@ -142,8 +144,8 @@ def loss(logits: Tensor, gold: np.ndarray) -> float:
 def test_gold_loss_of_a_trained_model(trained, name):
     model, given = trained
     gold = given[1].output
-    done = run(model, arm(name), given)
+    result = run(model, arm(name), given)
     truth = expected(model, arm(name).spans, *given, gold.tolist())
-    assert arm(name).spans is None or done.records[1].reused_tokens > 0
-    assert abs(loss(done.of(given[1]), gold) - loss(truth, gold)) < 1e-3
-    assert apart(done.of(given[1]), truth) < 1e-4
+    assert arm(name).spans is None or result.records[1].reused_tokens > 0
+    assert abs(loss(result.of(given[1]), gold) - loss(truth, gold)) < 1e-3
+    assert apart(result.of(given[1]), truth) < 1e-4

@@ -38,13 +38,13 @@ def make_ids(model: SpanModel, count: int = LENGTH, seed: int = 0) -> Tensor:
 
 
 def make_small(architecture: str, **overrides: object) -> SpanModel:
-    """A two-layer model of any type that transformers knows."""
+    """A two-layer model of any type in transformers."""
     given = SMALL | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} | overrides
     return random_model(f"small {architecture}", AutoConfig.for_model(architecture, **given))
 
 
 def own_logits(model: SpanModel, ids: Tensor) -> Tensor:
-    """What transformers itself says of one prompt."""
+    """Transformers' logits of one prompt."""
     return dense_logits(eager_twin(model), ids, causal_mask(len(ids)), torch.arange(len(ids)))
 
 
@@ -86,7 +86,7 @@ def test_packed_prompts_do_not_see_each_other(model):
 
     def attend(layer: int, *states: Tensor) -> Tensor:
         parts = zip(*(state.split([len(prompt) for prompt in prompts]) for state in states), strict=True)
-        return torch.cat([alone(layer, *part) for part in parts])
+        return torch.cat([alone(layer, *arguments) for arguments in parts])
 
     rotations = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
     packed = model.forward(torch.cat(prompts), rotations, attend, torch.arange(len(rotations)))
@@ -195,8 +195,8 @@ def test_two_forwards_of_one_model_can_be_nested(model):
 
 def test_logits_are_of_the_rows_asked_for(model):
     ids, rows, attend = make_ids(model), torch.arange(LENGTH), causal_attend(model)
-    asked = torch.tensor([89, 3, 3])
-    assert_close(model.forward(ids, rows, attend, asked), own_logits(model, ids)[asked])
+    logits_rows = torch.tensor([89, 3, 3])
+    assert_close(model.forward(ids, rows, attend, logits_rows), own_logits(model, ids)[logits_rows])
     assert model.forward(ids, rows, attend, rows[:0]).shape == (0, model.vocab_size)
 
 
@@ -228,15 +228,15 @@ ROPES = {
 
 
 def keys_at(model: SpanModel, positions: Tensor) -> Tensor:
-    """Keys of the first layer [T, Hkv, D] as the model gives them, of the same token everywhere."""
-    seen: list[Tensor] = []
+    """Keys of the first layer [T, Hkv, D] as the model computes them, of the same token at all positions."""
+    recorded: list[Tensor] = []
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        seen.append(key)
+        recorded.append(key)
         return query
 
     model.forward(torch.full_like(positions, 5), positions, attend, positions[:0])
-    return seen[0]
+    return recorded[0]
 
 
 @pytest.mark.parametrize("kind", ROPES)

@@ -1,4 +1,4 @@
-"""Repair of the tokens that attend most to what stands before their span, against float64 attention weights."""
+"""Repair of the tokens that attend most to the text before their span, against float64 attention weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from spanlab.engine.row_chooser import RowChooser
 
-from .factories import arm, ask, document, make_small, nothing_leaks, permutations, questions, run, text
+from .factories import arm, document, make_request, make_small, nothing_leaks, permutations, questions, run, text
 from .oracles import apart, blending, dense, wrong
 
 LENGTHS, LAYERS, HEAD = (20, 9, 33), 6, 11
@@ -38,46 +38,46 @@ def choosers(monkeypatch) -> list[RowChooser]:
 def test_logits_are_those_of_the_recomputation(ratio, check_layer, block_size):
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
     strategy = neighbours(block_size, ratio=ratio, check_layer=check_layer)
-    done = run(make_small(layers=LAYERS), strategy, requests)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert done.records[0].repaired_tokens == int(ratio * 62)
-    assert nothing_leaks(done)
+    result = run(make_small(layers=LAYERS), strategy, requests)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert result.records[0].repaired_tokens == int(ratio * 62)
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("check_layer", [1, 4])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_the_tokens_that_look_out_most_are_chosen(choosers, architecture, check_layer):
     requests = questions(permutations(3), LENGTHS)
-    done = run(make_small(architecture, layers=LAYERS), neighbours(check_layer=check_layer), requests)
-    repair = done.engine.policy.rules.repair
+    result = run(make_small(architecture, layers=LAYERS), neighbours(check_layer=check_layer), requests)
+    repair = result.engine.policy.rules.repair
     for chooser, request in zip(choosers, requests, strict=True):
-        truth = blending(done.engine.model, request, done.engine.outputs[request.id], repair)
-        assert (chooser.kept + HEAD).tolist() == truth.kept[-1].tolist()
+        truth = blending(result.engine.model, request, result.engine.outputs[request.id], repair)
+        assert (chooser.rows + HEAD).tolist() == truth.kept[-1].tolist()
 
 
 def test_text_between_spans_is_taken_along(choosers):
     spans = text(-1, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8)
-    strategy, request = neighbours(16, ratio=0.3), ask(0, *spans, output=2)
-    done = run(make_small(layers=LAYERS), strategy, [request])
-    assert wrong(done, strategy, request) < 1e-4
-    assert torch.isin(torch.arange(20, 26), choosers[0].kept).all()
+    strategy, request = neighbours(16, ratio=0.3), make_request(0, *spans, output=2)
+    result = run(make_small(layers=LAYERS), strategy, [request])
+    assert wrong(result, strategy, request) < 1e-4
+    assert torch.isin(torch.arange(20, 26), choosers[0].rows).all()
 
 
 def test_everything_repaired_is_full_recompute():
     requests, model = questions(permutations(3), LENGTHS, output=2), make_small(layers=LAYERS)
-    done = run(model, neighbours(16, ratio=1.0), requests)
+    result = run(model, neighbours(16, ratio=1.0), requests)
     for request in requests:
-        assert apart(done.of(request), dense(model, request, done.engine.outputs[request.id], blocks=False)) < 1e-5
+        assert apart(result.of(request), dense(model, request, result.engine.outputs[request.id], blocks=False)) < 1e-5
 
 
 def test_nothing_repaired_is_plain_reuse():
     requests, model = questions(permutations(3), LENGTHS, output=2), make_small(layers=LAYERS)
-    done = run(model, neighbours(16, ratio=0.0), requests)
+    result = run(model, neighbours(16, ratio=0.0), requests)
     for request in requests:
-        assert apart(done.of(request), dense(model, request, done.engine.outputs[request.id], blocks=True)) < 1e-5
+        assert apart(result.of(request), dense(model, request, result.engine.outputs[request.id], blocks=True)) < 1e-5
 
 
 def test_the_budget_is_that_of_lego_link():
     requests = questions(permutations(3), LENGTHS)
-    done = run(make_small(), arm("neighbour_aware_16"), requests)
-    assert {record.repaired_tokens for record in done.records.values()} == {16 + 9 + 16}
+    result = run(make_small(), arm("neighbour_aware_16"), requests)
+    assert {record.repaired_tokens for record in result.records.values()} == {16 + 9 + 16}

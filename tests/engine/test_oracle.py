@@ -1,4 +1,4 @@
-"""The oracle itself: its masks against a count by hand, its spans against each span alone."""
+"""The oracle: its masks against a manual count, its spans against each span computed alone."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ def test_a_row_that_sees_nothing_is_noticed(make_model):
 
 def test_an_independent_span_has_the_states_it_has_alone(model):
     twin, ids = eager_twin(model), make_ids()
-    whole = dense_run(twin, ids, block_mask(SEGMENTS), torch.arange(24))
+    dense = dense_run(twin, ids, block_mask(SEGMENTS), torch.arange(24))
     for span in (FIRST, SECOND):
         here = slice(span.start, span.stop)
         positions = torch.arange(span.start, span.stop)
         alone = dense_run(twin, ids[here], causal_mask(len(positions)), positions)
-        assert torch.allclose(whole.logits[here], alone.logits, atol=1e-4)
-        assert torch.allclose(whole.keys[:, here], alone.keys, atol=1e-4)
-        assert torch.allclose(whole.values[:, here], alone.values, atol=1e-4)
+        assert torch.allclose(dense.logits[here], alone.logits, atol=1e-4)
+        assert torch.allclose(dense.keys[:, here], alone.keys, atol=1e-4)
+        assert torch.allclose(dense.values[:, here], alone.values, atol=1e-4)
 
 
 def test_a_span_behind_a_head_has_the_states_it_has_behind_it(model):
     twin, ids = eager_twin(model), make_ids()
-    whole = dense_run(twin, ids, block_mask(SEGMENTS, head=5), torch.arange(24))
+    dense = dense_run(twin, ids, block_mask(SEGMENTS, head=5), torch.arange(24))
     rows = torch.cat([torch.arange(5), torch.arange(12, 20)])
     behind = dense_run(twin, ids[rows], causal_mask(13), rows)
-    assert torch.allclose(whole.values[:, rows], behind.values, atol=1e-4)
+    assert torch.allclose(dense.values[:, rows], behind.values, atol=1e-4)
 
 
 def test_a_token_may_stand_twice_under_two_masks(make_model):
@@ -83,17 +83,17 @@ def test_a_token_may_stand_twice_under_two_masks(make_model):
 
 
 def test_keys_and_values_are_those_that_our_attention_is_given(model):
-    ids, rows, plain, seen = make_ids(), torch.arange(24), causal_attend(model), []
+    ids, rows, plain, recorded = make_ids(), torch.arange(24), causal_attend(model), []
 
     def attend(layer, query, key, value):
-        seen.append((key, value))
+        recorded.append((key, value))
         return plain(layer, query, key, value)
 
     model.forward(ids, rows, attend, rows[:0])
     run = dense_run(eager_twin(model), ids, causal_mask(24), rows)
     assert run.keys.shape == (model.layers, 24, model.kv_heads, model.head_dim)
-    assert torch.allclose(run.keys, torch.stack([key for key, _ in seen]), atol=1e-4)
-    assert torch.allclose(run.values, torch.stack([value for _, value in seen]), atol=1e-4)
+    assert torch.allclose(run.keys, torch.stack([key for key, _ in recorded]), atol=1e-4)
+    assert torch.allclose(run.values, torch.stack([value for _, value in recorded]), atol=1e-4)
 
 
 def test_the_twin_shares_the_weights_and_leaves_the_model_ours(model):
@@ -101,5 +101,5 @@ def test_the_twin_shares_the_weights_and_leaves_the_model_ours(model):
     ours = {tensor.data_ptr() for tensor in model.hf.parameters()}
     assert {tensor.data_ptr() for tensor in twin.parameters()} == ours
     assert (twin.config._attn_implementation, model.config._attn_implementation) == ("eager", "spanlab")
-    with pytest.raises(AssertionError, match="transformers' own attention"):
+    with pytest.raises(AssertionError, match="transformers' eager attention"):
         dense_logits(model.hf, make_ids(), causal_mask(24), torch.arange(24))

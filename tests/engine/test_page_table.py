@@ -6,15 +6,15 @@ import numpy as np
 import torch
 
 from spanlab.engine.page_table import PageList, PageTable, append_to_each
-from spanlab.engine.shipment import Shipment
+from spanlab.engine.transfer import TransferBatch
 
 CPU = torch.device("cpu")
 
 
 def update(table: PageTable) -> None:
-    shipment = Shipment(CPU)
-    table.update(shipment)
-    shipment.send()
+    transfer = TransferBatch(CPU)
+    table.update(transfer)
+    transfer.send()
 
 
 def on_device(table: PageTable, pages: PageList) -> list[int]:
@@ -37,18 +37,18 @@ def test_the_device_follows_random_use():
             truth += more.tolist()
         elif choice == 2 and truth:
             first = int(draw.integers(len(truth)))
-            pages.put(first, np.array([7]))
+            pages.replace(first, np.array([7]))
             truth[first] = 7
         elif choice == 3:
             ids = draw.integers(0, 1000, len(lists))
-            append_to_each(table, [one for one, _ in lists], ids)
-            for (_, known), one in zip(lists, ids.tolist(), strict=True):
-                known.append(one)
+            append_to_each(table, [pages for pages, _ in lists], ids)
+            for (_, expected), page_id in zip(lists, ids.tolist(), strict=True):
+                expected.append(page_id)
         elif choice == 4:
             lists.remove((pages, truth))
             pages.free()
-        for one, known in lists:
-            assert one.ids.tolist() == known == on_device(table, one)
+        for pages, expected in lists:
+            assert pages.ids.tolist() == expected == on_device(table, pages)
 
 
 def test_places_of_lists_that_left_are_used_again():

@@ -10,7 +10,7 @@ from spanlab.core.scheduled import ScheduledChunk, ScheduledStep
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.work import PrefillRange, RepairPass
 
-from .factories import HEAD, arm, ask, document, make_policy, make_small, text
+from .factories import HEAD, arm, document, make_policy, make_request, make_small, text
 
 PROMPT = (text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8))
 
@@ -25,11 +25,11 @@ def planned(name: str, count: int = 1, prompt=PROMPT, budget: int = 10**6) -> tu
     policy = make_policy(make_small(), arm(name))
     scheduler = Scheduler(policy, BatchRules(max_num_batched_tokens=budget))
     for id in range(count):
-        scheduler.add(ask(id, *prompt))
+        scheduler.add(make_request(id, *prompt))
     step = scheduler.schedule(0)
     rules = policy.rules
-    found = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
-    return step, [[label(c) for c in chunks] for chunks in found]
+    forwards = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
+    return step, [[label(c) for c in chunks] for chunks in forwards]
 
 
 def test_a_prefix_cache_runs_everything_at_once():
@@ -72,8 +72,8 @@ def test_documents_as_seen_run_with_the_text():
 
 def test_every_chunk_runs_once():
     for name in ("none", "pic", "pic_turned", "lego_link_16", "cache_blend_15", "ape", "as_seen_blend_15"):
-        step, found = planned(name, 3)
-        assert sorted(c for chunks in found for c in chunks) == sorted(label(c) for c in step.chunks)
+        step, forwards = planned(name, 3)
+        assert sorted(c for chunks in forwards for c in chunks) == sorted(label(c) for c in step.chunks)
 
 
 def make_step(name: str, decodes: int) -> ScheduledStep:

@@ -10,8 +10,8 @@ from .factories import (
     APART,
     HEAD,
     arm,
-    ask,
     document,
+    make_request,
     make_small,
     nothing_leaks,
     permutations,
@@ -30,9 +30,9 @@ RULES = {
 }
 
 
-def worst(done, requests) -> float:
+def worst(result, requests) -> float:
     """The largest error against M4."""
-    return max(error(done, request, blocks=True) for request in requests)
+    return max(error(result, request, blocks=True) for request in requests)
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
@@ -41,13 +41,13 @@ def worst(done, requests) -> float:
 def test_every_order_of_three_documents_cold_and_warm(form, block_size, rules):
     lengths = (20, 1, 33)
     requests = questions(permutations(3), lengths, output=2)
-    done = run(make_small(), arm(FORMS[form], block_size), requests, rules=rules)
-    assert worst(done, requests) < 1e-4
-    assert nothing_leaks(done)
-    found = sum(length // block_size * block_size for length in (11, *lengths))
+    result = run(make_small(), arm(FORMS[form], block_size), requests, rules=rules)
+    assert worst(result, requests) < 1e-4
+    assert nothing_leaks(result)
+    reused_tokens = sum(length // block_size * block_size for length in (11, *lengths))
     for request in requests:
-        record = done.records[request.id]
-        assert record.reused_tokens == (found if request.id else 0)
+        record = result.records[request.id]
+        assert record.reused_tokens == (reused_tokens if request.id else 0)
         assert record.copied_tokens == (sum(lengths) if form == "pre_rotated" else 0)
 
 
@@ -56,61 +56,65 @@ def test_every_order_of_three_documents_cold_and_warm(form, block_size, rules):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_order_of_four_documents_packed(form, block_size):
     requests = questions(permutations(4), (20, 7, 33, 16), output=3, at=0)
-    done = run(
+    result = run(
         make_small(),
         arm(FORMS[form], block_size),
         requests,
         rules=BatchRules(max_num_batched_tokens=50, max_num_seqs=6),
     )
-    assert worst(done, requests) < 1e-4
-    assert nothing_leaks(done)
+    assert worst(result, requests) < 1e-4
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 def test_every_family(family, form):
     requests = questions(permutations(3)[3:], (20, 5, 33), output=2, at=0)
-    done = run(make_small(family), arm(FORMS[form], 16), requests, rules=RULES["chunked"])
-    assert worst(done, requests) < 1e-4
+    result = run(make_small(family), arm(FORMS[form], 16), requests, rules=RULES["chunked"])
+    assert worst(result, requests) < 1e-4
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rope", ["llama3", "yarn"])
 def test_scaled_rotations(rope, form):
     requests = questions(permutations(3)[3:], (60, 5, 93), output=2)
-    done = run(make_small(rope=rope), arm(FORMS[form], 16), requests)
-    assert worst(done, requests) < 1e-4
+    result = run(make_small(rope=rope), arm(FORMS[form], 16), requests)
+    assert worst(result, requests) < 1e-4
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
 def test_one_span_from_the_beginning_is_full_recompute(form, block_size):
-    requests = [ask(0, document(0, 40)), ask(1, document(0, 40), at=APART), ask(2, document(0, 48), at=2 * APART)]
-    done = run(make_small(), arm(FORMS[form], block_size), requests)
-    assert [done.records[i].reused_tokens for i in (0, 1, 2)] == [0, 39 // block_size * block_size, 0]
-    assert max(error(done, request, blocks=False) for request in requests) < 1e-4
+    requests = [
+        make_request(0, document(0, 40)),
+        make_request(1, document(0, 40), at=APART),
+        make_request(2, document(0, 48), at=2 * APART),
+    ]
+    result = run(make_small(), arm(FORMS[form], block_size), requests)
+    assert [result.records[i].reused_tokens for i in (0, 1, 2)] == [0, 39 // block_size * block_size, 0]
+    assert max(error(result, request, blocks=False) for request in requests) < 1e-4
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
 def test_one_token_per_span(form, block_size):
     requests = questions([range(12), range(11, -1, -1)], [1] * 12, output=3)
-    done = run(make_small(), arm(FORMS[form], block_size), requests)
-    assert worst(done, requests) < 1e-4
+    result = run(make_small(), arm(FORMS[form], block_size), requests)
+    assert worst(result, requests) < 1e-4
     # pages of 16 hold none of it, but a document that a prompt repeats is computed once
-    assert done.records[1].reused_tokens == (12 + 11 if block_size == 1 else 1)
+    assert result.records[1].reused_tokens == (12 + 11 if block_size == 1 else 1)
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_document_twice_in_a_prompt(form, block_size):
     requests = questions([(0, 1, 0), (0, 0), (1, 0, 1, 0)], (35, 20), output=3)
-    done = run(make_small(), arm(FORMS[form], block_size), requests)
-    assert worst(done, requests) < 1e-4
-    assert nothing_leaks(done)
+    result = run(make_small(), arm(FORMS[form], block_size), requests)
+    assert worst(result, requests) < 1e-4
+    assert nothing_leaks(result)
     stored = {"head": 11, "documents": 35 + 20, "text": 3 * 7, "output": 3 * 2}  # each document once
     if block_size == 1:
-        assert len(done.stored) == sum(stored.values())
+        assert len(result.stored) == sum(stored.values())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -118,33 +122,37 @@ def test_text_between_documents_sees_all_before_it(form):
     def spans(first: int, second: int):
         return text(HEAD, 9), document(first, 20), text(5, 6), document(second, 33), text(6, 8), text(7, 3)
 
-    requests = [ask(0, *spans(0, 1), output=3), ask(1, *spans(1, 0), at=APART), ask(2, *spans(0, 1), at=2 * APART)]
-    done = run(make_small(), arm(FORMS[form], 1), requests)
-    assert worst(done, requests) < 1e-4
-    assert done.records[1].reused_tokens == 0 + 9  # lengths differ with the order, so nothing but the head is known
-    assert done.records[2].reused_tokens == requests[2].num_tokens - 1
+    requests = [
+        make_request(0, *spans(0, 1), output=3),
+        make_request(1, *spans(1, 0), at=APART),
+        make_request(2, *spans(0, 1), at=2 * APART),
+    ]
+    result = run(make_small(), arm(FORMS[form], 1), requests)
+    assert worst(result, requests) < 1e-4
+    assert result.records[1].reused_tokens == 0 + 9  # lengths differ with the order, so nothing but the head is known
+    assert result.records[2].reused_tokens == requests[2].num_tokens - 1
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
 def test_one_page_at_two_places_in_one_forward(form, block_size):
-    warm = ask(0, text(HEAD, 3), document(0, 40), text(5, 4))
+    warm = make_request(0, text(HEAD, 3), document(0, 40), text(5, 4))
     two = [
-        ask(1, text(HEAD, 8), document(0, 40), text(6, 5), output=4, at=APART),
-        ask(2, document(1, 30), document(0, 40), text(7, 6), output=4, at=APART),
+        make_request(1, text(HEAD, 8), document(0, 40), text(6, 5), output=4, at=APART),
+        make_request(2, document(1, 30), document(0, 40), text(7, 6), output=4, at=APART),
     ]
-    done = run(make_small(), arm(FORMS[form], block_size), [warm, *two])
-    assert done.records[1].admitted_s == done.records[2].admitted_s
-    assert all(done.records[i].reused_tokens >= 40 // block_size * block_size for i in (1, 2))
-    assert worst(done, [warm, *two]) < 1e-4
+    result = run(make_small(), arm(FORMS[form], block_size), [warm, *two])
+    assert result.records[1].admitted_s == result.records[2].admitted_s
+    assert all(result.records[i].reused_tokens >= 40 // block_size * block_size for i in (1, 2))
+    assert worst(result, [warm, *two]) < 1e-4
 
 
 def test_equal_tails_behind_different_documents_are_not_shared():
-    first = ask(0, text(HEAD, 8), document(0, 20), text(5, 9))
-    second = ask(1, text(HEAD, 8), document(1, 20), text(5, 9), at=APART)
-    done = run(make_small(), arm("pic", 1), [first, second])
-    assert done.records[1].reused_tokens == 8
-    assert worst(done, [first, second]) < 1e-4
+    first = make_request(0, text(HEAD, 8), document(0, 20), text(5, 9))
+    second = make_request(1, text(HEAD, 8), document(1, 20), text(5, 9), at=APART)
+    result = run(make_small(), arm("pic", 1), [first, second])
+    assert result.records[1].reused_tokens == 8
+    assert worst(result, [first, second]) < 1e-4
 
 
 def test_spans_change_what_is_said():
@@ -154,6 +162,6 @@ def test_spans_change_what_is_said():
 
 def test_cold_and_warm_say_the_same():
     requests = questions([(0, 1, 2), (0, 1, 2)], (20, 16, 33), tail=1)
-    again = [requests[0], ask(1, *requests[0].spans, at=APART)]
-    done = start(make_small(), arm("pic", 16), again).serve(again)
-    assert far(done.of(again[0]), done.of(again[1])) < 1e-4
+    again = [requests[0], make_request(1, *requests[0].spans, at=APART)]
+    result = start(make_small(), arm("pic", 16), again).serve(again)
+    assert far(result.of(again[0]), result.of(again[1])) < 1e-4

@@ -1,4 +1,4 @@
-"""Pages are counted, found, written, copied and told apart exactly."""
+"""Reference counts, slots, writes, copies and checksums of pages."""
 
 from __future__ import annotations
 
@@ -30,59 +30,59 @@ def flat(pages: torch.Tensor) -> torch.Tensor:
 
 def test_pages_are_taken_all_or_none():
     pool = make_pool()
-    first = pool.take(7)
+    first = pool.allocate(7)
     with pytest.raises(ValueError, match=r"^The pool of 10 pages has 3 free, and 4 were wanted at once\.$"):
-        pool.take(4)
+        pool.allocate(4)
     assert pool.free_pages == 3
-    assert sorted([*first, *pool.take(3)]) == list(range(10))
+    assert sorted([*first, *pool.allocate(3)]) == list(range(10))
 
 
 def test_a_page_is_free_once_nobody_refers_to_it():
     pool = make_pool()
-    first, second = pool.take(2)
+    first, second = pool.allocate(2)
     pool.share([first, first, second])
-    pool.give([first, second])
-    pool.give([first])
+    pool.free([first, second])
+    pool.free([first])
     assert (pool.references(first), pool.references(second), pool.free_pages) == (1, 1, 8)
-    pool.give([first, second])
+    pool.free([first, second])
     assert (pool.references(first), pool.references(second), pool.free_pages) == (0, 0, 10)
 
 
 def test_a_page_given_twice_at_once_loses_two_references():
     pool = make_pool()
-    pages = pool.take(1)
+    pages = pool.allocate(1)
     pool.share(pages)
-    pool.give([*pages, *pages])
+    pool.free([*pages, *pages])
     assert pool.free_pages == 10
 
 
 def test_giving_too_often_and_sharing_what_is_free_are_noticed():
     pool = make_pool()
-    pages = pool.take(1)
-    pool.give(pages)
+    pages = pool.allocate(1)
+    pool.free(pages)
     with pytest.raises(AssertionError, match="more often than it was held"):
-        pool.give(pages)
+        pool.free(pages)
     with pytest.raises(AssertionError, match="a free page was shared"):
         make_pool().share([3])
 
 
 def test_references_agree_with_a_count_by_hand_over_random_use():
-    pool, held, chance = make_pool(), Counter(), torch.Generator().manual_seed(1)
+    pool, references, chance = make_pool(), Counter(), torch.Generator().manual_seed(1)
     for _ in range(500):
         choice = int(torch.randint(3, (), generator=chance))
-        some = [page for page in held if torch.rand((), generator=chance) < 0.5]
+        some = [page for page in references if torch.rand((), generator=chance) < 0.5]
         if choice == 0 and pool.free_pages >= 2:
-            taken = pool.take(2)
-            assert not held.keys() & set(taken), "a held page was handed out"
-            held.update(taken)
+            allocated = pool.allocate(2)
+            assert not references.keys() & set(allocated), "a held page was handed out"
+            references.update(allocated)
         elif choice == 1:
             pool.share(some)
-            held.update(some)
+            references.update(some)
         else:
-            pool.give(some)
-            held = +(held - Counter(some))
-        assert [pool.references(page) for page in range(10)] == [held[page] for page in range(10)]
-        assert pool.free_pages == 10 - len(held)
+            pool.free(some)
+            references = +(references - Counter(some))
+        assert [pool.references(page) for page in range(10)] == [references[page] for page in range(10)]
+        assert pool.free_pages == 10 - len(references)
 
 
 def test_slots_follow_the_pages():
@@ -97,8 +97,8 @@ def test_what_is_written_lies_in_its_layer_and_slots_only():
     pool.write(1, slots, keys, values)
     assert torch.equal(flat(pool.keys(1))[slots], keys)
     assert torch.equal(flat(pool.values(1))[slots], values)
-    rest = torch.ones(40, dtype=torch.bool).index_fill(0, slots, False)
-    assert not flat(pool.keys(1))[rest].any()
+    untouched = torch.ones(40, dtype=torch.bool).index_fill(0, slots, False)
+    assert not flat(pool.keys(1))[untouched].any()
     assert not any(pool.keys(layer).any() or pool.values(layer).any() for layer in (0, 2))
 
 
@@ -138,11 +138,11 @@ def test_a_checksum_changes_with_a_single_number_of_its_pages_only(dtype):
 def test_poisoned_pages_are_nan_until_written_and_when_free_again():
     pool = make_pool(poison=True)
     assert pool.keys(2).isnan().all() and pool.values(0).isnan().all()
-    pages = pool.take(2)
+    pages = pool.allocate(2)
     pool.write(0, pool.slots(pages, 0, 8), *rows(8))
     assert not pool.keys(0)[pages].isnan().any()
     pool.share(pages[:1])
-    pool.give(pages)
+    pool.free(pages)
     assert not pool.keys(0)[pages[0]].isnan().any()
     assert pool.keys(0)[pages[1]].isnan().all() and pool.values(0)[pages[1]].isnan().all()
 

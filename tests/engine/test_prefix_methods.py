@@ -7,7 +7,7 @@ import torch
 
 from spanlab.core.batch_rules import BatchRules
 
-from .factories import HEAD, arm, ask, make_small, nothing_leaks, questions, run, start, text
+from .factories import HEAD, arm, make_request, make_small, nothing_leaks, questions, run, start, text
 from .oracles import error
 
 ORDERS = [(0, 1, 2), (0, 1), (0, 2, 1), (2, 0), (0, 1, 2)]
@@ -25,16 +25,16 @@ RULES = {
 @pytest.mark.parametrize("name", ["none", "block_hash_16", "radix"])
 def test_logits_are_those_of_a_dense_forward(name, rules):
     requests = questions(ORDERS, LENGTHS, output=4, at=0)
-    done = run(make_small(), arm(name), requests, rules=rules)
-    assert max(error(done, request, blocks=False) for request in requests) < 1e-4
-    assert nothing_leaks(done)
+    result = run(make_small(), arm(name), requests, rules=rules)
+    assert max(error(result, request, blocks=False) for request in requests) < 1e-4
+    assert nothing_leaks(result)
 
 
 def test_without_reuse_nothing_is_stored_or_reused():
     requests = questions(ORDERS, LENGTHS)
-    done = run(make_small(), arm("none"), requests)
-    assert not done.stored
-    assert all(record.reused_tokens == 0 for record in done.records.values())
+    result = run(make_small(), arm("none"), requests)
+    assert not result.stored
+    assert all(record.reused_tokens == 0 for record in result.records.values())
 
 
 def test_full_recompute_is_the_same_to_the_bit():
@@ -51,21 +51,21 @@ def common(a, b) -> int:
 
 @pytest.mark.parametrize(("name", "block_size"), [("radix", 1), ("radix", 16), ("block_hash_16", 16)])
 def test_reused_is_the_longest_common_prefix_in_whole_pages(name, block_size):
-    requests = [*questions(ORDERS, LENGTHS), ask(9, text(HEAD, 11), at=10**14)]
-    done = run(make_small(), arm(name, block_size), requests)
+    requests = [*questions(ORDERS, LENGTHS), make_request(9, text(HEAD, 11), at=10**14)]
+    result = run(make_small(), arm(name, block_size), requests)
     for rank, request in enumerate(requests):
         tokens = request.tokens.tolist()
         longest = max((common(tokens, earlier.tokens.tolist()) for earlier in requests[:rank]), default=0)
-        assert done.records[request.id].reused_tokens == min(longest, len(tokens) - 1) // block_size * block_size
-    assert sum(record.reused_tokens for record in done.records.values()) > 0
+        assert result.records[request.id].reused_tokens == min(longest, len(tokens) - 1) // block_size * block_size
+    assert sum(record.reused_tokens for record in result.records.values()) > 0
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_a_prompt_asked_again_computes_what_its_last_token_needs(block_size):
-    request = ask(0, text(HEAD, 48), output=3)
-    done = start(make_small(), arm("radix", block_size), [request])
-    first = done.serve([request]).of(request)
-    again = done.serve([request]).of(request)
-    assert done.records[0].reused_tokens == 47 // block_size * block_size
+    request = make_request(0, text(HEAD, 48), output=3)
+    result = start(make_small(), arm("radix", block_size), [request])
+    first = result.serve([request]).of(request)
+    again = result.serve([request]).of(request)
+    assert result.records[0].reused_tokens == 47 // block_size * block_size
     assert torch.allclose(first, again, atol=1e-4)
-    assert done.engine.outputs[0] == again.argmax(-1).tolist()
+    assert result.engine.outputs[0] == again.argmax(-1).tolist()

@@ -48,25 +48,25 @@ def test_preempted_evicted_and_chunked(strategy):
     requests = questions(ORDERS, LENGTHS, output=24, at=0)
     model = make_small(layers=layers_for(strategy))
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
-    done = run(model, strategy, requests, rules=TIGHT, budget=budget)
-    assert done.rows[0].preemptions > 0
-    assert done.rows[0].evicted_bytes > 0 or not strategy.keep
-    assert nothing_leaks(done)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    result = run(model, strategy, requests, rules=TIGHT, budget=budget)
+    assert result.rows[0].preemptions > 0
+    assert result.rows[0].evicted_bytes > 0 or not strategy.keep
+    assert nothing_leaks(result)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
 
 
 @pytest.mark.parametrize("strategy", ARMS.values(), ids=ARMS)
 def test_roomy_packed_and_warm(strategy):
     requests = questions(ORDERS, LENGTHS, output=2, at=10**6)
-    done = start(
+    result = start(
         make_small(layers=layers_for(strategy)),
         strategy,
         requests,
         rules=BatchRules(max_num_batched_tokens=48, max_num_seqs=4),
     )
     for _ in range(2):
-        done.serve(requests)
-        assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert nothing_leaks(done)
-    reused = sum(record.reused_tokens for record in done.records.values())
+        result.serve(requests)
+        assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert nothing_leaks(result)
+    reused = sum(record.reused_tokens for record in result.records.values())
     assert (reused > 0) == strategy.keep

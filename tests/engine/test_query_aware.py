@@ -12,7 +12,19 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.step_features import SpanReads, features
 from spanlab.engine.probe import Probe
 
-from .factories import HEAD, arm, ask, document, make_small, nothing_leaks, permutations, questions, run, start, text
+from .factories import (
+    HEAD,
+    arm,
+    document,
+    make_request,
+    make_small,
+    nothing_leaks,
+    permutations,
+    questions,
+    run,
+    start,
+    text,
+)
 from .oracles import apart, dense, most_read, wrong
 
 LENGTHS, LAYERS = (20, 9, 33), 6
@@ -34,9 +46,9 @@ def probing(block_size: int = 1, form: str = "pages shared", **repair: object):
 def parted(output: int = 1):
     """Prompts that meet, with text between their documents and one document twice."""
     return [
-        ask(0, text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8), output=output),
-        ask(1, text(HEAD, 9), document(1, 33), document(0, 20), document(1, 33), text(7, 3), output=output),
-        ask(2, document(2, 18), text(5, 6), document(0, 20), text(8, 4), output=output),
+        make_request(0, text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8), output=output),
+        make_request(1, text(HEAD, 9), document(1, 33), document(0, 20), document(1, 33), text(7, 3), output=output),
+        make_request(2, document(2, 18), text(5, 6), document(0, 20), text(8, 4), output=output),
     ]
 
 
@@ -58,10 +70,10 @@ def chosen(monkeypatch) -> list[np.ndarray]:
 )
 def test_logits_are_those_of_the_dense_repair(form, block_size):
     requests, strategy = questions(permutations(3), LENGTHS, output=2), probing(block_size, form)
-    done = run(make_small(layers=LAYERS), strategy, requests)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert {record.repaired_tokens for record in done.records.values()} == {9}
-    assert nothing_leaks(done)
+    result = run(make_small(layers=LAYERS), strategy, requests)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert {record.repaired_tokens for record in result.records.values()} == {9}
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize(
@@ -95,25 +107,25 @@ def test_the_middle_third_is_profiled_where_nothing_is_said():
 def test_text_between_spans_is_read_and_taken_along(budget):
     strategy = probing(16, ratio=0.3)
     rules = BatchRules(max_num_batched_tokens=budget, max_num_seqs=3)
-    done = run(make_small(layers=LAYERS), strategy, parted(output=3), rules=rules)
-    assert max(wrong(done, strategy, request) for request in parted(output=3)) < 1e-4
-    assert nothing_leaks(done)
+    result = run(make_small(layers=LAYERS), strategy, parted(output=3), rules=rules)
+    assert max(wrong(result, strategy, request) for request in parted(output=3)) < 1e-4
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_everything_repaired_is_full_recompute(form):
     requests, model = questions(permutations(3), LENGTHS, output=2), make_small(layers=LAYERS)
-    done = run(model, probing(16, form, ratio=1.0), requests)
+    result = run(model, probing(16, form, ratio=1.0), requests)
     for request in requests:
-        assert apart(done.of(request), dense(model, request, done.engine.outputs[request.id], blocks=False)) < 1e-5
+        assert apart(result.of(request), dense(model, request, result.engine.outputs[request.id], blocks=False)) < 1e-5
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_repaired_is_plain_reuse(form):
     requests, model = questions(permutations(3), LENGTHS, output=2), make_small(layers=LAYERS)
-    done = run(model, probing(16, form, ratio=0.0), requests)
+    result = run(model, probing(16, form, ratio=0.0), requests)
     for request in requests:
-        assert apart(done.of(request), dense(model, request, done.engine.outputs[request.id], blocks=True)) < 1e-5
+        assert apart(result.of(request), dense(model, request, result.engine.outputs[request.id], blocks=True)) < 1e-5
 
 
 def test_the_budget_is_that_of_lego_link():
@@ -135,13 +147,13 @@ def test_the_gold_answer_chooses_nothing(chosen):
 def test_the_probe_ends_with_the_last_profiled_layer():
     """Rows through the MLP of each layer: of a warm prompt the query and text between pass those before it."""
     model, passed = make_small(layers=LAYERS), []
-    done = run(model, probing(layers=[1, 3]), parted()[:1])
+    result = run(model, probing(layers=[1, 3]), parted()[:1])
     handles = [
         layer.mlp.register_forward_hook(lambda module, given, out: passed.append(out.shape[1]))
         for layer in model.hf.base_model.layers
     ]
     try:
-        done.serve([ask(9, *parted()[0].spans[:-1], text(60, 8), at=10**13)])
+        result.serve([make_request(9, *parted()[0].spans[:-1], text(60, 8), at=10**13)])
     finally:
         for handle in handles:
             handle.remove()
@@ -149,15 +161,15 @@ def test_the_probe_ends_with_the_last_profiled_layer():
 
 
 def test_a_step_counts_the_rows_and_pairs_of_the_probe():
-    done, counted = start(make_small(layers=LAYERS), probing(layers=[1, 3]), parted()[:1]), []
-    compute, rules = done.engine.run, done.engine.policy.rules
+    result, counted = start(make_small(layers=LAYERS), probing(layers=[1, 3]), parted()[:1]), []
+    compute, rules = result.engine.run, result.engine.policy.rules
 
     def counting(step, *times):
         counted.append(features(step, 0, rules, SpanReads()))
         return compute(step, *times)
 
-    done.engine.run = counting
-    done.serve(parted()[:1])
+    result.engine.run = counting
+    result.serve(parted()[:1])
     (first, *_) = counted
     pairs = sum(place + 1 for place in (*range(29, 35), *range(68, 76)))
     assert first.shallow_token_layers == 14 * 3

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from spanlab.engine.decode_recurrence import DecodeRecurrence
-from spanlab.engine.recurrent import MIXER, Piece, Recurrence
-from spanlab.engine.shipment import Shipment
+from spanlab.engine.recurrent import MIXER, Recurrence, StateScan
 from spanlab.engine.slot_pool import ALL
 from spanlab.engine.state_pool import StatePool
+from spanlab.engine.transfer import TransferBatch
 
 from .factories import make_slow_hybrid
 
@@ -32,23 +32,23 @@ def pool_of(kind: str) -> StatePool:
 
 def begin(pool: StatePool, number: int) -> int:
     """A slot with a state of its own."""
-    slot, draw = pool.take_running(), torch.Generator().manual_seed(number)
-    for part in (pool.recurrent(1, slot), pool.conv(1, slot)):
-        part.copy_(torch.randn(part.shape, generator=draw))
+    slot, draw = pool.allocate_running(), torch.Generator().manual_seed(number)
+    for tensor in (pool.recurrent(1, slot), pool.conv(1, slot)):
+        tensor.copy_(torch.randn(tensor.shape, generator=draw))
     return slot
 
 
-def sequence(pool: StatePool, number: int, first: int) -> list[Piece]:
+def sequence(pool: StatePool, number: int, first: int) -> list[StateScan]:
     slot, edges = begin(pool, number), [0, *CUTS.get(number, ()), LENGTHS[number]]
-    keeps = [pool.take() if stop < LENGTHS[number] else None for stop in edges[1:]]
+    keeps = [pool.allocate() if stop < LENGTHS[number] else None for stop in edges[1:]]
     return [
-        Piece(first + start, first + stop, slot, start, keep)
+        StateScan(first + start, first + stop, slot, start, keep)
         for (start, stop), keep in zip(pairwise(edges), keeps, strict=True)
     ]
 
 
-def states_of(pool: StatePool, pieces: list[Piece]) -> list[Tensor]:
-    slots = [piece.keep for piece in pieces[:-1]] + [pieces[-1].slot]
+def states_of(pool: StatePool, pieces: list[StateScan]) -> list[Tensor]:
+    slots = [piece.copy_slot for piece in pieces[:-1]] + [pieces[-1].slot]
     return [each for slot in slots for each in (pool.recurrent(1, slot), pool.conv(1, slot))]
 
 
@@ -61,14 +61,14 @@ def test_packed_sequences_are_each_as_alone(kind):
     packed = [sequence(pool, number, starts[number]) for number in range(len(LENGTHS))]
     together = Recurrence(pool, packed, pool.device)
     out = together.run(1, mixer, hidden)
-    together.done()
+    together.finish()
     for number, (start, stop) in enumerate(pairwise(starts)):
         alone = sequence(pool, number, 0)
         recurrence = Recurrence(pool, [alone], pool.device)
         assert torch.allclose(recurrence.run(1, mixer, hidden[:, start:stop]), out[:, start:stop], atol=1e-5)
-        recurrence.done()
-        for own, other in zip(states_of(pool, alone), states_of(pool, packed[number]), strict=True):
-            assert torch.allclose(own, other, atol=1e-5)
+        recurrence.finish()
+        for state, other in zip(states_of(pool, alone), states_of(pool, packed[number]), strict=True):
+            assert torch.allclose(state, other, atol=1e-5)
 
 
 @torch.no_grad()
@@ -82,11 +82,11 @@ def test_a_mixer_runs_once_whatever_is_packed_and_kept(monkeypatch):
     assert [shape[1] for shape in projected] == [sum(LENGTHS)]
 
 
-def decodes(slots: list[int], position: int, keep: int | None = None) -> list[Piece]:
+def decodes(slots: list[int], position: int, keep: int | None = None) -> list[StateScan]:
     """A row of each, of the last of which a state is kept."""
     keeps = [*[None] * (len(slots) - 1), keep]
     return [
-        Piece(row, row + 1, slot, position, kept) for row, (slot, kept) in enumerate(zip(slots, keeps, strict=True))
+        StateScan(row, row + 1, slot, position, kept) for row, (slot, kept) in enumerate(zip(slots, keeps, strict=True))
     ]
 
 
@@ -95,22 +95,22 @@ def decodes(slots: list[int], position: int, keep: int | None = None) -> list[Pi
 def test_decodes_go_on_as_packed_rows_do(kind):
     mixer, pool, other = mixer_of(kind), pool_of(kind), pool_of(kind)
     slots, there = ([begin(each, number) for number in range(3)] for each in (pool, other))
-    keep, hidden = pool.take(cleared=False), torch.randn(2, 1, 4, 64)
+    keep, hidden = pool.allocate(cleared=False), torch.randn(2, 1, 4, 64)
     for position, rows in enumerate(hidden):
         some = slots[position:]  # the first does not go on
         recurrence = DecodeRecurrence(pool, decodes(some, position, keep if position else None), 4, pool.device)
-        alike = Recurrence(other, [[piece] for piece in decodes(there[position:], position)], other.device)
+        decoding = Recurrence(other, [[piece] for piece in decodes(there[position:], position)], other.device)
         out = recurrence.run(1, mixer, rows)
-        assert torch.allclose(out[:, : len(some)], alike.run(1, mixer, rows[:, : len(some)]), atol=1e-5)
-        recurrence.done()
-        alike.done()
-    pool.expect(slots[0], 1)
-    pool.expect(keep, 2)
+        assert torch.allclose(out[:, : len(some)], decoding.run(1, mixer, rows[:, : len(some)]), atol=1e-5)
+        recurrence.finish()
+        decoding.finish()
+    pool.check_position(slots[0], 1)
+    pool.check_position(keep, 2)
     assert pool.recurrent(ALL, keep).equal(pool.recurrent(ALL, slots[-1]))
     assert pool.conv(ALL, keep).equal(pool.conv(ALL, slots[-1]))
-    for slot, own in zip(slots, there, strict=True):
-        assert torch.allclose(pool.recurrent(1, slot), other.recurrent(1, own), atol=1e-5)
-        assert torch.allclose(pool.conv(1, slot), other.conv(1, own), atol=1e-5)
+    for slot, state in zip(slots, there, strict=True):
+        assert torch.allclose(pool.recurrent(1, slot), other.recurrent(1, state), atol=1e-5)
+        assert torch.allclose(pool.conv(1, slot), other.conv(1, state), atol=1e-5)
 
 
 @torch.no_grad()
@@ -119,9 +119,9 @@ def test_decodes_read_nothing_but_what_is_shipped():
     mixer, pool, buffer = mixer_of(KINDS[0]), pool_of(KINDS[0]), torch.empty(1 << 16, dtype=torch.uint8)
     slots, hidden, made = [begin(pool, number) for number in range(4)], torch.randn(1, 2, 64), []
     for batch in (slots[:2], slots[:1], slots[2:]):
-        shipment = Shipment(pool.device, buffer)
-        made.append(DecodeRecurrence(pool, decodes(batch, 0), 2, pool.device, shipment.add))
-        shipment.send()
+        transfer = TransferBatch(pool.device, buffer)
+        made.append(DecodeRecurrence(pool, decodes(batch, 0), 2, pool.device, transfer.add))
+        transfer.send()
     before = [pool.recurrent(1, slot).clone() for slot in slots]
     out = made[0].run(1, mixer, hidden)
     assert [pool.recurrent(1, slot).equal(was) for slot, was in zip(slots, before, strict=True)] == [True] * 2 + [

@@ -27,9 +27,9 @@ METHODS = (
 def test_logits_are_the_methods_own_while_requests_meet(name, block_size):
     requests, strategy = questions(ORDERS, LENGTHS, output=3, at=0), arm(name, block_size)
     rules = BatchRules(max_num_batched_tokens=40, max_num_seqs=3)
-    done = run(make_small(), strategy, requests, rules=rules)
-    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert nothing_leaks(done)
+    result = run(make_small(), strategy, requests, rules=rules)
+    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    assert nothing_leaks(result)
 
 
 @pytest.mark.parametrize("block_size", [1, 16])

@@ -1,4 +1,4 @@
-"""Pages of an admitted request: whose they are while it runs, when equal work meets, and when it ends."""
+"""Pages of an admitted request: ownership while it runs, with equal concurrent requests, and when it finishes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spanlab.core.scheduler import Scheduler
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.request_state import SpanView
 
-from .factories import APART, HEAD, Run, arm, ask, document, make_small, nothing_leaks, questions, start, text
+from .factories import APART, HEAD, Run, arm, document, make_request, make_small, nothing_leaks, questions, start, text
 from .oracles import wrong
 
 
@@ -36,8 +36,8 @@ def request_states(run: Run, sequences) -> list:
 
 def test_equal_documents_computed_side_by_side_end_up_on_one_set_of_pages():
     requests = [
-        ask(0, document(0, 35), text(1, 3), output=3),
-        ask(1, text(HEAD, 5), document(0, 35), text(2, 3), output=3),
+        make_request(0, document(0, 35), text(1, 3), output=3),
+        make_request(1, text(HEAD, 5), document(0, 35), text(2, 3), output=3),
     ]
     run = start(make_small(), arm("pic", 16), requests)
     scheduler, sequences = stepped(run, *requests)
@@ -47,7 +47,7 @@ def test_equal_documents_computed_side_by_side_end_up_on_one_set_of_pages():
     )
     assert first.pages.ids[:2].tolist() == second.pages.ids[:2].tolist()
     assert first.pages.ids[2] != second.pages.ids[2]
-    assert (first.kept, second.kept) == (2, 2)
+    assert (first.stored_pages, second.stored_pages) == (2, 2)
     assert sorted(run.stored) == sorted(first.pages.ids[:2])
     used = run.engine.pool.shape.pages - run.engine.pool.free_pages
     assert used == 2 + 2 * 2 + 1  # the document; its last page and the question's, each; the opening text
@@ -103,9 +103,9 @@ def test_who_ends_gives_back_what_is_his_own_at_the_next_step():
 def test_half_a_document_stored_by_somebody_else_is_taken_over():
     # The second request begins while the first is in the middle of the document they share.
     requests = [
-        ask(0, text(HEAD, 4), document(0, 60), text(1, 3), output=2),
-        ask(1, text(HEAD, 7), document(0, 60), text(2, 3), output=2, at=3),
-        ask(2, document(0, 60), text(3, 3), output=2, at=APART),
+        make_request(0, text(HEAD, 4), document(0, 60), text(1, 3), output=2),
+        make_request(1, text(HEAD, 7), document(0, 60), text(2, 3), output=2, at=3),
+        make_request(2, document(0, 60), text(3, 3), output=2, at=APART),
     ]
     strategy = arm("pic", 16)
     rules = BatchRules(max_num_batched_tokens=23, max_num_seqs=2)

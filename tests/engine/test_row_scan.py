@@ -47,7 +47,7 @@ def test_bfloat16_inputs_are_scanned_in_float32(scan):
 
 @pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
 def test_no_row_sees_another(scan):
-    """Rows of nobody may be anything."""
+    """Padding rows may have any contents."""
     inputs, before = inputs_of(ROWS, 2, HEADS), states_of(ROWS)
     out, after = scan(inputs, before.clone())
     before[-1] = torch.nan

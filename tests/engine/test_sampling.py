@@ -24,11 +24,11 @@ def test_tokens_come_with_their_shares(temperature):
     logits = torch.tensor([2.0, -torch.inf, 0.0, 1.0])
     draws = [Draw(request, index) for request in range(100) for index in range(40)]
     drawn = Sampler(temperature, 5).choose(logits.repeat(len(draws), 1), draws)
-    found = torch.bincount(drawn, minlength=4)
-    assert found[1] == 0
+    counts = torch.bincount(drawn, minlength=4)
+    assert counts[1] == 0
     shares = torch.softmax(logits / temperature, 0)[[0, 2, 3]]
     expected = shares.double() / shares.double().sum() * len(draws)
-    assert chisquare(found[[0, 2, 3]].double(), expected).pvalue > 1e-3
+    assert chisquare(counts[[0, 2, 3]].double(), expected).pvalue > 1e-3
 
 
 def test_a_draw_depends_on_seed_request_and_index_alone():
@@ -52,11 +52,11 @@ def test_what_is_said_does_not_depend_on_the_batch_or_on_memory():
     requests = questions([(0, 1), (1, 2), (2, 0), (1, 0)], LENGTHS, output=20, at=0)
     model, strategy = make_small(), arm("pic")
     tight = max(make_policy(model, strategy).need(request).tokens for request in requests)
-    said = []
+    tokens = []
     for seats, budget in ((1, None), (4, None), (4, tight)):
         rules = BatchRules(max_num_batched_tokens=32, max_num_seqs=seats)
-        done = run(model, strategy, requests, rules=rules, budget=budget, sampler=Sampler(1.0, 3))
-        said.append(done.engine.outputs)
-    assert done.rows[0].preemptions > 0
-    assert said[0] == said[1] == said[2]
-    assert said[0] != run(model, strategy, requests, sampler=Sampler(1.0, 4)).engine.outputs
+        result = run(model, strategy, requests, rules=rules, budget=budget, sampler=Sampler(1.0, 3))
+        tokens.append(result.engine.outputs)
+    assert result.rows[0].preemptions > 0
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert tokens[0] != run(model, strategy, requests, sampler=Sampler(1.0, 4)).engine.outputs

@@ -1,4 +1,4 @@
-"""Scores of given answers: those of a dense forward for every method, and all tokens of an answer in one step."""
+"""Scores of known answers: equal to a dense forward for every method, and all tokens of an answer in one step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.questions import Questions
 from spanlab_sim.run import serve
 
-from .factories import arm, permutations, questions, start, words
+from .factories import arm, permutations, questions, random_tokens, start
 from .oracles import truth_of
 
 METHODS = ("none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_blend_15", "ape", "random_16")
@@ -34,7 +34,7 @@ ALONE = BatchRules(max_num_batched_tokens=4096, max_num_seqs=1)
 def given(output: int = 5) -> list[Request]:
     """Three documents in any order, each prompt with an answer of its own."""
     return [
-        replace(request, output=words(70 + request.id, output), arrived_at=0)
+        replace(request, output=random_tokens(70 + request.id, output), arrived_at=0)
         for request in questions(permutations(3)[:4], (20, 7, 33), output=output)
     ]
 
@@ -70,33 +70,35 @@ def loss_of(logits: Tensor, output: list[int]) -> float:
 def test_gold_loss_is_that_of_a_dense_forward(make_model, tmp_path, name):
     model, requests = make_model("tiny"), given()
     scored(model, "none", requests, tmp_path, reference=True)
-    found, _, _ = scored(model, name, requests, tmp_path, reference=name == "none")
+    scores, _, _ = scored(model, name, requests, tmp_path, reference=name == "none")
     for request in requests:
-        assert found[request.id]["nll"] == pytest.approx(dense_loss(model, name, request), abs=1e-4)
+        assert scores[request.id]["nll"] == pytest.approx(dense_loss(model, name, request), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["pic", "lego_link_16"])
 def test_trained_models_score_as_a_dense_forward(stories, tmp_path, name):
     requests = [
         replace(
-            one, spans=tuple(replace(span, tokens=span.tokens % 105) for span in one.spans), output=one.output % 105
+            request,
+            spans=tuple(replace(span, tokens=span.tokens % 105) for span in request.spans),
+            output=request.output % 105,
         )
-        for one in given(3)
+        for request in given(3)
     ]
     scored(stories, "none", requests, tmp_path, reference=True)
-    found, _, _ = scored(stories, name, requests, tmp_path, reference=False)
+    scores, _, _ = scored(stories, name, requests, tmp_path, reference=False)
     for request in requests:
-        assert found[request.id]["nll"] == pytest.approx(dense_loss(stories, name, request), abs=1e-3)
+        assert scores[request.id]["nll"] == pytest.approx(dense_loss(stories, name, request), abs=1e-3)
 
 
 def test_answers_are_scored_where_the_store_is_full(make_model, tmp_path):
     """The rest of an answer takes a step for each token where the pages for it hold what is yet to be evicted."""
     model, requests = make_model("tiny"), given(output=9)
     scored(model, "none", requests, tmp_path, reference=True)
-    free, few, _ = scored(model, "pic", requests, tmp_path, reference=False, page=1)
+    free, steps, _ = scored(model, "pic", requests, tmp_path, reference=False, page=1)
     longest = max(request.num_tokens + request.output_len for request in requests)
     full, many, _ = scored(model, "pic", requests, tmp_path, reference=False, budget=longest + 5, page=1)
-    assert many > few
+    assert many > steps
     for request in requests:
         assert full[request.id]["nll"] == pytest.approx(free[request.id]["nll"], abs=1e-4)
 
@@ -105,15 +107,18 @@ def test_answers_are_scored_where_the_store_is_full(make_model, tmp_path):
 def test_options_lose_what_a_dense_forward_says(make_model, tmp_path, name):
     """Shorter and longer than the answer, beyond its page; scores of answers are those of a run without options."""
     model, plain = make_model("tiny"), given()
-    requests = [replace(one, options=tuple(words(90 + one.id, length) for length in (1, 3, 21))) for one in plain]
+    requests = [
+        replace(request, options=tuple(random_tokens(90 + request.id, length) for length in (1, 3, 21)))
+        for request in plain
+    ]
     scored(model, "none", requests, tmp_path, reference=True)
-    found, steps, _ = scored(model, name, requests, tmp_path, reference=name == "none")
+    scores, steps, _ = scored(model, name, requests, tmp_path, reference=name == "none")
     losses = read_options(tmp_path / f"{name}.npz")
     for request in requests:
         truth = [dense_loss(model, name, replace(request, output=option)) for option in request.options]
         assert losses[request.id] == pytest.approx(truth, abs=1e-4)
     scored(model, "none", plain, tmp_path, reference=True)
-    assert scored(model, name, plain, tmp_path, reference=name == "none")[:2] == (found, steps)
+    assert scored(model, name, plain, tmp_path, reference=name == "none")[:2] == (scores, steps)
     assert read_options(tmp_path / f"{name}.npz") == {}
 
 
@@ -127,19 +132,19 @@ def test_a_given_answer_takes_two_steps(make_model, tmp_path):
 
 def test_divergence_is_that_of_the_logits(make_model, tmp_path):
     model, requests = make_model("tiny"), given()
-    own, _, _ = scored(model, "none", requests, tmp_path, reference=True)
-    found, _, _ = scored(model, "pic", requests, tmp_path, reference=False)
+    reference_scores, _, _ = scored(model, "none", requests, tmp_path, reference=True)
+    scores, _, _ = scored(model, "pic", requests, tmp_path, reference=False)
     for request in requests:
         output = request.output.tolist()
         repair = arm("pic").spans.repair
-        whole, apart = (truth_of(arm(name, 16), repair, model, request, output) for name in ("none", "pic"))
-        p, q = whole.double().log_softmax(-1), apart.double().log_softmax(-1)
+        full, apart = (truth_of(arm(name, 16), repair, model, request, output) for name in ("none", "pic"))
+        p, q = full.double().log_softmax(-1), apart.double().log_softmax(-1)
         expected = float((p.exp() * (p - q)).sum(-1).mean())
         assert expected > 1e-3
-        assert found[request.id]["kl"] == pytest.approx(expected, abs=1e-5)
-        assert found[request.id]["top1"] == float((p.argmax(-1) == q.argmax(-1)).double().mean())
-        assert own[request.id]["kl"] < 1e-12
-        assert own[request.id]["top1"] == 1
+        assert scores[request.id]["kl"] == pytest.approx(expected, abs=1e-5)
+        assert scores[request.id]["top1"] == float((p.argmax(-1) == q.argmax(-1)).double().mean())
+        assert reference_scores[request.id]["kl"] < 1e-12
+        assert reference_scores[request.id]["top1"] == 1
 
 
 def test_hybrid_scores_do_not_depend_on_steps(make_model, tmp_path):
@@ -155,10 +160,10 @@ def test_hybrid_scores_do_not_depend_on_steps(make_model, tmp_path):
 
 def test_scores_by_hand():
     row, reference = torch.tensor([1.0, 1.0]).log(), torch.tensor([3.0, 1.0]).log()
-    found = token_score(row, reference, 1)
-    assert found.nll == pytest.approx(np.log(2))
-    assert found.kl == pytest.approx(0.75 * np.log(1.5) + 0.25 * np.log(0.5))
-    assert found.top1 == 1
+    scores = token_score(row, reference, 1)
+    assert scores.nll == pytest.approx(np.log(2))
+    assert scores.kl == pytest.approx(0.75 * np.log(1.5) + 0.25 * np.log(0.5))
+    assert scores.top1 == 1
     assert token_score(row.flip(0), torch.tensor([1.0, 3.0]).log(), 1).top1 == 0
 
 
@@ -174,12 +179,12 @@ def test_packaged_model_scores_as_a_dense_forward(tmp_path, name):
         kind="questions", tokenizer=str(folder), questions=Questions(retrieval="given", requests=4)
     )
     workload, tokenizer = load_workload(settings, tmp_path), tokenizer_of(folder)
-    answers = [gold_tokens(one.answer, "", tokenizer) for one in workload.requests]
+    answers = [gold_tokens(request.answer, "", tokenizer) for request in workload.requests]
     requests = [
-        replace(one, output=tokens, output_len=len(tokens))
-        for one, tokens in zip(workload.requests, answers, strict=True)
+        replace(request, output=tokens, output_len=len(tokens))
+        for request, tokens in zip(workload.requests, answers, strict=True)
     ]
     scored(model, "none", requests, tmp_path, reference=True)
-    found, _, _ = scored(model, name, requests, tmp_path, reference=name == "none")
+    scores, _, _ = scored(model, name, requests, tmp_path, reference=name == "none")
     for request in requests:
-        assert found[request.id]["nll"] == pytest.approx(dense_loss(model, name, request), abs=1e-3)
+        assert scores[request.id]["nll"] == pytest.approx(dense_loss(model, name, request), abs=1e-3)

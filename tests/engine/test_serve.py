@@ -1,4 +1,4 @@
-"""Serving: what comes out, what is logged, and what is refused in one sentence."""
+"""Serving: outputs, logs, step times and error messages."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from spanlab.engine.phase_clock import PHASES
 from spanlab.records import RunRow
 from spanlab_sim.run import serve
 
-from .factories import HEAD, Paced, arm, ask, document, make_small, nothing_leaks, questions, run, start, text
+from .factories import HEAD, Paced, arm, document, make_request, make_small, nothing_leaks, questions, run, start, text
 
 LENGTHS = (20, 9, 33)
 
 
 def test_greedy_says_what_is_likeliest():
     requests = questions([(0, 1), (1, 0)], LENGTHS, output=5, at=0)
-    done = run(make_small(), arm("pic"), requests)
+    run_result = run(make_small(), arm("pic"), requests)
     for request in requests:
-        assert done.engine.outputs[request.id] == done.of(request).argmax(-1).tolist()
-        assert len(done.engine.outputs[request.id]) == 5
+        assert run_result.engine.outputs[request.id] == run_result.of(request).argmax(-1).tolist()
+        assert len(run_result.engine.outputs[request.id]) == 5
 
 
 def test_an_id_that_comes_back_begins_anew():
     requests = questions([(0, 1)], LENGTHS, output=4)
-    done = start(make_small(), arm("pic", 1), requests).serve(requests)
-    first = list(done.engine.outputs[0])
+    run_result = start(make_small(), arm("pic", 1), requests).serve(requests)
+    first = list(run_result.engine.outputs[0])
     longer = replace(requests[0], output_len=6)
-    done.serve([longer])
-    assert done.engine.outputs[0][:4] == first
-    assert len(done.engine.outputs[0]) == 6
+    run_result.serve([longer])
+    assert run_result.engine.outputs[0][:4] == first
+    assert len(run_result.engine.outputs[0]) == 6
 
 
 def test_a_turn_follows_the_answer_before_it():
     first, second = questions([(0, 1), (1, 0)], LENGTHS, output=3, at=0)
     requests = [first, replace(second, after=(first.id,), wait_ns=7_000_000)]
-    done, records = start(make_small(), arm("pic"), requests), []
-    serve(requests, done.engine.policy, done.rules, done.engine, records.append)
+    run_result, records = start(make_small(), arm("pic"), requests), []
+    serve(requests, run_result.engine.policy, run_result.rules, run_result.engine, records.append)
     assert [record.request_id for record in records] == [first.id, second.id]
     assert round(records[1].arrived_s * 1e9) == round(records[0].finished_s * 1e9) + 7_000_000
-    assert nothing_leaks(done)
+    assert nothing_leaks(run_result)
 
 
 def step_log(name: str, requests) -> tuple[list[tuple[ScheduledStep, StepResult]], RunRow]:
     """A run in real time, and its steps."""
-    done, log = start(make_small(), arm(name), requests), []
+    run_result, log = start(make_small(), arm(name), requests), []
 
     def note(step: ScheduledStep, now: int, result: StepResult) -> None:
         log.append((step, result))
 
-    engine = done.engine
-    row = serve(requests, engine.policy, done.rules, engine, lambda record: None, clock="wall", on_step=note)
-    assert nothing_leaks(done)
+    engine = run_result.engine
+    row = serve(requests, engine.policy, run_result.rules, engine, lambda record: None, clock="wall", on_step=note)
+    assert nothing_leaks(run_result)
     return log, row
 
 
@@ -79,26 +79,33 @@ def test_step_phases_add_up_to_less_than_the_step():
 
 @pytest.mark.parametrize(("name", "kinds"), [("none", {"prefill_s"}), ("pic", {"fill_s", "prefill_s"})])
 def test_a_cold_prompt_is_only_filled_and_prefilled(name, kinds):
-    log, _ = step_log(name, [ask(0, document(0, 40), text(HEAD, 30))])
-    spent = {key for key in ("repair_s", "prefill_s", "fill_s", "decode_s") if log[0][1].phases[key] > 0}
-    assert spent <= kinds
-    assert "prefill_s" in spent
+    log, _ = step_log(name, [make_request(0, document(0, 40), text(HEAD, 30))])
+    phases = {key for key in ("repair_s", "prefill_s", "fill_s", "decode_s") if log[0][1].phases[key] > 0}
+    assert phases <= kinds
+    assert "prefill_s" in phases
 
 
 def test_wall_clock_waits_for_arrivals():
     requests = questions([(0,), (1,)], LENGTHS, at=20_000_000)
     records = []
-    done = start(make_small(), arm("pic"), requests)
+    run_result = start(make_small(), arm("pic"), requests)
     began = time.monotonic()
-    serve(requests, done.engine.policy, done.rules, done.engine, records.append, clock="wall")
+    serve(requests, run_result.engine.policy, run_result.rules, run_result.engine, records.append, clock="wall")
     assert time.monotonic() - began >= 0.02
     assert all(record.arrived_s <= record.admitted_s < record.first_token_s for record in records)
 
 
 def test_the_first_requests_are_recorded_as_warm_up():
     requests = questions([(0,), (1,), (0,)], LENGTHS)
-    done, records = start(make_small(), arm("pic"), requests), []
-    serve(requests, done.engine.policy, done.rules, Paced(done.engine, lambda step: 1), records.append, warmup=2)
+    run_result, records = start(make_small(), arm("pic"), requests), []
+    serve(
+        requests,
+        run_result.engine.policy,
+        run_result.rules,
+        Paced(run_result.engine, lambda step: 1),
+        records.append,
+        warmup=2,
+    )
     assert [record.counted for record in records] == [False, False, True]
 
 
@@ -116,19 +123,19 @@ def test_weights_that_are_no_numbers_end_in_one_sentence():
 def test_what_is_not_there_is_noticed():
     # The pool is poisoned with NaN, so whoever reads a page that nobody wrote gets no finite logits.
     requests = questions([(0, 1), (1, 0)], LENGTHS)
-    done = start(make_small(), arm("pic"), requests).serve(requests[:1])
-    done.engine.pool.keys(1)[done.stored[3]] = torch.nan
+    run_result = start(make_small(), arm("pic"), requests).serve(requests[:1])
+    run_result.engine.pool.keys(1)[run_result.stored[3]] = torch.nan
     with pytest.raises(FloatingPointError, match="no finite numbers"):
-        done.serve(requests[1:])
+        run_result.serve(requests[1:])
 
 
 def test_a_run_that_broke_off_leaves_nothing_but_what_is_stored():
     requests = questions([(0, 1), (1, 0)], LENGTHS, output=3, at=0)
-    done = start(make_small(), arm("pic"), requests, rules=BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
-    done.serve(requests[:1])
-    assert nothing_leaks(done)
-    done.serve(requests[1:])
-    assert nothing_leaks(done)
+    run_result = start(make_small(), arm("pic"), requests, rules=BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
+    run_result.serve(requests[:1])
+    assert nothing_leaks(run_result)
+    run_result.serve(requests[1:])
+    assert nothing_leaks(run_result)
 
 
 def test_the_simulators_own_rules_are_not_run():
@@ -157,15 +164,15 @@ class Counter:
 
 def test_step_lasts_from_the_end_of_the_one_before():
     requests = questions([(0, 1)], LENGTHS, output=2)
-    done = start(make_small(), arm("pic"), requests)
+    run_result = start(make_small(), arm("pic"), requests)
     counter, durations = Counter(10), []
-    done.engine._counter = counter
+    run_result.engine._counter = counter
 
     def note(step: ScheduledStep, now: int, result: StepResult) -> None:
         durations.append(result.duration_ns)
         counter.value += 1_000  # host work after the step
 
-    serve(requests, done.engine.policy, done.rules, done.engine, lambda record: None, on_step=note)
+    serve(requests, run_result.engine.policy, run_result.rules, run_result.engine, lambda record: None, on_step=note)
     assert durations == [20, 1_020]
 
 
@@ -173,13 +180,13 @@ def test_idle_time_belongs_to_no_step():
     requests = questions([(0, 1), (1, 0), (0,)], LENGTHS, output=3, at=10**9)
 
     def served(backend_of):
-        done, steps, records = start(make_small(), arm("pic"), requests), [], []
-        done.engine._counter = Counter(10)
+        run_result, steps, records = start(make_small(), arm("pic"), requests), [], []
+        run_result.engine._counter = Counter(10)
         serve(
             requests,
-            done.engine.policy,
-            done.rules,
-            backend_of(done.engine),
+            run_result.engine.policy,
+            run_result.rules,
+            backend_of(run_result.engine),
             records.append,
             on_step=lambda step, now, result: steps.append((step.key(), now)),
         )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spanlab.core.batch_rules import BatchRules
 from spanlab.engine.sizing import pool_pages, stored_tokens
 
-from .factories import APART, HEAD, arm, ask, document, make_policy, make_small, questions, run, text
+from .factories import APART, HEAD, arm, document, make_policy, make_request, make_small, questions, run, text
 
 LENGTHS = (20, 9, 33)
 
@@ -55,9 +55,9 @@ def test_without_a_budget_there_is_room_for_all_that_is_stored_and_all_that_run(
 
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_stored_answers_have_room(block_size):
-    requests = [ask(number, text(number, 5), output=8, at=number * APART) for number in range(20)]
-    done = run(make_small(), arm("radix", block_size), requests)
-    assert len(done.stored) * block_size == stored_tokens(done.engine.policy, requests) > 200
+    requests = [make_request(number, text(number, 5), output=8, at=number * APART) for number in range(20)]
+    result = run(make_small(), arm("radix", block_size), requests)
+    assert len(result.stored) * block_size == stored_tokens(result.engine.policy, requests) > 200
 
 
 def test_a_budget_is_given_in_tokens_and_rounded_up_for_every_broken_page():
@@ -73,7 +73,7 @@ ANY_ARM = ["none", "radix", "pic", "pic_turned", "lego_link_16", "random_16", "c
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_the_pool_never_runs_dry(data):
-    """The pool of a run is exactly as large as said, and `take` refuses what it has not."""
+    """The pool of a run has exactly the computed size, and `allocate` raises beyond it."""
     strategy = arm(data.draw(st.sampled_from(ANY_ARM)), data.draw(st.sampled_from([1, 4, 16])))
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=3, max_size=3))
     orders = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=0, max_size=3), min_size=1, max_size=6))
@@ -88,20 +88,20 @@ def test_the_pool_never_runs_dry(data):
     )
     least = max(make_policy(make_small(), strategy).need(request).tokens for request in requests)
     budget = data.draw(st.sampled_from([None, least, least + 30]))
-    done = run(make_small(), strategy, requests, rules=rules, budget=budget)
-    assert len(done.records) == len(requests)
+    result = run(make_small(), strategy, requests, rules=rules, budget=budget)
+    assert len(result.records) == len(requests)
 
 
 def test_a_prompt_longer_than_the_models_context_is_refused():
-    longest = ask(3, text(HEAD, 500), output=13)
+    longest = make_request(3, text(HEAD, 500), output=13)
     policy = make_policy(make_small(), arm("pic"))
     assert pool_pages(policy, BatchRules(max_num_seqs=1), [longest], 512) > 0
     with pytest.raises(ValueError, match=r"^request 3 has 513 tokens, its answer included: expected at most 512, "):
-        pool_pages(policy, BatchRules(), [ask(1, text(HEAD, 9)), replace(longest, output_len=14)], 512)
+        pool_pages(policy, BatchRules(), [make_request(1, text(HEAD, 9)), replace(longest, output_len=14)], 512)
 
 
 def test_a_store_too_small_for_one_request_is_refused():
-    request = ask(7, text(HEAD, 11), document(0, 80), text(5, 6), output=4)
+    request = make_request(7, text(HEAD, 11), document(0, 80), text(5, 6), output=4)
     strategy = arm("pic_turned")
     run(make_small(), strategy, [request], budget=180)
     with pytest.raises(

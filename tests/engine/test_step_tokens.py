@@ -7,16 +7,16 @@ import torch
 
 from spanlab.core.scheduled import Sequence
 from spanlab.engine.sampling import Sampler
-from spanlab.engine.step_tokens import Due, StepTokens
+from spanlab.engine.step_tokens import DueToken, StepTokens
 
-from .factories import ask, text
+from .factories import make_request, text
 
 
 def choose(logits: torch.Tensor) -> dict[int, list[int]]:
     """The first token of one request, by id, from its row of logits [V]."""
     outputs: dict[int, list[int]] = {}
     tokens = StepTokens("toy", Sampler(), outputs)
-    tokens.choose([Due(Sequence(ask(7, text(0, 3))), 0)], logits[None])
+    tokens.choose([DueToken(Sequence(make_request(7, text(0, 3))), 0)], logits[None])
     tokens.read(4)
     return outputs
 

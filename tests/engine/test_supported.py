@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from spanlab.engine.load import described, random_model, wrap
-from spanlab.engine.supported import EXACT_ROPES, Verdict, judge, refuse
+from spanlab.engine.load import named_config, random_model, wrap
+from spanlab.engine.supported import EXACT_ROPES, Verdict, check_support, require_exact
 from spanlab.models.find import choices
 
 from .factories import make_choice
@@ -29,21 +29,21 @@ FULL, WINDOW, RECURRENT = "full_attention", "sliding_attention", "linear_attenti
 
 def make_config(model_type: str, **fields: object) -> PreTrainedConfig:
     """A three-layer config of any type, with those of the small sizes that the type has."""
-    known = AutoConfig.for_model(model_type)
+    config = AutoConfig.for_model(model_type)
     return AutoConfig.for_model(
-        model_type, **{key: value for key, value in SMALL.items() if hasattr(known, key)} | fields
+        model_type, **{key: value for key, value in SMALL.items() if hasattr(config, key)} | fields
     )
 
 
 def reasons(model_type: str, **fields: object) -> list[str]:
     """Why each layer is refused; empty words where it is not."""
-    return [verdict.reason for verdict in judge(make_config(model_type, **fields))]
+    return [verdict.reason for verdict in check_support(make_config(model_type, **fields))]
 
 
 @pytest.mark.parametrize("name", choices())
 def test_every_choice_of_conf_model_is_exact_in_every_layer(name):
-    config = described(name)
-    assert judge(config) == tuple(Verdict(layer) for layer in range(config.num_hidden_layers))
+    config = named_config(name)
+    assert check_support(config) == tuple(Verdict(layer) for layer in range(config.num_hidden_layers))
 
 
 EXACT = {
@@ -142,9 +142,9 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_other_kinds_are_refused_in_every_layer_with_the_reason(kind):
     model_type, fields, reason = REFUSED[kind]
-    told = reasons(model_type, **fields)
-    assert told, "no layer was judged"
-    assert all(reason in each for each in told)
+    found_reasons = reasons(model_type, **fields)
+    assert found_reasons, "no layer was judged"
+    assert all(reason in each for each in found_reasons)
 
 
 MIXED = {
@@ -178,18 +178,18 @@ MIXED = {
 @pytest.mark.parametrize("kind", MIXED)
 def test_a_layer_that_is_not_exact_is_told_from_the_others(kind):
     model_type, fields, layer, reason = MIXED[kind]
-    told = reasons(model_type, **fields)
-    assert reason in told[layer]
-    assert not any(reason in told[other] for other in range(3) if other != layer)
+    found_reasons = reasons(model_type, **fields)
+    assert reason in found_reasons[layer]
+    assert not any(reason in found_reasons[other] for other in range(3) if other != layer)
 
 
 def test_the_refusal_names_model_layers_and_reason_in_one_sentence():
     verdicts = [Verdict(0), Verdict(1, "caps its scores"), Verdict(2), Verdict(3, "caps its scores")]
     with pytest.raises(ValueError, match=r"^model\.name is 'x', expected .*: in layer 1, 3 it caps its scores\.$"):
-        refuse("x", verdicts)
+        require_exact("x", verdicts)
     with pytest.raises(ValueError, match=r"in every layer it caps its scores\.$"):
-        refuse("x", [Verdict(0, "caps its scores")])
-    refuse("x", [Verdict(0), Verdict(1)])
+        require_exact("x", [Verdict(0, "caps its scores")])
+    require_exact("x", [Verdict(0), Verdict(1)])
 
 
 @pytest.mark.parametrize("kind", ["dynamic NTK", "window"])
@@ -227,9 +227,9 @@ HIDDEN = {
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_what_the_settings_do_not_tell_is_found_on_a_few_tokens(kind):
     model_type, fields, reason = HIDDEN[kind]
-    known = AutoConfig.for_model(model_type)
+    config = AutoConfig.for_model(model_type)
     fields = {"pad_token_id": 0, "initializer_range": 0.18} | SMALL | fields
-    overrides = {key: value for key, value in fields.items() if hasattr(known, key)}
+    overrides = {key: value for key, value in fields.items() if hasattr(config, key)}
     assert reasons(model_type, **overrides) == ["", "", ""], "the support check knows it already"
     with pytest.raises(ValueError, match=reason):
         random_model("mine", AutoConfig.for_model(model_type, **overrides))

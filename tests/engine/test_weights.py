@@ -31,8 +31,8 @@ def continue_greedily(model: SpanModel, ids: list[int], count: int) -> list[int]
 def letters_of(text: str) -> list[int]:
     """Ids of a text for the letter model, BOS and the leading space included."""
     lines = (MODELS / "babyllama-tok105" / "tok105.vocab").read_text().splitlines()
-    place = {line.split("\t")[0]: number for number, line in enumerate(lines)}
-    return [1, *(place[letter] for letter in "▁" + text.replace(" ", "▁"))]
+    line_numbers = {line.split("\t")[0]: number for number, line in enumerate(lines)}
+    return [1, *(line_numbers[letter] for letter in "▁" + text.replace(" ", "▁"))]
 
 
 def surprise(model: SpanModel, ids: list[int]) -> float:

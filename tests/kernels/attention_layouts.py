@@ -1,4 +1,4 @@
-"""Prompts over stored documents, what each form of attention keeps of them, and the dense truth that knows no pages."""
+"""Prompts over stored documents, their storage in each form, and a dense reference without pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANGLES = 4096
 
 @dataclass(frozen=True)
 class Shape:
-    """Everything of a call but its layout."""
+    """Parameters of a call, except its layout."""
 
     page_size: int = 16
     head_dim: int = 64
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Use:
-    """Keys [first, first + length) of a document at `index` of a prompt, rotated as for `position` and on."""
+    """Keys [first, first + length) of a document at `index` of a prompt, rotated from `position` on."""
 
     document: int
     index: int
@@ -55,7 +55,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Rows by place, shifted by `shift` or, where None, each by its place; and what they see."""
+    """Rows by index, shifted by `shift` or, if None, by their index; and the documents that they see."""
 
     rows: list[int]
     uses: list[Use]
@@ -93,7 +93,7 @@ def fill(layout: Layout, shape: Shape, seed: int = 0) -> Content:
     heads = shape.kv_heads * shape.group_heads
     query = random_tensor(layout.rows, heads, shape.head_dim, dtype=shape.dtype, seed=seed)
     rows = random_tensor(2, sum(layout.documents), shape.kv_heads, shape.head_dim, dtype=shape.dtype, seed=seed + 1)
-    keys, values = (list(part.split(layout.documents)) for part in rows)
+    keys, values = (list(tensor.split(layout.documents)) for tensor in rows)
     return Content(layout, shape, query, keys, values)
 
 
@@ -114,16 +114,18 @@ def dense(content: Content) -> tuple[Tensor, Tensor]:
     shape, outs, logs = content.shape, [], []
     queries = iter(content.query)
     for prompt in content.layout.prompts:
-        for place, shift in zip(prompt.rows, prompt.shifts, strict=True):
+        for index, shift in zip(prompt.rows, prompt.shifts, strict=True):
             q = rotate(next(queries)[None], [shift], shape)[0].unflatten(0, (shape.kv_heads, -1))
             scores, values = [], []
             for use in prompt.uses:
-                seen = max(0, min(use.length, place - use.index + 1))
-                part = slice(use.first, use.first + seen)
-                k = rotate(content.keys[use.document][part], range(use.position, use.position + seen), shape)
+                visible = max(0, min(use.length, index - use.index + 1))
+                document_range = slice(use.first, use.first + visible)
+                k = rotate(
+                    content.keys[use.document][document_range], range(use.position, use.position + visible), shape
+                )
                 scores.append(SCALE * torch.einsum("hgd,khd->hgk", q, k))
-                values.append(content.values[use.document][part].double())
-            # a row without keys has a sum over none, which is 0, and a log of 0
+                values.append(content.values[use.document][document_range].double())
+            # for a row without keys, the sum is 0 and its log -inf
             score = torch.cat([q.new_empty(*q.shape[:2], 0), *scores], -1)
             value = torch.cat([q.new_empty(0, shape.kv_heads, shape.head_dim), *values])
             outs.append(torch.einsum("hgk,khd->hgd", score.softmax(-1), value).flatten(0, 1))
@@ -132,65 +134,65 @@ def dense(content: Content) -> tuple[Tensor, Tensor]:
 
 
 def in_torch(content: Content) -> tuple[Tensor, Tensor]:
-    """out and lse as torch makes them in the content's dtype: rotated once, rounded, dense under a mask."""
+    """out and lse of torch in the dtype of the content: rotated once, rounded, dense with a mask."""
     shape, outs, logs = content.shape, [], []
     queries = content.query.split([len(prompt.rows) for prompt in content.layout.prompts])
     for prompt, query in zip(content.layout.prompts, queries, strict=True):
         q = rotate(query, prompt.shifts, shape).to(shape.dtype)
-        k, v, place, position = [content.keys[0][:0]], [content.values[0][:0]], [], []
+        k, v, key_index, position = [content.keys[0][:0]], [content.values[0][:0]], [], []
         for use in prompt.uses:
             k.append(content.keys[use.document][use.first : use.first + use.length])
             v.append(content.values[use.document][use.first : use.first + use.length])
-            place += range(use.index, use.index + use.length)
+            key_index += range(use.index, use.index + use.length)
             position += range(use.position, use.position + use.length)
         k = rotate(torch.cat(k), position, shape).to(shape.dtype).repeat_interleave(shape.group_heads, 1)
         v = torch.cat(v).repeat_interleave(shape.group_heads, 1)
-        place = torch.tensor(place, dtype=torch.int64)
-        seen = place <= torch.tensor(prompt.rows, dtype=torch.int64)[:, None]
+        key_index = torch.tensor(key_index, dtype=torch.int64)
+        visible = key_index <= torch.tensor(prompt.rows, dtype=torch.int64)[:, None]
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        scores = (q.float() @ k.float().mT * SCALE).masked_fill(~seen, -torch.inf)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=SCALE)
-        outs.append(torch.where(seen.any(1)[:, None], out, 0).transpose(0, 1))
+        scores = (q.float() @ k.float().mT * SCALE).masked_fill(~visible, -torch.inf)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=SCALE)
+        outs.append(torch.where(visible.any(1)[:, None], out, 0).transpose(0, 1))
         logs.append(scores.logsumexp(-1).T)
     return torch.cat(outs), torch.cat(logs)
 
 
 def store(content: Content, form: str, device="cpu", seed: int = 0) -> tuple[Tensor, Tensor, Tensor, SpanBatch]:
-    """(query, key pages, value pages, batch) for `form`; pages that nobody uses are NaN.
+    """(query, key pages, value pages, batch) for `form`; unused pages are NaN.
 
-    KR stores each document once and raw, QR once and rotated as for its own beginning, MAT once for each use.
+    KR stores each document once and raw, QR once and rotated from position 0, MAT once for each use.
     """
-    shape, drawn = content.shape, random.Random(seed)
+    shape, generator = content.shape, random.Random(seed)
     size = shape.page_size
     uses = [use for prompt in content.layout.prompts for use in prompt.uses]
-    # document, its part [start, stop) and the position of the first key of that
+    # document, its range [start, stop) and the position of the first key of the range
     stored = [(n, 0, length, 0) for n, length in enumerate(content.layout.documents)]
     if form == "MAT":
         stored = [(use.document, use.first, use.first + use.length, use.position) for use in uses]
-    offsets = [drawn.randrange(size) for _ in stored]
+    offsets = [generator.randrange(size) for _ in stored]
     counts = [-(-(offset + stop - start) // size) for offset, (_, start, stop, _) in zip(offsets, stored, strict=True)]
-    free = drawn.sample(range(sum(counts) + 3), sum(counts))  # runs of pages are rare, and some are left over
-    if drawn.random() < 0.5:
+    free = generator.sample(range(sum(counts) + 3), sum(counts))  # runs of pages are rare, and some pages are unused
+    if generator.random() < 0.5:
         free.sort()
     pages = [[free.pop() for _ in range(count)][::-1] for count in counts]
     pools = [fresh(sum(counts) + 3, size, shape.kv_heads, shape.head_dim, dtype=shape.dtype) for _ in "kv"]
     for i, (document, start, stop, position) in enumerate(stored):
         slots = _slots(pages[i], offsets[i], stop - start, size)
-        at = [0] if form == "KR" else range(position, position + stop - start)
-        key = rotate(content.keys[document][start:stop], at, shape)
+        rotation = [0] if form == "KR" else range(position, position + stop - start)
+        key = rotate(content.keys[document][start:stop], rotation, shape)
         pools[0].flatten(0, 1)[slots] = key.to(shape.dtype)
         pools[1].flatten(0, 1)[slots] = content.values[document][start:stop]
-    places = iter(range(len(uses)))
+    indices = iter(range(len(uses)))
     groups = []
     for prompt in content.layout.prompts:
         spans = []
         for use in prompt.uses:
-            i = next(places)
-            own = i if form == "MAT" else use.document
-            begin = offsets[own] + (0 if form == "MAT" else use.first)
+            i = next(indices)
+            stored_index = i if form == "MAT" else use.document
+            begin = offsets[stored_index] + (0 if form == "MAT" else use.first)
             last = (begin + use.length - 1) // size
             position = use.position - (use.first if form == "QR" else 0)
-            span = Span(use.index, use.length, position, pages[own][begin // size : last + 1], begin % size)
+            span = Span(use.index, use.length, position, pages[stored_index][begin // size : last + 1], begin % size)
             spans.append(span)
         groups.append(Group(prompt.rows, spans, prompt.shifts))
     batch = span_batch(groups, device, page_size=size)
@@ -201,15 +203,15 @@ def _slots(pages, offset, length, size):
     return torch.tensor([pages[(offset + j) // size] * size + (offset + j) % size for j in range(length)])
 
 
-def run(serve, content: Content, form: str, device="cpu", seed: int = 0) -> tuple[Tensor, Tensor]:
-    """What `serve`, a function like `attend`, makes of the content in one form, on the CPU."""
+def run(attend, content: Content, form: str, device="cpu", seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Results on the CPU of `attend`, a function with the contract of `attention.attend`, in one form."""
     arguments = store(content, form, device, seed)
-    out, lse = serve(*arguments, form=form, table=content.shape.table(device), **content.shape.options)
+    out, lse = attend(*arguments, form=form, table=content.shape.table(device), **content.shape.options)
     return out.cpu(), lse.cpu()
 
 
 def in_a_row(lengths, rows, behind=0) -> Layout:
-    """Documents one after the other in one prompt, of which the last `rows` places attend, `behind` rows later."""
+    """Consecutive documents in one prompt; its last `rows` tokens attend, shifted by `behind` tokens."""
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     end = sum(lengths) + behind
     uses = [Use(i, start, start, length) for i, (start, length) in enumerate(zip(starts, lengths, strict=True))]
@@ -217,7 +219,7 @@ def in_a_row(lengths, rows, behind=0) -> Layout:
 
 
 def moved(layout: Layout, by: int) -> Layout:
-    """The same layout with all positions, of queries and keys, `by` further on."""
+    """The layout with all positions of queries and keys increased by `by`."""
     prompts = [
         replace(
             prompt,

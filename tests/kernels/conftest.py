@@ -1,4 +1,4 @@
-"""The kernels under Triton's interpreter, or compiled where the run asks for a GPU and there is one."""
+"""The kernels under Triton's interpreter, or compiled if the run selects GPU tests and there is a GPU."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LAUNCHERS = sorted(
 def pytest_configure(config: pytest.Config) -> None:
     """Decorate our kernels for the interpreter before the test modules import them.
 
-    Triton looks at the variable when a kernel is decorated, those of its own library included. Nobody else in this
-    process wants kernels: the public operations leave CPU tensors to torch.
+    Triton reads the variable when a kernel is decorated, also for kernels of its own library. Other tests of this
+    process do not run kernels: the public operations use torch for CPU tensors.
     """
     if _compiles(config):
         return
@@ -51,7 +51,7 @@ def _load_for_the_interpreter() -> None:
         importlib.reload(tl.standard)
         importlib.reload(tl)
     for name in LAUNCHERS:
-        assert name not in sys.modules, f"{name} was imported by a test of another room"
+        assert name not in sys.modules, f"{name} was imported by a test of another package"
         importlib.import_module(name)
 
 
@@ -64,14 +64,14 @@ def _restore(value: str | None) -> None:
 
 @pytest.fixture(autouse=True)
 def _interpreter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Triton asks again while a kernel runs; other rooms' tests never see the variable
+    # Triton reads the variable again when a kernel runs; tests of other packages never have it
     if not _compiles(request.config):
         monkeypatch.setenv(VARIABLE, "1")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Where a launcher's tensors lie: on the CPU the interpreter runs it, on CUDA it is compiled."""
+    """Device of a launcher's tensors: the interpreter runs it on the CPU, and it is compiled on CUDA."""
     if request.param == "cuda" and not _compiles(request.config):
         pytest.skip("needs a CUDA device, and -m gpu")
     return str(request.param)
@@ -79,9 +79,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter compute in bfloat16 as a device does: products of exact numbers, rounding to nearest even.
+    """Make the interpreter compute in bfloat16 like a device: products of exact numbers, rounding to nearest even.
 
-    It keeps such numbers as bit patterns, multiplies the patterns, and cuts them off where a device rounds.
+    Unpatched, it stores such numbers as bit patterns, multiplies the patterns, and truncates where a device rounds.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -109,15 +109,15 @@ def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def compile_for(tmp_path: Path) -> Callable[[int, str], list[tuple[str, int]]]:
-    """Compile for a compute capability what these calls of launchers launch; the kernels and their shared memory."""
+    """Compile the launches of some calls for a compute capability; kernel names and their shared memory."""
 
     def compiled(capability: int, calls: str) -> list[tuple[str, int]]:
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
         environment["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
         command = [sys.executable, str(Path(__file__).with_name("compile_only.py")), str(capability), calls]
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return [(name, shared) for name, shared in json.loads(done.stdout)]
+        process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr
+        return [(name, shared) for name, shared in json.loads(process.stdout)]
 
     return compiled
 

@@ -30,7 +30,7 @@ def frequencies_of(kind):
     config = LlamaConfig(
         hidden_size=256, num_attention_heads=2, max_position_embeddings=131_072, rope_parameters=parameters
     )
-    if kind == "default":  # the one kind that transformers keeps inside its models
+    if kind == "default":  # the one kind that transformers defines inside its models
         return inverse_powers(128, 500_000.0).float()
     return ROPE_INIT_FUNCTIONS[kind](config, "cpu")[0]
 
@@ -38,10 +38,10 @@ def frequencies_of(kind):
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_every_position_to_a_million_is_exact_to_rounding(kind):
     frequencies = frequencies_of(kind)
-    few = frequencies[:: len(frequencies) // 4]  # a million positions of all of them would be a gigabyte
-    table = angle_table(few, 1_000_001)
+    subset = frequencies[:: len(frequencies) // 4]  # a million positions of all of them would be a gigabyte
+    table = angle_table(subset, 1_000_001)
     positions = np.array([0, 1, 2, 4095, 131_072, 524_287, 999_999, 1_000_000])
-    angles = np.outer(positions, few.double().numpy()).astype(np.longdouble)
+    angles = np.outer(positions, subset.double().numpy()).astype(np.longdouble)
     unit = np.finfo(np.float32).eps
     assert np.abs(table.cos[positions].numpy() - np.cos(angles)).max() <= unit / 2
     assert np.abs(table.sin[positions].numpy() - np.sin(angles)).max() <= unit / 2
@@ -64,10 +64,10 @@ def test_kinds_of_frequencies_differ():
     assert all(not torch.equal(first[0], other) for other in first[1:])
 
 
-def test_a_negative_shift_turns_the_other_way():
+def test_a_negative_shift_rotates_backwards():
     table = angle_table(inverse_powers(8), 12)
     shift = torch.tensor([[-11, 0], [3, -3]], dtype=torch.int32)
-    cos, sin = table.at(shift)
+    cos, sin = table.lookup(shift)
     assert torch.equal(cos, table.cos[shift.abs()])
     assert torch.equal(sin[0, 0], -table.sin[11])
     assert torch.equal(sin[1], torch.stack((table.sin[3], -table.sin[3])))
@@ -75,13 +75,13 @@ def test_a_negative_shift_turns_the_other_way():
 
 
 def test_no_position_is_formed_in_half_precision():
-    # bfloat16 knows no integer between 256 and 258
+    # bfloat16 has no integer between 256 and 258
     table = angle_table(inverse_powers(2).to(torch.bfloat16), 300)
     assert float(table.cos[257, 0]) == pytest.approx(math.cos(257), abs=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("frequencies", "length", "said"),
+    ("frequencies", "length", "message"),
     [
         (torch.ones(2, 2), 4, "frequencies"),
         (torch.ones(2, dtype=torch.int64), 4, "frequencies"),
@@ -90,6 +90,6 @@ def test_no_position_is_formed_in_half_precision():
         (torch.ones(2), 0, "length must be at least 1, not 0"),
     ],
 )
-def test_what_makes_no_table_is_refused(frequencies, length, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_tables_are_refused(frequencies, length, message):
+    with pytest.raises(ValueError, match=message):
         angle_table(frequencies, length)

@@ -1,4 +1,4 @@
-"""Attention over spans is dense attention over raw keys rotated to their positions, in every form, whoever serves."""
+"""Attention over spans equals dense attention over raw keys rotated to their positions, in every form and path."""
 
 from itertools import product
 
@@ -27,12 +27,12 @@ from .attention_layouts import (
     run,
 )
 
-SERVERS = {"reference": reference.attend, "cpu": attention.attend, "kernel": compiled.attend}
+PATHS = {"reference": reference.attend, "cpu": attention.attend, "kernel": compiled.attend}
 
 
-def assert_is_dense(content, form, serve, device="cpu"):
-    """float32 is held to 1e-5: by how much torch misses the truth is luck, at a few units in the last place."""
-    results, truths, others = run(serve, content, form, device), dense(content), in_torch(content)
+def assert_is_dense(content, form, attend, device="cpu"):
+    """float32 must agree to 1e-5: at a few units in the last place, the error of torch is random."""
+    results, truths, others = run(attend, content, form, device), dense(content), in_torch(content)
     for result, truth, in_same_dtype in zip(results, truths, others, strict=True):
         if content.shape.dtype == torch.float32:
             torch.testing.assert_close(result.double(), truth, atol=1e-5, rtol=0)
@@ -42,10 +42,10 @@ def assert_is_dense(content, form, serve, device="cpu"):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("server", SERVERS)
-def test_every_layout_is_dense(server, layout, form):
-    shape = SHAPES[0] if server == "kernel" else SHAPES[list(LAYOUTS).index(layout) % len(SHAPES)]
-    assert_is_dense(fill(LAYOUTS[layout], shape), form, SERVERS[server])
+@pytest.mark.parametrize("path", PATHS)
+def test_every_layout_is_dense(path, layout, form):
+    shape = SHAPES[0] if path == "kernel" else SHAPES[list(LAYOUTS).index(layout) % len(SHAPES)]
+    assert_is_dense(fill(LAYOUTS[layout], shape), form, PATHS[path])
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -55,24 +55,28 @@ def test_flex_attention_agrees(layout, form):
     content = fill(LAYOUTS[layout], SHAPES[0])
     (prompt,) = content.layout.prompts
     q = rotate(content.query, prompt.shifts, content.shape).float()
-    parts = [(use, slice(use.first, use.first + use.length)) for use in prompt.uses]
-    places = [torch.arange(use.index, use.index + use.length) for use, _ in parts]
-    positions = torch.cat([torch.arange(use.position, use.position + use.length) for use, _ in parts])
-    k = rotate(torch.cat([content.keys[use.document][part] for use, part in parts]), positions, content.shape).float()
-    v = torch.cat([content.values[use.document][part] for use, part in parts])
-    rows, keys = torch.tensor(prompt.rows), torch.cat(places)
+    uses = [(use, slice(use.first, use.first + use.length)) for use in prompt.uses]
+    key_indices = [torch.arange(use.index, use.index + use.length) for use, _ in uses]
+    positions = torch.cat([torch.arange(use.position, use.position + use.length) for use, _ in uses])
+    k = rotate(
+        torch.cat([content.keys[use.document][document_range] for use, document_range in uses]),
+        positions,
+        content.shape,
+    ).float()
+    v = torch.cat([content.values[use.document][document_range] for use, document_range in uses])
+    rows, keys = torch.tensor(prompt.rows), torch.cat(key_indices)
 
-    def seen(score, batch, head, row, key):
+    def mask_unseen(score, batch, head, row, key):
         return torch.where(keys[key] <= rows[row], score, -torch.inf)
 
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    expected = flex_attention(q, k, v, score_mod=seen, scale=SCALE, enable_gqa=True)[0].transpose(0, 1)
+    expected = flex_attention(q, k, v, score_mod=mask_unseen, scale=SCALE, enable_gqa=True)[0].transpose(0, 1)
     out, _ = run(attention.attend, content, form)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
 
-def test_outputs_joined_in_parts_are_dense(monkeypatch):
-    monkeypatch.setattr(cpu, "JOINED", 20)  # two spans for nine rows
+def test_outputs_merged_in_blocks_are_dense(monkeypatch):
+    monkeypatch.setattr(cpu, "MERGED_ROWS", 20)  # two spans for nine rows
     assert_is_dense(fill(in_a_row([63, 70, 9, 80, 31], 9), SHAPES[0]), "QR", cpu.attend)
 
 
@@ -80,7 +84,7 @@ def test_outputs_joined_in_parts_are_dense(monkeypatch):
 @pytest.mark.parametrize("read_in_place", [1, 8, 64])
 @pytest.mark.parametrize("page_size", [1, 64])
 def test_rows_that_share_documents_are_dense(monkeypatch, page_size, read_in_place, form):
-    """What lies in a row in the pool is read there, by all rows together, and what does not is copied."""
+    """Consecutive keys of the pool are read in place, by all rows at once; other keys are copied."""
     monkeypatch.setattr(one_row, "READ_IN_PLACE", read_in_place)
     prompts = [
         Prompt([172], [Use(0, 0, 0, 100), Use(1, 100, 100, 70), Use(2, 170, 170, 3)]),
@@ -96,23 +100,23 @@ def test_rows_that_share_documents_are_dense(monkeypatch, page_size, read_in_pla
 
 
 def every_shape():
-    """Each server, shape and form; the interpreter, which is slow, has each shape in one form, in turn."""
-    for server, (index, shape), form in product(SERVERS, enumerate(SHAPES[1:]), FORMS):
-        quick = server != "kernel" or form == FORMS[index % len(FORMS)]
-        yield pytest.param(server, shape, form, marks=() if quick else pytest.mark.slow)
+    """Each path, shape and form; under the slow interpreter each shape has one form, in rotation."""
+    for path, (index, shape), form in product(PATHS, enumerate(SHAPES[1:]), FORMS):
+        fast = path != "kernel" or form == FORMS[index % len(FORMS)]
+        yield pytest.param(path, shape, form, marks=() if fast else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("server", "shape", "form"), [*every_shape()], ids=str)
-def test_every_shape_is_dense(server, shape, form):
-    assert_is_dense(fill(in_a_row([63, 70, 9], 9), shape), form, SERVERS[server])
+@pytest.mark.parametrize(("path", "shape", "form"), [*every_shape()], ids=str)
+def test_every_shape_is_dense(path, shape, form):
+    assert_is_dense(fill(in_a_row([63, 70, 9], 9), shape), form, PATHS[path])
 
 
 @pytest.mark.usefixtures("bfloat16")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("server", ["cpu", "kernel"])
-def test_half_precision_is_as_good_as_torch(server, dtype, form):
-    assert_is_dense(fill(LAYOUTS["prefill and decode"], Shape(dtype=dtype)), form, SERVERS[server])
+@pytest.mark.parametrize("path", ["cpu", "kernel"])
+def test_half_precision_is_as_good_as_torch(path, dtype, form):
+    assert_is_dense(fill(LAYOUTS["prefill and decode"], Shape(dtype=dtype)), form, PATHS[path])
 
 
 ON_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

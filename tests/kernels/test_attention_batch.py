@@ -1,4 +1,4 @@
-"""Flattening groups, and cutting them into calls of dense attention on the CPU."""
+"""Flattening groups, and planning their calls of dense attention on the CPU."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ def calls_of(batch, group=0, *, per_span=False):
     return plan(batch, per_span=per_span).groups[group][1]
 
 
-def test_keys_are_where_their_spans_say():
+def test_keys_are_at_the_slots_of_their_spans():
     batch = span_batch(
         [Group([10], [SPAN]), Group([], []), Group([3, 4], [replace(SPAN, position=0)] * 2)], page_size=4
     )
-    slot, place, position = batch.keys()
+    slot, prompt_index, position = batch.keys()
     assert slot.tolist() == [29, 30, 31, 8, 9, 10] * 3
-    assert place.tolist() == [5, 6, 7, 8, 9, 10] * 3
+    assert prompt_index.tolist() == [5, 6, 7, 8, 9, 10] * 3
     assert position.tolist() == [*range(40, 46), *range(6), *range(6)]
 
 
@@ -39,18 +39,18 @@ def test_bounds_are_those_of_the_groups():
 
 
 def same(x: object, y: object) -> bool:
-    """Whether two fields of a batch have the same numbers."""
+    """Whether two fields of a batch have equal numbers."""
     if isinstance(x, tuple):
         return all(map(same, x, y))
     return torch.equal(x, y) if isinstance(x, torch.Tensor) else np.array_equal(x, y)
 
 
-def test_arrays_serve_as_lists_do():
+def test_arrays_are_equal_to_lists():
     lists = Group([3, 4], [SPAN], [8, 9])
     arrays = Group(np.array([3, 4]), [replace(SPAN, pages=np.array([7, 2]))], np.array([8, 9]))
-    one, other = (vars(span_batch([group], page_size=4)) for group in (lists, arrays))
-    for name in one.keys() - {"groups_on_host"}:
-        assert same(one[name], other[name])
+    from_lists, from_arrays = (vars(span_batch([group], page_size=4)) for group in (lists, arrays))
+    for name in from_lists.keys() - {"groups_on_host"}:
+        assert same(from_lists[name], from_arrays[name])
 
 
 def test_tensors_are_aligned_for_the_device():
@@ -74,9 +74,9 @@ def test_tensors_are_aligned_for_the_device():
     ids=str,
 )
 def test_wrong_groups_are_one_sentence(group, sentence):
-    with pytest.raises(ValueError) as told:  # noqa: PT011 the sentence is compared as a whole
+    with pytest.raises(ValueError) as error:  # noqa: PT011 the complete sentence is compared
         span_batch([group], page_size=4)
-    assert str(told.value) == sentence
+    assert str(error.value) == sentence
 
 
 @pytest.mark.parametrize("size", [0, 3, -4])
@@ -98,7 +98,7 @@ def test_short_runs_of_a_row_are_copied_together():
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_keys_that_follow_each_other_are_not_copied(rows):
+def test_consecutive_keys_are_not_copied(rows):
     spans = [Span(0, 100, 0, [2, 3], 1), Span(100, 80, 100, [3, 4], 37)]
     batch = span_batch([Group([200] * rows, spans)], page_size=64)
     if rows == 1:
@@ -117,22 +117,27 @@ def test_long_runs_apart_stay_apart(rows):
         assert [slots for _, slots in calls_of(batch)] == [slice(0, 1000), slice(2048, 3048)]
 
 
-def test_few_keys_turn_in_place_of_their_rows():
+def test_few_keys_are_rotated_instead_of_their_rows():
     spans = [Span(0, 9, 0, [4]), Span(9, 10, 9, [1]), Span(19, 600, 19, [2]), Span(619, 600, 0, [0])]
     groups = [Group([2000, 2001], spans), Group(range(2000, 2064), spans)]
-    few, many = (
-        [(call.keys[1] - call.keys[0], call.behind, call.turned) for call, _ in calls_of(batch, group, per_span=True)]
+    few_rows, many_rows = (
+        [
+            (call.keys[1] - call.keys[0], call.key_shift, call.rotates_keys)
+            for call, _ in calls_of(batch, group, per_span=True)
+        ]
         for batch in [span_batch(groups, page_size=1024)]
         for group in range(2)
     )
-    assert few == [(9, 0, False), (10, 9, False), (600, 19, False), (600, 0, False)]
-    assert many == [(19, 0, True), (600, 19, False), (600, 0, False)]
+    assert few_rows == [(9, 0, False), (10, 9, False), (600, 19, False), (600, 0, False)]
+    assert many_rows == [(19, 0, True), (600, 19, False), (600, 0, False)]
 
 
 def test_rows_that_share_keys_read_them_at_once():
-    shared, own = Span(0, 100, 0, [5, 6]), Span(100, 3, 100, [1])
-    further = replace(shared, index=50, position=50)
-    batch = span_batch([Group([102], [shared, own]), Group([149], [further]), Group([120], [further])], page_size=64)
+    shared, separate = Span(0, 100, 0, [5, 6]), Span(100, 3, 100, [1])
+    shifted = replace(shared, index=50, position=50)
+    batch = span_batch(
+        [Group([102], [shared, separate]), Group([149], [shifted]), Group([120], [shifted])], page_size=64
+    )
     plan_ = rows_of(batch, "QR")
     assert plan_.in_pool == [Run(320, 71, 1), Run(320, 100, 2)]
     assert plan_.rows.tolist() == [2, 0, 1, 0] and plan_.targets.tolist() == [0, 1, 2]
@@ -154,6 +159,6 @@ def test_masks_of_scattered_rows_are_bounded():
     assert all(stop - start < 2 * MASKED_ROWS for start, stop in (call.keys for call in masked))
 
 
-def test_a_plan_is_made_once_for_all_layers():
+def test_a_plan_is_cached_for_all_layers():
     batch = span_batch([Group([10], [SPAN])], page_size=4)
     assert plan(batch, per_span=True) is plan(batch, per_span=True)

@@ -1,4 +1,4 @@
-"""The attention kernels compile for devices that are not here, at every head_dim that the engine may meet."""
+"""The attention kernels compile for other devices, at every head_dim that the engine supports."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,11 +12,11 @@ from triton.runtime.driver import driver
 from spanlab_kernels.angles import angle_table
 from spanlab_kernels.attention import Group, Span, span_batch, triton
 from spanlab_kernels.testing import inverse_powers
-triton.wanted_programs = lambda device: 264
+triton.target_programs = lambda device: 264
 group = Group(range(4096 - {rows}, 4096), [Span(0, 4096, 0, range(256))], [1] * {rows} if {shifted} else None)
 pages = torch.empty(256, 16, {kv_heads}, {head_dim}, dtype=torch.{dtype})
 query = torch.empty({rows}, {heads}, {head_dim}, dtype=torch.{dtype})
-triton.TURNED_ENTRIES = {turned}
+triton.ROTATE_ONCE_ENTRIES = {rotate_once}
 triton.multiplies_registers = lambda device: driver.active.get_current_target().arch >= 90
 triton.shares_rows = lambda device: driver.active.get_current_target().arch == 100
 triton.attend(
@@ -25,17 +25,17 @@ triton.attend(
 )
 """
 DEFAULTS = {"rows": 12, "form": "QR", "head_dim": 128, "heads": 32, "kv_heads": 8, "dtype": "bfloat16"}
-DEFAULTS |= {"shifted": False, "interleaved": False, "turned": 10**9}
+DEFAULTS |= {"shifted": False, "interleaved": False, "rotate_once": 10**9}
 CAPABILITIES = (80, 90, 100)
 
 
 def calls(*launches):
-    """The program of `compile_for`; `rotary_dim` is head_dim where it is not given."""
-    given = [DEFAULTS | launch for launch in launches]
-    return "\n".join(CALLS.format(**{"rotary_dim": launch["head_dim"]} | launch) for launch in given)
+    """The program of `compile_for`; `rotary_dim` defaults to head_dim."""
+    launch_options = [DEFAULTS | launch for launch in launches]
+    return "\n".join(CALLS.format(**{"rotary_dim": launch["head_dim"]} | launch) for launch in launch_options)
 
 
-# every head_dim and form, each target, rows of both kinds; every combination is in the slow tests
+# every head_dim and form, each target, one and several rows; all combinations are in the slow tests
 FEW = {
     80: [{"head_dim": 8, "dtype": "float32"}, {"head_dim": 80, "rows": 1, "form": "KR"}],
     90: [{"head_dim": 256, "rows": 1}, {"head_dim": 128}, {"head_dim": 16, "rows": 1, "form": "KR", "shifted": True}],
@@ -45,9 +45,9 @@ FEW = {
 
 def test_every_head_dim_compiles_somewhere(compile_for):
     with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(FEW, pool.map(lambda target: compile_for(target, calls(*FEW[target])), FEW), strict=True))
+        compiled = dict(zip(FEW, pool.map(lambda target: compile_for(target, calls(*FEW[target])), FEW), strict=True))
     for target, launches in FEW.items():
-        assert [name for name, _ in found[target]].count("attend_tiles") == len(launches)
+        assert [name for name, _ in compiled[target]].count("attend_tiles") == len(launches)
 
 
 @pytest.mark.slow
@@ -60,10 +60,10 @@ def test_every_size_compiles_everywhere(compile_for, capability, head_dim, dtype
     ]
     launches += [{"head_dim": head_dim, "dtype": dtype, "rows": 1000, "form": "MAT"}]
     launches += [
-        {"head_dim": head_dim, "dtype": dtype, "rows": 1000, "form": form, "turned": 1} for form in ("KR", "QR")
+        {"head_dim": head_dim, "dtype": dtype, "rows": 1000, "form": form, "rotate_once": 1} for form in ("KR", "QR")
     ]
     kernels = [name for name, _ in compile_for(capability, calls(*launches))]
-    assert kernels.count("attend_tiles") == 7 and kernels.count("_turn") == 2
+    assert kernels.count("attend_tiles") == 7 and kernels.count("_copy_rotated") == 2
 
 
 @pytest.mark.slow

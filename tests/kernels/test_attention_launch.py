@@ -1,4 +1,4 @@
-"""How the kernels are launched: keys listed by tile and split into pieces, and spans turned once."""
+"""How the kernels are launched: keys listed by tile and split into pieces, and rotated copies of spans."""
 
 from itertools import product
 
@@ -23,23 +23,23 @@ def test_tiles_have_the_pool_rows_of_their_keys():
     last_again = [slot[32:40] + slot[39:40] * 8, slot[56:] * 16]
     expected = [slot[:16], slot[16:32], last_again[0], slot[40:56], last_again[1]]
     assert tiles.rows[: len(expected)].tolist() == expected
-    assert not tiles.rows[len(expected) :].any() and len(tiles.rows) == tiles.most + AHEAD
+    assert not tiles.rows[len(expected) :].any() and len(tiles.rows) == tiles.max_tiles + AHEAD
 
 
 @pytest.fixture
 def split(monkeypatch):
-    """Splits keys as a large device does, of short runs too; the work of each launch."""
-    launched = []
+    """Work of each launch, with keys split as on a large device, even those of short runs."""
+    launches = []
 
-    def noted(*arguments, **options):
-        launched.append(count_work(*arguments, **options))
-        return launched[-1]
+    def record(*arguments, **options):
+        launches.append(count_work(*arguments, **options))
+        return launches[-1]
 
-    monkeypatch.setattr(compiled, "wanted_programs", lambda device: 8)
+    monkeypatch.setattr(compiled, "target_programs", lambda device: 8)
     monkeypatch.setattr(compiled, "KEYS_PER_PIECE", 8)
     monkeypatch.setattr(compiled, "blocks", lambda *arguments: Blocks(16, 16, 4, 2))
-    monkeypatch.setattr(compiled, "count_work", noted)
-    return launched
+    monkeypatch.setattr(compiled, "count_work", record)
+    return launches
 
 
 SPLIT = ["prefill and decode", "decode", "rows that see nothing", "chunk within its span"]
@@ -58,30 +58,35 @@ def test_pieces_merge_to_the_whole(split, layout, form):
     for x, y in zip(run(compiled.attend, content, form), dense(content), strict=True):
         torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
     assert max(int(work.pieces.max()) for work in split) > 1
-    assert all(int(work.starts[-1]) <= work.most for work in split)
+    assert all(int(work.starts[-1]) <= work.max_pieces for work in split)
 
 
 @pytest.fixture
-def turned(monkeypatch):
-    """Turns spans of short prefills too; the libraries that were asked."""
-    asked = []
-    monkeypatch.setattr(compiled, "TURNED_ENTRIES", 1)
-    monkeypatch.setattr(dense_attention, "best", lambda query: asked.append(query) or dense_attention.Sdpa())
-    return asked
+def library_queries(monkeypatch):
+    """Queries passed to the selection of a library, with rotated copies for short prefills too."""
+    queries = []
+    monkeypatch.setattr(compiled, "ROTATE_ONCE_ENTRIES", 1)
+
+    def select(query):
+        queries.append(query)
+        return dense_attention.Sdpa()
+
+    monkeypatch.setattr(dense_attention, "select_library", select)
+    return queries
 
 
 @pytest.mark.parametrize("form", ["KR", "QR"])
 @pytest.mark.parametrize(
-    ("layout", "in_line"),
+    ("layout", "contiguous"),
     [("whole prompt", True), ("chunk behind three documents", True), ("scattered rows", False),
      ("prefill and decode", True), ("rows that see nothing", False)],
 )  # fmt: skip
 @pytest.mark.parametrize("shape", [SHAPE, pytest.param(SHAPES[4], marks=pytest.mark.slow)], ids=str)
-def test_spans_turned_once_are_dense(turned, shape, layout, in_line, form):
+def test_rotated_copies_are_dense(library_queries, shape, layout, contiguous, form):
     content = fill(LAYOUTS[layout], shape)
     for x, y in zip(run(compiled.attend, content, form), dense(content), strict=True):
         torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
-    assert bool(turned) == in_line
+    assert bool(library_queries) == contiguous
 
 
 @pytest.mark.parametrize("rows", [1, 2])

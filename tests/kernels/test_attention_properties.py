@@ -1,4 +1,4 @@
-"""What must hold of attention over spans whatever the numbers are, and what it refuses."""
+"""Properties of attention over spans for any numbers, and errors of wrong arguments."""
 
 from dataclasses import replace
 
@@ -27,8 +27,8 @@ def assert_same(result, expected, error=2e-5):
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_forms_agree(layout):
     content = fill(layout, SHAPE)
-    rotated, *others = (run(attend, content, form) for form in FORMS)
-    for other in others:
+    rotated, *remaining = (run(attend, content, form) for form in FORMS)
+    for other in remaining:
         assert_same(other, rotated)
 
 
@@ -47,9 +47,9 @@ def test_one_span_is_causal_attention(serve):
 @SERVERS
 @pytest.mark.parametrize("form", FORMS)
 def test_decoding_continues_a_prefill(serve, form):
-    whole = fill(in_a_row([40, 23], 23), SHAPE)
-    last = replace(whole, layout=in_a_row([40, 23], 1), query=whole.query[-1:])
-    assert_same(run(serve, last, form), [x[-1:] for x in run(serve, whole, form)])
+    prefill = fill(in_a_row([40, 23], 23), SHAPE)
+    last = replace(prefill, layout=in_a_row([40, 23], 1), query=prefill.query[-1:])
+    assert_same(run(serve, last, form), [x[-1:] for x in run(serve, prefill, form)])
 
 
 @SERVERS
@@ -77,7 +77,7 @@ def test_two_sets_of_keys_merge_by_log_sum_exp(form):
     both = fill(in_a_row([30, 40, 6], 6), SHAPE)
     prompt = both.layout.prompts[0]
     parts = (Layout(both.layout.documents, [replace(prompt, uses=uses)]) for uses in (prompt.uses[:1], prompt.uses[1:]))
-    (a, lse_a), (b, lse_b) = (run(attend, replace(both, layout=part), form) for part in parts)
+    (a, lse_a), (b, lse_b) = (run(attend, replace(both, layout=layout), form) for layout in parts)
     lse = torch.logaddexp(lse_a, lse_b)
     out = a * (lse_a - lse).exp()[..., None] + b * (lse_b - lse).exp()[..., None]
     assert_same((out, lse), run(attend, both, form))

@@ -1,4 +1,4 @@
-"""Gather, scatter and copy are indexing, whoever does it."""
+"""Gather, scatter and copy equal indexing, in every implementation."""
 
 import pytest
 import torch
@@ -51,9 +51,9 @@ def test_copy_changes_the_targets_alone(server, case, device):
     pages, (source, target) = make_pages(case, device=device), case.two_sets(device)
     before = pages.clone()
     server.copy(pages, source, target)
-    for taken, put in zip(source.tolist(), target.tolist(), strict=True):
-        assert torch.equal(pages[row(case, put)], before[row(case, taken)])
-        pages[row(case, put)] = before[row(case, put)]
+    for source_slot, target_slot in zip(source.tolist(), target.tolist(), strict=True):
+        assert torch.equal(pages[row(case, target_slot)], before[row(case, source_slot)])
+        pages[row(case, target_slot)] = before[row(case, target_slot)]
     assert torch.equal(pages, before)
 
 
@@ -138,7 +138,7 @@ SLOTS = torch.tensor([1, 2])
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: blocks.gather(PAGES[0], SLOTS), "pages must be a contiguous float tensor"),
         (lambda: blocks.gather(PAGES[:, :2], SLOTS), "pages must be a contiguous float tensor"),
@@ -157,6 +157,6 @@ SLOTS = torch.tensor([1, 2])
         (lambda: blocks.copy(PAGES, SLOTS, torch.tensor([3, 12])), "target_slots must lie in"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_mismatched_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

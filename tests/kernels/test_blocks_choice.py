@@ -1,4 +1,4 @@
-"""Sizes of the attention kernel: fixed ones that fit their rows, and those that were found and kept for a card."""
+"""Sizes of the attention kernel: fixed ones that fit their rows, and tuned ones that are stored for a card."""
 
 import sys
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanlab_kernels.attention import blocks as chosen
+from spanlab_kernels.attention import blocks as block_sizes
 from spanlab_kernels.attention.blocks import Blocks, blocks, variant
 
 CARD = "a card"
@@ -14,12 +14,12 @@ CARD = "a card"
 
 @pytest.fixture
 def card(monkeypatch, tmp_path):
-    """A CUDA device of this name, and an empty cache of the user."""
+    """Cache file of tuned sizes: empty, for a CUDA device of the name CARD."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: CARD)
-    chosen.choices.cache_clear()
-    yield chosen.cache_file()
-    chosen.choices.cache_clear()
+    block_sizes.choices.cache_clear()
+    yield block_sizes.cache_file()
+    block_sizes.choices.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -30,11 +30,11 @@ def test_tiles_fit_their_rows(head_dim, dtype):
         assert size.m >= min(entries, 32) and size.m & (size.m - 1) == 0 and size.m >= 16
 
 
-def test_kept_sizes_serve_their_card_and_variant(card):
+def test_stored_sizes_apply_to_their_card_and_variant(card):
     fixed, other = blocks(128, torch.bfloat16, 4), Blocks(16, 128, 4, 2)
     assert blocks(128, torch.bfloat16, 4, "cuda") == fixed
-    chosen.keep(CARD, {variant(128, torch.bfloat16, 4): other}, card)
-    chosen.keep("another card", {variant(64, torch.bfloat16, 4): other}, card)
+    block_sizes.save_choices(CARD, {variant(128, torch.bfloat16, 4): other}, card)
+    block_sizes.save_choices("another card", {variant(64, torch.bfloat16, 4): other}, card)
     assert blocks(128, torch.bfloat16, 13, "cuda") == other  # 16 pairs at most are one variant
     assert blocks(128, torch.bfloat16, 17, "cuda") == blocks(128, torch.bfloat16, 17)
     assert blocks(64, torch.bfloat16, 4, "cuda") == blocks(64, torch.bfloat16, 4)
@@ -50,7 +50,7 @@ def test_a_foreign_file_is_one_sentence(card, text):
 
 
 class OutOfResources(Exception):  # noqa: N818
-    """Triton's, for sizes that a card has no room for."""
+    """Triton's error for sizes that exceed the resources of a card."""
 
 
 def test_fastest_sizes_fit_and_take_least():

@@ -1,4 +1,4 @@
-"""Libraries that may serve a prefill over keys in a row: each is called as documented, and agrees with torch."""
+"""Libraries for a prefill over contiguous keys: each is called as documented, and agrees with torch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def inputs():
 def by_formula(query, key, value, rows, keys, scale):
     """Out and lse, one sequence at a time, every score in float64."""
     outs, sums = [], []
-    for (first, last), own in zip(pairwise(rows), pairwise(keys), strict=True):
-        k, v = (x[slice(*own)].double().repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    for (first, last), key_range in zip(pairwise(rows), pairwise(keys), strict=True):
+        k, v = (x[slice(*key_range)].double().repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
         scores = scale * torch.einsum("rhd,khd->rhk", query[first:last].double(), k)
         unseen = torch.ones(last - first, len(k), dtype=torch.bool).triu(len(k) - (last - first) + 1)
         scores = scores.masked_fill(unseen[:, None], -torch.inf)
@@ -47,7 +47,7 @@ def flash_attn_varlen_func(
 
 
 class BatchPrefillWithRaggedKVCacheWrapper:
-    """The documented methods of FlashInfer, less the arguments that nobody gives; sums are to base 2."""
+    """The documented methods of FlashInfer, without the arguments that are not used here; sums are to base 2."""
 
     def __init__(self, float_workspace_buffer, kv_layout="NHD"):
         assert kv_layout == "NHD" and float_workspace_buffer.dtype == torch.uint8
@@ -67,7 +67,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Stand-ins of libraries that are called as the real ones are."""
+    """Stand-ins with the documented signatures of the libraries."""
     for module, name in (("flash_attn", flash_attn_varlen_func), ("flashinfer", BatchPrefillWithRaggedKVCacheWrapper)):
         monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{name.__name__: name}))
 
@@ -76,21 +76,21 @@ def installed(monkeypatch):
 @pytest.mark.parametrize("name", dense.LIBRARIES)
 def test_library_is_causal_attention_of_each_sequence(name):
     query, key, value = inputs()
-    found = dense.LIBRARIES[name].attend(query, key, value, SEQUENCES, 0.3)
-    for x, y in zip(found, by_formula(query, key, value, ROWS, KEYS, 0.3), strict=True):
+    results = dense.LIBRARIES[name].attend(query, key, value, SEQUENCES, 0.3)
+    for x, y in zip(results, by_formula(query, key, value, ROWS, KEYS, 0.3), strict=True):
         torch.testing.assert_close(x.double(), y, atol=1e-5, rtol=1e-5)
 
 
-def test_first_installed_library_serves(monkeypatch):
+def test_first_installed_library_is_selected(monkeypatch):
     on_device = types.SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
-    found = {"flashinfer"}
-    monkeypatch.setattr(dense.importlib.util, "find_spec", lambda name: name if name in found else None)
-    assert dense.best(on_device) is dense.LIBRARIES["flashinfer"]
-    found.add("flash_attn")
-    assert dense.best(on_device) is dense.LIBRARIES["flash_attn"]
-    found.clear()
-    assert dense.best(on_device) is dense.LIBRARIES["sdpa"]
-    assert dense.best(types.SimpleNamespace(is_cuda=True, dtype=torch.float32)) is None
+    installed_modules = {"flashinfer"}
+    monkeypatch.setattr(dense.importlib.util, "find_spec", lambda name: name if name in installed_modules else None)
+    assert dense.select_library(on_device) is dense.LIBRARIES["flashinfer"]
+    installed_modules.add("flash_attn")
+    assert dense.select_library(on_device) is dense.LIBRARIES["flash_attn"]
+    installed_modules.clear()
+    assert dense.select_library(on_device) is dense.LIBRARIES["sdpa"]
+    assert dense.select_library(types.SimpleNamespace(is_cuda=True, dtype=torch.float32)) is None
 
 
 def test_torch_has_the_operations_that_are_called():

@@ -1,4 +1,4 @@
-"""CPU tensors stay on the CPU path, whatever the environment says; a GPU without Triton is told of once."""
+"""CPU tensors stay on the CPU path, whatever TRITON_INTERPRET is; a GPU without Triton gives one warning."""
 
 import os
 import subprocess
@@ -29,29 +29,29 @@ def test_public_operations_on_a_cpu_never_load_triton(tmp_path):
 
 @pytest.fixture
 def has_triton(monkeypatch):
-    """Say whether Triton is installed, and forget what was found and told."""
+    """Set whether Triton is installed, and clear the cached results."""
 
-    def say(found):
-        for cached in (dispatch._has_triton, dispatch._tell_once):
+    def set_installed(installed):
+        for cached in (dispatch._has_triton, dispatch._warn_once):
             cached.cache_clear()
-        monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object() if found else None)
+        monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object() if installed else None)
 
-    yield say
-    for cached in (dispatch._has_triton, dispatch._tell_once):
+    yield set_installed
+    for cached in (dispatch._has_triton, dispatch._warn_once):
         cached.cache_clear()
 
 
-def test_a_cuda_device_without_triton_is_told_of_once(has_triton):
+def test_a_cuda_device_without_triton_warns_once(has_triton):
     has_triton(False)
     tensor = types.SimpleNamespace(is_cuda=True)
-    with pytest.warns(UserWarning, match="Triton is not installed") as told:
-        assert [dispatch.serves_triton(tensor) for _ in range(3)] == [False] * 3
-    assert len(told) == 1
+    with pytest.warns(UserWarning, match="Triton is not installed") as warned:
+        assert [dispatch.uses_triton(tensor) for _ in range(3)] == [False] * 3
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("is_cuda", [False, True])
-def test_triton_serves_cuda_tensors_alone(has_triton, is_cuda):
+def test_triton_runs_cuda_tensors_only(has_triton, is_cuda):
     has_triton(True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch.serves_triton(types.SimpleNamespace(is_cuda=is_cuda)) == is_cuda
+        assert dispatch.uses_triton(types.SimpleNamespace(is_cuda=is_cuda)) == is_cuda

@@ -1,4 +1,4 @@
-"""Attention that a key gets is the sum of what dense attention hands on of a value that is 1 for it alone."""
+"""The attention mass of a key equals dense attention over values that are 1 for this key and 0 for others."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHAPES = [Shape(), Shape(kv_heads=2, group_heads=3, rotary_dim=32), Shape(page_s
 def test_mass_is_the_sum_of_dense_weights(shape, form):
     content = fill(LAYOUT, shape)
     order = [torch.eye(59, 64)[start : start + length] for start, length in ((0, 20), (20, 9), (29, 30))]
-    ones = replace(content, values=[part[:, None].expand(-1, shape.kv_heads, -1) for part in order])
+    ones = replace(content, values=[value[:, None].expand(-1, shape.kv_heads, -1) for value in order])
     expected = dense(ones)[0].sum((0, 1))[:59]
     query, keys, values, batch = store(content, form)
     options = {"form": form, "table": shape.table(), **shape.options}
     lse = attend(query, keys, values, batch, **options)[1]
-    found = key_mass(query, lse, keys, batch, **options)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
-    assert found[29:].abs().max() == 0  # no row sees the last document
-    assert abs(float(found.sum()) - 4 * shape.kv_heads * shape.group_heads) < 1e-4
+    mass = key_mass(query, lse, keys, batch, **options)
+    torch.testing.assert_close(mass.double(), expected, atol=1e-5, rtol=0)
+    assert mass[29:].abs().max() == 0  # no row sees the last document
+    assert abs(float(mass.sum()) - 4 * shape.kv_heads * shape.group_heads) < 1e-4

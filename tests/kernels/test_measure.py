@@ -1,4 +1,4 @@
-"""The benchmark refuses what does not agree, and says so where there is nothing to measure on."""
+"""The benchmark rejects results that do not agree, and reports a missing CUDA device."""
 
 import dataclasses
 import importlib.util
@@ -16,11 +16,11 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "kernels"
 def measure():
     spec = importlib.util.spec_from_file_location("kernels_measure", FOLDER / "measure.py")
     module = importlib.util.module_from_spec(spec)
-    path, known = list(sys.path), set(sys.modules)
+    path, modules_before = list(sys.path), set(sys.modules)
     spec.loader.exec_module(module)
     yield module
     sys.path[:] = path
-    for name in {"cases", "timing"} - known:
+    for name in {"cases", "timing"} - modules_before:
         del sys.modules[name]
 
 
@@ -38,13 +38,13 @@ def make_case(rows=5):
 @pytest.mark.parametrize("rows", [1, 5, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_all_arms_agree_and_are_timed(quick, rows, dtype):
-    found = quick.measure(make_case(rows), dtype, "cpu")
-    assert {row["arm"] for row in found} == {"SDPA", "KR", "QR", "MAT", "one span"}
-    for row in found:
+    arm_rows = quick.measure(make_case(rows), dtype, "cpu")
+    assert {row["arm"] for row in arm_rows} == {"SDPA", "KR", "QR", "MAT", "one span"}
+    for row in arm_rows:
         assert row["agrees"], row
         assert row["quartiles_s"][0] <= row["median_s"] <= row["quartiles_s"][1]
         assert row["rounds"] == 2
-    assert [row["to_sdpa"] for row in found if row["arm"] == "SDPA"] == [1.0]
+    assert [row["to_sdpa"] for row in arm_rows if row["arm"] == "SDPA"] == [1.0]
 
 
 def test_operations_and_bytes_are_those_of_the_visible_scores(measure):
@@ -65,15 +65,15 @@ def test_an_arm_that_does_not_agree_is_refused_and_not_timed(quick, monkeypatch)
         return work
 
     monkeypatch.setattr(sys.modules["cases"].AttentionCase, "build", build_with_a_wrong_arm)
-    found = {row["arm"]: row for row in quick.measure(make_case(), torch.float32, "cpu")}
-    assert [arm for arm, row in found.items() if "median_s" not in row] == ["QR"]
-    assert not found["QR"]["agrees"]
-    quick.shares(found["QR"], {})
-    assert "refused: error" in quick.line(found["QR"])
+    rows_by_arm = {row["arm"]: row for row in quick.measure(make_case(), torch.float32, "cpu")}
+    assert [arm for arm, row in rows_by_arm.items() if "median_s" not in row] == ["QR"]
+    assert not rows_by_arm["QR"]["agrees"]
+    quick.shares(rows_by_arm["QR"], {})
+    assert "refused: error" in quick.line(rows_by_arm["QR"])
 
 
-def test_without_a_device_it_says_so_and_is_content():
+def test_a_missing_device_is_reported_without_an_error():
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    done = subprocess.run([sys.executable, FOLDER / "measure.py"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "not measured: no CUDA device\n")
+    process = subprocess.run([sys.executable, FOLDER / "measure.py"], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (0, "not measured: no CUDA device\n")

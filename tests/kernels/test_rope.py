@@ -1,4 +1,4 @@
-"""Rotation is multiplication by a complex number of length one, whoever computes it."""
+"""Rotation is multiplication by a complex number of length one, in every implementation."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def make_x(case, dtype=torch.float32, device="cpu"):
 
 
 def by_complex_numbers(x, shift, case):
-    """The truth in float64, with angles of its own."""
+    """Reference in float64, with separately computed angles."""
     shift = torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1)
     rotation = torch.exp(1j * shift * inverse_powers(case.rotary_dim, BASE))
     rotated = x[..., : case.rotary_dim].double()
@@ -30,8 +30,8 @@ def by_complex_numbers(x, shift, case):
     result = x.double().clone()
     half = case.rotary_dim // 2
     for i in range(half):
-        place = (2 * i, 2 * i + 1) if case.interleaved else (i, i + half)
-        result[..., place[0]], result[..., place[1]] = product[..., i].real, product[..., i].imag
+        pair = (2 * i, 2 * i + 1) if case.interleaved else (i, i + half)
+        result[..., pair[0]], result[..., pair[1]] = product[..., i].real, product[..., i].imag
     return result
 
 
@@ -170,7 +170,7 @@ def test_kernel_compiles_for_hopper(compile_for_hopper):
     assert [name for name, _ in compile_for_hopper(HOPPER)] == ["_rotate"] * 4
 
 
-# Relative error of keys that moved 20,000 positions at base 5e5, against the exact turn of the stored raw key.
+# Relative error of keys that moved 20,000 positions at base 5e5, against the exact rotation of the stored raw key.
 WAYS = ("deferred", "angles cast", "once", "twice", "10 in place", "100 in place")
 PRECISION = {
     torch.bfloat16: (5e-8, 1.3e-3, 1.7e-3, 2.3e-3, 7.2e-3, 4.8e-2),
@@ -196,10 +196,10 @@ def errors_of_moving(dtype, far=20_000):
 
 @pytest.mark.parametrize("dtype", PRECISION, ids=str)
 def test_every_further_rounding_costs_what_it_is_known_to_cost(dtype):
-    found = dict(zip(WAYS, errors_of_moving(dtype), strict=True))
-    for way, known in zip(WAYS, PRECISION[dtype], strict=True):
-        assert known / 1.5 < found[way] < 1.5 * known, (way, found[way])
-    order = list(found.values())
+    errors = dict(zip(WAYS, errors_of_moving(dtype), strict=True))
+    for way, expected in zip(WAYS, PRECISION[dtype], strict=True):
+        assert expected / 1.5 < errors[way] < 1.5 * expected, (way, errors[way])
+    order = list(errors.values())
     if dtype == torch.float32:
         order = order[2:]  # with nothing to cast, the first three are the same
     assert order == sorted(set(order))
@@ -210,7 +210,7 @@ SMALL = angle_table(inverse_powers(8), 5)
 
 
 @pytest.mark.parametrize(
-    ("x", "shift", "table", "out", "said"),
+    ("x", "shift", "table", "out", "message"),
     [
         (X[0], 1, SMALL, None, "x must be"),
         (X.long(), 1, SMALL, None, "x must be .* torch.int64"),
@@ -223,6 +223,6 @@ SMALL = angle_table(inverse_powers(8), 5)
         (X, torch.tensor([0.0, 1.0, 2.0]), SMALL, None, "shift must be .* torch.float32"),
     ],
 )
-def test_what_does_not_fit_is_refused(x, shift, table, out, said):
-    with pytest.raises(ValueError, match=said):
+def test_mismatched_arguments_are_refused(x, shift, table, out, message):
+    with pytest.raises(ValueError, match=message):
         rotate(x, shift, table, out=out)

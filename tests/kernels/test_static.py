@@ -1,4 +1,4 @@
-"""Counting instructions of machine code, what follows from the counts, and the plain kernel that they are held to."""
+"""Counting instructions of machine code, costs that follow from the counts, and the plain kernel for comparison."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "kernels"
 
 
 def load(name):
-    """A module beside the benchmarks, which are no package."""
+    """Load a module of the benchmarks, which are not a package."""
     specification = importlib.util.spec_from_file_location(f"benchmarks_kernels_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
@@ -23,13 +23,13 @@ def load(name):
     return module
 
 
-def code(*parts):
+def code(*items):
     """Machine code as nvdisasm prints it; a number stands for as many additions."""
     lines = []
-    for part in parts:
-        lines += ["IADD3 R1, R1, R2, RZ ;"] * part if isinstance(part, int) else [part]
+    for item in items:
+        lines += ["IADD3 R1, R1, R2, RZ ;"] * item if isinstance(item, int) else [item]
     return "\n".join(
-        line if line.startswith(".L") else f"        /*{16 * at:04x}*/  {line}" for at, line in enumerate(lines)
+        line if line.startswith(".L") else f"        /*{16 * index:04x}*/  {line}" for index, line in enumerate(lines)
     )
 
 
@@ -104,9 +104,11 @@ def test_plain_kernel_is_causal_attention(rows):
     query, keys, values = random_tensor(2, rows, 4, 24), *(random_tensor(12, 16, 2, 24, seed=seed) for seed in (1, 2))
     table = torch.stack([pages[:6], pages[6:]]).int()
     options = {"block_m": 16, "block_n": 32, "warps": 4, "stages": 2}
-    found = load("plain").attend(query, keys, values, table, torch.tensor(lengths, dtype=torch.int32), SCALE, **options)
-    for length, q, own, out in zip(lengths, query, table, found, strict=True):
-        k, v = (x[own.long()].flatten(0, 1)[:length].repeat_interleave(2, 1) for x in (keys, values))
+    outputs = load("plain").attend(
+        query, keys, values, table, torch.tensor(lengths, dtype=torch.int32), SCALE, **options
+    )
+    for length, q, page_ids, out in zip(lengths, query, table, outputs, strict=True):
+        k, v = (x[page_ids.long()].flatten(0, 1)[:length].repeat_interleave(2, 1) for x in (keys, values))
         unseen = torch.ones(rows, length, dtype=torch.bool).triu(length - rows + 1)
         scores = (SCALE * torch.einsum("rhd,khd->hrk", q, k)).masked_fill(unseen, -torch.inf)
         torch.testing.assert_close(out, torch.einsum("hrk,khd->rhd", scores.softmax(-1), v), atol=1e-5, rtol=1e-5)

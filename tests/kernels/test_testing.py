@@ -1,4 +1,4 @@
-"""The verdict passes rounding and nothing else."""
+"""The verdict accepts rounding errors only."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_nan_never_passes():
     assert not agrees(truth, truth, result, torch.float32)
 
 
-def test_nan_in_the_truth_is_the_tests_own_mistake():
+def test_nan_in_the_truth_is_an_error_of_the_test():
     with pytest.raises(AssertionError, match="truth"):
         agrees(fresh(3), fresh(3), fresh(3), torch.float32)
 

@@ -30,7 +30,7 @@ LLAMA = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that holds a config.json."""
+    """A folder with a config.json."""
     path = tmp_path / "mine"
     path.mkdir()
     (path / "config.json").write_text(json.dumps(LLAMA))
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The cache of the hub's client, empty, and no hub."""
+    """The empty cache of the hub's client, without access to the hub."""
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -60,7 +60,7 @@ def test_a_file_of_another_name_names_its_model(folder: Path):
 
 def test_paths_are_relative_to_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
-    assert [find_spec(where).name for where in (".", "./config.json", "../mine")] == ["mine"] * 3
+    assert [find_spec(name).name for name in (".", "./config.json", "../mine")] == ["mine"] * 3
     monkeypatch.chdir(folder.parent)
     assert find_spec("mine").name == "mine"
 
@@ -80,10 +80,10 @@ def test_a_repository_without_network_is_one_sentence(no_network: Path):
         find_spec("someone/small")
 
 
-@pytest.mark.parametrize("where", ["no/such/folder", "/no/where", "./nothing", "nothing.json"])
-def test_a_path_to_nothing_is_one_sentence(where: str):
-    with pytest.raises(ValueError, match=rf"^model={where}: there is no .*; expected a choice of conf/model, a config"):
-        find_spec(where)
+@pytest.mark.parametrize("name", ["no/such/folder", "/no/where", "./nothing", "nothing.json"])
+def test_a_path_to_nothing_is_one_sentence(name: str):
+    with pytest.raises(ValueError, match=rf"^model={name}: there is no .*; expected a choice of conf/model, a config"):
+        find_spec(name)
 
 
 def test_a_folder_without_a_config_is_one_sentence(tmp_path: Path):
@@ -105,15 +105,15 @@ def test_every_choice_of_conf_model_has_sizes(name: str):
 
 
 def test_a_choice_extends_another():
-    group, whole = (find_config(name).keys for name in ("qwen3.5-0.8b-group", "qwen3.5-0.8b"))
-    assert {key for key in group if group[key] != whole[key]} == {"num_hidden_layers", "vocab_size"}
+    group, full = (find_config(name).keys for name in ("qwen3.5-0.8b-group", "qwen3.5-0.8b"))
+    assert {key for key in group if group[key] != full[key]} == {"num_hidden_layers", "vocab_size"}
 
 
 STUDIED = {"model", "arms"}  # keys of a study
 
 
 def keys_of(path: Path) -> set[str]:
-    """Keys at the margin of a config, without what stands below them: whole files take a second of every start."""
+    """Top-level keys of a config, without nested ones: parsing complete files takes a second per start."""
     return {line.partition(":")[0] for line in path.read_text(encoding="utf-8").splitlines()}
 
 
@@ -142,8 +142,8 @@ def test_sizes_of_a_path_can_be_overridden(folder: Path):
 
 def test_a_folder_of_ones_own_choices_still_counts(tmp_path: Path):
     (tmp_path / "model").mkdir()
-    given = "\n".join(f"{key}: {value}" for key, value in vars(find_spec("tiny")).items() if key != "name")
-    (tmp_path / "model" / "mine.yaml").write_text(f"defaults: [base_model, _self_]\nname: mine\n{given}\n")
+    fields = "\n".join(f"{key}: {value}" for key, value in vars(find_spec("tiny")).items() if key != "name")
+    (tmp_path / "model" / "mine.yaml").write_text(f"defaults: [base_model, _self_]\nname: mine\n{fields}\n")
     study = compose("pic_sim", ["model=mine"], str(tmp_path))
     assert study.model.name == "mine"
     assert study.model.kv_bytes_per_token == find_spec("tiny").kv_bytes_per_token

@@ -1,4 +1,4 @@
-"""A model of a package is the file that was pinned, and becomes a folder once."""
+"""A packaged model is verified against its pinned checksum, and converted to a folder once."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def cache(monkeypatch, tmp_path) -> Path:
 
 @pytest.fixture
 def install(monkeypatch, tmp_path, cache):
-    """Pretend that packages lie in a folder of this test, and register the tiny model as one."""
+    """Locate packages in a folder of this test, and register the tiny model as one of them."""
 
     class Installed:
         def locate_file(self, file: str) -> Path:
             return tmp_path / "site" / file
 
-    def found(name: str) -> Installed:
+    def find_distribution(name: str) -> Installed:
         if not (tmp_path / "site" / name).is_dir():
             raise PackageNotFoundError(name)
         return Installed()
@@ -60,7 +60,7 @@ def install(monkeypatch, tmp_path, cache):
         monkeypatch.setitem(MODELS, "toy", model)
         return model
 
-    monkeypatch.setattr(packaged, "distribution", found)
+    monkeypatch.setattr(packaged, "distribution", find_distribution)
     return install
 
 
@@ -93,8 +93,8 @@ def test_another_file_than_the_pinned_one_is_refused(install, tmp_path):
     model = install(lambda file: file.write_bytes(b"one"))
     file = tmp_path / "site" / model.file
     file.write_bytes(b"other")
-    found = hashlib.sha256(b"other").hexdigest()
-    with pytest.raises(ValueError, match=f"^toy: {file} has sha256 {found}; expected {model.sha256}$"):
+    checksum = hashlib.sha256(b"other").hexdigest()
+    with pytest.raises(ValueError, match=f"^toy: {file} has sha256 {checksum}; expected {model.sha256}$"):
         packaged_folder(model)
     assert not is_ready(model)
 
@@ -109,13 +109,13 @@ def test_a_missing_package_is_one_sentence(cache):
 
 
 def test_a_folder_that_is_ready_is_not_made_again(install, monkeypatch):
-    made = []
+    converted = []
     monkeypatch.setattr(
-        from_gguf, "convert", lambda file, folder: made.append((folder / "config.json").write_text("{}"))
+        from_gguf, "convert", lambda file, folder: converted.append((folder / "config.json").write_text("{}"))
     )
     model = install(lambda file: file.write_bytes(b"x"))
     assert [packaged_folder(model) for _ in range(2)] == [cache_folder() / "models" / model.sha256[:16] / "toy"] * 2
-    assert len(made) == 1
+    assert len(converted) == 1
 
 
 def test_a_failed_conversion_leaves_nothing(install, monkeypatch, cache):
@@ -137,15 +137,15 @@ def test_two_conversions_at_once_leave_one_folder(install, monkeypatch):
         together.wait()
 
     monkeypatch.setattr(from_gguf, "convert", convert)
-    model, found = install(lambda file: file.write_bytes(b"x")), []
-    threads = [threading.Thread(target=lambda: found.append(packaged_folder(model))) for _ in range(2)]
+    model, folders = install(lambda file: file.write_bytes(b"x")), []
+    threads = [threading.Thread(target=lambda: folders.append(packaged_folder(model))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1
-    assert [path.name for path in found[0].parent.iterdir()] == ["toy"]
-    assert (found[0] / "config.json").read_text() == "{}"
+    assert len(set(folders)) == 1
+    assert [path.name for path in folders[0].parent.iterdir()] == ["toy"]
+    assert (folders[0] / "config.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,6 @@ def test_smollm2_of_the_package_names_its_capital(cache):
     tokenizer = load_tokenizer(folder)
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     question = tokenizer.template.apply([("user", "What is the capital of France?")], open_turn=True)
-    asked = tokenizer.encode(question + "The capital is")
-    (likeliest,) = weights(torch.tensor(asked, dtype=torch.int64)[None]).logits[:, -1].argmax(-1)
+    prompt = tokenizer.encode(question + "The capital is")
+    (likeliest,) = weights(torch.tensor(prompt, dtype=torch.int64)[None]).logits[:, -1].argmax(-1)
     assert tokenizer.decode(likeliest.numpy()[None]) == " Paris"

@@ -1,4 +1,4 @@
-"""Keys of a config.json become sizes; what is missing or has no meaning here is refused by its key."""
+"""Sizes from the keys of a config.json; an error names a key that is missing or unsupported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BASES = {
 }
 
 
-def read(base: str = "llama", without: str = "", **changes: object) -> ModelSpec:
+def spec_with(base: str = "llama", without: str = "", **changes: object) -> ModelSpec:
     """The sizes of a small model of a type, with changed keys."""
     keys = {key: value for key, value in (BASES[base] | changes).items() if key != without}
     return spec_of(ModelConfig.of("model=here.json", "small", keys))
@@ -51,52 +51,52 @@ def read(base: str = "llama", without: str = "", **changes: object) -> ModelSpec
 
 @pytest.mark.parametrize("changes", [{"num_key_value_heads": None}, {"without": "num_key_value_heads"}])
 def test_llama_without_kv_heads_has_one_per_query_head(changes: dict):
-    assert read(**changes).kv_heads == 4
+    assert spec_with(**changes).kv_heads == 4
 
 
 def test_head_dim_is_the_width_over_heads_unless_given():
-    assert read().head_dim == read(head_dim=None).head_dim == 16
-    assert read(head_dim=20).head_dim == 20
+    assert spec_with().head_dim == spec_with(head_dim=None).head_dim == 16
+    assert spec_with(head_dim=20).head_dim == 20
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
 def test_a_dtype_is_bytes_of_weights_and_kv(dtype: str, size: int):
     for key in ("dtype", "torch_dtype"):
-        spec = read(without="dtype" if key == "torch_dtype" else "", **{key: dtype})
+        spec = spec_with(without="dtype" if key == "torch_dtype" else "", **{key: dtype})
         assert (spec.weight_itemsize, spec.kv_itemsize) == (size, size)
 
 
 def test_hybrid_layers_are_listed_or_every_nth():
     kinds = ["linear_attention", "full_attention"] * 4
-    assert (read("qwen3_5_text").recurrent_layers, read("qwen3_5_text").attention_layers) == (6, 2)
-    assert read("qwen3_5_text", full_attention_interval=3).attention_layers == 2
-    assert read("qwen3_5_text", layer_types=kinds).attention_layers == 4
-    assert read("qwen3_5_text").gated_attention
+    assert (spec_with("qwen3_5_text").recurrent_layers, spec_with("qwen3_5_text").attention_layers) == (6, 2)
+    assert spec_with("qwen3_5_text", full_attention_interval=3).attention_layers == 2
+    assert spec_with("qwen3_5_text", layer_types=kinds).attention_layers == 4
+    assert spec_with("qwen3_5_text").gated_attention
 
 
 def test_states_are_fp32_unless_the_file_says_otherwise():
-    assert (read("qwen3_5_text").state_itemsize, read("qwen3_5_text").conv_itemsize) == (4, 2)
-    assert read("qwen3_5_text", mamba_ssm_dtype="bfloat16").state_itemsize == 2
+    assert (spec_with("qwen3_5_text").state_itemsize, spec_with("qwen3_5_text").conv_itemsize) == (4, 2)
+    assert spec_with("qwen3_5_text", mamba_ssm_dtype="bfloat16").state_itemsize == 2
 
 
 def test_text_config_is_the_model_and_the_rest_is_beside_it():
-    whole = {"model_type": "qwen3_5", "vision_config": {"hidden_size": 9}, "dtype": "float32"}
+    config = {"model_type": "qwen3_5", "vision_config": {"hidden_size": 9}, "dtype": "float32"}
     text = {key: value for key, value in HYBRID.items() if key != "dtype"}
-    spec = spec_of(ModelConfig.of("model=here.json", "small", whole | {"text_config": text}))
-    assert spec == read("qwen3_5_text", dtype="float32")
+    spec = spec_of(ModelConfig.of("model=here.json", "small", config | {"text_config": text}))
+    assert spec == spec_with("qwen3_5_text", dtype="float32")
 
 
 def test_experts_are_in_every_layer_or_where_the_file_says():
-    assert read("qwen3_5_moe", without="intermediate_size").expert_layers == 8
-    assert read("qwen3_moe").expert_layers == 8
-    assert read("qwen3_moe", decoder_sparse_step=2).expert_layers == 4
-    assert read("qwen3_next", mlp_only_layers=[0, 5]).expert_layers == 6
-    assert read("qwen3_next", num_experts=0).expert_layers == 0
+    assert spec_with("qwen3_5_moe", without="intermediate_size").expert_layers == 8
+    assert spec_with("qwen3_moe").expert_layers == 8
+    assert spec_with("qwen3_moe", decoder_sparse_step=2).expert_layers == 4
+    assert spec_with("qwen3_next", mlp_only_layers=[0, 5]).expert_layers == 6
+    assert spec_with("qwen3_next", num_experts=0).expert_layers == 0
 
 
 def test_a_window_of_the_whole_context_is_none():
-    assert read("mistral", sliding_window=4096) == read("mistral")
-    assert read("qwen2", sliding_window=512, use_sliding_window=False) == read("qwen2")
+    assert spec_with("mistral", sliding_window=4096) == spec_with("mistral")
+    assert spec_with("qwen2", sliding_window=512, use_sliding_window=False) == spec_with("qwen2")
 
 
 WINDOW = "sliding_window=512: expected null, or max_position_embeddings=4096 or more"
@@ -138,7 +138,7 @@ USER_ERRORS = {
 def test_a_mistake_names_file_and_key(mistake: str):
     base, changes, sentence = USER_ERRORS[mistake]
     with pytest.raises(ValueError, match=rf"^model=here\.json: {sentence}") as error:
-        read(base, **changes)
+        spec_with(base, **changes)
     assert "\n" not in str(error.value)
 
 
@@ -154,7 +154,7 @@ def test_every_key_that_is_read_must_be_there(base: str):
         if key == "intermediate_size" and base in SPARSE:  # of layers without experts, which these have none of
             continue
         with pytest.raises(ValueError, match=f"{'torch_' * (key == 'dtype')}{key} is missing: expected "):
-            read(base, without=key)
+            spec_with(base, without=key)
 
 
 def test_every_known_type_is_tried_here():

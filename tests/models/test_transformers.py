@@ -1,4 +1,4 @@
-"""Sizes are those of transformers: parameters of its modules, bytes of its caches, keys of its files."""
+"""Sizes equal those of transformers: parameters of its modules, bytes of its caches, keys of its files."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @cache
-def made(name: str) -> PreTrainedConfig:
-    """The small configuration of a name."""
+def small_config(name: str) -> PreTrainedConfig:
+    """A small configuration of a model type."""
     kind, keys = MODELS[name]
     return AutoConfig.for_model(kind, **SIZES | keys)
 
 
-def written(config: PreTrainedConfig) -> ModelSpec:
-    """The sizes that the file says which transformers writes of a configuration."""
+def written_spec(config: PreTrainedConfig) -> ModelSpec:
+    """The sizes from the config.json that transformers writes for a configuration."""
     return spec_of(ModelConfig.of("model=config.json", "small", json.loads(config.to_json_string())))
 
 
@@ -77,13 +77,13 @@ def matrices(config: PreTrainedConfig) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_modules(name: str):
-    spec = written(made(name))
-    assert spec.parameters + spec.embedding_parameters == matrices(made(name))
+    spec = written_spec(small_config(name))
+    assert spec.parameters + spec.embedding_parameters == matrices(small_config(name))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_active_parameters_are_all_but_the_experts_passed_over(name: str):
-    spec, config = written(made(name)), made(name)
+    spec, config = written_spec(small_config(name)), small_config(name)
     unused = getattr(config, "num_experts", 0) - getattr(config, "num_experts_per_tok", 0)
     per_layer = 3 * config.hidden_size * getattr(config, "moe_intermediate_size", 0) * unused
     assert spec.layer_parameters - spec.active_layer_parameters == spec.expert_layers * per_layer
@@ -98,26 +98,26 @@ def run(config: PreTrainedConfig, tokens: int) -> tuple[PreTrainedModel, Any]:
     return model, cache
 
 
-def held(cache: Any, *names: str) -> int:
+def cache_bytes(cache: Any, *names: str) -> int:
     """Bytes of the tensors of these names in all layers of a cache; recurrent layers have one by number of state."""
-    found = [vars(layer)[name] for layer in cache.layers for name in names if name in vars(layer)]
-    tensors = [tensor for one in found for tensor in (one.values() if isinstance(one, dict) else [one])]
+    values = [vars(layer)[name] for layer in cache.layers for name in names if name in vars(layer)]
+    tensors = [tensor for value in values for tensor in (value.values() if isinstance(value, dict) else [value])]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_are_those_of_a_real_cache(name: str):
-    spec = written(made(name))
-    _, cache = run(made(name), 7)
-    assert held(cache, "keys", "values") == 7 * spec.kv_bytes_per_token
-    assert held(cache, "recurrent_states", "conv_states") == spec.state_bytes
+    spec = written_spec(small_config(name))
+    _, cache = run(small_config(name), 7)
+    assert cache_bytes(cache, "keys", "values") == 7 * spec.kv_bytes_per_token
+    assert cache_bytes(cache, "recurrent_states", "conv_states") == spec.state_bytes
     assert spec.is_hybrid == (spec.state_bytes > 0)
 
 
 def test_text_of_a_model_that_sees_is_its_text_model():
-    text = made("qwen3_5_text").to_dict()
-    whole = AutoConfig.for_model("qwen3_5", text_config=text, vision_config={"depth": 1}, dtype="float32")
-    assert written(whole) == written(made("qwen3_5_text"))
+    text = small_config("qwen3_5_text").to_dict()
+    multimodal = AutoConfig.for_model("qwen3_5", text_config=text, vision_config={"depth": 1}, dtype="float32")
+    assert written_spec(multimodal) == written_spec(small_config("qwen3_5_text"))
 
 
 @pytest.mark.parametrize("name", choices())
@@ -130,6 +130,6 @@ def test_choices_of_conf_model_are_models_of_transformers(name: str):
 
 
 def test_a_saved_model_is_found_by_its_folder(tmp_path: Path):
-    model, cache = run(made("qwen3"), 3)
+    model, cache = run(small_config("qwen3"), 3)
     model.save_pretrained(tmp_path)
-    assert held(cache, "keys", "values") == 3 * find_spec(str(tmp_path)).kv_bytes_per_token
+    assert cache_bytes(cache, "keys", "values") == 3 * find_spec(str(tmp_path)).kv_bytes_per_token

@@ -1,4 +1,4 @@
-"""A small probe of random weights, and sequences that it is asked."""
+"""A small probe of random weights, and documents with questions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model() -> PreTrainedModel:
 
 
 @pytest.fixture
-def asked() -> tuple[Tensor, Tensor]:
+def case() -> tuple[Tensor, Tensor]:
     """Three documents and their questions, for two sequences."""
     batch = draw(np.random.default_rng(1), TASK, Shape(documents=3, tokens=13, facts=4), 2)
     return torch.from_numpy(batch.documents), torch.from_numpy(batch.questions)

@@ -26,16 +26,16 @@ def answers(model: PreTrainedModel) -> dict[str, Answers]:
 
 def test_every_arm_answers_every_question(answers: dict[str, Answers]):
     assert list(answers) == list(arms(SMALL))
-    assert {own.correct.shape for own in answers.values()} == {(5, TASK.questions)}
+    assert {arm_answers.correct.shape for arm_answers in answers.values()} == {(5, TASK.questions)}
     assert (answers["no documents"].loss > 0).all()
 
 
 def test_one_document_needs_no_transition(model: PreTrainedModel):
-    """Every form then leaves the same state, that of full view."""
-    own = answer(model, SMALL, 1, 13)
+    """Every form gives the state of the full view."""
+    by_arm = answer(model, SMALL, 1, 13)
     for arm in ("exact", "exact, bf16", "rank 2", "norm > 0.3", "decay only", "sum", "last", FULL_VIEW):
-        np.testing.assert_allclose(own[arm].loss, own[EXACT].loss, atol=1e-3)
-    assert not np.allclose(own["KV only"].loss, own[EXACT].loss, atol=1e-2)
+        np.testing.assert_allclose(by_arm[arm].loss, by_arm[EXACT].loss, atol=1e-3)
+    assert not np.allclose(by_arm["KV only"].loss, by_arm[EXACT].loss, atol=1e-2)
 
 
 def test_documents_shorter_than_the_convolution_are_refused(model: PreTrainedModel):
@@ -46,9 +46,9 @@ def test_documents_shorter_than_the_convolution_are_refused(model: PreTrainedMod
 
 def test_full_rank_equals_exact(model: PreTrainedModel):
     full = HybridAnswers(**vars(SMALL) | {"ranks": [16]})
-    own = answer(model, full, 3, 13)
-    np.testing.assert_allclose(own["rank 16"].loss, own[EXACT].loss, atol=1e-3)
-    assert not np.allclose(own["last"].loss, own[EXACT].loss, atol=1e-2)
+    by_arm = answer(model, full, 3, 13)
+    np.testing.assert_allclose(by_arm["rank 16"].loss, by_arm[EXACT].loss, atol=1e-3)
+    assert not np.allclose(by_arm["last"].loss, by_arm[EXACT].loss, atol=1e-2)
 
 
 def test_bytes_are_those_of_one_document(answers: dict[str, Answers], model: PreTrainedModel):
@@ -62,31 +62,33 @@ def test_bytes_are_those_of_one_document(answers: dict[str, Answers], model: Pre
 def test_scores_are_means_over_questions():
     random = np.random.default_rng(0)
     updated, first = random.random((2, 30, 4)) < 0.4
-    own, full = (Answers(random.random((30, 4)) < p, random.random((30, 4)), updated, first, None) for p in (0.3, 0.7))
-    score = scores({"own": own, "full": full}, "full", "own")[0]
-    assert score.accuracy.mean == pytest.approx(own.correct.mean())
-    assert score.updated.mean == pytest.approx(own.correct[updated].mean())
-    assert score.first.mean == pytest.approx(own.correct[first].mean())
-    assert score.loss.mean == pytest.approx(own.loss.mean())
-    assert score.minus_full.mean == pytest.approx(own.correct.mean() - full.correct.mean())
+    exact, full = (
+        Answers(random.random((30, 4)) < p, random.random((30, 4)), updated, first, None) for p in (0.3, 0.7)
+    )
+    score = scores({"own": exact, "full": full}, "full", "own")[0]
+    assert score.accuracy.mean == pytest.approx(exact.correct.mean())
+    assert score.updated.mean == pytest.approx(exact.correct[updated].mean())
+    assert score.first.mean == pytest.approx(exact.correct[first].mean())
+    assert score.loss.mean == pytest.approx(exact.loss.mean())
+    assert score.minus_full.mean == pytest.approx(exact.correct.mean() - full.correct.mean())
     assert score.minus_full.low < score.minus_full.mean < score.minus_full.high < 0
     assert (score.minus_exact.mean, score.minus_exact.low, score.minus_exact.high) == (0, 0, 0)
 
 
 def test_scores_without_updated_keys_say_so():
     nothing = np.zeros((3, 2), bool)
-    own = Answers(nothing, np.ones((3, 2)), nothing, nothing, None)
-    (score,) = scores({"own": own}, "own", "own")
+    exact = Answers(nothing, np.ones((3, 2)), nothing, nothing, None)
+    (score,) = scores({"own": exact}, "own", "own")
     assert score.updated is score.first is None
 
 
 def test_published_decay_empties_states_and_slow_does_not(model: PreTrainedModel):
     heads = list(head_norms(model, SMALL))
     assert len(heads) == 3 * 2 * 6 * 2
-    found = {(row.source, row.tokens): row for row in summarise(heads)}
-    assert found["published", 20].median < 1e-3 < 0.1 < found["trained", 20].median
-    assert found["published", 20].median < found["slow", 20].median
-    assert all(row.largest <= 1 + 1e-5 for row in found.values())
+    summaries = {(row.source, row.tokens): row for row in summarise(heads)}
+    assert summaries["published", 20].median < 1e-3 < 0.1 < summaries["trained", 20].median
+    assert summaries["published", 20].median < summaries["slow", 20].median
+    assert all(row.largest <= 1 + 1e-5 for row in summaries.values())
     assert all(head.norm <= 1.001 * head.decay + 1e-6 for head in heads if head.tokens < 16)
 
 

@@ -1,4 +1,4 @@
-"""How documents begin that are encoded apart: a halo and a separator lose nothing, and a repair is the full view."""
+"""Documents encoded apart with a halo, a separator or a repair, compared with the full view."""
 
 from __future__ import annotations
 
@@ -8,75 +8,82 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spanlab.engine.affine import exact
-from spanlab.probe.boundaries import encode_with_halo, read_repaired, separated
-from spanlab.probe.memory import ask, encode_apart, read_through
+from spanlab.probe.boundaries import encode_repaired, encode_with_halo, with_separators
+from spanlab.probe.memory import encode_apart, forward_logits, question_logits
 from spanlab.probe.model import mixers
 from spanlab.probe.state_errors import state_errors
 from spanlab.settings.probe import HybridAnswers, NormSettings
 
 from .conftest import TASK
 
-Asked = tuple[Tensor, Tensor]
+Case = tuple[Tensor, Tensor]
 
 
-def close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
+def close(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result, expected, atol=2e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_all_tokens_but_the_last_computed_again_are_the_full_view_but_for_that(model: PreTrainedModel, asked: Asked):
-    """A single document has nothing before it: however much is computed again, it is the full view."""
-    one = asked[0][:, :1]
+def test_a_repair_of_one_document_is_the_full_view(model: PreTrainedModel, case: Case):
+    """A single document has no context before it, so that any repair equals the full view."""
+    document = case[0][:, :1]
     for tokens in (1, 6, 12):
-        close(ask(model, read_repaired(model, one, tokens, exact), asked[1]), read_through(model, one, asked[1]))
+        close(
+            question_logits(model, encode_repaired(model, document, tokens, exact), case[1]),
+            forward_logits(model, document, case[1]),
+        )
 
 
 @torch.no_grad()
-def test_a_repair_sees_all_before_it_in_both_kinds_of_layers(model: PreTrainedModel, asked: Asked):
+def test_a_repair_sees_all_before_it_in_both_kinds_of_layers(model: PreTrainedModel, case: Case):
     """Keys, values and states of the second document's first tokens are those of the full view."""
-    documents = asked[0][:, :2]
-    repaired = read_repaired(model, documents, 5, exact)
-    full = encode_apart(model, documents.flatten(1)[:, None, :18]).assembled(exact)  # up to there it is no other
+    documents = case[0][:, :2]
+    repaired = encode_repaired(model, documents, 5, exact)
+    full = encode_apart(model, documents.flatten(1)[:, None, :18]).assembled(
+        exact
+    )  # up to there, documents are the same
     for layer, rows in full.kv.items():
-        for own, whole in zip(repaired.kv[layer], rows, strict=True):
-            close(own[:, :, 13:18], whole[:, :, 13:18])
-    more = [ask(model, read_repaired(model, documents, tokens, exact), asked[1]) for tokens in (1, 5, 12)]
-    off = [float((one - read_through(model, documents, asked[1])).abs().mean()) for one in more]
-    assert off[2] < off[0]
+        for repaired_rows, full_rows in zip(repaired.kv[layer], rows, strict=True):
+            close(repaired_rows[:, :, 13:18], full_rows[:, :, 13:18])
+    repaired_logits = [
+        question_logits(model, encode_repaired(model, documents, tokens, exact), case[1]) for tokens in (1, 5, 12)
+    ]
+    errors = [float((logits - forward_logits(model, documents, case[1])).abs().mean()) for logits in repaired_logits]
+    assert errors[2] < errors[0]
 
 
 @torch.no_grad()
-def test_a_repair_of_no_consequence_is_plain_composition(model: PreTrainedModel, asked: Asked):
-    """Where attention and convolution see one token alone, inputs depend on nothing before them."""
+def test_a_repair_of_no_consequence_is_plain_composition(model: PreTrainedModel, case: Case):
+    """If convolutions see one token only, inputs of the first layer do not depend on earlier tokens."""
     for mixer in mixers(model):
         mixer.conv1d.weight[..., :-1] = 0
     first = mixers(model)[0].layer_idx
-    plain = encode_apart(model, asked[0]).assembled(exact)
-    repaired = read_repaired(model, asked[0], 5, exact)
+    plain = encode_apart(model, case[0]).assembled(exact)
+    repaired = encode_repaired(model, case[0], 5, exact)
     close(repaired.recurrent[first], plain.recurrent[first])
 
 
 @torch.no_grad()
-def test_first_layer_is_exact_behind_a_halo(model: PreTrainedModel, asked: Asked):
-    """Its inputs are tokens, so that the true last ones before a document are all that was missing."""
-    through = encode_apart(model, asked[0].flatten(1)[:, None]).assembled(exact)
-    halo, plain = encode_with_halo(model, asked[0], 3).assembled(exact), encode_apart(model, asked[0]).assembled(exact)
+def test_first_layer_is_exact_behind_a_halo(model: PreTrainedModel, case: Case):
+    """The inputs of the first layer are tokens, so that only the last ones before a document are missing."""
+    through = encode_apart(model, case[0].flatten(1)[:, None]).assembled(exact)
+    halo, plain = encode_with_halo(model, case[0], 3).assembled(exact), encode_apart(model, case[0]).assembled(exact)
     close(halo.recurrent[0], through.recurrent[0])
     assert not torch.allclose(plain.recurrent[0], through.recurrent[0], atol=1e-3)
     assert halo.tokens == plain.tokens == 39
-    assert {rows.shape[2] for own in halo.kv.values() for rows in own} == {39}
+    assert {rows.shape[2] for pair in halo.kv.values() for rows in pair} == {39}
 
 
 @pytest.mark.parametrize("halo", [1, 2])
 @torch.no_grad()
-def test_a_halo_shorter_than_the_convolution_is_not_enough(halo: int, model: PreTrainedModel, asked: Asked):
-    through = encode_apart(model, asked[0].flatten(1)[:, None]).assembled(exact)
-    short = encode_with_halo(model, asked[0], halo).assembled(exact)
+def test_a_halo_shorter_than_the_convolution_is_not_enough(halo: int, model: PreTrainedModel, case: Case):
+    through = encode_apart(model, case[0].flatten(1)[:, None]).assembled(exact)
+    short = encode_with_halo(model, case[0], halo).assembled(exact)
     assert not torch.allclose(short.recurrent[0], through.recurrent[0], atol=1e-3)
 
 
 def test_errors_of_states_by_layer(model: PreTrainedModel):
-    """In the first layer a halo leaves none; a repair leaves the less, the more is computed again."""
+    """A halo has no error in the first layer; the error of a repair decreases with the recomputed tokens."""
     task = {"weights": "none", "task": TASK, "cases": [], "facts": 4, "repaired": [1, 12]}
     settings = HybridAnswers(**task, norms=NormSettings(spans=2, published=False, slow=False))
     errors = {(row.arm, row.layer): row.error for row in state_errors(model, settings, "3x13")}
@@ -90,9 +97,10 @@ def test_errors_of_states_by_layer(model: PreTrainedModel):
 
 
 @torch.no_grad()
-def test_one_document_behind_a_separator_is_the_full_view_of_both(model: PreTrainedModel, asked: Asked):
-    documents = separated(asked[0][:, :1], 3)
+def test_one_document_behind_a_separator_is_the_full_view_of_both(model: PreTrainedModel, case: Case):
+    documents = with_separators(case[0][:, :1], 3)
     assert documents.shape[2] == 16
     close(
-        ask(model, encode_apart(model, documents).assembled(exact), asked[1]), read_through(model, documents, asked[1])
+        question_logits(model, encode_apart(model, documents).assembled(exact), case[1]),
+        forward_logits(model, documents, case[1]),
     )

@@ -1,4 +1,4 @@
-"""Recoveries of a state behind a gap, against the exact forward of all layers; states stored in fewer bytes."""
+"""Recoveries of a state after a gap, compared with the exact forward of all layers; compressed states."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from spanlab.analysis.replay_price import price
-from spanlab.engine.load import described
+from spanlab.engine.load import named_config
 from spanlab.models.find import find_spec
-from spanlab.probe.memory import Memory, ask, read_on
+from spanlab.probe.memory import Memory, extend_memory, question_logits
 from spanlab.probe.model import new_probe
-from spanlab.probe.recovery import RECOVERIES, Gap, captured
+from spanlab.probe.recovery import RECOVERIES, Gap, capture_memories
 from spanlab.probe.stored_states import FORMATS
 from spanlab.settings.probe import ProbeModel
 
@@ -22,7 +22,7 @@ ATTENTION = [3, 7]
 
 @pytest.fixture
 def model(model: PreTrainedModel) -> PreTrainedModel:
-    """Two groups of layers with attention that looks at few tokens."""
+    """Two groups of layers with concentrated attention."""
     for layer in ATTENTION:
         nn.init.constant_(model.model.layers[layer].self_attn.q_norm.weight, 3.0)
     return model
@@ -31,31 +31,31 @@ def model(model: PreTrainedModel) -> PreTrainedModel:
 @torch.no_grad()
 def gap_of(model: PreTrainedModel, ids: Tensor, gap: int = GAP) -> Gap:
     start = ids.shape[1] - gap
-    held = captured(model, ids, [start])
-    return Gap(model, held[start], held[ids.shape[1]], ids[:, start:])
+    memories = capture_memories(model, ids, [start])
+    return Gap(model, memories[start], memories[ids.shape[1]], ids[:, start:])
 
 
 @torch.no_grad()
-def errors(found: Memory, gap: Gap) -> list[float]:
+def errors(recovered: Memory, gap: Gap) -> list[float]:
     """Relative error of the state of each recurrent layer."""
-    pairs = ((found.recurrent[layer], exact) for layer, exact in gap.resident.recurrent.items())
-    return [float((own - exact).norm() / exact.norm()) for own, exact in pairs]
+    pairs = ((recovered.recurrent[layer], exact) for layer, exact in gap.resident.recurrent.items())
+    return [float((state - exact).norm() / exact.norm()) for state, exact in pairs]
 
 
 @pytest.fixture
-def ids(asked: tuple[Tensor, Tensor]) -> Tensor:
-    return asked[0].flatten(1)
+def ids(case: tuple[Tensor, Tensor]) -> Tensor:
+    return case[0].flatten(1)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("gap", [1, 2, 17, 38])
-def test_queries_on_resident_kv_are_exact(model: PreTrainedModel, ids: Tensor, asked: tuple[Tensor, Tensor], gap: int):
+def test_queries_on_resident_kv_are_exact(model: PreTrainedModel, ids: Tensor, case: tuple[Tensor, Tensor], gap: int):
     behind = gap_of(model, ids, gap)
-    found = RECOVERIES["resident_kv"](behind)
-    assert max(errors(found, behind)) < 1e-5
+    recovered = RECOVERIES["resident_kv"](behind)
+    assert max(errors(recovered, behind)) < 1e-5
     for layer, conv in behind.resident.conv.items():
-        torch.testing.assert_close(found.conv[layer], conv, atol=1e-5, rtol=1e-5)
-    logits = [ask(model, memory, asked[1]) for memory in (found, behind.resident)]
+        torch.testing.assert_close(recovered.conv[layer], conv, atol=1e-5, rtol=1e-5)
+    logits = [question_logits(model, memory, case[1]) for memory in (recovered, behind.resident)]
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
 
 
@@ -76,19 +76,19 @@ def test_exact_replay_reads_resident_kv(model: PreTrainedModel, ids: Tensor):
     behind = gap_of(model, ids)
     keys, _ = behind.resident.kv[3]
     keys[:, :, PROMPT - 1] = keys[:, :, 0]  # a key of the gap itself
-    found = errors(RECOVERIES["resident_kv"](behind), behind)
-    assert max(found[:3]) < 1e-5
-    assert min(found[3:]) > 1e-4
+    layer_errors = errors(RECOVERIES["resident_kv"](behind), behind)
+    assert max(layer_errors[:3]) < 1e-5
+    assert min(layer_errors[3:]) > 1e-4
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in RECOVERIES if name.startswith("tail_replay")])
 def test_tail_replay_errs_above_attention(model: PreTrainedModel, ids: Tensor, name: str):
     behind = gap_of(model, ids)
-    found = errors(RECOVERIES[name](behind), behind)
-    assert found[0] < 1e-5
-    assert ("alone" in name) == (max(found[1:3]) > 1e-3)
-    assert min(found[3:]) > 1e-2
+    layer_errors = errors(RECOVERIES[name](behind), behind)
+    assert layer_errors[0] < 1e-5
+    assert ("alone" in name) == (max(layer_errors[1:3]) > 1e-3)
+    assert min(layer_errors[3:]) > 1e-2
 
 
 @torch.no_grad()
@@ -121,13 +121,13 @@ def test_tail_replay_is_exact_below_all_attention(ids: Tensor):
 
 @torch.no_grad()
 def test_captures_equal_one_prefill(model: PreTrainedModel, ids: Tensor):
-    held = captured(model, ids, [5, 21])
-    assert list(held) == [5, 21, PROMPT]
-    onward = read_on(model, held[21], ids[:, 21:])
-    whole = captured(model, ids, [])[PROMPT]
-    for layer, state in whole.recurrent.items():
-        torch.testing.assert_close(onward.recurrent[layer], state, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(held[PROMPT].recurrent[layer], state, atol=1e-5, rtol=1e-4)
+    memories = capture_memories(model, ids, [5, 21])
+    assert list(memories) == [5, 21, PROMPT]
+    extended = extend_memory(model, memories[21], ids[:, 21:])
+    prefill = capture_memories(model, ids, [])[PROMPT]
+    for layer, state in prefill.recurrent.items():
+        torch.testing.assert_close(extended.recurrent[layer], state, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(memories[PROMPT].recurrent[layer], state, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_int8_states_err_by_half_a_step(name: str, shared: tuple[int, ...], scal
 
 
 def test_price_counts_the_blocks_that_run():
-    """Against the modules of transformers: weights of what runs, for tokens that see nothing but themselves."""
+    """Compare with the weights of transformers' modules that run, for tokens that see only themselves."""
     spec = find_spec("tiny-hybrid")
     with torch.device("meta"):
-        layers = AutoModelForCausalLM.from_config(described("tiny-hybrid")).model.layers
+        layers = AutoModelForCausalLM.from_config(named_config("tiny-hybrid")).model.layers
     attention = [layer for layer in layers if hasattr(layer, "self_attn")]
     last = max(number for number, layer in enumerate(layers) if hasattr(layer, "linear_attn"))
     skipped = {
-        "resident_kv": [layers[last].mlp, *_parts(layers[-1], "mlp", "self_attn.q_proj", "self_attn.o_proj")],
+        "resident_kv": [layers[last].mlp, *_submodules(layers[-1], "mlp", "self_attn.q_proj", "self_attn.o_proj")],
         "tail_replay": [layers[last].mlp, layers[-1].mlp],
         "tail_replay, attention layers skipped": [layers[last].mlp, *(layer.mlp for layer in attention)],
         "tail_replay, mixers alone": [layer.mlp for layer in layers],
@@ -160,13 +160,13 @@ def test_price_counts_the_blocks_that_run():
     projections = {name: ["self_attn"] for name in skipped} | {"resident_kv": ["self_attn.k_proj", "self_attn.v_proj"]}
     pairs = spec.attention_flops_per_pair
     for name, modules in skipped.items():
-        modules += [part for layer in attention for part in _parts(layer, *projections[name])]
-        own = pairs // len(attention) if name == "resident_kv" else pairs
-        left_out = 2 * sum(map(_matrices, modules)) + own
+        modules += [block for layer in attention for block in _submodules(layer, *projections[name])]
+        attention_pairs = pairs // len(attention) if name == "resident_kv" else pairs
+        left_out = 2 * sum(map(_matrices, modules)) + attention_pairs
         assert price(spec, 0, 1).shares[name] == pytest.approx(1 - left_out / spec.prefill_flops(0, 1))
 
 
-def _parts(layer: nn.Module, *names: str) -> list[nn.Module]:
+def _submodules(layer: nn.Module, *names: str) -> list[nn.Module]:
     return [layer.get_submodule(name) for name in names]
 
 

@@ -1,4 +1,4 @@
-"""Sequences of the recall task against a plain reading of their tokens."""
+"""Sequences of the recall task, compared with a simple parser of their tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sequences(updated: float = 0.3) -> Batch:
 def read_facts(document: np.ndarray) -> dict[int, int]:
     """The token after each key."""
     keys = np.flatnonzero((document >= SPECIAL) & (document < SPECIAL + TASK.keys))
-    return {int(document[at]): int(document[at + 1]) for at in keys}
+    return {int(document[index]): int(document[index + 1]) for index in keys}
 
 
 def test_last_document_with_a_key_is_gold():
@@ -46,8 +46,8 @@ def test_documents_hold_their_facts_and_filler():
 def test_kinds_of_keys_are_those_of_the_documents():
     batch = sequences()
     for number, documents in enumerate(batch.documents):
-        asked = batch.questions[number, 1::2]
-        holds = np.array([[key in read_facts(document) for document in documents] for key in asked])
+        question_keys = batch.questions[number, 1::2]
+        holds = np.array([[key in read_facts(document) for document in documents] for key in question_keys])
         assert (batch.updated[number] == (holds.sum(1) > 1)).all()
         assert (batch.first[number] == (holds[:, 0] & (holds.sum(1) == 1))).all()
     assert (batch.questions[:, ::2] == QUESTION).all()

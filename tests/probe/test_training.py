@@ -1,4 +1,4 @@
-"""Training of the probe: what it begins as, what a step reads, how far it gets."""
+"""Training of the probe: initial weights, memory kinds of a step, learning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from spanlab.probe.model import PROBE_DT, mixers, new_probe
 from spanlab.probe.train import train
-from spanlab.probe.weights import to_train
+from spanlab.probe.weights import initial_model
 from spanlab.settings.probe import ProbeModel, TaskSettings, TrainProbe
 
 SMALL = TrainProbe(
@@ -36,19 +36,19 @@ def test_probe_has_a_million_parameters():
 
 
 def test_new_probe_forgets_slowly():
-    mixer = mixers(to_train(SMALL))[0]
+    mixer = mixers(initial_model(SMALL))[0]
     steps = torch.nn.functional.softplus(mixer.dt_bias)
     assert PROBE_DT[0] * 0.99 <= steps.min() <= steps.max() <= PROBE_DT[1] * 1.01
 
 
 def test_training_learns_to_recall():
-    first, last = [point for point in train(to_train(SMALL), settings(hidden_kv=0.0)) if point.read == "all"]
+    first, last = [point for point in train(initial_model(SMALL), settings(hidden_kv=0.0)) if point.read == "all"]
     assert last.loss < 0.5 * first.loss
     assert last.accuracy > 0.5 > 3 / SMALL.task.values
 
 
 @pytest.mark.parametrize(
-    ("shares", "read"),
+    ("shares", "memory_kinds"),
     [
         ({"hidden_kv": 1.0}, {"no KV"}),
         ({"hidden_kv": 0.0, "isolated": 1.0}, {"spans"}),
@@ -56,30 +56,32 @@ def test_training_learns_to_recall():
         ({"hidden_kv": 0.5, "isolated": 0.5}, {"no KV", "spans"}),
     ],
 )
-def test_shares_say_what_questions_read(shares: dict[str, float], read: set[str]):
-    points = list(train(to_train(SMALL), settings(steps=8, every=8, **shares)))
-    assert {point.read for point in points} == read
+def test_shares_set_the_memory_kinds(shares: dict[str, float], memory_kinds: set[str]):
+    points = list(train(initial_model(SMALL), settings(steps=8, every=8, **shares)))
+    assert {point.read for point in points} == memory_kinds
     assert sum(point.steps for point in points) == 8
     assert all(math.isfinite(point.loss) for point in points)
 
 
 def test_same_seed_trains_the_same():
-    runs = [[vars(point) for point in train(to_train(SMALL), settings(steps=4, every=2))] for _ in range(2)]
+    runs = [[vars(point) for point in train(initial_model(SMALL), settings(steps=4, every=2))] for _ in range(2)]
     assert runs[0] == runs[1]
-    assert runs[0] != [vars(point) for point in train(to_train(settings(seed=1)), settings(steps=4, every=2, seed=1))]
+    assert runs[0] != [
+        vars(point) for point in train(initial_model(settings(seed=1)), settings(steps=4, every=2, seed=1))
+    ]
 
 
-def test_training_goes_on_from_saved_weights(tmp_path):
-    model = to_train(SMALL)
+def test_training_continues_from_saved_weights(tmp_path):
+    model = initial_model(SMALL)
     model.save_pretrained(tmp_path)
-    again = to_train(settings(start=str(tmp_path)))
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    again = initial_model(settings(start=str(tmp_path)))
+    assert all(torch.equal(saved, loaded) for saved, loaded in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def test_weights_of_other_sizes_are_refused(tmp_path):
-    to_train(SMALL).save_pretrained(tmp_path)
+    initial_model(SMALL).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^start=.*: expected num_hidden_layers of 8, as model and task say, not 4"):
-        to_train(settings(start=str(tmp_path), model=ProbeModel(2, 32, 2, 16)))
+        initial_model(settings(start=str(tmp_path), model=ProbeModel(2, 32, 2, 16)))
 
 
 @pytest.mark.parametrize(

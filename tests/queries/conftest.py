@@ -1,4 +1,4 @@
-"""The built-in tokenizer in other clothes, which the query tests share."""
+"""Variants of the built-in tokenizer for the query tests."""
 
 from __future__ import annotations
 

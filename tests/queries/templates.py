@@ -1,4 +1,4 @@
-"""Toy chat templates, each with one habit that real ones have."""
+"""Toy chat templates, each with one property of real ones."""
 
 from spanlab.queries.builtin import CHATML
 
@@ -42,7 +42,7 @@ ANSWERS_NUMBERED = CHATML.replace(
 
 
 def closing_by_length(length: int) -> str:
-    """A template that closes messages in another way once there are `length` of them."""
+    """A template that closes messages differently from `length` messages on."""
     return (
         "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}"
         f"{{{{ '[/END]' if loop.length >= {length} else '[/INST]' }}}}"

@@ -1,11 +1,11 @@
-"""Both notations: what they mean, that they carry every query, and what they say about mistakes."""
+"""Both notations of queries: meaning, round trip of every query, and error messages."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spanlab.queries import Group, Message
-from spanlab.queries.query import GROUP_KINDS, MAX_DEPTH, ROLES, holds_a_message
+from spanlab.queries.query import GROUP_KINDS, MAX_DEPTH, ROLES, has_message
 
 from ..support.notation import parse, to_json, to_sexpr
 
@@ -48,7 +48,7 @@ def test_both_notations_give_the_same_query():
     assert parse(JSON) == QUERY
 
 
-@given(queries.filter(holds_a_message))
+@given(queries.filter(has_message))
 def test_what_is_printed_parses_to_the_same_query(query):
     assert parse(to_sexpr(query)) == query
     assert parse(to_json(query)) == query

@@ -1,4 +1,4 @@
-"""Templates and queries that do not go together: one sentence each."""
+"""Errors of incompatible templates and queries."""
 
 import sys
 

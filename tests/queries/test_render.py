@@ -1,4 +1,4 @@
-"""From query to request: exact ranges, one BOS, an open turn, and spans that are the same anywhere."""
+"""Rendering of a query: exact ranges, one BOS, an open turn, and spans that do not depend on their position."""
 
 import itertools
 
@@ -79,13 +79,13 @@ def test_the_ids_of_plus_children_are_the_same_in_every_order(with_template, tem
         Message("user", "c\nc"),
         Group("seq", (Message("user", "d"), Message("assistant", "e"))),
     ]
-    seen = set()
+    orders_of_ids = set()
     for order in itertools.permutations(range(4)):
         plus = Group("plus", tuple(children[i] for i in order))
         for before in ((), (Message("system", "be kind"),)):
             ids = independent_ids(describe(Group("seq", (*before, plus, Message("user", "why?"))), tokenizer))
-            seen.add(tuple(ids[order.index(i)] for i in range(4)))
-    assert len(seen) == 1
+            orders_of_ids.add(tuple(ids[order.index(i)] for i in range(4)))
+    assert len(orders_of_ids) == 1
 
 
 def test_a_document_that_moves_in_a_later_turn_keeps_its_ids(builtin):
@@ -173,8 +173,8 @@ def test_templates_are_read_as_tokenizers_mean_them(with_template):
 def test_one_bos_at_the_very_beginning_and_nowhere_else(with_template, template, adds_bos, expected, text):
     tokenizer = with_template(template, bos_token=BOS, adds_bos=adds_bos)
     rendered = describe(parse(text), tokenizer)
-    where = np.flatnonzero(rendered.tokens == tokenizer.bos_id)
-    assert where.tolist() == [0][:expected]
+    positions = np.flatnonzero(rendered.tokens == tokenizer.bos_id)
+    assert positions.tolist() == [0][:expected]
     assert not rendered.spans[0].independent or not expected
     assert rendered.retokenisation_delta == 0
 
@@ -254,11 +254,11 @@ def test_text_and_ids_equal_those_of_transformers(with_template, template):
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.tokenizer, bos_token=BOS)
     chat = parse('(seq (system "be kind") "a" (assistant "b c") "d é")')
     messages = [{"role": message.role, "content": message.text} for message in chat.children]
-    given = {"chat_template": template, "add_generation_prompt": True}
+    options = {"chat_template": template, "add_generation_prompt": True}
     rendered = describe(chat, tokenizer)
-    assert rendered.text == theirs.apply_chat_template(messages, tokenize=False, **given)
+    assert rendered.text == theirs.apply_chat_template(messages, tokenize=False, **options)
     assert rendered.retokenisation_delta == 0
-    ids = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **given)
+    ids = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
     assert rendered.tokens.tolist() == ids
 
 

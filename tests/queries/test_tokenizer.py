@@ -66,7 +66,7 @@ def test_a_template_by_hand_goes_before_a_file_before_the_configuration(folder):
 
 
 @pytest.mark.parametrize(
-    ("config", "asked"),
+    ("config", "adds_bos"),
     [
         ({}, False),
         ({"bos_token": "<|endoftext|>"}, False),
@@ -75,19 +75,19 @@ def test_a_template_by_hand_goes_before_a_file_before_the_configuration(folder):
         ({"bos_token": None, "add_bos_token": True}, False),
     ],
 )
-def test_the_configuration_says_whether_a_bos_is_asked_for(folder, config, asked):
-    assert configure(folder, **config).adds_bos is asked
+def test_the_configuration_sets_whether_a_bos_is_added(folder, config, adds_bos):
+    assert configure(folder, **config).adds_bos is adds_bos
 
 
-@pytest.mark.parametrize(("config", "asked"), [({}, True), ({"add_bos_token": False}, False)])
-def test_a_tokenizer_that_adds_a_bos_by_itself_asks_for_one(folder, config, asked):
+@pytest.mark.parametrize(("config", "adds_bos"), [({}, True), ({"add_bos_token": False}, False)])
+def test_a_tokenizer_that_adds_a_bos_is_recognised(folder, config, adds_bos):
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     bos = ("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
     tokenizer.save(str(folder / "tokenizer.json"))
-    assert configure(folder, bos_token="<|endoftext|>", **config).adds_bos is asked
+    assert configure(folder, bos_token="<|endoftext|>", **config).adds_bos is adds_bos
 
 
 def test_a_folder_without_template_loads_and_is_refused_only_for_a_chat(folder):

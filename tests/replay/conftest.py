@@ -1,4 +1,4 @@
-"""A server in a process of its own, ended by its own handle."""
+"""A test server in a separate process."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ SCRIPT = Path(__file__).with_name("openai_server.py")
 
 
 @dataclass(frozen=True)
-class Served:
+class RunningServer:
     """A running server."""
 
     url: str
 
-    def seen(self) -> dict[str, Any]:
-        """Requests in order, and how often the cache was emptied."""
-        with urlopen(f"{self.url}/seen", timeout=30) as reply:
-            found: dict[str, Any] = json.load(reply)
-            return found
+    def received(self) -> dict[str, Any]:
+        """Received requests in order, and the number of cache resets."""
+        with urlopen(f"{self.url}/received", timeout=30) as reply:
+            received: dict[str, Any] = json.load(reply)
+            return received
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
+def serve() -> Iterator[Callable[..., RunningServer]]:
     """Start a server with faults."""
     running: list[subprocess.Popen[str]] = []
 
-    def start(**faults: Any) -> Served:
+    def start(**faults: Any) -> RunningServer:
         command = [sys.executable, str(SCRIPT), json.dumps(faults)]
         running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         port = running[-1].stdout.readline().strip()
-        return Served(f"http://127.0.0.1:{port}")
+        return RunningServer(f"http://127.0.0.1:{port}")
 
     yield start
     for process in running:

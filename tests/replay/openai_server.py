@@ -1,8 +1,8 @@
-"""A small OpenAI-compatible server for tests, in a process of its own: prints its port, then serves until it is ended.
+"""A small OpenAI-compatible server for tests: prints its port, then serves until the process is terminated.
 
-It reuses whole blocks of earlier prompts and streams as many chunks as tokens are asked for. Faults are its arguments,
-as JSON: models (names), fails_at and breaks_at (requests that get an error, or half a stream), usage, cached, and what
-it says in place of its first chunk.
+It reuses full blocks of earlier prompts and streams one chunk per requested token. Its argument is JSON with faults:
+models (names), fails_at and breaks_at (requests that get an error, or an incomplete stream), usage, cached, and says
+(data that replaces the first chunk).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ FAULTS |= json.loads(sys.argv[1])
 
 
 class State:
-    """What the server has seen: bodies in order, and the blocks of their prompts."""
+    """Received requests in order, and the blocks of their prompts."""
 
     def __init__(self) -> None:
-        self.lock, self.asked, self.resets = threading.Lock(), [], 0
+        self.lock, self.requests, self.resets = threading.Lock(), [], 0
         self.blocks: set[tuple] = set()
 
-    def take(self, path: str, headers: dict, body: dict) -> tuple[int, int]:
-        """The number of a request, and how many tokens of its prompt are known."""
+    def record(self, path: str, headers: dict, body: dict) -> tuple[int, int]:
+        """Record a request; return its number and the number of cached tokens of its prompt."""
         with self.lock:
-            self.asked.append({"path": path, "authorization": headers.get("Authorization"), "body": body})
+            self.requests.append({"path": path, "authorization": headers.get("Authorization"), "body": body})
             prompt = tokens_of(body)
             ends = range(BLOCK, len(prompt) + 1, BLOCK)
-            known = max((end for end in ends if tuple(prompt[:end]) in self.blocks), default=0)
+            cached = max((end for end in ends if tuple(prompt[:end]) in self.blocks), default=0)
             self.blocks |= {tuple(prompt[:end]) for end in ends}
-            return len(self.asked) - 1, known
+            return len(self.requests) - 1, cached
 
     def reset(self) -> None:
         with self.lock:
@@ -41,8 +41,8 @@ class State:
 
 
 def tokens_of(body: dict) -> list:
-    asked = body.get("prompt", body.get("messages"))
-    return asked if isinstance(asked, list) and asked and isinstance(asked[0], int) else list(str(asked))
+    prompt = body.get("prompt", body.get("messages"))
+    return prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], int) else list(str(prompt))
 
 
 STATE = State()
@@ -51,12 +51,12 @@ STATE = State()
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *words: object) -> None:
-        """Say nothing."""
+    def log_message(self, *arguments: object) -> None:
+        """Log nothing."""
 
     def do_GET(self) -> None:
-        seen = {"asked": STATE.asked, "resets": STATE.resets}
-        self._json(200, seen if self.path == "/seen" else {"data": [{"id": name} for name in FAULTS["models"]]})
+        received = {"requests": STATE.requests, "resets": STATE.resets}
+        self._json(200, received if self.path == "/received" else {"data": [{"id": name} for name in FAULTS["models"]]})
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -64,11 +64,11 @@ class Handler(BaseHTTPRequestHandler):
             STATE.reset()
             self._json(200, {})
             return
-        number, known = STATE.take(self.path, dict(self.headers), body := json.loads(data))
+        number, cached = STATE.record(self.path, dict(self.headers), body := json.loads(data))
         if number in FAULTS["fails_at"]:
             self._json(400, {"error": {"message": "too long for me"}})
         else:
-            self._stream(number, known, body)
+            self._stream(number, cached, body)
 
     def _json(self, code: int, value: object) -> None:
         data = json.dumps(value).encode()
@@ -77,23 +77,23 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _stream(self, number: int, known: int, body: dict) -> None:
+    def _stream(self, number: int, cached: int, body: dict) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for at in range(body["max_tokens"]):
-            if number in FAULTS["breaks_at"] and at == 1:
+        for index in range(body["max_tokens"]):
+            if number in FAULTS["breaks_at"] and index == 1:
                 self.close_connection = True
                 return
-            if FAULTS["says"] is not None and not at:
+            if FAULTS["says"] is not None and not index:
                 self._chunk(f"data: {FAULTS['says']}\n\n".encode())
             else:
                 self._event({"choices": [{"text": "", "index": 0}]})
         prompt = len(tokens_of(body))
         usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
         if FAULTS["cached"]:
-            usage["prompt_tokens_details"] = {"cached_tokens": min(known, prompt - 1)}
+            usage["prompt_tokens_details"] = {"cached_tokens": min(cached, prompt - 1)}
         if FAULTS["usage"]:
             self._event({"choices": [], "usage": usage})
         self._chunk(b"data: [DONE]\n\n")
@@ -111,7 +111,7 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 256
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no news."""
+        """Ignore clients that disconnect."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A workload is sent to a real server, and leaves the rows of a run."""
+"""Replay of a workload against a real server, and the results of the run."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_every_request_is_asked_once_in_order(serve, tmp_path: Path):
     settings = study(server.url)
     folder = replay(settings, tmp_path)
     requests = _arrived(settings)
-    asked = [one["body"] for one in server.seen()["asked"]]
+    bodies = [request["body"] for request in server.received()["requests"]]
     # requests of equal times may overtake each other on their way
-    assert sorted(body["prompt"] for body in asked) == sorted(request.tokens.tolist() for request in requests)
-    assert {(body["max_tokens"], body["min_tokens"], body["ignore_eos"]) for body in asked} == {(4, 4, True)}
-    assert {body["model"] for body in asked} == {"toy"}
-    assert all(body["stream_options"] == {"include_usage": True} for body in asked)
+    assert sorted(body["prompt"] for body in bodies) == sorted(request.tokens.tolist() for request in requests)
+    assert {(body["max_tokens"], body["min_tokens"], body["ignore_eos"]) for body in bodies} == {(4, 4, True)}
+    assert {body["model"] for body in bodies} == {"toy"}
+    assert all(body["stream_options"] == {"include_usage": True} for body in bodies)
     records = {row["request_id"]: row for row in rows(files_of(folder).records)}
     for request in requests:
         record = records[request.id]
@@ -78,20 +78,21 @@ def test_cached_tokens_are_reused_tokens(serve, tmp_path: Path):
     server = serve()
     folder = replay(study(server.url, "arrivals=closed_loop", "arrivals.rate_rps=null", "arrivals.clients=1"), tmp_path)
     records = rows(files_of(folder).records)
-    seen: list[list[int]] = []
-    for record, one in zip(records, server.seen()["asked"], strict=True):
-        prompt = one["body"]["prompt"]
-        shared = max((_common(prompt, other) for other in seen), default=0)
+    earlier: list[list[int]] = []
+    for record, request in zip(records, server.received()["requests"], strict=True):
+        prompt = request["body"]["prompt"]
+        shared = max((_common(prompt, other) for other in earlier), default=0)
         assert record["reused_tokens"] == min(shared // 16 * 16, len(prompt) - 1)
-        seen.append(prompt)
+        earlier.append(prompt)
     summary = json.loads((folder / "summary.json").read_bytes())
     metrics = summary["serving"][0]["metrics"]
     reused, prompt = (sum(row[name] for row in records) for name in ("reused_tokens", "prompt_tokens"))
     assert metrics["token_hit_rate"]["mean"] == pytest.approx(reused / prompt)
 
 
-def _common(one: list[int], other: list[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _common(first: list[int], second: list[int]) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def test_clients_wait_for_their_answers(serve, tmp_path: Path):
@@ -109,9 +110,9 @@ def test_turns_follow_their_answers(serve, tmp_path: Path, monkeypatch):
 
     drawn = build.build_arrivals
 
-    def in_sessions(*given):
-        requests = drawn(*given)
-        turns = [replace(requests[at], after=(requests[at - 1].id,), wait_ns=20_000_000) for at in (1, 2)]
+    def in_sessions(*arguments):
+        requests = drawn(*arguments)
+        turns = [replace(requests[index], after=(requests[index - 1].id,), wait_ns=20_000_000) for index in (1, 2)]
         return [requests[0], *turns, *requests[3:]]
 
     monkeypatch.setattr(build, "build_arrivals", in_sessions)
@@ -132,8 +133,8 @@ def test_failed_request_is_named_and_others_go_on(serve, tmp_path: Path, fault: 
     (run,) = files_of(folder).finished()
     assert run["requests"] == len(rows(files_of(folder).records)) == 4
     assert len(run["failures"]) == 2
-    words = {"fails_at": "HTTP 400: too long for me", "breaks_at": "no connection"}[fault]
-    assert all(words in reason for reason in run["failures"].values())
+    expected = {"fails_at": "HTTP 400: too long for me", "breaks_at": "no connection"}[fault]
+    assert all(expected in reason for reason in run["failures"].values())
     caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]
     assert any("2 of 6 requests failed and count nowhere, request " in caveat for caveat in caveats)
 
@@ -148,7 +149,9 @@ def test_page_says_where_times_were_measured(serve, tmp_path: Path):
 
 def test_server_that_fails_all_is_one_sentence(serve, tmp_path: Path):
     server = serve(usage=False)
-    with pytest.raises(ValueError, match=r"^base_url=.*: expected answers, but all 6 requests failed, .* has no usage"):
+    with pytest.raises(
+        ValueError, match=r"^base_url=.*: expected answers, but all 6 requests failed; request .* has no usage"
+    ):
         replay(study(server.url), tmp_path)
 
 
@@ -173,9 +176,9 @@ def test_server_without_cache_report_has_no_hit_rate(serve, tmp_path: Path):
 
 def test_gaps_are_those_between_chunks(serve, tmp_path: Path):
     folder = replay(study(serve().url), tmp_path)
-    with np.load(files_of(folder).serving(ARM, Cell(0, 40.0))) as written:
-        assert written["gap_count"].sum() == 6 * 3
-        total = float(written["gap_ns"] @ written["gap_count"]) * 1e-9
+    with np.load(files_of(folder).serving(ARM, Cell(0, 40.0))) as gaps:
+        assert gaps["gap_count"].sum() == 6 * 3
+        total = float(gaps["gap_ns"] @ gaps["gap_count"]) * 1e-9
     records = rows(files_of(folder).records)
     assert total == pytest.approx(sum(row["finished_s"] - row["first_token_s"] for row in records), abs=1e-6)
 
@@ -186,7 +189,7 @@ def test_finished_runs_are_not_sent_again(serve, tmp_path: Path):
     replay(settings, tmp_path)
     more = study(server.url, "output.if_exists=resume", "seeds=[0,1]")
     folder = replay(more, tmp_path)
-    assert len(server.seen()["asked"]) == 12
+    assert len(server.received()["requests"]) == 12
     assert [run["seed"] for run in files_of(folder).finished()] == [0, 1]
 
 
@@ -194,7 +197,7 @@ def test_finished_runs_are_not_sent_again(serve, tmp_path: Path):
 def test_cache_is_emptied_or_said_to_be_warm(serve, tmp_path: Path, reset: str, resets: int):
     server = serve()
     folder = replay(study(server.url, "seeds=[0,1]", f"replay.reset_path={reset}"), tmp_path)
-    assert server.seen()["resets"] == resets
+    assert server.received()["resets"] == resets
     caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]
     assert any("cache stayed warm" in caveat for caveat in caveats) == (not resets)
 
@@ -216,7 +219,7 @@ def test_key_is_sent_and_written_nowhere(serve, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TOY_KEY", "sk-secret-77")
     server = serve()
     folder = replay(study(server.url, "replay.api_key_variable=TOY_KEY"), tmp_path)
-    assert {one["authorization"] for one in server.seen()["asked"]} == {"Bearer sk-secret-77"}
+    assert {request["authorization"] for request in server.received()["requests"]} == {"Bearer sk-secret-77"}
     assert not any(b"sk-secret-77" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
@@ -236,7 +239,7 @@ def test_absent_server_is_one_sentence(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("overrides", "problem"),
     [
         ((), "base_url is not set with backend=server: expected the address of a server"),
         (("base_url=localhost",), "base_url=localhost: expected http://HOST"),
@@ -247,9 +250,9 @@ def test_absent_server_is_one_sentence(tmp_path: Path):
         (("base_url=http://x", "replay.reset_path=reset"), "replay.reset_path=reset: expected a path"),
     ],
 )
-def test_settings_without_meaning_are_refused(given: tuple[str, ...], problem: str):
+def test_settings_without_meaning_are_refused(overrides: tuple[str, ...], problem: str):
     with pytest.raises(Exception, match="expected") as refused:
-        compose("replay", [*FEW, *given])
+        compose("replay", [*FEW, *overrides])
     assert problem in str(refused.value)
 
 
@@ -265,16 +268,16 @@ def test_served_run_loads_as_frames(serve, tmp_path: Path):
 
 
 def test_twin_and_server_stand_side_by_side(serve, tmp_path: Path, monkeypatch, capsys):
-    own = (*FEW, f"output.root={tmp_path}")
+    common = (*FEW, f"output.root={tmp_path}")
     server = serve()
     folders = []
-    for run, given in (("server", f"base_url={server.url}"), ("twin", "backend=sim")):
-        settings = compose("replay", [*own, given])
+    for run, override in (("server", f"base_url={server.url}"), ("twin", "backend=sim")):
+        settings = compose("replay", [*common, override])
         settings.output.run = run
         folders.append(str(run_study(settings, "replay", tmp_path, show=False)))
     arguments = ["spanlab", "-cn", "compare", f"runs=[{','.join(folders)}]", f"output.root={tmp_path}"]
     monkeypatch.setattr("sys.argv", arguments)
     main()
-    said = capsys.readouterr().out
-    assert "mean_ttft_ms" in said
-    assert "token_hit_rate" in said
+    output = capsys.readouterr().out
+    assert "mean_ttft_ms" in output
+    assert "token_hit_rate" in output

@@ -1,4 +1,4 @@
-"""Studies for the report tests, made once."""
+"""Studies for the report tests, built once per session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import studies as factory
 
 @pytest.fixture(scope="session")
 def studies() -> ModuleType:
-    """The factory itself, for tests that build their own study."""
+    """The module of factories, for tests that build a study."""
     return factory
 
 

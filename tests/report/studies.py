@@ -46,16 +46,16 @@ def make_study(
     arms: dict[str, tuple[str, float, float]] = ARMS, seeds: int = 3, requests: int = 863, budget_gib: float = 16.0
 ) -> StudyData:
     """A study with plausible numbers; every count is consistent with every other."""
-    made = [_make_arm(name, *how, seeds, requests, budget_gib) for name, how in arms.items()]
-    none = next((arm for arm in made if arm.family == "none"), None)
-    for arm in made:
+    arm_data = [_make_arm(name, *settings, seeds, requests, budget_gib) for name, settings in arms.items()]
+    none = next((arm for arm in arm_data if arm.family == "none"), None)
+    for arm in arm_data:
         arm.summary["speedup"] = _speedup(none, arm, seeds) if none else None
     store = f"{budget_gib:g} GiB, KV and states together, LRU" if np.isfinite(budget_gib) else "unlimited"
-    return StudyData("quality_sim", FOOTER, made, make_load() if seeds > 1 else [], store)
+    return StudyData("quality_sim", FOOTER, arm_data, make_load() if seeds > 1 else [], store)
 
 
 def make_load() -> list[LoadPoint]:
-    """Delays that grow as in an M/G/1 queue; the first point of an arm waits for nobody."""
+    """Delays that grow as in an M/G/1 queue; the first point of an arm has no queue."""
     load = []
     for arm, family, service_s in (
         ("none", "none", 0.6),
@@ -78,7 +78,7 @@ def _make_arm(
     name: str, family: str, states: float, share: float, seeds: int, requests: int, budget_gib: float
 ) -> ArmData:
     columns = [_columns(seed, family, states, share, requests, budget_gib) for seed in range(seeds)]
-    joined = {key: np.concatenate([part[key] for part in columns]) for key in columns[0]}
+    joined = {key: np.concatenate([seed_columns[key] for seed_columns in columns]) for key in columns[0]}
     runs = [_run(seed, family, states, requests, budget_gib) for seed in range(seeds)]
     return ArmData(name, family, joined, runs, _summary(family, joined, runs))
 
@@ -92,10 +92,12 @@ def _columns(
     prompt = document[group] + rng.integers(30, 250, requests)
     first = np.zeros(requests, dtype=bool)
     first[np.unique(group, return_index=True)[1]] = True
-    seen = np.where(first, 40, document[group] + rng.integers(0, 6, requests)).clip(max=prompt)
-    gone = rng.random(requests) < min(0.6, max(0.0, 0.02 + 0.004 * states if np.isfinite(budget_gib) else 0.0))
-    kv_lost = np.where(gone & ~first, seen, 0) if family != "none" else seen
-    matched = seen - kv_lost
+    seen_tokens = np.where(first, 40, document[group] + rng.integers(0, 6, requests)).clip(max=prompt)
+    evicted_prefix = rng.random(requests) < min(
+        0.6, max(0.0, 0.02 + 0.004 * states if np.isfinite(budget_gib) else 0.0)
+    )
+    kv_lost = np.where(evicted_prefix & ~first, seen_tokens, 0) if family != "none" else seen_tokens
+    matched = seen_tokens - kv_lost
     noise = rng.beta(60 * share + 0.05, 60 * (1 - share) + 0.05, requests) if share else np.zeros(requests)
     reused = (matched * noise).astype(int) if family != "kv_only" else np.zeros(requests, dtype=int)
     missing = matched - reused
@@ -113,12 +115,12 @@ def _columns(
         "finished_s": arrived + queue + prefill + 0.011 * output,
         "prompt_tokens": prompt,
         "output_tokens": output,
-        "seen_tokens": seen,
+        "seen_tokens": seen_tokens,
         "matched_tokens": matched,
         "resumable_tokens": reused,
         "reused_tokens": reused,
         "computed_tokens": computed,
-        "lost_never_seen": prompt - seen,
+        "lost_never_seen": prompt - seen_tokens,
         "lost_never_stored": kv_lost if family == "none" else np.zeros_like(kv_lost),
         "lost_kv_evicted": kv_lost if family != "none" else np.zeros_like(kv_lost),
         "lost_state_evicted": evicted,
@@ -171,13 +173,13 @@ def _rounds(family: str, states: float) -> list[dict[str, Any]]:
         match = 40 if number == 1 else 5100 + int(rng.integers(0, 40))
         count = round(states * (0.5 + 0.5 * min(number / 6, 1.0)))
         positions = sorted({int(p) for p in np.linspace(0, match, count + 1)[1:]}) if number > 1 else []
-        held = [p for p in positions if p <= match]
+        resumable = [p for p in positions if p <= match]
         rounds.append(
             {
                 "round": number,
                 "prompt": prompt,
                 "match": match,
-                "resume": held[-1] if held else 0,
+                "resume": resumable[-1] if resumable else 0,
                 "positions": positions,
             }
         )
@@ -186,7 +188,7 @@ def _rounds(family: str, states: float) -> list[dict[str, Any]]:
 
 def _summary(family: str, columns: dict[str, np.ndarray], runs: list[dict[str, Any]]) -> dict[str, Any]:
     total = {key: int(values.sum()) for key, values in columns.items()}
-    prompt, reused, seen = total["prompt_tokens"], total["reused_tokens"], total["seen_tokens"]
+    prompt, reused, seen_tokens = total["prompt_tokens"], total["reused_tokens"], total["seen_tokens"]
     ttft = columns["first_token_s"] - columns["arrived_s"]
     queue = columns["admitted_s"] - columns["arrived_s"]
     e2e = columns["finished_s"] - columns["arrived_s"]
@@ -206,20 +208,20 @@ def _summary(family: str, columns: dict[str, np.ndarray], runs: list[dict[str, A
         "token_hit_rate_interval": hit_rate_interval(columns),
         "finds": "prefixes",
         "bounds": {
-            "infinite_prefix_tokens": seen,
-            "infinite_any_position_tokens": seen,
-            "offline_tokens": (seen + reused) // 2,
-            "regret_points": 50.0 * (seen - reused) / prompt,
+            "infinite_prefix_tokens": seen_tokens,
+            "infinite_any_position_tokens": seen_tokens,
+            "offline_tokens": (seen_tokens + reused) // 2,
+            "regret_points": 50.0 * (seen_tokens - reused) / prompt,
             "least_ttft_s": None,
             "ttft_regret_s": None,
         },
-        "own_bound_tokens": seen,
+        "own_bound_tokens": seen_tokens,
         "request_hit_rate": hits / len(ttft),
-        "share_of_bound": reused / seen if seen else None,
+        "share_of_bound": reused / seen_tokens if seen_tokens else None,
         "bytes": {
-            f"{kind}_resident_{what}": float(np.mean([run[f"{kind}_resident_{what}_bytes"] for run in runs]))
+            f"{kind}_resident_{statistic}": float(np.mean([run[f"{kind}_resident_{statistic}_bytes"] for run in runs]))
             for kind in ("kv", "state")
-            for what in ("mean", "peak")
+            for statistic in ("mean", "peak")
         }
         | {"copied_mean": 0.0},
         **by_name,
@@ -250,15 +252,15 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def _intervals(values: np.ndarray, seeds: np.ndarray) -> dict[str, list[float | None]]:
-    parts = [_spread(values[seeds == seed]) for seed in np.unique(seeds)]
-    if len(parts) < 2:
-        return {key: [None, None] for key in parts[0]}
-    made: dict[str, list[float | None]] = {}
-    for key in parts[0]:
-        over = np.array([part[key] for part in parts])
-        half = 4.303 * over.std(ddof=1) / np.sqrt(len(over))
-        made[key] = [float(over.mean() - half), float(over.mean() + half)]
-    return made
+    spreads = [_spread(values[seeds == seed]) for seed in np.unique(seeds)]
+    if len(spreads) < 2:
+        return {key: [None, None] for key in spreads[0]}
+    intervals: dict[str, list[float | None]] = {}
+    for key in spreads[0]:
+        by_seed = np.array([spread[key] for spread in spreads])
+        half = 4.303 * by_seed.std(ddof=1) / np.sqrt(len(by_seed))
+        intervals[key] = [float(by_seed.mean() - half), float(by_seed.mean() + half)]
+    return intervals
 
 
 def _speedup(none: ArmData, arm: ArmData, seeds: int) -> dict[str, float | None]:
@@ -272,7 +274,7 @@ def _speedup(none: ArmData, arm: ArmData, seeds: int) -> dict[str, float | None]
 
 
 def make_degenerate() -> dict[str, StudyData]:
-    """Studies at the edges: one arm, one seed, one request, no states, no bytes, no hits, no arms."""
+    """Edge cases of studies: one arm, one seed, one request, no states, no bytes, no hits, no arms."""
     none, kv_only = ARMS["none"], ARMS["kv_only"]
     return {
         "one arm, one seed": make_study({"dp_3": ARMS["dp_3"]}, seeds=1, requests=30),

@@ -34,8 +34,8 @@ def point(length: str, k: str, verdict: str, repaired: float | None, plain: floa
     gains = (("prefix", None), ("cached_order", 1.2), ("repaired", repaired), ("plain", plain))
     steps = [step(family, gain, 0.25) for family, gain in gains]
     settings = {"workload.rag.passage_tokens": length, "workload.rag.k": k}
-    found = SUMMARY | {"break_even": {"steps": steps, "verdict": verdict}}
-    return replace(SweepPoint(" ".join(settings), f"{length}, {k}", "toy", found), settings=settings)
+    summary = SUMMARY | {"break_even": {"steps": steps, "verdict": verdict}}
+    return replace(SweepPoint(" ".join(settings), f"{length}, {k}", "toy", summary), settings=settings)
 
 
 POINTS = [
@@ -45,7 +45,7 @@ POINTS = [
 ]
 
 
-def test_a_cell_tells_the_gains_of_repaired_and_plain():
+def test_a_cell_shows_the_gains_of_repaired_and_plain():
     ax = draw_break_even(POINTS).axes[0]
     assert [text.get_text() for text in ax.texts] == ["0.7 / 1", "– / 1.5", "2 / 2.5"]
     assert [text.get_position() for text in ax.texts] == [(0.5, 0.5), (1.5, 0.5), (0.5, 1.5)]
@@ -58,8 +58,8 @@ def test_verdicts_have_the_colours_of_the_legend():
     named = zip(legend.get_texts(), legend.get_patches(), strict=True)
     colours = {text.get_text(): to_hex(patch.get_facecolor()) for text, patch in named}
     drawn = [to_hex(patch.get_facecolor()) for patch in figure.axes[0].patches]
-    wanted = ("prefix caching suffices", "only plain PIC pays", "repaired PIC pays")
-    assert drawn == [colours[words] for words in wanted]
+    expected = ("prefix caching suffices", "only plain PIC pays", "repaired PIC pays")
+    assert drawn == [colours[label] for label in expected]
 
 
 def test_the_map_fits_into_its_frame(tmp_path):

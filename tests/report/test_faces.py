@@ -1,4 +1,4 @@
-"""A table is described once; every face shows the same cells."""
+"""All renderings of a table show the same cells."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Cells(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[list[str | None]] = []
+        self.cells: list[list[str | None]] = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         if tag in ("td", "th"):
-            self.found.append(["", dict(attrs).get("data-value")])
+            self.cells.append(["", dict(attrs).get("data-value")])
 
     def handle_data(self, data):
-        if self.found and data.strip():
-            self.found[-1][0] += data
+        if self.cells and data.strip():
+            self.cells[-1][0] += data
 
 
 def test_markdown_aligns_numbers_and_escapes_bars():
@@ -64,8 +64,8 @@ def test_csv_has_every_value_with_its_unit(tmp_path):
     assert path.name == "arms.csv"
     assert path.read_text() == csv_text(TABLE)
     with path.open(newline="") as file:
-        read = list(csv.reader(file))
-    assert read == [
+        records = list(csv.reader(file))
+    assert records == [
         ["arm", "ttft_mean_s", "ttft_mean_low_s", "steady", "requests"],
         ["a|<b>", "0.4125", "0.4", "True", "1200"],
         ["[red]", "", "", "False", "3"],
@@ -81,7 +81,7 @@ def test_stored_tables_come_back_equal(tmp_path):
 def test_html_escapes_text_and_carries_sort_keys():
     text = html(TABLE)
     assert "<b>" not in text
-    assert Cells(text).found == [
+    assert Cells(text).cells == [
         ["arm", None],
         ["TTFTmean", None],
         ["steadystate", None],
@@ -120,11 +120,11 @@ def test_a_narrow_terminal_drops_the_highest_keep_first():
     assert as_text([TABLE], 30).splitlines()[-1] == "too narrow for: steady state"
 
 
-def test_notes_of_several_tables_stand_once():
+def test_equal_notes_of_several_tables_appear_once():
     assert as_text([TABLE, TABLE], 80).count("another") == 1
 
 
-def test_a_table_without_rows_has_every_face():
+def test_a_table_without_rows_has_every_rendering():
     empty = Table("none", "nothing", COLUMNS, ())
     assert csv_text(empty).count("\n") == 1
     assert "nothing" in as_text([empty])
@@ -133,18 +133,18 @@ def test_a_table_without_rows_has_every_face():
 
 
 @pytest.mark.parametrize(
-    ("columns", "rows", "said"),
+    ("columns", "rows", "message"),
     [
         ((COLUMNS[0], COLUMNS[0]), (), "expected different names"),
         (COLUMNS[:2], ((MISSING,),), "cells of a row of table x=1: expected 2"),
     ],
 )
-def test_a_table_that_does_not_fit_together_is_refused(columns, rows, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_inconsistent_table_is_refused(columns, rows, message):
+    with pytest.raises(ValueError, match=message):
         Table("x", "x", columns, rows)
 
 
-def test_a_file_gets_all_columns_and_columns_is_obeyed(monkeypatch):
+def test_a_file_gets_all_columns_unless_columns_is_set(monkeypatch):
     def printed() -> str:
         file = io.StringIO()
         print_tables([TABLE], Console(file=file, width=20, force_terminal=False))

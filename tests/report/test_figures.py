@@ -1,4 +1,4 @@
-"""Every figure draws on every study, says what it shows in which unit, and shows the summary's numbers."""
+"""Every figure is drawn for every study, with units and with the numbers of the summary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def texts(figure):
 
 
 def series(figure, gid):
-    """Data of the line or bars that carry `gid`."""
+    """Return the line with this `gid`."""
     return next(line for ax in figure.axes for line in ax.lines if line.get_gid() == gid)
 
 
@@ -65,7 +65,7 @@ def test_a_study_without_the_data_has_no_such_figure(degenerate):
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
-def test_footer_stands_under_every_figure(drawn, full, name):
+def test_every_figure_has_its_footer(drawn, full, name):
     assert f"{full.title} · {full.footer}" in texts(drawn[name])
 
 
@@ -149,8 +149,10 @@ def test_a_family_has_one_colour_in_all_figures(drawn, full):
 
 
 def test_families_differ_in_colour_and_in_marker():
-    """Colours all; markers among the families that can meet: those with states, and those that read spans anywhere."""
-    *families, alone, always, break_even = style.FAMILY_STYLES  # the last three, of tiers, meet none of the others
+    """Colours differ among all families; markers among families that share figures, with states or with spans."""
+    *families, alone, always, break_even = (
+        style.FAMILY_STYLES
+    )  # the last three, of tiers, share no figure with the others
     assert len({style.FAMILY_STYLES[family][0] for family in families}) == len(families)
     assert len({style.FAMILY_STYLES[family] for family in (alone, always, break_even)}) == 3
     spans = families[families.index("pic") :]
@@ -158,7 +160,7 @@ def test_families_differ_in_colour_and_in_marker():
         assert len({style.FAMILY_STYLES[family][1] for family in together}) == len(together)
 
 
-def test_an_unknown_family_keeps_its_look():
+def test_an_unknown_family_has_a_stable_style():
     assert style.family_style("tail_first") == style.family_style("tail_first")
     assert style.family_style("tail_first") == ("#66a61e", "D")
 
@@ -174,15 +176,15 @@ def test_every_cause_has_its_colour():
     assert len(set(style.CAUSE_COLOURS.values())) == len(style.CAUSE_COLOURS)
 
 
-def test_checkpoint_dots_are_the_states_held(drawn, full):
+def test_checkpoint_dots_are_the_stored_states(drawn, full):
     figure = drawn["checkpoint_positions"]
     arms = best_of_families((arm for arm in full.arms if measures.holds_states(arm)), 8)
     assert [ax.get_title("left") for ax in figure.axes] == [arm.name for arm in arms]
     for ax, arm in zip(figure.axes, arms, strict=True):
         rounds = arm.runs[0]["group_rounds"]
-        held = [(p, visit["round"]) for visit in rounds for p in visit["positions"]]
+        stored = [(p, visit["round"]) for visit in rounds for p in visit["positions"]]
         dots = ax.lines[0]
-        assert list(zip(dots.get_xdata(), dots.get_ydata(), strict=True)) == held
+        assert list(zip(dots.get_xdata(), dots.get_ydata(), strict=True)) == stored
         prompt, match = (collection.get_segments() for collection in ax.collections[:2])
         assert [segment[1][0] for segment in prompt] == [visit["prompt"] for visit in rounds]
         assert [segment[1][0] for segment in match] == [visit["match"] for visit in rounds]
@@ -206,7 +208,7 @@ def test_common_prefix_counts_every_request(drawn, full):
         assert stairs.get_data().values.sum() == len(full.arms[0].columns["seen_tokens"])
 
 
-def test_labels_do_not_lie_on_each_other(drawn):
+def test_labels_do_not_overlap(drawn):
     for name in ("pareto_tokens", "pareto_ttft"):
         figure = drawn[name]
         figure.set_dpi(style.DPI)
@@ -218,13 +220,13 @@ def test_labels_do_not_lie_on_each_other(drawn):
         assert not any(a.overlaps(b) for a, b in pairs)
 
 
-def test_frontier_keeps_what_no_other_arm_beats():
+def test_frontier_has_the_undominated_arms():
     def point(name, x, y, saves=True):
         return Point(name, "dp", x, y, 0.0, (0.0, 0.0), saves)
 
     points = [point("cheap", 1, 10), point("worse", 2, 9), point("better", 3, 20), point("idle", 0, 0, saves=False)]
-    assert [kept.name for kept in frontier(points, larger_is_better=True)] == ["cheap", "better"]
-    assert [kept.name for kept in frontier(points, larger_is_better=False)] == ["cheap", "worse"]
+    assert [member.name for member in frontier(points, larger_is_better=True)] == ["cheap", "better"]
+    assert [member.name for member in frontier(points, larger_is_better=False)] == ["cheap", "worse"]
 
 
 def test_representatives_are_references_and_the_best_of_each_family(full):
@@ -275,7 +277,7 @@ def test_unknown_figure_lists_the_known_ones():
         FIGURES["pie"]
 
 
-def test_figures_of_many_loads_stay_in_the_order_given(studies, full):
+def test_arms_of_a_load_figure_keep_their_order(studies, full):
     names = list(dict.fromkeys(point.arm for point in full.load))
     figure = FIGURES["queueing_load"](full)
     assert [text.get_text() for text in figure.axes[3].get_legend().get_texts()] == names
@@ -321,7 +323,7 @@ def test_no_pareto_of_a_store_that_is_full_for_all(full):
     assert FIGURES["pareto_ttft"](replace(full, arms=[filled(arm) for arm in full.arms])) is None
 
 
-def test_full_stores_stand_off_the_frontier():
+def test_full_stores_are_not_on_the_frontier():
     small = Point("small", "dp", 1, 10, 0.0, (0.0, 0.0), True)
     full = Point("full", "dp", 2, 20, 0.0, (0.0, 0.0), True, full=True)
     assert frontier([small, full], larger_is_better=True) == [small]

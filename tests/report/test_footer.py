@@ -1,4 +1,4 @@
-"""A long footer makes a figure taller and leaves its axes alone."""
+"""A long footer makes a figure taller and does not overlap its axes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from spanlab.report.drawing.style import framed_with
 
 
-@pytest.mark.parametrize("words", [1, 40, 90, 160])
-def test_footer_does_not_touch_the_axis_title(words):
-    figure, ((ax,),) = framed_with("measured " * words, "title")
+@pytest.mark.parametrize("count", [1, 40, 90, 160])
+def test_footer_does_not_touch_the_axis_title(count):
+    figure, ((ax,),) = framed_with("measured " * count, "title")
     ax.set_xlabel("share of prompt tokens (%)")
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)

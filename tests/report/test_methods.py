@@ -1,11 +1,11 @@
-"""The table and figures of methods: what is shown, what is left to machines, and when nothing is drawn."""
+"""The table and figures of methods: visible columns, hidden columns, and figures without data."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from spanlab.analysis.method_scores import ArmAnswers, Compared, floor_entry, method_entry
+from spanlab.analysis.method_scores import ArmAnswers, References, floor_entry, method_entry
 from spanlab.report.faces import markdown
 from spanlab.report.methods import benefit, budgets
 from spanlab.report.methods.data import MethodData
@@ -30,9 +30,9 @@ ARMS = {
 }
 
 
-def answers(name: str, more: float, ttft: float, computed: int) -> ArmAnswers:
-    nll = FULL + more + (0.4 * NOISE if more else 0)
-    scores = {"nll": nll, "kl": np.abs(more * (1 + 0.3 * NOISE)), "top1": np.full(QUESTIONS, 1 - more / 4)}
+def answers(name: str, added_loss: float, ttft: float, computed: int) -> ArmAnswers:
+    nll = FULL + added_loss + (0.4 * NOISE if added_loss else 0)
+    scores = {"nll": nll, "kl": np.abs(added_loss * (1 + 0.3 * NOISE)), "top1": np.full(QUESTIONS, 1 - added_loss / 4)}
     tokens = np.full(QUESTIONS, computed)
     family = name.rstrip("0123456789_")
     return ArmAnswers(name, family, ttft * (1 + 0.1 * NOISE), np.full(QUESTIONS, 450), tokens, 1 << 20, scores)
@@ -40,10 +40,10 @@ def answers(name: str, more: float, ttft: float, computed: int) -> ArmAnswers:
 
 @pytest.fixture
 def data() -> MethodData:
-    arms = {name: answers(name, *told) for name, told in ARMS.items()}
-    beside = Compared(arms["none"], arms["none_view"], answers("none", 0.0, 1.0, 450), np.arange(QUESTIONS) // 2)
-    entries = {name: method_entry(arm, beside) for name, arm in arms.items()}
-    return MethodData(entries, floor_entry(beside), "none", "none_view", "gold_view", "pic_answers · a test")
+    arms = {name: answers(name, *numbers) for name, numbers in ARMS.items()}
+    compared = References(arms["none"], arms["none_view"], answers("none", 0.0, 1.0, 450), np.arange(QUESTIONS) // 2)
+    entries = {name: method_entry(arm, compared) for name, arm in arms.items()}
+    return MethodData(entries, floor_entry(compared), "none", "none_view", "gold_view", "pic_answers · a test")
 
 
 def test_the_table_shows_what_was_measured(data):
@@ -60,7 +60,7 @@ def test_the_table_shows_what_was_measured(data):
     assert "| `pic` |" in markdown(table)
 
 
-def test_pairs_say_whether_they_differ():
+def test_pairs_show_whether_they_differ():
     pair = {"first": "pic", "second": "ape", "mean": 0.1, "low": -0.1, "high": 0.3, "shown": False}
     (row,) = pairs_table([pair]).rows
     assert row[-1].text == "not shown"
@@ -70,12 +70,12 @@ def test_every_method_is_a_point_between_levels(data):
     figure = benefit.draw(data)
     (ax,) = figure.axes
     assert "benefit" in ax.get_ylabel()
-    words = {text.get_text() for text in ax.texts}
-    assert {"full recompute", "no passages", "gold alone", "pic", "lego_link_16"} <= words
-    assert "none_view" not in words
+    labels = {text.get_text() for text in ax.texts}
+    assert {"full recompute", "no passages", "gold alone", "pic", "lego_link_16"} <= labels
+    assert "none_view" not in labels
 
 
-def test_loss_is_drawn_where_no_benefit_is_known(data):
+def test_loss_is_drawn_without_benefits(data):
     for entry in data.entries.values():
         entry["benefit_kept"] = None
     assert "gold loss" in benefit.draw(data).axes[0].get_ylabel()
@@ -106,6 +106,6 @@ def test_the_table_of_budgets_has_the_figures_points(data):
 
 
 def test_single_budgets_have_no_figure_and_no_table(data):
-    few = MethodData({"pic": data.entries["pic"]}, data.floor, "none", None, None, "")
-    assert budgets.draw(few) is None
-    assert budgets_tables(few) == ()
+    single = MethodData({"pic": data.entries["pic"]}, data.floor, "none", None, None, "")
+    assert budgets.draw(single) is None
+    assert budgets_tables(single) == ()

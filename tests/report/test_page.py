@@ -1,4 +1,4 @@
-"""report.html holds everything in one file: tables, figures, settings, provenance; nothing is fetched."""
+"""report.html contains tables, figures, settings and provenance in one file, without external resources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTS = facts_of({"commit": "1a2b3c4", "machine": "2 x cpu", "versions": {"pytho
 
 
 class Reader(HTMLParser):
-    """Attributes that name another resource, texts, and tags that were never closed."""
+    """Parser for attributes that name a resource, for texts, and for unclosed tags."""
 
     VOID = ("meta", "img", "br", "link", "input")
 
@@ -41,7 +41,7 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture
-def written(tmp_path):
+def page_text(tmp_path):
     figure = tmp_path / "pareto.png"
     figure.write_bytes(PICTURE)
     page = Page(
@@ -52,27 +52,27 @@ def written(tmp_path):
     return path.read_text()
 
 
-def test_nothing_outside_the_file_is_named(written):
-    resources = Reader(written).resources
+def test_the_page_names_no_external_resource(page_text):
+    resources = Reader(page_text).resources
     picture = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
     assert {name for name in resources if not name.startswith("#")} == {picture}
-    assert not [word for word in ("http:", "https:", "@import", "url(", "fetch(") if word in written]
+    assert not [word for word in ("http:", "https:", "@import", "url(", "fetch(") if word in page_text]
 
 
-def test_everything_is_there_and_escaped(written):
-    reader = Reader(written)
+def test_all_content_is_present_and_escaped(page_text):
+    reader = Reader(page_text)
     assert reader.open == []
     expected = {"toy <x>", "about & more", "a caveat", "lost: why", "key: <value>", "Arms <1>", "a & b", "<a>"}
     assert expected <= set(reader.texts)
     assert {"1a2b3c4", "2 x cpu", "python 3.11", "1.2 s", "pareto"} <= set(reader.texts)
-    assert html(TABLE) in written
+    assert html(TABLE) in page_text
 
 
-def test_tables_without_a_column_for_readers_are_left_out(written):
-    assert 'id="arms"' in written
-    assert 'id="rows"' not in written
+def test_tables_without_a_visible_column_are_omitted(page_text):
+    assert 'id="arms"' in page_text
+    assert 'id="rows"' not in page_text
 
 
-def test_what_is_absent_has_no_heading(tmp_path):
+def test_absent_content_has_no_heading(tmp_path):
     text = write_page(Page("toy", (), facts=FACTS), tmp_path).read_text()
     assert not {"caveats", "failed", "figures"} & set(Reader(text).texts)

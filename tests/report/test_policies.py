@@ -21,14 +21,14 @@ def rule(arm: str, family: str, rates: tuple[float, ...], offline: float | None 
 
 def points(gib: tuple[float, ...] = (8.0, 16.0)) -> list[PolicyPoint]:
     """Two workloads; `mine` leads `lru` by ten points at each."""
-    own = (rule("mine", "ours", (0.4, 0.5)), rule("odd", "ours", (0.1, 0.1), None))
-    rules = (rule("lru", "engines", (0.3, 0.4)), *own)
+    ours = (rule("mine", "ours", (0.4, 0.5)), rule("odd", "ours", (0.1, 0.1), None))
+    rules = (rule("lru", "engines", (0.3, 0.4)), *ours)
     return [PolicyPoint(panel, size, rules) for panel in ("quality", "agents") for size in gib]
 
 
 def column(table, name: str) -> list[str]:
-    at = [column.name for column in table.columns].index(name)
-    return [row[at].text for row in table.rows]
+    index = [column.name for column in table.columns].index(name)
+    return [row[index].text for row in table.rows]
 
 
 def test_the_ranking_sorts_by_the_share_of_the_bound():
@@ -52,11 +52,15 @@ def test_every_rule_at_every_point_is_listed():
     assert len(rules_table(points()).rows) == 12
 
 
-def test_points_of_a_sweep_are_told_by_what_their_summaries_hold():
-    told = [one.plain() for one in points()[0].rules]
+def test_points_of_a_sweep_are_read_from_summaries():
+    stored = [result.plain() for result in points()[0].rules]
     settings = {"traffic": "quality", BUDGET: "8"}
     swept = SweepPoint(
-        "", "", "", {"policies": {"budget_gib": 8.0, "rules": told}, "workload": {"kind": "quality"}}, settings=settings
+        "",
+        "",
+        "",
+        {"policies": {"budget_gib": 8.0, "rules": stored}, "workload": {"kind": "quality"}},
+        settings=settings,
     )
     failed = SweepPoint("", "", "", None, "failed", settings)
     assert policy_points([swept, failed]) == points()[:1]

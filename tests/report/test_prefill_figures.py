@@ -1,4 +1,4 @@
-"""Figures of prefills: drawn where there is something to draw, from entries of one point or of many."""
+"""Figures of prefills, from entries of one point or of many; without data, no figure."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def entry(arm: str, kind: str, length: float, reused: float = 0.0, states: float
 
 
 def entries(*lengths: float) -> list[dict]:
-    found = []
+    rows = []
     for length in lengths:
-        found += [entry("none", kind, length) for kind in ("cold", "warm")]
-        found += [entry("block", "cold", length, states=4, fast=0.95)]
-        found += [entry("block", "warm", length, reused=0.9 * length, fast=6)]
-    return found
+        rows += [entry("none", kind, length) for kind in ("cold", "warm")]
+        rows += [entry("block", "cold", length, states=4, fast=0.95)]
+        rows += [entry("block", "warm", length, reused=0.9 * length, fast=6)]
+    return rows
 
 
-def data(found: list[dict]) -> PrefillData:
-    return PrefillData(found, ("kind",), "none", "a footer")
+def data(rows: list[dict]) -> PrefillData:
+    return PrefillData(rows, ("kind",), "none", "a footer")
 
 
 @pytest.mark.parametrize("module", [ttft, speedup, parts, reuse, capture])
@@ -61,13 +61,13 @@ def test_curves_over_length_need_two_lengths(module):
 
 
 def test_no_speedup_figure_without_speedups():
-    withheld = [one | {"speedup": None} for one in entries(1000, 2000)]
+    withheld = [row | {"speedup": None} for row in entries(1000, 2000)]
     assert speedup.draw(data(withheld)) is None
     assert capture.draw(data(withheld)) is None
 
 
 def test_simulated_entries_have_no_parts_and_no_bounds():
-    simulated = [one | {"parts_s": {}, "bound_s": None, "of_bound": None} for one in entries(1000)]
+    simulated = [row | {"parts_s": {}, "bound_s": None, "of_bound": None} for row in entries(1000)]
     assert parts.draw(data(simulated)) is None
     assert reuse.draw(data(simulated)) is None
 

@@ -1,4 +1,4 @@
-"""Arms that reuse spans anywhere beside arms that reuse prefixes: bounds, table and figures keep them apart."""
+"""Studies with prefix lookup and with lookup of spans anywhere: bounds, table and figures separate both."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from spanlab.report.summary.arms_table import arms_table
 
 @pytest.fixture(scope="module")
 def study(studies):
-    """Three arms; the last two look for spans anywhere and repair some of what they find."""
-    made = studies.make_study({name: studies.ARMS[name] for name in ("none", "radix", "branch", "last_528")}, 2, 60)
-    pic, blend = made.arms[2:]
-    seen = pic.summary["tokens"]["seen"]
-    pic.summary.update(finds="spans anywhere", own_bound_tokens=seen + 500)
-    blend.summary.update(finds="spans anywhere", own_bound_tokens=seen + 400)
+    """Four arms; the last two look up spans anywhere, and the last one repairs some tokens."""
+    built = studies.make_study({name: studies.ARMS[name] for name in ("none", "radix", "branch", "last_528")}, 2, 60)
+    pic, blend = built.arms[2:]
+    seen_tokens = pic.summary["tokens"]["seen"]
+    pic.summary.update(finds="spans anywhere", own_bound_tokens=seen_tokens + 500)
+    blend.summary.update(finds="spans anywhere", own_bound_tokens=seen_tokens + 400)
     blend.summary["bytes"].update(copied_mean=2 * 2**30, kv_resident_mean=5 * 2**30, state_resident_mean=0.0)
     blend.summary["tokens"]["repaired"] = blend.summary["tokens"]["prompt"] // 8
-    return replace(made, caveats=("quality is unknown here",), baseline="none")
+    return replace(built, caveats=("quality is unknown here",), baseline="none")
 
 
 def as_text(study, width=160):
     return texts([arms_table(study)], width)
 
 
-def words(text: str) -> str:
+def single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_each_way_of_looking_has_its_largest_bound(study):
-    prompt, seen = (study.arms[0].summary["tokens"][key] for key in ("prompt", "seen"))
-    expected = {"prefixes": 100 * seen / prompt, "spans anywhere": 100 * (seen + 500) / prompt}
+def test_each_kind_of_lookup_has_its_largest_bound(study):
+    prompt, seen_tokens = (study.arms[0].summary["tokens"][key] for key in ("prompt", "seen"))
+    expected = {"prefixes": 100 * seen_tokens / prompt, "spans anywhere": 100 * (seen_tokens + 500) / prompt}
     assert measures.bounds_percent(arm.summary for arm in study.arms) == pytest.approx(expected)
     lines = {line.get_label(): line.get_ydata()[0] for line in FIGURES["pareto_tokens"](study).axes[0].lines}
     for finds, percent in expected.items():
@@ -48,29 +48,29 @@ def test_a_column_of_repairs_only_where_something_repairs(study, full):
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "12.5 %" in rows["last_528"]
     assert "12.5 %" not in rows["branch"]
-    assert "repaired tokens = computed in full view of the prompt" in words(text)
+    assert "repaired tokens = computed by a repair" in single_spaced(text)
 
 
 def test_private_copies_count_as_resident_bytes(study, full):
     rows = {line.split()[0]: line for line in as_text(study, 400).splitlines() if line.strip()}
     assert "7.00 GiB" in rows["last_528"]
     assert measures.resident_bytes(study.arms[3]) == 7 * 2**30
-    assert "copied by running requests" in words(as_text(study))
+    assert "private copies of running requests" in single_spaced(as_text(study))
     assert "copied" not in as_text(full)
 
 
-def test_the_caveat_is_said_once_and_only_where_it_holds(study, full):
-    assert words(as_text(study)).count("quality is unknown here") == 1
+def test_a_caveat_appears_once_and_only_in_its_study(study, full):
+    assert single_spaced(as_text(study)).count("quality is unknown here") == 1
     assert "quality" not in as_text(full).replace("quality_sim", "")
 
 
 def test_the_bound_is_explained_by_what_is_compared(study, full):
-    assert "could reuse, wherever their spans stand;" in words(as_text(study))
-    assert "could reuse; request hit rate" in words(as_text(full))
+    assert "could reuse, wherever their spans stand;" in single_spaced(as_text(study))
+    assert "could reuse; request hit rate" in single_spaced(as_text(full))
 
 
 def test_notes_name_the_baseline_and_the_hit_of_the_study(full):
-    text = words(as_text(replace(full, baseline="no_cache", count_hit_as="matched")))
+    text = single_spaced(as_text(replace(full, baseline="no_cache", count_hit_as="matched")))
     assert "speedup = mean TTFT of no_cache ÷" in text
     assert "at least one matched token" in text
 

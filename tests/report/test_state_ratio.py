@@ -10,10 +10,10 @@ from spanlab.report.sweep.data import SweepPoint
 
 
 def point(traffic: str, ratio: float | None, rate: float) -> SweepPoint:
-    told = {"ratio": ratio, "default": 0.9, "formula": 2.4}
+    ratios = {"ratio": ratio, "default": 0.9, "formula": 2.4}
     arms = {"boundary": {"token_hit_rate": rate, "token_hit_rate_interval": [rate - 0.05, rate + 0.05]}}
     settings = {"traffic": traffic, RATIO: "null" if ratio is None else f"{ratio:g}"}
-    return SweepPoint("", "", "", {"state_ratio": told, "arms": arms}, settings=settings)
+    return SweepPoint("", "", "", {"state_ratio": ratios, "arms": arms}, settings=settings)
 
 
 POINTS = [
@@ -26,7 +26,7 @@ POINTS = [
 ]
 
 
-def test_curves_are_sorted_by_ratio_and_one_budget_stands_apart():
+def test_curves_are_sorted_by_ratio_and_exclude_one_budget():
     first, second = ratio_curves(POINTS)
     assert list(first.curves["boundary"]) == [0.2, 0.9, 2.0]
     assert first.common["boundary"].value == 0.7

@@ -1,4 +1,4 @@
-"""The tables of losses and loads hold the summary's numbers."""
+"""The tables of losses and loads show the numbers of the summary."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from spanlab.report.summary.study_tables import load_table, losses_table, study_
 
 
 def values(table):
-    """Rows as mappings from column name to value."""
+    """Return rows as mappings from column name to value."""
     return [{c.name: cell.value for c, cell in zip(table.columns, row, strict=True)} for row in table.rows]
 
 
 def test_reused_and_causes_sum_to_the_prompt_tokens(studies):
     study = studies.make_study({name: studies.ARMS[name] for name in ("none", "dp_3")}, 2, 60)
-    found = values(losses_table(study))
-    assert [row["arm"] for row in found] == ["none", "dp_3"]
-    for row, arm in zip(found, study.arms, strict=True):
+    rows = values(losses_table(study))
+    assert [row["arm"] for row in rows] == ["none", "dp_3"]
+    for row, arm in zip(rows, study.arms, strict=True):
         assert row["reused_tokens"] == arm.summary["tokens"]["reused"]
         assert (
             sum(row[name] for name in ("reused_tokens", *(f"lost_{cause}" for cause in LOSS_CAUSES)))
@@ -33,9 +33,9 @@ def test_causes_that_no_arm_has_are_not_shown(studies):
 
 
 def test_loads_have_their_delays_and_intervals(full):
-    found = values(load_table(full))
-    assert [(row["arm"], row["rate_rps"]) for row in found] == [(point.arm, point.rate_rps) for point in full.load]
-    for row, point in zip(found, full.load, strict=True):
+    rows = values(load_table(full))
+    assert [(row["arm"], row["rate_rps"]) for row in rows] == [(point.arm, point.rate_rps) for point in full.load]
+    for row, point in zip(rows, full.load, strict=True):
         assert row["ttft_mean_s"] == pytest.approx(point.ttft_s["mean"])
         assert (row["queue_mean_low_s"], row["queue_p99_s"]) == (point.queue_s["low"], point.queue_s["p99"])
 

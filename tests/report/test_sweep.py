@@ -1,4 +1,4 @@
-"""The figure and table of a sweep show the rows' numbers; labels cover no other."""
+"""The figure and table of a sweep show the numbers of the rows; labels do not overlap."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_point(axis, value, rates=(0.0, 0.1, 0.7), ttft=(0.05, 0.04, 0.01), half
 
 BUDGETS = [make_point(BUDGET, 64.0, (0.0, 0.2, 0.8)), make_point(BUDGET, 4.0, (0.0, 0.1, 0.5), (0.9, 0.5, 0.02))]
 ORDERS = [make_point(ORDER, "shuffled"), make_point(ORDER, "as_given", (0.0, 0.25, 0.75))]
-ASKED = [make_point(QUESTIONS, 2.0), make_point(QUESTIONS, 5.0)]
+QUESTION_POINTS = [make_point(QUESTIONS, 2.0), make_point(QUESTIONS, 5.0)]
 FAILED = SweepPoint(BUDGET, -1.0, "", None, "store.total_gib=-1: expected a number above zero")
 
 
@@ -65,9 +65,9 @@ def drawn(points, field: str = "token_hit_rate") -> Figure:
 
 
 def marks(ax) -> dict[str, list[tuple[float, float]]]:
-    """Places of the marks by word."""
+    """Return the positions of the marks by category."""
     dots = [dots for dots in ax.collections if isinstance(dots, PathCollection)]
-    return {str(dot.get_label()): [tuple(place) for place in dot.get_offsets().tolist()] for dot in dots}
+    return {str(dot.get_label()): [tuple(position) for position in dot.get_offsets().tolist()] for dot in dots}
 
 
 def test_numbers_are_lines_over_sorted_values():
@@ -84,9 +84,9 @@ def test_numbers_are_lines_over_sorted_values():
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "64"]
 
 
-def test_words_are_dots_with_the_best_arm_on_top():
+def test_categories_are_dots_with_the_best_arm_on_top():
     (ax,) = drawn(ORDERS).axes
-    placed = {word: [(x, round(y)) for x, y in places] for word, places in marks(ax).items()}
+    placed = {category: [(x, round(y)) for x, y in positions] for category, positions in marks(ax).items()}
     assert placed == {
         "shuffled": [(0, 0), (10, 1), (70, 2)],
         "as_given": [(0, 0), (25, 1), (75, 2)],
@@ -94,7 +94,7 @@ def test_words_are_dots_with_the_best_arm_on_top():
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["none", "radix", "pic"]
 
 
-def test_equal_words_do_not_cover_each_other():
+def test_equal_categories_do_not_overlap():
     (ax,) = drawn([make_point(ORDER, "shuffled"), make_point(ORDER, "as_given")]).axes
     first, second = marks(ax).values()
     assert [x for x, _ in first] == [x for x, _ in second]
@@ -118,7 +118,7 @@ def test_times_have_their_unit_and_no_bound():
 
 
 def test_every_setting_has_a_panel_and_every_arm_a_name():
-    panels = drawn([*BUDGETS, *ASKED, *ORDERS]).axes
+    panels = drawn([*BUDGETS, *QUESTION_POINTS, *ORDERS]).axes
     assert [ax.get_title(loc="left") for ax in panels] == [
         "by memory budget",
         "by questions per document",
@@ -131,9 +131,15 @@ def test_every_setting_has_a_panel_and_every_arm_a_name():
 @pytest.mark.parametrize("field", ["token_hit_rate", "ttft_mean_s"])
 @pytest.mark.parametrize(
     "points",
-    [BUDGETS, ORDERS, [*BUDGETS, *ORDERS], [*BUDGETS, *ASKED, *ORDERS, FAILED], [make_point(BUDGET, 1.0, half=0)]],
+    [
+        BUDGETS,
+        ORDERS,
+        [*BUDGETS, *ORDERS],
+        [*BUDGETS, *QUESTION_POINTS, *ORDERS, FAILED],
+        [make_point(BUDGET, 1.0, half=0)],
+    ],
 )
-def test_it_draws_without_warnings_inside_its_frame(points, field, tmp_path):
+def test_the_figure_has_no_warnings_and_fits_its_frame(points, field, tmp_path):
     figure = drawn(points, field)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -150,7 +156,7 @@ def test_nothing_is_drawn_where_no_point_ran():
 
 
 @pytest.mark.parametrize("points", [[*BUDGETS, *ORDERS], [*ORDERS, *BUDGETS]])
-def test_the_footer_holds_what_points_share(points):
+def test_the_footer_has_the_settings_that_points_share(points):
     for point in BUDGETS:
         point.summary["store"] = f"{point.value} GiB for KV"
     (footer,) = (text.get_text() for text in drawn(points).texts if "toy" in text.get_text())
@@ -171,14 +177,14 @@ def test_a_table_has_rates_with_intervals_and_failures():
     assert ttft_tables(BUDGETS)[0].rows[2][1].text == "10.0 [9.0, 11.0] ms"
 
 
-def test_rows_leave_out_points_that_failed():
+def test_rows_omit_points_that_failed():
     assert {row.value for row in sweep_rows([*BUDGETS, FAILED])} == {4.0, 64.0}
 
 
 def family(name: str, speedup: float | None) -> dict:
-    found = None if speedup is None else {"mean": speedup, "low": speedup - 0.1, "high": speedup + 0.1}
+    estimate = None if speedup is None else {"mean": speedup, "low": speedup - 0.1, "high": speedup + 0.1}
     shares = {"token_hit_rate": 0.5, "any_position_share": 0.9}
-    return {"family": name, "arm": f"{name}_1", "speedup": found, **shares}
+    return {"family": name, "arm": f"{name}_1", "speedup": estimate, **shares}
 
 
 def winner(workload: str, gib: str, speedup: float, shown: bool = True) -> SweepPoint:
@@ -204,7 +210,7 @@ def test_winners_are_cells_of_the_grid_of_settings():
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "64"]
 
 
-def test_a_speedup_that_is_withheld_is_no_number():
+def test_a_withheld_speedup_is_not_shown():
     point = winner("quality", "4", 3.0, shown=False)
     point.summary["families"]["entries"][1]["speedup"] = None
     (text,) = draw_winners([point]).axes[0].texts
@@ -232,10 +238,10 @@ def test_combined_settings_have_a_row_per_point():
     assert draw_sweep(WINNERS, "token_hit_rate") is None
 
 
-def test_spread_keeps_order_distance_and_single_places():
-    wanted = np.array([0.5, 0.52, 0.9, 0.5])
-    places = spread(wanted, np.full(4, 0.1))
-    assert places[2] == pytest.approx(0.9)
-    assert np.diff(np.sort(places)).min() >= 0.1 - 1e-9
-    assert places[0] < places[3] < places[1] < places[2]
-    assert places[[0, 1, 3]].mean() == pytest.approx(wanted[[0, 1, 3]].mean())
+def test_spread_keeps_order_distance_and_single_centres():
+    centres = np.array([0.5, 0.52, 0.9, 0.5])
+    spread_centres = spread(centres, np.full(4, 0.1))
+    assert spread_centres[2] == pytest.approx(0.9)
+    assert np.diff(np.sort(spread_centres)).min() >= 0.1 - 1e-9
+    assert spread_centres[0] < spread_centres[3] < spread_centres[1] < spread_centres[2]
+    assert spread_centres[[0, 1, 3]].mean() == pytest.approx(centres[[0, 1, 3]].mean())

@@ -101,13 +101,13 @@ def test_csv_has_the_values_of_the_summary_and_every_column(full):
     assert head == csv_text(arms_table(full)).splitlines()[0].split(","), "columns do not depend on the study"
 
 
-def test_failed_arms_say_so():
+def test_failed_arms_are_marked():
     text = as_text(StudyData("toy", "f", [make_arm()], [], "-", failed={"lost": "lost: no memory"}))
     assert ["lost", "failed"] in rows(text)
     assert text.rstrip().splitlines()[-2] == "lost: no memory"
 
 
-def test_spans_anywhere_stand_beside_their_own_infinite_cache():
+def test_spans_anywhere_have_the_infinite_cache_of_their_lookup():
     study = StudyData("toy", "footer", [make_arm(finds="spans anywhere")], [], "unlimited")
     assert "90.2 %" in as_text(study, 240)
     assert "80.1 %" not in as_text(study, 240)
@@ -129,7 +129,7 @@ def test_one_seed_has_no_interval():
     assert "×" not in line
 
 
-def test_a_saturated_arm_says_so_instead_of_a_mean():
+def test_a_saturated_arm_is_marked_instead_of_a_mean():
     state = {"verdict": "saturated", "drift_p": 0.0, "drift_rps": 1.0, "warmup_requests": None}
     arm = make_arm(stationarity=state, ttft_s=dict.fromkeys(("mean", "p50", "p95", "p99")), speedup=None)
     (line,) = (line for line in as_text(StudyData("toy", "f", [arm], [], "-"), 160).splitlines() if "dp_3" in line)
@@ -145,12 +145,12 @@ def test_an_unsettled_arm_is_marked():
     assert "† not a steady state" in text
 
 
-def test_a_speedup_stands_beside_its_load():
+def test_a_speedup_has_its_load_in_the_heading():
     text = as_text(StudyData("toy", "f", [make_arm()], [], "-", load_words="1.5/s"), 160)
     assert "at 1.5/s" in text
 
 
-def test_intervals_and_percentiles_say_over_what():
+def test_intervals_and_percentiles_name_their_samples():
     text = " ".join(as_text(StudyData("toy", "f", [make_arm()], [], "-"), 160).split())
     assert "95 % interval over 12 groups (documents) and 3 seeds (arrivals)" in text
     assert "percentiles of 200 requests" in text
@@ -169,15 +169,15 @@ def test_no_line_is_wider_than_the_terminal(full, width):
     assert not any("…" in line for line in table)
 
 
-def test_wide_table_names_all_columns_and_narrow_says_what_it_dropped(full):
+def test_wide_tables_have_all_columns_narrow_ones_list_dropped(full):
     assert "too narrow for" not in as_text(full, 240)
-    told = " ".join(as_text(full, 120).split("too narrow for: ")[1].split())
+    note = " ".join(as_text(full, 120).split("too narrow for: ")[1].split())
     dropped = ["infinite cache", "request hit rate", "reused tokens", "computed tokens", "TTFT p50", "TTFT p95"]
-    assert [name for name in told.split(", ") if name in dropped] == dropped
-    assert not {"offline bound", "regret points", "TTFT mean"} & set(told.split(", "))
+    assert [name for name in note.split(", ") if name in dropped] == dropped
+    assert not {"offline bound", "regret points", "TTFT mean"} & set(note.split(", "))
 
 
-def test_provenance_stands_above_and_definitions_below(full):
+def test_provenance_is_above_and_definitions_are_below(full):
     text = as_text(full, 160)
     assert text.startswith(f"{full.title} · store: {full.store}\n{full.footer}\n")
     for definition in (
@@ -201,7 +201,7 @@ def test_degenerate_studies_have_a_table(degenerate):
 
 
 @pytest.mark.parametrize(
-    ("made", "text"),
+    ("shown", "text"),
     [
         (units.count(0), "0"),
         (units.count(9_999), "9999"),
@@ -218,5 +218,5 @@ def test_degenerate_studies_have_a_table(degenerate):
         (units.percent(None), "–"),
     ],
 )
-def test_units_read_well(made, text):
-    assert made == text
+def test_units_are_short_text(shown, text):
+    assert shown == text

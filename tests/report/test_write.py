@@ -1,4 +1,4 @@
-"""Files appear whole, under stable names, with the same bytes each time."""
+"""Figures are written atomically, under stable names, with the same bytes each time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def test_second_write_gives_the_same_bytes(studies, tmp_path):
     assert sorted(tmp_path.glob("first/*")) == sorted(first)
 
 
-def test_a_process_pool_writes_what_one_process_writes(degenerate, tmp_path):
+def test_a_process_pool_writes_the_same_bytes(degenerate, tmp_path):
     study = degenerate["one arm, one seed"]
-    (here,) = (draw_one(study, "pareto_tokens", tmp_path / "here")[:1],)
+    (direct,) = (draw_one(study, "pareto_tokens", tmp_path / "here")[:1],)
     with ProcessPoolExecutor(1) as pool:
         draw = partial(FIGURES["pareto_tokens"], study)
-        there = pool.submit(write_figure, draw, tmp_path / "there" / "pareto_tokens").result()
-    assert here[0].read_bytes() == there[0].read_bytes()
+        pooled = pool.submit(write_figure, draw, tmp_path / "there" / "pareto_tokens").result()
+    assert direct[0].read_bytes() == pooled[0].read_bytes()
 
 
-def test_a_reader_own_style_does_not_change_the_bytes(degenerate, tmp_path):
+def test_a_users_style_does_not_change_the_bytes(degenerate, tmp_path):
     import matplotlib
 
     study = degenerate["one arm, one seed"]
@@ -46,7 +46,7 @@ def test_a_reader_own_style_does_not_change_the_bytes(degenerate, tmp_path):
     assert [path.read_bytes() for path in plain] == [path.read_bytes() for path in styled]
 
 
-def test_a_failed_write_leaves_the_old_file(degenerate, tmp_path, monkeypatch):
+def test_a_failed_write_preserves_the_old_file(degenerate, tmp_path, monkeypatch):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     study = degenerate["one arm, one seed"]
@@ -82,6 +82,6 @@ def test_a_failed_write_leaves_the_old_file(degenerate, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_importing_stays_light(modules, absent):
+def test_imports_avoid_heavy_modules(modules, absent):
     code = f"import sys, {', '.join(modules)}; sys.exit({absent!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -65,9 +65,9 @@ def test_gamma_gaps_have_the_stated_burstiness_and_no_fixed_total(burstiness):
 
 
 def test_deterministic_gaps_are_equal():
-    asked = arrivals.deterministic(make_requests([0, 0, 1]), rng(), rate_rps=4.0, order="as_given")
-    assert times(asked) == [250_000_000, 500_000_000, 750_000_000]
-    assert ids(asked) == [0, 1, 2]
+    arriving = arrivals.deterministic(make_requests([0, 0, 1]), rng(), rate_rps=4.0, order="as_given")
+    assert times(arriving) == [250_000_000, 500_000_000, 750_000_000]
+    assert ids(arriving) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", [arrivals.poisson, arrivals.poisson_per_group])
@@ -75,16 +75,16 @@ def test_another_rate_stretches_the_same_path(kind):
     requests = make_requests([0, 1, 0, 2, 1, 0])
     slow, fast = kind(requests, rng(), rate_rps=0.5), kind(requests, rng(), rate_rps=8.0)
     assert ids(slow) == ids(fast)
-    assert times(slow) == pytest.approx([16 * at for at in times(fast)], abs=16)
+    assert times(slow) == pytest.approx([16 * time for time in times(fast)], abs=16)
 
 
 def test_both_orders_see_the_same_arrival_times():
     shuffled = arrivals.poisson(MANY, rng(), rate_rps=1.0)
-    given = arrivals.poisson(MANY, rng(), rate_rps=1.0, order="as_given")
-    assert times(shuffled) == times(given)
-    assert ids(given) == ids(list(MANY))
-    assert ids(shuffled) != ids(given)
-    assert sorted(ids(shuffled)) == ids(given)
+    unshuffled = arrivals.poisson(MANY, rng(), rate_rps=1.0, order="as_given")
+    assert times(shuffled) == times(unshuffled)
+    assert ids(unshuffled) == ids(list(MANY))
+    assert ids(shuffled) != ids(unshuffled)
+    assert sorted(ids(shuffled)) == ids(unshuffled)
 
 
 @pytest.mark.parametrize("kind", ["poisson", "poisson_per_group", "gamma", "deterministic"])
@@ -94,30 +94,30 @@ def test_every_kind_is_sorted_repeatable_and_loses_nothing(kind):
     assert times(first) == sorted(times(first))
     assert (ids(first), times(first)) == (ids(again), times(again))
     assert sorted(ids(first)) == ids(list(MANY))
-    assert all(type(at) is int for at in times(first))
+    assert all(type(time) is int for time in times(first))
     assert ids(arrivals.ARRIVALS[kind](MANY, rng(12), **options)) != ids(first) or kind == "deterministic"
 
 
 def test_each_group_is_poisson_and_keeps_its_order():
     requests = make_requests([i % 4 for i in range(8_000)])
-    asked = arrivals.poisson_per_group(requests, rng(), rate_rps=0.5)
+    arriving = arrivals.poisson_per_group(requests, rng(), rate_rps=0.5)
     for group in range(4):
-        own = [request for request in asked if request.group_id == group]
-        assert ids(own) == sorted(ids(own))
-        check_moments(gaps_s(own), 2.0, 1.0, 9.0)
+        members = [request for request in arriving if request.group_id == group]
+        assert ids(members) == sorted(ids(members))
+        check_moments(gaps_s(members), 2.0, 1.0, 9.0)
 
 
 def test_a_longer_group_leaves_the_others_alone():
     short = arrivals.poisson_per_group(make_requests([0, 1, 1]), rng(), rate_rps=1.0)
     long = arrivals.poisson_per_group(make_requests([0, 1, 1, 0, 0]), rng(), rate_rps=1.0)
-    kept = {request.id: request.arrived_at for request in long}
-    assert all(kept[request.id] == request.arrived_at for request in short)
+    times_of = {request.id: request.arrived_at for request in long}
+    assert all(times_of[request.id] == request.arrived_at for request in short)
 
 
 def test_as_given_sorts_and_keeps_ties_in_order():
-    asked = arrivals.as_given(make_requests([0, 1, 2, 3], [5, 2, 5, 0]))
-    assert ids(asked) == [3, 1, 0, 2]
-    assert times(asked) == [0, 2, 5, 5]
+    arriving = arrivals.as_given(make_requests([0, 1, 2, 3], [5, 2, 5, 0]))
+    assert ids(arriving) == [3, 1, 0, 2]
+    assert times(arriving) == [0, 2, 5, 5]
 
 
 def legacy_oracle(groups: list[int], seed: int) -> list[tuple[int, float]]:
@@ -125,13 +125,13 @@ def legacy_oracle(groups: list[int], seed: int) -> list[tuple[int, float]]:
     random = np.random.RandomState(seed)
     order = list(dict.fromkeys(groups))
     random.shuffle(order)
-    left = {group: [row for row, owner in enumerate(groups) if owner == group] for group in order}
+    remaining = {group: [row for row, owner in enumerate(groups) if owner == group] for group in order}
     arrival = {group: random.exponential(1.0) for group in order}
     out = []
     while arrival:
         group = min(arrival, key=lambda g: (arrival[g], order.index(g)))
-        out.append((left[group].pop(0), arrival[group]))
-        if left[group]:
+        out.append((remaining[group].pop(0), arrival[group]))
+        if remaining[group]:
             arrival[group] += random.exponential(1.0)
         else:
             del arrival[group]
@@ -143,10 +143,10 @@ def legacy_oracle(groups: list[int], seed: int) -> list[tuple[int, float]]:
 def test_interleaved_legacy_is_the_published_order(shape, seed):
     groups = [100 - g for g, size in enumerate(shape) for _ in range(size)]
     np.random.default_rng(seed).shuffle(groups)
-    asked = arrivals.interleaved_legacy(make_requests(groups), seed=seed)
+    arriving = arrivals.interleaved_legacy(make_requests(groups), seed=seed)
     expected = legacy_oracle(groups, seed)
-    assert ids(asked) == [row for row, _ in expected]
-    assert times(asked) == [round(at * 1e9) for _, at in expected]
+    assert ids(arriving) == [row for row, _ in expected]
+    assert times(arriving) == [round(time * 1e9) for _, time in expected]
 
 
 def test_interleaved_legacy_defaults_to_the_published_seed():
@@ -212,18 +212,18 @@ def test_a_wrong_setting_is_refused_by_name(call, message):
 
 
 def test_a_closed_loop_keeps_groups_together_or_shuffles():
-    given = make_requests([0, 1, 0, 2, 1, 2, 0])
-    grouped = arrivals.closed_loop(given, rng(), clients=2)
+    requests = make_requests([0, 1, 0, 2, 1, 2, 0])
+    grouped = arrivals.closed_loop(requests, rng(), clients=2)
     members = {0: [0, 2, 6], 1: [1, 4], 2: [3, 5]}
     first = list(dict.fromkeys(request.group_id for request in grouped))
     assert ids(grouped) == [member for group in first for member in members[group]]
-    shuffled = arrivals.closed_loop(given, rng(), clients=2, order="shuffled")
-    assert ids(shuffled) == ids(arrivals.saturating(given, rng()))
-    assert ids(arrivals.closed_loop(given, rng(), clients=2, order="as_given")) == list(range(7))
+    shuffled = arrivals.closed_loop(requests, rng(), clients=2, order="shuffled")
+    assert ids(shuffled) == ids(arrivals.saturating(requests, rng()))
+    assert ids(arrivals.closed_loop(requests, rng(), clients=2, order="as_given")) == list(range(7))
     assert set(times(grouped + shuffled)) == {0}
 
 
 def test_an_open_loop_may_keep_groups_together():
-    given = make_requests([0, 1, 0, 2, 1, 2, 0])
-    found = arrivals.saturating(given, rng(), order="by_group")
-    assert ids(found) == ids(arrivals.closed_loop(given, rng(), clients=1))
+    requests = make_requests([0, 1, 0, 2, 1, 2, 0])
+    arriving = arrivals.saturating(requests, rng(), order="by_group")
+    assert ids(arriving) == ids(arrivals.closed_loop(requests, rng(), clients=1))

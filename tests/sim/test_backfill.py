@@ -46,10 +46,10 @@ def trace(seed: int, number: int = 40) -> list[Request]:
     prompts: list[list[int]] = [[0]]
     for _ in range(number):
         base = prompts[int(rng.integers(len(prompts)))]
-        kept = base[: int(rng.integers(0, len(base) + 1))]
-        prompts.append((kept + rng.integers(0, 3, int(rng.integers(1, 10))).tolist())[:40])
-    made = [np.array(prompt, np.int32) for prompt in prompts]
-    return [Request(at, 0, (Span(prompt),), 2, at * NS) for at, prompt in enumerate(made)]
+        prefix = base[: int(rng.integers(0, len(base) + 1))]
+        prompts.append((prefix + rng.integers(0, 3, int(rng.integers(1, 10))).tolist())[:40])
+    arrays = [np.array(prompt, np.int32) for prompt in prompts]
+    return [Request(index, 0, (Span(prompt),), 2, index * NS) for index, prompt in enumerate(arrays)]
 
 
 def served(requests, policy, chunk: int = 64, **options) -> list[Record]:
@@ -72,14 +72,17 @@ def served(requests, policy, chunk: int = 64, **options) -> list[Record]:
 def test_reuse_is_that_of_endless_states(seed, write, chunk):
     requests = trace(seed)
     endless = served(requests, make_tree(UNLIMITED, backfills=False), chunk)
-    few = served(requests, make_tree(4, backfills=False), chunk)
+    limited = served(requests, make_tree(4, backfills=False), chunk)
     backfilled = served(requests, make_backfilled(4, write), chunk)
-    reused = [[record.reused_tokens for record in run] for run in (few, endless, backfilled)]
+    reused = [[record.reused_tokens for record in run] for run in (limited, endless, backfilled)]
     assert reused[2] == reused[1] != reused[0]
 
 
 def asked(*prompts: range) -> list[Request]:
-    return [Request(at, 0, (Span(np.array(one, np.int32)),), 1, at * 1000 * NS) for at, one in enumerate(prompts)]
+    return [
+        Request(index, 0, (Span(np.array(tokens, np.int32)),), 1, index * 1000 * NS)
+        for index, tokens in enumerate(prompts)
+    ]
 
 
 #: The first prompt's state leaves for those of the others; its KV stays, and the last prompt goes on behind it.
@@ -109,7 +112,11 @@ def test_a_tier_without_the_state_brings_nothing():
 
 
 def test_records_tell_what_endless_memory_would_but_for_times():
-    names = {one.name for one in fields(Record)} - {"captured_states", "captured_state_bytes", "loaded_state_bytes"}
+    names = {column.name for column in fields(Record)} - {
+        "captured_states",
+        "captured_state_bytes",
+        "loaded_state_bytes",
+    }
     timeless = [name for name in names if not name.endswith("_s")]
     endless = served(VISITS, make_tree(UNLIMITED, backfills=False))[-1]
     backfilled = served(VISITS, make_backfilled(3))[-1]

@@ -30,7 +30,7 @@ def make_policy(placer=None, kv_bytes=UNLIMITED, total_bytes=UNLIMITED, block_si
 
 
 def make_request(number: int, at_ms: float, output: int, *parts: range) -> Request:
-    tokens = np.concatenate([np.array(part, dtype=np.int32) for part in parts])
+    tokens = np.concatenate([np.array(tokens_of_span, dtype=np.int32) for tokens_of_span in parts])
     return Request(number, 0, (Span(tokens),), output, round(at_ms * MS))
 
 

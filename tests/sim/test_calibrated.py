@@ -49,9 +49,9 @@ def test_every_term_counts_something_of_its_own(name):
     field = {"further_forward": "num_forwards", "chunk": "num_prefills", "decode": "num_decodes"}
     field |= {"first_token": "num_first_tokens", "loaded_state_byte": "loaded_state_bytes"}
     field |= {"captured_state_byte": "captured_state_bytes"}
-    own = field.get(name, name if name in StepFeatures._fields else f"{name}s")
+    feature = field.get(name, name if name in StepFeatures._fields else f"{name}s")
     most = 1 if name == "further_forward" else 0  # the first forward is part of every step
-    assert timing.step(StepFeatures(**{own: 7})) == 7 - most
+    assert timing.step(StepFeatures(**{feature: 7})) == 7 - most
     assert timing.step(StepFeatures()) == 0
 
 
@@ -70,7 +70,7 @@ def test_what_was_asked_beyond_the_hull_is_answered_and_counted():
     assert timing.step(StepFeatures(num_decodes=5, decode_context=1001)) == 1750  # 1750.25
     timing.step(StepFeatures(prefill_tokens=8))
     timing.span(StepFeatures(num_decodes=1, decode_context=999), 50)
-    assert (timing.asked, timing.outside) == (4, 2)
+    assert (timing.predicted, timing.outside) == (4, 2)
     assert timing.extrapolated == {"num_decodes": 2, "decode_context": 1}
 
 
@@ -86,20 +86,20 @@ def test_a_profile_comes_back_as_it_went(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda told: told.pop("commit"), "commit is missing"),
-        (lambda told: told.update(threads="two"), "threads is of type str"),
-        (lambda told: told.update(colour="red"), "colour is not known"),
-        (lambda told: told["coefficients"].pop("step"), "coefficients has step too many or too few"),
-        (lambda told: told["coefficients"].update(chunk=-1.0), r"coefficients\.chunk is -1\.0"),
-        (lambda told: told["hull"].update(num_decodes=[1]), r"hull\.num_decodes is \[1\]"),
-        (lambda told: told["hull"].pop("num_decodes"), "hull has num_decodes too many or too few"),
+        (lambda content: content.pop("commit"), "commit is missing"),
+        (lambda content: content.update(threads="two"), "threads is of type str"),
+        (lambda content: content.update(colour="red"), "colour is not known"),
+        (lambda content: content["coefficients"].pop("step"), "coefficients has step too many or too few"),
+        (lambda content: content["coefficients"].update(chunk=-1.0), r"coefficients\.chunk is -1\.0"),
+        (lambda content: content["hull"].update(num_decodes=[1]), r"hull\.num_decodes is \[1\]"),
+        (lambda content: content["hull"].pop("num_decodes"), "hull has num_decodes too many or too few"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused_in_one_sentence(tmp_path: Path, change, words):
-    told = asdict(PROFILE)
-    change(told)
+    content = asdict(PROFILE)
+    change(content)
     path = tmp_path / "profile.json"
-    path.write_bytes(orjson.dumps(told))
+    path.write_bytes(orjson.dumps(content))
     with pytest.raises(ValueError, match=rf"^timing\.profile={path}: {words}; expected a profile as the entry calib"):
         read_profile(path)
 
@@ -118,15 +118,15 @@ def test_a_profile_that_is_not_there_is_named(tmp_path: Path):
 
 
 def test_a_profile_from_before_there_were_maps_measured_none(tmp_path: Path):
-    told = asdict(PROFILE)
+    content = asdict(PROFILE)
     for name, field in (("composed_map", "composed_maps"), ("map_token", "map_tokens")):
-        del told["coefficients"][name], told["hull"][field]
+        del content["coefficients"][name], content["hull"][field]
     path = tmp_path / "profile.json"
-    path.write_bytes(orjson.dumps(told))
+    path.write_bytes(orjson.dumps(content))
     timing = CalibratedTiming(read_profile(path))
     assert timing.step(StepFeatures()) == timing.step(StepFeatures(composed_maps=2)) == 1000
-    assert (timing.asked, timing.outside, timing.extrapolated) == (2, 1, {"composed_maps": 1})
-    del told["hull"]["scan_runs"]
-    path.write_bytes(orjson.dumps(told))
+    assert (timing.predicted, timing.outside, timing.extrapolated) == (2, 1, {"composed_maps": 1})
+    del content["hull"]["scan_runs"]
+    path.write_bytes(orjson.dumps(content))
     with pytest.raises(ValueError, match="scan_runs"):
         read_profile(path)

@@ -28,8 +28,8 @@ def requests(lengths: list[tuple[int, int]]) -> list[Request]:
     ends = np.cumsum([0, *(prompt for prompt, _ in lengths)])
     spans = [Span(np.arange(start, stop, dtype=np.int32)) for start, stop in itertools.pairwise(ends)]
     return [
-        Request(at, at // 2, (span,), output_len=output)
-        for at, (span, (_, output)) in enumerate(zip(spans, lengths, strict=True))
+        Request(index, index // 2, (span,), output_len=output)
+        for index, (span, (_, output)) in enumerate(zip(spans, lengths, strict=True))
     ]
 
 
@@ -51,7 +51,7 @@ def test_never_more_in_flight_than_clients(lengths, clients):
     records = served(requests(lengths), clients)
     assert len(records) == len(lengths)
     for record in records:
-        inside = [one for one in records if one.arrived_s <= record.arrived_s < one.finished_s]
+        inside = [other for other in records if other.arrived_s <= record.arrived_s < other.finished_s]
         assert len(inside) <= clients
 
 
@@ -70,12 +70,12 @@ def test_without_clients_nothing_waits():
 
 
 def test_groups_are_shuffled_and_keep_their_order():
-    asked = requests([(4, 1)] * 20)
-    found = closed_loop(asked, np.random.default_rng(3), clients=1)
-    assert sorted(request.id for request in found) == list(range(20))
-    assert [request.id for request in found] != list(range(20))
-    assert all(second.id == first.id + 1 for first, second in zip(found[::2], found[1::2], strict=True))
-    assert all(request.arrived_at == 0 for request in found)
+    issued = requests([(4, 1)] * 20)
+    arriving = closed_loop(issued, np.random.default_rng(3), clients=1)
+    assert sorted(request.id for request in arriving) == list(range(20))
+    assert [request.id for request in arriving] != list(range(20))
+    assert all(second.id == first.id + 1 for first, second in zip(arriving[::2], arriving[1::2], strict=True))
+    assert all(request.arrived_at == 0 for request in arriving)
 
 
 def test_refuses_no_clients():

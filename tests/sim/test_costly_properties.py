@@ -88,10 +88,10 @@ def test_reused_and_computed_tokens_make_the_prompt(seed, placer):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_unlimited_memory_never_computes_more_than_a_budget(seed):
     requests = draw_requests(seed, number=20, gap_s=1.0)
-    whole, _ = serve(requests, ReuseRules(), placement.no_states())
+    unlimited, _ = serve(requests, ReuseRules(), placement.no_states())
     for budget in (60, 90, 150, 300):
-        part, _ = serve(requests, ReuseRules(), placement.no_states(), budget)
-        assert all(a.reused_tokens >= b.reused_tokens for a, b in zip(whole, part, strict=True))
+        limited, _ = serve(requests, ReuseRules(), placement.no_states(), budget)
+        assert all(a.reused_tokens >= b.reused_tokens for a, b in zip(unlimited, limited, strict=True))
 
 
 @pytest.mark.parametrize("step_s", [0.0, 0.004])

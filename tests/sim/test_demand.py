@@ -50,13 +50,13 @@ def test_decodes_fill_the_seats_of_a_step():
 
 
 def test_work_is_the_sum_over_steps_in_any_split():
-    whole, parts = DemandMeter(ConstantTiming(0.01)), DemandMeter(ConstantTiming(0.01))
-    whole.step(prompts(10))
+    one_step, parts = DemandMeter(ConstantTiming(0.01)), DemandMeter(ConstantTiming(0.01))
+    one_step.step(prompts(10))
     for _ in range(10):
         parts.step(prompts(1))
-        whole.finished(record())
+        one_step.finished(record())
         parts.finished(record())
-    assert whole.demand_s(BatchRules()) == parts.demand_s(BatchRules())
+    assert one_step.demand_s(BatchRules()) == parts.demand_s(BatchRules())
 
 
 def test_nothing_asked_needs_nothing():

@@ -31,10 +31,10 @@ def steps_of(request: Request, placer=None, budget: int = 8192, reads=None, **ru
     tree = PrefixTree()
     store = Store(tree, 1, 10 if rules.get("needs_states") else 0, Budget(), "lru")
     policy = TreePolicy(ReuseRules(**rules), store, SharedIndex(tree), placer or placement.no_states())
-    found: list[StepFeatures] = []
+    steps: list[StepFeatures] = []
 
     def note(step, now, result) -> None:
-        found.append(features(step, 10, policy.rules, reads))
+        steps.append(features(step, 10, policy.rules, reads))
 
     simulate(
         [request],
@@ -45,12 +45,12 @@ def steps_of(request: Request, placer=None, budget: int = 8192, reads=None, **ru
         jump=False,
         on_step=note,
     )
-    return found
+    return steps
 
 
 def scans(request: Request, placer=None, budget: int = 8192) -> list[tuple[int, int]]:
-    found = steps_of(request, placer, budget, needs_states=True, grid=4)
-    return [(step.scan_runs, step.scan_chunks) for step in found]
+    steps = steps_of(request, placer, budget, needs_states=True, grid=4)
+    return [(step.scan_runs, step.scan_chunks) for step in steps]
 
 
 def test_a_scan_is_cut_at_captures_and_its_last_chunk_is_padded():
@@ -74,8 +74,8 @@ PROMPT = Request(0, 0, (span(0, 5), span(100, 10, True), span(200, 20, True), sp
 
 
 def of_spans(**rules) -> list[tuple[int, int, int]]:
-    found = steps_of(PROMPT, layout=isolated, **rules)
-    return [(step.num_forwards, step.span_reads, step.turned_keys) for step in found]
+    steps = steps_of(PROMPT, layout=isolated, **rules)
+    return [(step.num_forwards, step.span_reads, step.turned_keys) for step in steps]
 
 
 def test_queries_are_rotated_for_every_run_of_keys_but_the_first():

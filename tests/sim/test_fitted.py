@@ -45,10 +45,10 @@ def test_a_decode_step_costs_weights_context_and_host():
 def test_prompt_tokens_cost_their_pairs_and_a_start():
     model = make_model()
     slow = timing(model, Rates(1e-3, 1e6, 1e-3, 1e-5, 2e-3))
-    one = slow.step(StepFeatures(8, 36, 1))
+    single = slow.step(StepFeatures(8, 36, 1))
     flops = 8 * model.linear_flops_per_token + 36 * model.attention_flops_per_pair
-    assert one == pytest.approx(1e3 * flops + 1e6 + 2e6 + 1e4, rel=1e-6)
-    assert slow.step(StepFeatures(8, 36, 1, num_first_tokens=1)) - one == pytest.approx(
+    assert single == pytest.approx(1e3 * flops + 1e6 + 2e6 + 1e4, rel=1e-6)
+    assert slow.step(StepFeatures(8, 36, 1, num_first_tokens=1)) - single == pytest.approx(
         1e3 * model.head_flops, rel=0.01
     )
 
@@ -71,9 +71,9 @@ def test_ranks_wait_for_the_slowest_and_share_experts():
     alone, together = timing(model, slow), timing(model, slow, data_parallel=2)
     prompt = StepFeatures(64, 64 * 65 // 2, 1)
     experts = 2 * (model.expert_parameters * 2 // 8) * 64 * 1e6  # a fourth of them per token
-    one = alone.step(prompt)
-    assert together.step_together([prompt, none]) == pytest.approx(one - experts / 2, rel=1e-3)
-    assert together.step_together([prompt, prompt]) == pytest.approx(one, rel=1e-3)
+    single = alone.step(prompt)
+    assert together.step_together([prompt, none]) == pytest.approx(single - experts / 2, rel=1e-3)
+    assert together.step_together([prompt, prompt]) == pytest.approx(single, rel=1e-3)
     assert together.step(prompt) == together.step_together([prompt, prompt])
 
 
@@ -90,8 +90,9 @@ def test_kv_in_fp8_is_read_in_half_the_time():
     free = Rates(1e9, 1e-3, 1e-9, 1e-9)
     full, half = (timing(rates=free, kv=kind) for kind in ("model", "fp8"))
     more = [
-        one.step(StepFeatures(num_decodes=1, decode_context=10_000)) - one.step(StepFeatures(num_decodes=1))
-        for one in (full, half)
+        model_timing.step(StepFeatures(num_decodes=1, decode_context=10_000))
+        - model_timing.step(StepFeatures(num_decodes=1))
+        for model_timing in (full, half)
     ]
     assert more[1] == pytest.approx(more[0] / 2, rel=1e-6)
 
@@ -111,9 +112,9 @@ counts = st.integers(0, 3000)
 @given(counts, counts, st.integers(0, 50), st.integers(0, 10**6), st.integers(1, 60))
 def test_a_span_equals_its_steps(prefill, pairs, decodes, context, k):
     first = StepFeatures(prefill, pairs, min(1, prefill), decodes, context)
-    for made in (timing(), timing(moe(), data_parallel=2, cuda_graphs=True), timing(tensor_parallel=2)):
-        steps = [made.step(first._replace(decode_context=context + i * decodes)) for i in range(k)]
-        assert made.span(first, k).tolist() == steps
+    for model_timing in (timing(), timing(moe(), data_parallel=2, cuda_graphs=True), timing(tensor_parallel=2)):
+        steps = [model_timing.step(first._replace(decode_context=context + i * decodes)) for i in range(k)]
+        assert model_timing.span(first, k).tolist() == steps
 
 
 @pytest.mark.parametrize(
@@ -142,18 +143,18 @@ def test_spans_at_other_positions_are_refused():
 
 def profile(**changes) -> FittedProfile:
     parameters = {"compute": Parameter(0.7, 0.6, 0.8, True)}
-    kept = {"model": "", "hardware": "toy", "deployment": Deployment(), "parameters": parameters}
-    return FittedProfile(**(kept | {"unseen": {}, "log": "log", "commit": "none"} | changes))
+    fields = {"model": "", "hardware": "toy", "deployment": Deployment(), "parameters": parameters}
+    return FittedProfile(**(fields | {"unseen": {}, "log": "log", "commit": "none"} | changes))
 
 
 def test_a_profile_makes_the_timing_that_was_fitted(tmp_path):
     path = tmp_path / "profile.json"
     profile().write(path)
     assert read_fitted(path) == profile()
-    made = fitted(str(path), model=make_model(), hardware=HARDWARE)
+    model_timing = fitted(str(path), model=make_model(), hardware=HARDWARE)
     same = FittedTiming(make_model(), HARDWARE, Deployment(), Rates(0.7, 0.5, 1e-3))
     step = StepFeatures(8, 36, 1, 3, 500)
-    assert made.step(step) == same.step(step)
+    assert model_timing.step(step) == same.step(step)
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,21 @@ GB = 1e9
 def fluid_ends(begins: list[tuple[int, int]], bytes_per_ns: Fraction, latency: int) -> list[Fraction]:
     """Exact end of each transfer (time, bytes), moving all that share at equal rates from event to event."""
     joins = [Fraction(at + latency) for at, _ in begins]
-    left = {number: Fraction(size) for number, (_, size) in enumerate(begins)}
+    remaining = {number: Fraction(size) for number, (_, size) in enumerate(begins)}
     ends: dict[int, Fraction] = {}
     now = Fraction(0)
-    while left:
-        moving = [number for number in left if joins[number] <= now]
-        later = [joins[number] for number in left if joins[number] > now]
+    while remaining:
+        moving = [number for number in remaining if joins[number] <= now]
+        later = [joins[number] for number in remaining if joins[number] > now]
         if moving:
             rate = bytes_per_ns / len(moving)
-            later.append(now + min(left[number] for number in moving) / rate)
+            later.append(now + min(remaining[number] for number in moving) / rate)
         step = min(later) - now
         for number in moving:
-            left[number] -= step * rate
-            if left[number] == 0:
+            remaining[number] -= step * rate
+            if remaining[number] == 0:
                 ends[number] = now + step
-                del left[number]
+                del remaining[number]
         now += step
     return [ends[number] for number in range(len(begins))]
 
@@ -43,8 +43,8 @@ transfers = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 5_000)), mi
 @given(begins=transfers, latency=st.sampled_from([0, 7, 400]), rate=st.sampled_from([1, 3, Fraction(1, 4)]))
 def test_transfers_end_as_in_fluid_time(begins, latency, rate):
     link = Link(float(rate) * GB, latency / GB)
-    begins = sorted(begins, key=lambda one: one[0])
-    begun = [link.begin(size, at) for at, size in begins]
+    begins = sorted(begins, key=lambda begin: begin[0])
+    begun = [link.begin(size, time) for time, size in begins]
     link.advance(10**9)
     for transfer, end in zip(begun, fluid_ends(begins, Fraction(rate), latency), strict=True):
         assert transfer.ends_at - 1 <= end <= transfer.ends_at + Fraction(1, 1000)
@@ -53,22 +53,22 @@ def test_transfers_end_as_in_fluid_time(begins, latency, rate):
 @given(begins=transfers, pauses=st.lists(st.integers(0, 40_000), max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_ends_do_not_depend_on_being_asked(begins, pauses):
-    asked, quiet = Link(GB, 5 / GB), Link(GB, 5 / GB)
-    times = sorted([(at, 1, size) for at, size in begins] + [(at, 0, 0) for at in pauses])
-    found, expected, ended = [], [], []
-    for at, begins_one, size in times:
+    queried, quiet = Link(GB, 5 / GB), Link(GB, 5 / GB)
+    times = sorted([(time, 1, size) for time, size in begins] + [(time, 0, 0) for time in pauses])
+    ends, expected, ended = [], [], []
+    for time, begins_one, size in times:
         if begins_one:
-            found.append(asked.begin(size, at))
-            expected.append(quiet.begin(size, at))
-            asked.ends_at(found[0])
+            ends.append(queried.begin(size, time))
+            expected.append(quiet.begin(size, time))
+            queried.ends_at(ends[0])
         else:
-            ended += asked.advance(at)
-            assert all(one.ends_at <= at for one in ended)
-    ended += asked.advance(10**9)
+            ended += queried.advance(time)
+            assert all(one.ends_at <= time for one in ended)
+    ended += queried.advance(10**9)
     quiet.advance(10**9)
-    assert [one.ends_at for one in found] == [one.ends_at for one in expected]
-    assert set(ended) == set(found), "every transfer is returned once"
-    assert len(ended) == len(found)
+    assert [one.ends_at for one in ends] == [one.ends_at for one in expected]
+    assert set(ended) == set(ends), "every transfer is returned once"
+    assert len(ended) == len(ends)
 
 
 def test_a_forecast_holds_until_another_transfer_begins():
@@ -129,22 +129,22 @@ def test_mean_times_are_those_of_shared_processors(sizes, load):
     slowdowns = {"small": [], "large": []}
     for rng in (np.random.default_rng(child) for child in np.random.SeedSequence(7).spawn(20)):
         begun = poisson_run(rng, load, 3_000, sizes)[300:]
-        bytes_of = np.array([one.num_bytes for one in begun])
-        times = np.array([one.ends_at - one.begun_at for one in begun])
+        bytes_of = np.array([transfer.num_bytes for transfer in begun])
+        times = np.array([transfer.ends_at - transfer.begun_at for transfer in begun])
         median = np.median(bytes_of)
         for name, chosen in (("small", bytes_of <= median), ("large", bytes_of > median)):
             slowdowns[name].append(float((times[chosen].sum()) / bytes_of[chosen].sum()))
-    for found in slowdowns.values():
-        interval = t_interval(found, 0.999)
+    for means in slowdowns.values():
+        interval = t_interval(means, 0.999)
         assert interval.low <= 1 / (1 - load) <= interval.high
 
 
 def test_transfers_in_flight_obey_little():
     begun = poisson_run(np.random.default_rng(3), 0.8, 2_000, exponential)
     link = Link(GB)
-    for one in begun:
-        link.begin(one.num_bytes, one.begun_at)
+    for transfer in begun:
+        link.begin(transfer.num_bytes, transfer.begun_at)
     ended = link.advance(1 << 60)
-    end = max(one.ends_at for one in ended)
-    rate, time = len(begun) / end, np.mean([one.ends_at - one.begun_at for one in ended])
+    end = max(transfer.ends_at for transfer in ended)
+    rate, time = len(begun) / end, np.mean([transfer.ends_at - transfer.begun_at for transfer in ended])
     assert link.mean_in_flight(end) == pytest.approx(rate * time, rel=1e-4)  # ends are whole nanoseconds

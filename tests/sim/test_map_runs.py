@@ -95,11 +95,11 @@ def test_a_repair_computes_the_first_tokens_of_every_span_once_more():
     assert [record.reused_tokens for record in records] == [0, 8 + 48, 8 + 48, 8 + 38]
     assert [record.computed_tokens for record in records] == [71, 3 + 12, 3 + 12, 3 + 12]
     assert [record.captured_state_bytes for record in records] == [STATE + 3 * MAP, 0, 0, 0]
-    first, *others = [step for step in steps if step.prefill_tokens]
+    first, *later = [step for step in steps if step.prefill_tokens]
     assert (first.prefill_tokens, first.map_tokens, first.composed_maps) == (71 + 12, 60 + 48, 3)
     pieces = [8, *(4, 6, 4), *(4, 16, 4), *(4, 26, 4), 3]  # each span alone up to the repair's end, behind it, again
     assert (first.scan_runs, first.scan_chunks) == (len(pieces), sum(-(-piece // GRID) for piece in pieces))
-    assert [(step.prefill_tokens, step.scan_runs, step.scan_chunks) for step in others] == [(15, 4, 4)] * 3
+    assert [(step.prefill_tokens, step.scan_runs, step.scan_chunks) for step in later] == [(15, 4, 4)] * 3
 
 
 @pytest.mark.parametrize("form", ["exact", "scalar"])

@@ -33,7 +33,7 @@ from .test_random_runs import DEVICES, EXAMPLES, KV, MODEL, STATE, TIMINGS, Scen
 
 def reuses_of(records: list[Record], requests, rules: StorageRules, reserved=True) -> Reuses:
     """What the order of a run allows; requests are in order of arrival."""
-    numbers = {request.id: at for at, request in enumerate(requests)}
+    numbers = {request.id: index for index, request in enumerate(requests)}
     ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
     admissions = Admissions(
         np.array([numbers[r.request_id] for r in ordered]),
@@ -62,10 +62,10 @@ def check_scenario(scenario: Scenario) -> None:
 
 def check_latency(records: list[Record], scenario: Scenario, least: LeastPrefill, reuses: Reuses, memory) -> None:
     """TTFTs, queueing included, add up to no less than their bound."""
-    numbers = {request.id: at for at, request in enumerate(scenario.requests)}
+    numbers = {request.id: index for index, request in enumerate(scenario.requests)}
     ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
-    asked = np.array([record.prompt_tokens for record in ordered])
-    prefill = Prefill(asked, np.ones(len(asked), np.bool_), least.computing, least.step_s)
+    prompt_lengths = np.array([record.prompt_tokens for record in ordered])
+    prefill = Prefill(prompt_lengths, np.ones(len(prompt_lengths), np.bool_), least.computing, least.step_s)
     bound = least_ttft(reuses, memory, prefill).value
     assert bound <= sum(record.first_token_s - record.arrived_s for record in records) + 1e-9 * len(records)
     assert bound > 0
@@ -94,21 +94,21 @@ def test_no_random_run_beats_its_bound_many_times(scenario, outputs):
 
 def outputs_known(requests: tuple[Request, ...]) -> tuple[Request, ...]:
     """The requests, each one's output beginning as the next prompt of its group goes on."""
-    known = []
-    for at, request in enumerate(requests):
+    replaced = []
+    for index, request in enumerate(requests):
         output = np.arange(request.output_len, dtype=np.int32) + 10_000
         spans = request.spans
-        if at % 2:  # a later turn: an earlier prompt, its output and a word
-            before = known[at - 1]
-            word = np.full(1, 77_000 + at, np.int32)
+        if index % 2:  # a later turn: an earlier prompt, its output and a word
+            before = replaced[index - 1]
+            word = np.full(1, 77_000 + index, np.int32)
             spans = (*before.spans, Span(before.output), Span(word))
-        known.append(replace(request, spans=spans, output=output))
-    return tuple(known)
+        replaced.append(replace(request, spans=spans, output=output))
+    return tuple(replaced)
 
 
 def test_outputs_that_the_next_turn_repeats_count_for_trees():
     """Turns of one talk, alone and with room for all: a tree reuses every answer."""
-    talk = [Request(at, 0, (Span(np.full(9, at, np.int32)),), 8, 10_000_000 * at) for at in range(4)]
+    talk = [Request(index, 0, (Span(np.full(9, index, np.int32)),), 8, 10_000_000 * index) for index in range(4)]
     requests = outputs_known(tuple(talk))
     scenario = Scenario(requests, BatchRules(64, 1), ReuseRules(True, False), Budget(total_bytes=KV * 400))
     records, _, _, policy = run(scenario, jump=True)

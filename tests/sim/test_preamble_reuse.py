@@ -38,10 +38,10 @@ def served(arm: str, prompts: tuple[str, ...]) -> tuple[list[Request], dict[int,
     return arrived, reused
 
 
-def common(one: list[int], other: list[int]) -> int:
+def common(first: list[int], other: list[int]) -> int:
     """Length of the longest common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(other)))
 
 
 @pytest.mark.parametrize("prompts", PROMPTS, ids=" ".join)
@@ -58,11 +58,11 @@ def test_radix_without_limit_reuses_every_common_prefix(prompts: tuple[str, ...]
 @pytest.mark.parametrize("prompts", PROMPTS, ids=" ".join)
 def test_pic_without_limit_reuses_every_known_document(prompts: tuple[str, ...]):
     arrived, reused = served("pic", prompts)
-    known: set[bytes] = set()
+    documents_so_far: set[bytes] = set()
     for request in arrived:
         documents = [span.tokens for span in request.spans if span.independent]
-        assert reused[request.id] >= sum(len(tokens) for tokens in documents if tokens.tobytes() in known)
-        known.update(tokens.tobytes() for tokens in documents)
+        assert reused[request.id] >= sum(len(tokens) for tokens in documents if tokens.tobytes() in documents_so_far)
+        documents_so_far.update(tokens.tobytes() for tokens in documents)
     assert sum(reused.values()) > 0
 
 

@@ -53,7 +53,9 @@ def cold() -> TreePolicy:
 
 def serve(arrivals, outputs, rules, timing, **options) -> list[Record]:
     """Records in order of arrival."""
-    requests = [Request(i, 0, PROMPT, int(n), int(at)) for i, (at, n) in enumerate(zip(arrivals, outputs, strict=True))]
+    requests = [
+        Request(i, 0, PROMPT, int(n), int(time)) for i, (time, n) in enumerate(zip(arrivals, outputs, strict=True))
+    ]
     records: list[Record] = []
     simulate(requests, cold(), rules, timing, records.append, **options)
     return sorted(records, key=lambda record: record.request_id)
@@ -122,14 +124,14 @@ def test_every_job_waits_as_lindley_says(kind, rho):
     for gap, service in zip(np.diff(arrivals, append=arrivals[-1]).tolist(), services.tolist(), strict=True):
         expected.append(waited)
         waited = max(0, waited + service - gap)
-    found = ns([record.admitted_s for record in records]) - arrivals
-    assert found.tolist() == expected
-    assert (ns([record.finished_s for record in records]) - arrivals - found).tolist() == services.tolist()
+    measured = ns([record.admitted_s for record in records]) - arrivals
+    assert measured.tolist() == expected
+    assert (ns([record.finished_s for record in records]) - arrivals - measured).tolist() == services.tolist()
 
 
 def check_one_server(kind: str, rho: float, n: int, within: float) -> None:
-    found = [waits(one_server(kind, rho, rng, n)[2])[1:].mean() for rng in generators(1, int(10 * rho))]
-    agree(t_interval(found, LEVEL), mg1_wait(rho, 1.0, SERVICES[kind][0]), within)
+    means = [waits(one_server(kind, rho, rng, n)[2])[1:].mean() for rng in generators(1, int(10 * rho))]
+    agree(t_interval(means, LEVEL), mg1_wait(rho, 1.0, SERVICES[kind][0]), within)
 
 
 @pytest.mark.parametrize(("rho", "n"), [(0.3, 1_500), (0.5, 2_000)])  # higher loads need more jobs: below
@@ -163,8 +165,8 @@ def batch_wait(rate: float, step_s: float, mean_steps: float, seats: int, states
         busy = min(max(x, 1), seats)
         for gone in range(busy + 1):
             weight = math.comb(busy, gone) * mean_steps**-gone * (1 - 1 / mean_steps) ** (busy - gone)
-            left = max(x, 1) - gone
-            move[x, left:] += weight * arrive[: states - left]
+            remaining = max(x, 1) - gone
+            move[x, remaining:] += weight * arrive[: states - remaining]
     move[:, -1] += 1 - move.sum(axis=1)
     system = np.vstack([(move.T - np.eye(states))[1:], np.ones(states)])
     chance = np.linalg.solve(system, np.eye(states)[-1])
@@ -190,11 +192,11 @@ def test_the_batch_wait_less_half_a_step_is_close_to_erlang_c(seats):
 def check_batch(seats: int, n: int, within: float) -> None:
     step, mean_steps = 1 / 50, 50
     timing, rules = ConstantTiming(0.0, seconds_per_step=step), BatchRules(max_num_seqs=seats)
-    found = []
+    means = []
     for rng in generators(2, seats):
         records = serve(poisson(rng, 0.8 * seats, n), rng.geometric(1 / mean_steps, n), rules, timing)
-        found.append(waits(records[n // 5 :]).mean())
-    interval = t_interval(found, LEVEL)
+        means.append(waits(records[n // 5 :]).mean())
+    interval = t_interval(means, LEVEL)
     agree(interval, batch_wait(0.8 * seats, step, mean_steps, seats), within)
     boundary = step / 2 if seats > 1 else 0.0  # a lone server is idle or full: nobody waits for a mere boundary
     agree(interval, mmc_wait(0.8 * seats, 1.0, seats) + boundary, within)
@@ -232,9 +234,9 @@ def check_sharing(lengths: str, n: int, within: float) -> None:
         if lengths == "two_sizes":
             for size in (40, 1_640):
                 by_size.setdefault(size, []).append(time[outputs[n // 5 :] == size].mean())
-    for size, found in by_size.items():
+    for size, means in by_size.items():
         # Service comes a token at a time: sooner or later by up to the mean step, token / (1 − ρ).
-        agree(t_interval(found, LEVEL), (size or 200) * token / (1 - rho), within, allowance=token / (1 - rho))
+        agree(t_interval(means, LEVEL), (size or 200) * token / (1 - rho), within, allowance=token / (1 - rho))
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -260,8 +262,8 @@ def test_without_a_cap_the_number_in_system_is_poisson():
         arrived = np.array([record.arrived_s for record in records])
         gone = np.sort([record.finished_s for record in records])
         # Further apart than the longest stay, so that the counts are independent.
-        at = np.arange(5.0, arrived[-1], 80 * step + 2 * step)
-        present = np.searchsorted(arrived, at, side="right") - np.searchsorted(gone, at, side="right")
+        times = np.arange(5.0, arrived[-1], 80 * step + 2 * step)
+        present = np.searchsorted(arrived, times, side="right") - np.searchsorted(gone, times, side="right")
         means.append(present.mean())
         variances.append(present.var(ddof=1))
         delays.append(waits(records).mean())

@@ -124,12 +124,12 @@ class Log:
     def expanded(self) -> list[tuple[object, ...]]:
         """One row per engine step: when it begins and ends, chunks, decodes, loads."""
         rows: list[tuple[object, ...]] = []
-        for start, step, what in self.steps:
+        for start, step, counts in self.steps:
             loads = tuple(sequence.request.id for sequence in step.loads)
             chunks, decodes, repeats = step.key()
             chunks = tuple(chunk[:4] for chunk in chunks)
             for i in range(repeats):
-                each = what._replace(decode_context=what.decode_context + i * what.num_decodes)
+                each = counts._replace(decode_context=counts.decode_context + i * counts.num_decodes)
                 end = start + self.timing.step(each)
                 rows.append((start, end, chunks, decodes, loads if i == 0 else ()))
                 start = end
@@ -181,8 +181,10 @@ def tokens(requests: tuple[Request, ...]) -> int:
 @st.composite
 def budgets(draw, requests: tuple[Request, ...], reuse: ReuseRules, entries: bool) -> Budget:
     kv, states = KV * (tokens(requests) + draw(st.integers(0, 150))), reuse.needs_states
-    held = 0 if reuse.progress is None else max(reuse.progress.most_held(one.output_len) for one in requests)
-    state = STATE * (held + draw(st.integers(1, 6))) if states else 0
+    num_states = (
+        0 if reuse.progress is None else max(reuse.progress.max_states(request.output_len) for request in requests)
+    )
+    state = STATE * (num_states + draw(st.integers(1, 6))) if states else 0
     kinds = {
         "none": Budget(),
         "kv": Budget(kv_bytes=kv),
@@ -296,7 +298,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
     gauge.advance(int(env.now))
     check_drained(scheduler, gauge, replica, records)
     timing = TIMINGS[scenario.timing]
-    busy = [(now, now + int(timing.span(what, step.repeats).sum())) for now, step, what in begun]
+    busy = [(now, now + int(timing.span(counts, step.repeats).sum())) for now, step, counts in begun]
     assert replica.busy_ns == sum(stop - start for start, stop in busy)
     return records, busy
 
@@ -305,8 +307,8 @@ def check_drained(scheduler: Scheduler, gauge: CacheUsage, replica: Replica, rec
     store = scheduler.policy.store
     assert scheduler.idle
     assert not scheduler.running
-    held = (store.kv_reserved, store.state_reserved, store.kv_locked, store.state_locked)
-    assert held == (0, 0, 0, 0)
+    in_use = (store.kv_reserved, store.state_reserved, store.kv_locked, store.state_locked)
+    assert in_use == (0, 0, 0, 0)
     scheduler.policy.check()
     assert store.inserted_bytes - store.evicted_bytes == store.kv_cached + store.state_cached
     row = gauge.row(0, 0.0, len(records), 0, replica.busy_ns, replica.steps)

@@ -199,11 +199,11 @@ def make_shared_case(path: Path) -> None:
 
 
 def write_parquet(path: Path, rows: list[np.ndarray], groups: list[int]) -> None:
-    asked: dict[int, int] = {}
+    counts: dict[int, int] = {}
     idx = []
     for group in groups:
-        idx.append(asked.get(group, 0))
-        asked[group] = idx[-1] + 1
+        idx.append(counts.get(group, 0))
+        counts[group] = idx[-1] + 1
     columns = {
         "group_id": pa.array(groups, pa.int64()),
         "idx": pa.array(idx, pa.int64()),
@@ -235,9 +235,9 @@ def run_replica(tmp_path: Path, path: Path, entries: int) -> dict[str, tuple[int
 
 
 def check_all_arms(tmp_path: Path, rows: list[np.ndarray], groups: list[int], entries: int) -> None:
-    found = ours(tmp_path, rows, groups, entries)
-    assert len(found) == 27
-    assert found == {arm: play(rows, groups, arm, entries) for arm in found}
+    measured = ours(tmp_path, rows, groups, entries)
+    assert len(measured) == 27
+    assert measured == {arm: play(rows, groups, arm, entries) for arm in measured}
 
 
 # -- tests ------------------------------------------------------------------------------------------------------------
@@ -250,12 +250,12 @@ def test_the_second_program_interleaves_as_the_description_says():
     rng.shuffle(names)
     for rank, name in enumerate(names):
         heapq.heappush(heap, (rng.exponential(1.0), rank, name))
-    left, order = {3: [0, 2, 3], 1: [1, 4], 2: [5]}, []
+    remaining, order = {3: [0, 2, 3], 1: [1, 4], 2: [5]}, []
     while heap:
-        at, rank, name = heapq.heappop(heap)
-        order.append(left[name].pop(0))
-        if left[name]:
-            heapq.heappush(heap, (at + rng.exponential(1.0), rank, name))
+        time, rank, name = heapq.heappop(heap)
+        order.append(remaining[name].pop(0))
+        if remaining[name]:
+            heapq.heappush(heap, (time + rng.exponential(1.0), rank, name))
     assert study_order(groups) == order
 
 
@@ -290,5 +290,5 @@ def test_every_published_arm_is_reproduced_on_a_thousand_requests(tmp_path, seed
 def test_shared_case_has_the_published_programs_own_numbers(tmp_path):
     make_shared_case(tmp_path / "case.parquet")
     expected = json.loads((SHARED_CASE / "expected.json").read_text())["strategies"]
-    found = run_replica(tmp_path, tmp_path / "case.parquet", 20)
-    assert found == {arm: (row["hits"], row["tokens_saved"]) for arm, row in expected.items()}
+    measured = run_replica(tmp_path, tmp_path / "case.parquet", 20)
+    assert measured == {arm: (row["hits"], row["tokens_saved"]) for arm, row in expected.items()}

@@ -74,16 +74,16 @@ def ns(seconds: float) -> int:
 @st.composite
 def workloads(draw) -> list[Request]:
     """Sessions over few documents, open and closed, in order of their earliest arrival."""
-    found: list[Request] = []
+    requests: list[Request] = []
     for i in range(draw(st.integers(1, 24))):
-        group, at = draw(st.integers(0, 4)), draw(st.integers(0, 40)) * 500_000
+        group, time = draw(st.integers(0, 4)), draw(st.integers(0, 40)) * 500_000
         tokens = np.arange(draw(st.integers(1, 30)), dtype=np.int32) + 100 * draw(st.integers(0, 2))
-        before = [one.id for one in found if one.group_id == group]
+        before = [one.id for one in requests if one.group_id == group]
         after = (before[-1],) if before and draw(st.booleans()) else ()
         wait = draw(st.integers(0, 20)) * 500_000
         output = draw(st.integers(1, 12))
-        found.append(Request(i, group, (Span(tokens),), output, at, after=after, wait_ns=wait))
-    return sorted(found, key=lambda request: request.arrived_at)
+        requests.append(Request(i, group, (Span(tokens),), output, time, after=after, wait_ns=wait))
+    return sorted(requests, key=lambda request: request.arrived_at)
 
 
 # -- where requests go ------------------------------------------------------------------------------------------------
@@ -94,7 +94,9 @@ def workloads(draw) -> list[Request]:
 def test_jumping_and_stepping_agree_on_several_replicas(requests, routing, count):
     jumped, stepped = (served(requests, routing, count, jump=jump) for jump in (True, False))
     assert jumped[0] == stepped[0]
-    assert [part.busy_s for part in jumped[1].replicas] == [part.busy_s for part in stepped[1].replicas]
+    assert [replica_row.busy_s for replica_row in jumped[1].replicas] == [
+        replica_row.busy_s for replica_row in stepped[1].replicas
+    ]
 
 
 @given(requests=workloads(), routing=st.sampled_from(EXACT))
@@ -136,8 +138,8 @@ def test_prefix_aware_goes_where_most_is_cached():
     def prompt(*documents: int) -> tuple[Span, ...]:
         return tuple(Span(np.arange(8, dtype=np.int32) + 100 * document) for document in documents)
 
-    asked = [(1,), (2,), (1, 3), (2, 4), (2, 4, 5), (1, 3, 6), (2,)]
-    requests = [Request(i, i, prompt(*own), 2, arrived_at=i * SECOND) for i, own in enumerate(asked)]
+    spans = [(1,), (2,), (1, 3), (2, 4), (2, 4, 5), (1, 3, 6), (2,)]
+    requests = [Request(i, i, prompt(*spans_of), 2, arrived_at=i * SECOND) for i, spans_of in enumerate(spans)]
     records, _ = served(requests, "prefix_aware", 2)
     # an idle system: nothing is cached of the first two, and the first replica is taken among equals
     assert {records[i].replica for i in (0, 2, 5)} == {0}
@@ -150,8 +152,10 @@ def test_weights_of_zero_leave_the_other_term():
     requests = [Request(i, i, (spans[rng.integers(4)],), 6, arrived_at=i * 4_000_000) for i in range(80)]
     for weights, other in (((1.0, 0.0), "prefix_aware"), ((0.0, 1.0), "least_loaded")):
         keys = dict(zip(("cache_weight", "load_weight"), weights, strict=True))
-        found, expected = served(requests, "weighted", 3, **keys)[0], served(requests, other, 3)[0]
-        assert {i: one.replica for i, one in found.items()} == {i: one.replica for i, one in expected.items()}
+        records, expected = served(requests, "weighted", 3, **keys)[0], served(requests, other, 3)[0]
+        assert {i: record.replica for i, record in records.items()} == {
+            i: record.replica for i, record in expected.items()
+        }
     assert served(requests, "prefix_aware", 3)[0] != served(requests, "least_loaded", 3)[0]
 
 
@@ -174,11 +178,13 @@ def test_replicas_add_up_to_the_run(requests, routing, count):
     records, row = served(requests, routing, count)
     assert sorted(records) == sorted(request.id for request in requests)
     counted = Counter(record.replica for record in records.values())
-    assert [part.requests for part in row.replicas] == [counted[number] for number in range(count)]
-    assert sum(part.busy_s for part in row.replicas) == pytest.approx(row.busy_s, abs=1e-9)
-    assert sum(part.steps for part in row.replicas) == row.steps
+    assert [replica_row.requests for replica_row in row.replicas] == [counted[number] for number in range(count)]
+    assert sum(replica_row.busy_s for replica_row in row.replicas) == pytest.approx(row.busy_s, abs=1e-9)
+    assert sum(replica_row.steps for replica_row in row.replicas) == row.steps
     for key in ("prompt_tokens", "reused_tokens", "preemptions"):
-        assert sum(getattr(part, key) for part in row.replicas) == sum(getattr(r, key) for r in records.values())
+        assert sum(getattr(replica_row, key) for replica_row in row.replicas) == sum(
+            getattr(r, key) for r in records.values()
+        )
     for request in requests:
         ends = [ns(records[other].finished_s) + request.wait_ns for other in request.after]
         assert ns(records[request.id].arrived_s) == max([request.arrived_at, *ends])
@@ -191,14 +197,16 @@ def test_little_holds_on_each_replica(routing):
     requests = [Request(i, i % 40, WORD, int(rng.integers(1, 20)), at[i]) for i in range(600)]
     records, _ = served(requests, routing, 3)
     for number in range(3):
-        own = [record for record in records.values() if record.replica == number]
-        times = sorted([(ns(r.arrived_s), 1) for r in own] + [(ns(r.finished_s), -1) for r in own])
+        replica_records = [record for record in records.values() if record.replica == number]
+        times = sorted(
+            [(ns(r.arrived_s), 1) for r in replica_records] + [(ns(r.finished_s), -1) for r in replica_records]
+        )
         present, area = 0, 0
         for (time, change), (until, _) in itertools.pairwise(times):
             present += change
             area += present * (until - time)
-        stay = np.mean([record.finished_s - record.arrived_s for record in own])
-        assert area / SECOND == pytest.approx(len(own) * stay, rel=1e-9)
+        stay = np.mean([record.finished_s - record.arrived_s for record in replica_records])
+        assert area / SECOND == pytest.approx(len(replica_records) * stay, rel=1e-9)
 
 
 # -- queues -----------------------------------------------------------------------------------------------------------
@@ -206,44 +214,44 @@ def test_little_holds_on_each_replica(routing):
 
 def waits(routing: str, count: int, rho: float, jobs: int, key: int) -> list[float]:
     """Mean waits of 20 runs of exponential jobs on `count` servers, the first fifth of each left out."""
-    found = []
+    means = []
     for seed in np.random.SeedSequence([key, count]).spawn(20):
         rng = np.random.default_rng(seed)
-        at = np.rint(np.cumsum(rng.standard_exponential(jobs)) * SECOND / (rho * count)).astype(np.int64).tolist()
-        requests = [Request(i, i, WORD, 1, at[i]) for i in range(jobs)]
+        times = np.rint(np.cumsum(rng.standard_exponential(jobs)) * SECOND / (rho * count)).astype(np.int64).tolist()
+        requests = [Request(i, i, WORD, 1, times[i]) for i in range(jobs)]
         timing = Exponential(rng, jobs)
         policies = [cache(keeps=False) for _ in range(count)]
         records, _ = served(requests, routing, count, policies=policies, rules=ONE_SERVER, timing=timing)
-        found.append(np.mean([records[i].admitted_s - records[i].arrived_s for i in range(jobs // 5, jobs)]))
-    return found
+        means.append(np.mean([records[i].admitted_s - records[i].arrived_s for i in range(jobs // 5, jobs)]))
+    return means
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_random_routing_makes_independent_queues(count):
-    found, expected = t_interval(waits("random", count, 0.6, 2_000, 1), 0.999), mg1_wait(0.6, 1.0, 2.0)
-    assert found.mean - found.low <= 0.3 * expected
-    assert found.low <= expected <= found.high
+    interval, expected = t_interval(waits("random", count, 0.6, 2_000, 1), 0.999), mg1_wait(0.6, 1.0, 2.0)
+    assert interval.mean - interval.low <= 0.3 * expected
+    assert interval.low <= expected <= interval.high
 
 
 def test_the_shortest_queue_lies_between_one_queue_and_many():
     rho, count = 0.7, 4
-    found = t_interval(waits("least_loaded", count, rho, 2_000, 2), 0.999)
-    assert mmc_wait(rho * count, 1.0, count) < found.low
-    assert found.high < mg1_wait(rho, 1.0, 2.0)
+    interval = t_interval(waits("least_loaded", count, rho, 2_000, 2), 0.999)
+    assert mmc_wait(rho * count, 1.0, count) < interval.low
+    assert interval.high < mg1_wait(rho, 1.0, 2.0)
 
 
 def test_two_shortest_queues_wait_as_published():
     """Two servers, join the shortest queue, a load of 0.5: the chain of both queue lengths, solved."""
-    found = t_interval(waits("least_loaded", 2, 0.5, 2_500, 3), 0.999)
+    interval = t_interval(waits("least_loaded", 2, 0.5, 2_500, 3), 0.999)
     expected = shortest_of_two(0.5)
-    assert found.mean - found.low <= 0.25 * expected
-    assert found.low <= expected <= found.high
+    assert interval.mean - interval.low <= 0.25 * expected
+    assert interval.low <= expected <= interval.high
 
 
 def shortest_of_two(rho: float, longest: int = 40) -> float:
     """Mean wait of join-the-shortest-queue with two servers of rate 1, cut off at `longest` jobs each."""
     states = [(a, b) for a in range(longest + 1) for b in range(longest + 1)]
-    number = {state: at for at, state in enumerate(states)}
+    number = {state: index for index, state in enumerate(states)}
     rates = np.zeros((len(states), len(states)))
     for a, b in states:
         joins = [(a + 1, b)] * 2 if a < b else [(a, b + 1)] * 2 if b < a else [(a + 1, b), (a, b + 1)]
@@ -263,15 +271,15 @@ def shortest_of_two(rho: float, longest: int = 40) -> float:
 
 def conversations(sessions: int, gap_ns: int) -> list[Request]:
     """Turns with known answers, far enough apart that each finds the system idle."""
-    rng, found = np.random.default_rng(6), []
+    rng, requests = np.random.default_rng(6), []
     history = {group: np.arange(8, dtype=np.int32) + 1_000 * (group % 2) for group in range(sessions)}
     for i in range(60):
         group, fresh = int(rng.integers(sessions)), 10_000 + 100 * i
         prompt = np.concatenate([history[group], np.arange(rng.integers(1, 9), dtype=np.int32) + fresh])
         output = np.arange(rng.integers(1, 12), dtype=np.int32) + fresh + 50
         history[group] = np.concatenate([prompt, output])
-        found.append(Request(i, group, (Span(prompt),), len(output), i * gap_ns, output=output))
-    return found
+        requests.append(Request(i, group, (Span(prompt),), len(output), i * gap_ns, output=output))
+    return requests
 
 
 @pytest.mark.parametrize("tokens", [None, 300])
@@ -279,37 +287,37 @@ def test_messages_without_delay_tell_what_is_cached(tokens, monkeypatch):
     compared = []
 
     def checked(self, request, now):
-        known = honest(self, request, now)
-        compared.append((known, lines[id(self)].scheduler.policy.match(request, now).matched))
-        return known
+        reported = honest(self, request, now)
+        compared.append((reported, lines[id(self)].scheduler.policy.match(request, now).matched))
+        return reported
 
-    honest, lines, attach = cache_events.Line.known, {}, cache_events.StoredBlocks.__init__
+    honest, lines, attach = cache_events.EventChannel.prefix_tokens, {}, cache_events.BlockEvents.__init__
 
     def attached(self, replica, line):
         lines[id(line)] = replica
         attach(self, replica, line)
 
-    monkeypatch.setattr(cache_events.Line, "known", checked)
-    monkeypatch.setattr(cache_events.StoredBlocks, "__init__", attached)
+    monkeypatch.setattr(cache_events.EventChannel, "prefix_tokens", checked)
+    monkeypatch.setattr(cache_events.BlockEvents, "__init__", attached)
     served(conversations(7, SECOND), "prefix_events", 3, policies=[cache(tokens) for _ in range(3)])
     assert len(compared) == 180
-    assert all(known == matched for known, matched in compared)
-    assert sum(known > 8 for known, _ in compared) > 30
+    assert all(reported == matched for reported, matched in compared)
+    assert sum(reported > 8 for reported, _ in compared) > 30
 
 
 @pytest.mark.parametrize("keys", [{"events_delay_s": 1e6}, {"events_lost": 1.0}])
 def test_without_messages_only_the_load_counts(keys):
     requests = conversations(7, 3_000_000)
-    found, expected = (
-        served(requests, name, 3, **own)[0] for name, own in (("prefix_events", keys), ("least_loaded", {}))
+    records, expected = (
+        served(requests, name, 3, **options)[0] for name, options in (("prefix_events", keys), ("least_loaded", {}))
     )
-    assert {i: one.replica for i, one in found.items()} == {i: one.replica for i, one in expected.items()}
+    assert {i: record.replica for i, record in records.items()} == {i: record.replica for i, record in expected.items()}
 
 
 def test_late_messages_cost_reuse():
     requests = conversations(7, 40_000_000)
     reused = [
-        sum(one.reused_tokens for one in served(requests, "prefix_events", 3, events_delay_s=delay)[0].values())
+        sum(record.reused_tokens for record in served(requests, "prefix_events", 3, events_delay_s=delay)[0].values())
         for delay in (0.0, 0.5, 5.0)
     ]
     assert reused[0] > reused[1] > reused[2]

@@ -76,13 +76,13 @@ def chains(clients: int, turns: int, waits: Sequence[int], output: int = 1) -> l
 def graphs(draw) -> list[Request]:
     """Requests that wait for some of those before them, or for none, with times of their own."""
     count = draw(st.integers(1, 20))
-    found = []
+    requests = []
     for i in range(count):
         after = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
-        wait, at = draw(st.integers(0, 30)) * 1_000_000, draw(st.integers(0, 60)) * 1_000_000
+        wait, time = draw(st.integers(0, 30)) * 1_000_000, draw(st.integers(0, 60)) * 1_000_000
         prompt = (Span(np.arange(draw(st.integers(1, 20)), dtype=np.int32)),)
-        found.append(Request(i, 0, prompt, draw(st.integers(1, 8)), at, after=tuple(after), wait_ns=wait))
-    return sorted(found, key=lambda request: request.arrived_at)
+        requests.append(Request(i, 0, prompt, draw(st.integers(1, 8)), time, after=tuple(after), wait_ns=wait))
+    return sorted(requests, key=lambda request: request.arrived_at)
 
 
 @given(requests=graphs(), seats=st.integers(1, 4))
@@ -108,7 +108,7 @@ def test_clients_limit_requests_that_wait_too(requests, clients):
     records = list(served(requests, clients=clients).values())
     assert len(records) == len(requests)
     for record in records:
-        inside = [one for one in records if one.arrived_s <= record.arrived_s < one.finished_s]
+        inside = [other for other in records if other.arrived_s <= record.arrived_s < other.finished_s]
         assert len(inside) <= clients
 
 
@@ -152,15 +152,15 @@ def drawn(requests, seed=0, **options) -> dict[int, Request]:
 
 
 def test_each_turn_follows_the_one_before_it():
-    found = drawn(turns_of(5, 4), think_s=2.0)
-    assert all(found[i].after == ((i - 1,) if i % 4 else ()) for i in range(20))
-    assert [found[4 * group].arrived_at for group in range(5)] == [0, 1_000, 2_000, 3_000, 4_000]
-    assert 0.5 < np.mean([found[i].wait_ns for i in range(20) if i % 4]) / (2 * SECOND) < 2.0
+    requests = drawn(turns_of(5, 4), think_s=2.0)
+    assert all(requests[i].after == ((i - 1,) if i % 4 else ()) for i in range(20))
+    assert [requests[4 * group].arrived_at for group in range(5)] == [0, 1_000, 2_000, 3_000, 4_000]
+    assert 0.5 < np.mean([requests[i].wait_ns for i in range(20) if i % 4]) / (2 * SECOND) < 2.0
 
 
 def test_constant_think_times_are_constant():
-    found = drawn(turns_of(3, 3), think_s=1.5, think="constant")
-    assert {request.wait_ns for request in found.values()} == {1_500_000_000}
+    requests = drawn(turns_of(3, 3), think_s=1.5, think="constant")
+    assert {request.wait_ns for request in requests.values()} == {1_500_000_000}
 
 
 def test_another_rate_stretches_starts_alone():
@@ -172,10 +172,10 @@ def test_another_rate_stretches_starts_alone():
 
 
 def test_recorded_think_times_are_used():
-    asked = [replace(request, wait_ns=1_000 * request.id) for request in turns_of(2, 3)]
-    assert [request.wait_ns for request in drawn(asked).values()] == [1_000 * i for i in range(6)]
+    recorded = [replace(request, wait_ns=1_000 * request.id) for request in turns_of(2, 3)]
+    assert [request.wait_ns for request in drawn(recorded).values()] == [1_000 * i for i in range(6)]
     with pytest.raises(ValueError, match=r"^arrivals\.think_s=1\.0: expected null"):
-        drawn(asked, think_s=1.0)
+        drawn(recorded, think_s=1.0)
 
 
 def test_unknown_think_times_are_refused():
@@ -190,8 +190,8 @@ def test_agents_that_join_keep_their_order():
         Request(2, 0, PROMPT, after=(0,)),
         Request(3, 0, PROMPT, after=(1, 2)),
     ]
-    found = drawn(fork, think_s=0.0, rate_rps=1.0)
-    assert [found[i].after for i in range(4)] == [(), (0,), (0,), (1, 2)]
+    requests = drawn(fork, think_s=0.0, rate_rps=1.0)
+    assert [requests[i].after for i in range(4)] == [(), (0,), (0,), (1, 2)]
 
 
 # -- closed queues ----------------------------------------------------------------------------------------------------
@@ -214,11 +214,11 @@ def test_each_client_obeys_the_response_time_law(seats):
     requests = chains(clients, turns, np.rint(waits).astype(int).tolist(), output=9)
     records = served(requests, BatchRules(max_num_seqs=seats))
     for group in range(clients):
-        own = [records[i] for i in range(group * turns, (group + 1) * turns)]
-        responses = sum(ns(record.finished_s) - ns(record.arrived_s) for record in own)
-        thought = sum(requests[record.request_id].wait_ns for record in own[1:])
-        assert ns(own[-1].finished_s) - ns(own[0].arrived_s) == responses + thought
-        assert all(a.finished_s <= b.arrived_s for a, b in itertools.pairwise(own))
+        client_records = [records[i] for i in range(group * turns, (group + 1) * turns)]
+        responses = sum(ns(record.finished_s) - ns(record.arrived_s) for record in client_records)
+        thought = sum(requests[record.request_id].wait_ns for record in client_records[1:])
+        assert ns(client_records[-1].finished_s) - ns(client_records[0].arrived_s) == responses + thought
+        assert all(a.finished_s <= b.arrived_s for a, b in itertools.pairwise(client_records))
 
 
 def repairman(clients: int, think_s: float, service_s: float) -> float:
@@ -228,7 +228,7 @@ def repairman(clients: int, think_s: float, service_s: float) -> float:
 
 
 def check_repairman(clients: int, think_s: float, turns: int, within: float) -> None:
-    expected, found = repairman(clients, think_s, 1.0), []
+    expected, measured = repairman(clients, think_s, 1.0), []
     for seed in np.random.SeedSequence([8, clients]).spawn(20):
         rng = np.random.default_rng(seed)
         count = clients * turns
@@ -238,8 +238,8 @@ def check_repairman(clients: int, think_s: float, turns: int, within: float) -> 
         start, stop = 0.15 * turns * clients / expected, 0.7 * turns * clients / expected
         assert all(records[last].finished_s > stop for last in range(turns - 1, count, turns)), "all still ask"
         ends = [record.finished_s for record in records.values()]
-        found.append(sum(start < end <= stop for end in ends) / (stop - start))
-    interval = t_interval(found, 0.999)
+        measured.append(sum(start < end <= stop for end in ends) / (stop - start))
+    interval = t_interval(measured, 0.999)
     assert interval.mean - interval.low <= within * expected
     assert interval.low <= expected <= interval.high
 
@@ -262,9 +262,9 @@ def test_little_holds_where_requests_wait_for_others():
     assert batch == sum(ns(record.finished_s) - ns(record.admitted_s) for record in records)
     times = sorted([(ns(r.arrived_s), 1) for r in records] + [(ns(r.finished_s), -1) for r in records])
     present, area = 0, 0
-    for (at, change), (until, _) in itertools.pairwise(times):
+    for (time, change), (until, _) in itertools.pairwise(times):
         present += change
-        area += present * (until - at)
+        area += present * (until - time)
     horizon = times[-1][0]
     stay = np.mean([record.finished_s - record.arrived_s for record in records])
     assert area / horizon == pytest.approx(len(records) / (horizon / SECOND) * stay, rel=1e-9)

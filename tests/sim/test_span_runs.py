@@ -110,8 +110,8 @@ def test_a_probe_pays_for_the_query_and_for_a_forward():
     assert [step.shallow_token_layers for step in steps] == [4 * 5] * 4
     assert [step.shallow_pair_layers for step in steps] == [(4 * 65 + 10) * (5 + 1 + 2)] * 4
     assert [step.projected_tokens for step in steps] == [4] * 4
-    _, read = serve(make_policy(layout=isolated, repair=rule), SHUFFLED, SpanReads())
-    assert [step.num_forwards for step in read] == [4, 3, 3, 3]  # spans, probe, repair, question
+    _, read_counts = serve(make_policy(layout=isolated, repair=rule), SHUFFLED, SpanReads())
+    assert [step.num_forwards for step in read_counts] == [4, 3, 3, 3]  # spans, probe, repair, question
 
 
 def test_neighbours_pay_for_the_attention_of_every_token():

@@ -58,14 +58,14 @@ def test_rows_that_verify_read_the_context_once_and_each_need_logits():
     for sequence in sequences:
         sequence.generated = 2
     plain = features(ScheduledStep([], sequences, []), 0)
-    found = features(ScheduledStep([], sequences, [], drafts=[2, 1]), 0)
-    assert found.decode_context == plain.decode_context == 7 + 5
+    counts = features(ScheduledStep([], sequences, [], drafts=[2, 1]), 0)
+    assert counts.decode_context == plain.decode_context == 7 + 5
     changed = {
         "prefill_tokens": 3,
         "prefill_pairs": (7 + 1) + (7 + 2) + (5 + 1),
         "num_first_tokens": 3,
     }
-    assert found == plain._replace(**changed)
+    assert counts == plain._replace(**changed)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -125,8 +125,8 @@ def check_free(name, policy):
 def test_drafts_are_not_findable_before_they_hold():
     """A block is published when its last token is known: with none accepted, at that token's own step."""
     policy, output = blocks(), np.arange(100, 120, dtype=np.int32)
-    asked = replace(make_request(0, 0, 20, range(4)), output=output)
-    later = Request(1, 0, (*asked.spans, Span(output)))
+    generating = replace(make_request(0, 0, 20, range(4)), output=output)
+    later = Request(1, 0, (*generating.spans, Span(output)))
     known, found = [], []
 
     def look(step, now, result):
@@ -135,6 +135,6 @@ def test_drafts_are_not_findable_before_they_hold():
             found.append(policy.match(later, now).matched)
 
     rules = BatchRules(speculation=Speculation(3, acceptance=0.0))
-    simulate([asked], policy, rules, TIMING, lambda record: None, on_step=look)
+    simulate([generating], policy, rules, TIMING, lambda record: None, on_step=look)
     assert found == [tokens // 4 * 4 for tokens in known]
     assert max(found) > 4

@@ -17,7 +17,7 @@ A, B, C = range(100, 116), range(200, 216), range(300, 316)  # four blocks each
 
 def displaced():
     """A document, two that take its place where there are nine blocks, and the first one again."""
-    return [request(at, [*document, 900 + at], 100 * at) for at, document in enumerate((A, B, C, A))]
+    return [request(index, [*document, 900 + index], 100 * index) for index, document in enumerate((A, B, C, A))]
 
 
 def test_an_evicted_prefix_comes_back_from_a_tier():
@@ -28,7 +28,7 @@ def test_an_evicted_prefix_comes_back_from_a_tier():
     assert tiered[3].loaded_bytes == {"tier0": 16}
     assert times_us(tiered[3]) == (300, 309), "16 tokens take 8 us, the last token 1 us"
     assert tiered[3].critical_load_s == pytest.approx(8e-6)
-    assert sum(one.lost_kv_evicted for one in tiered) == 0
+    assert sum(record.lost_kv_evicted for record in tiered) == 0
     assert row.tiers[0].loaded_bytes == 16
 
 
@@ -39,10 +39,10 @@ def test_a_load_waits_for_its_latency_first():
 
 def test_a_layerwise_load_overlaps_with_the_prefill():
     """Four layers: the longer of both, and a quarter of the shorter."""
-    asked = [*displaced()[:3], request(3, [*A, *range(900, 920)], 300)]
-    waiting, _ = serve(asked, make_policy(9, rules(100, bytes_per_us=2)))
+    requests = [*displaced()[:3], request(3, [*A, *range(900, 920)], 300)]
+    waiting, _ = serve(requests, make_policy(9, rules(100, bytes_per_us=2)))
     assert times_us(waiting[3])[1] == 300 + 8 + 20
-    following, _ = serve(asked, make_policy(9, rules(100, bytes_per_us=2, load="layerwise")))
+    following, _ = serve(requests, make_policy(9, rules(100, bytes_per_us=2, load="layerwise")))
     assert times_us(following[3])[1] == 300 + 20 + 8 / 4
     assert following[3].critical_load_s == pytest.approx(2e-6)
 
@@ -50,19 +50,22 @@ def test_a_layerwise_load_overlaps_with_the_prefill():
 def test_slow_tiers_give_more_hits_and_later_tokens():
     """Every load is slower than computing: hits rise and so does TTFT; the break-even rule computes instead."""
     slow = rules(1000, bytes_per_us=0.5)
-    asked = [request(at, [*range(100 * (at % 6), 100 * (at % 6) + 40), 5000 + at], 60 * at) for at in range(60)]
-    found = {}
+    requests = [
+        request(index, [*range(100 * (index % 6), 100 * (index % 6) + 40), 5000 + index], 60 * index)
+        for index in range(60)
+    ]
+    results = {}
     for name, policy in {
         "alone": make_blocks(30),
         "always": make_policy(30, slow),
         "break_even": make_policy(30, slow, always=False),
     }.items():
-        records, _ = serve(asked, policy)
-        hits = sum(one.reused_tokens for one in records) / sum(one.prompt_tokens for one in records)
-        found[name] = hits, float(np.mean([one.first_token_s - one.arrived_s for one in records]))
-    assert found["always"][0] > 0.8 > found["alone"][0]
-    assert found["always"][1] > 1.5 * found["alone"][1], "more hits, and yet a worse TTFT"
-    assert found["break_even"] == found["alone"]
+        records, _ = serve(requests, policy)
+        hits = sum(record.reused_tokens for record in records) / sum(record.prompt_tokens for record in records)
+        results[name] = hits, float(np.mean([record.first_token_s - record.arrived_s for record in records]))
+    assert results["always"][0] > 0.8 > results["alone"][0]
+    assert results["always"][1] > 1.5 * results["alone"][1], "more hits, and yet a worse TTFT"
+    assert results["break_even"] == results["alone"]
 
 
 def test_break_even_loads_what_is_faster_to_load():
@@ -75,40 +78,40 @@ def test_break_even_loads_what_is_faster_to_load():
 
 def test_break_even_counts_transfers_in_flight():
     """Alone, 16 tokens load in 10 us and not in 16; beside another load it would be 20."""
-    asked = [*displaced()[:3], request(3, [*A, 903], 300), request(4, [*B, 904], 301)]
-    records, _ = serve(asked, make_policy(20, rules(100, bytes_per_us=1.6), always=False))
-    assert [one.loaded_tokens for one in records[3:]] == [0, 0], "20 blocks still hold both"
-    records, _ = serve(asked, make_policy(9, rules(100, bytes_per_us=1.6), always=False))
-    assert [one.loaded_tokens for one in records[3:]] == [16, 0]
+    requests = [*displaced()[:3], request(3, [*A, 903], 300), request(4, [*B, 904], 301)]
+    records, _ = serve(requests, make_policy(20, rules(100, bytes_per_us=1.6), always=False))
+    assert [record.loaded_tokens for record in records[3:]] == [0, 0], "20 blocks still hold both"
+    records, _ = serve(requests, make_policy(9, rules(100, bytes_per_us=1.6), always=False))
+    assert [record.loaded_tokens for record in records[3:]] == [16, 0]
 
 
 def test_others_run_while_a_request_loads():
-    asked = [*displaced()[:3], request(3, [*A, 903], 300), request(4, range(700, 704), 301)]
-    records, _ = serve(asked, make_policy(9, rules(100, bytes_per_us=0.2)))
+    requests = [*displaced()[:3], request(3, [*A, 903], 300), request(4, range(700, 704), 301)]
+    records, _ = serve(requests, make_policy(9, rules(100, bytes_per_us=0.2)))
     assert times_us(records[4]) == (301, 305)
     assert times_us(records[3]) == (300, 401), "the other's block is written meanwhile: four bytes more on the link"
 
 
 def test_two_requests_wait_for_one_load():
-    asked = [*displaced()[:3], request(3, [*A, 903], 300), request(4, [*A, 904], 310)]
-    records, row = serve(asked, make_policy(9, rules(100, bytes_per_us=0.2)))
-    assert [one.reused_tokens for one in records[3:]] == [16, 16]
+    requests = [*displaced()[:3], request(3, [*A, 903], 300), request(4, [*A, 904], 310)]
+    records, row = serve(requests, make_policy(9, rules(100, bytes_per_us=0.2)))
+    assert [record.reused_tokens for record in records[3:]] == [16, 16]
     assert row.tiers[0].loaded_bytes == 16
     assert times_us(records[4]) == (310, 382), "both run in one step once the blocks are there"
 
 
 def test_memory_is_reserved_while_a_load_is_under_way():
     """A prompt of eight blocks does not fit beside four blocks that are still coming."""
-    asked = [*displaced()[:3], request(3, [*A, 903], 300), request(4, range(700, 732), 301)]
-    records, _ = serve(asked, make_policy(9, rules(100, bytes_per_us=0.2)))
+    requests = [*displaced()[:3], request(3, [*A, 903], 300), request(4, range(700, 732), 301)]
+    records, _ = serve(requests, make_policy(9, rules(100, bytes_per_us=0.2)))
     assert times_us(records[4])[0] == 381
 
 
 def test_second_use_writes_and_first_does_not():
     once, row = serve(displaced(), make_policy(9, rules(100, write="second_hit")))
     assert once[3].loaded_tokens == row.tiers[0].written_bytes == 0
-    asked = apart([request(at, [*document, 900 + at]) for at, document in enumerate((A, A, B, C, A))], 100)
-    twice, row = serve(asked, make_policy(9, rules(100, write="second_hit")))
+    requests = apart([request(index, [*document, 900 + index]) for index, document in enumerate((A, A, B, C, A))], 100)
+    twice, row = serve(requests, make_policy(9, rules(100, write="second_hit")))
     assert twice[4].loaded_tokens == row.tiers[0].written_bytes == 16
 
 
@@ -121,9 +124,9 @@ def test_demoted_blocks_load_from_the_next_tier():
 
 
 def test_quantised_blocks_are_smaller_and_load_sooner():
-    asked = [request(at, [*document, 900 + at], 100 * at) for at, document in enumerate((A, B, C, A))]
+    requests = [request(index, [*document, 900 + index], 100 * index) for index, document in enumerate((A, B, C, A))]
     tier = {"action": "quantise", "quantise_to": "int4", "low": 0.5}
-    records, row = serve(asked, make_policy(5, rules(8, bytes_per_us=1, **tier)))
+    records, row = serve(requests, make_policy(5, rules(8, bytes_per_us=1, **tier)))
     assert records[3].loaded_tokens == 16
     assert records[3].loaded_bytes["tier0"] == 4, "a byte for a block of four"
     assert row.tiers[0].small_loaded_blocks == 4
@@ -137,12 +140,15 @@ def test_states_of_hybrids_are_loaded_with_their_prefix():
 
 def test_an_empty_tier_changes_nothing():
     """A link that never brings a block in time: the same schedule as without tiers."""
-    asked = [request(at, [*range(100 * (at % 5), 100 * (at % 5) + 30), at], 13 * at, 1 + at % 7) for at in range(40)]
-    alone, _ = serve(asked, make_blocks(24))
-    tiered, _ = serve(asked, make_policy(24, rules(1000, bytes_per_us=1e-9)))
-    for one, other in zip(alone, tiered, strict=True):
-        assert times_us(one) == times_us(other)
-        assert one.reused_tokens == other.reused_tokens
+    requests = [
+        request(index, [*range(100 * (index % 5), 100 * (index % 5) + 30), index], 13 * index, 1 + index % 7)
+        for index in range(40)
+    ]
+    alone, _ = serve(requests, make_blocks(24))
+    tiered, _ = serve(requests, make_policy(24, rules(1000, bytes_per_us=1e-9)))
+    for record, other in zip(alone, tiered, strict=True):
+        assert times_us(record) == times_us(other)
+        assert record.reused_tokens == other.reused_tokens
 
 
 def test_matching_changes_nothing():
@@ -152,8 +158,8 @@ def test_matching_changes_nothing():
     again = request(9, [*A, 909])
     policy.match(again, 300_000)  # which keeps the digests of a request that waits
     before = repr(snapshot(policy))
-    found = {policy.match(again, 300_000).resume for _ in range(3)}
-    assert found == {16}
+    resumes = {policy.match(again, 300_000).resume for _ in range(3)}
+    assert resumes == {16}
     assert repr(snapshot(policy)) == before
 
 
@@ -163,9 +169,9 @@ def snapshot(value, seen=frozenset()):
         return value if not callable(value) else None
     seen |= {id(value)}
     if isinstance(value, dict):
-        return [(snapshot(key, seen), snapshot(one, seen)) for key, one in value.items()]
+        return [(snapshot(key, seen), snapshot(member, seen)) for key, member in value.items()]
     if isinstance(value, (list, tuple, set)):
-        return [snapshot(one, seen) for one in value]
+        return [snapshot(member, seen) for member in value]
     names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
     return [(name, snapshot(getattr(value, name), seen)) for name in names]
 

@@ -162,8 +162,8 @@ def test_a_long_prefill_copies_its_spans_once_instead_of_rotating(reads: dict[st
 def test_short_spans_read_one_by_one_cost_more_than_long_ones():
     timing = h200("llama-3.1-8b")
     question = prefill(8_000, 8_255, num_first_tokens=1, num_forwards=1)
-    read = [timing.step(question._replace(span_reads=spans)) for spans in (0, 8, 64)]
-    assert read == sorted(set(read))
+    durations = [timing.step(question._replace(span_reads=spans)) for spans in (0, 8, 64)]
+    assert durations == sorted(set(durations))
 
 
 def test_roofline_without_work_costs_weights_and_host_time():
@@ -184,9 +184,9 @@ def test_an_8b_model_prefills_at_the_speed_of_its_arithmetic():
 
 def test_resuming_costs_less_than_recomputing_and_more_than_nothing():
     timing = h200("qwen3.5-0.8b")
-    whole = timing.step(prefill(0, 8_192))
+    full = timing.step(prefill(0, 8_192))
     resumed = timing.step(prefill(7_168, 8_192, loaded_state_bytes=19_759_104))
-    assert 0 < resumed < whole
+    assert 0 < resumed < full
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "hardware").glob("*.yaml")))

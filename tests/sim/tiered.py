@@ -49,10 +49,13 @@ def make_policy(
 ) -> TieredPolicy:
     """A pool of so many blocks over tiers."""
     policy = make_blocks(blocks, states)
-    made = [Tier(f"tier{at}", one, SIZE, one.least_bytes(SIZE, itemsize)) for at, one in enumerate(tiers)]
-    links = [Link(one.bytes_per_s, one.latency_s) for one in tiers]
+    tiers_made = [
+        Tier(f"tier{number}", tier_rules, SIZE, tier_rules.least_bytes(SIZE, itemsize))
+        for number, tier_rules in enumerate(tiers)
+    ]
+    links = [Link(tier_rules.bytes_per_s, tier_rules.latency_s) for tier_rules in tiers]
     steps = None if always else PrefillTime(TIMING, BatchRules(), policy.rules)
-    return TieredPolicy(policy, Tiers(made, links), steps, layers)
+    return TieredPolicy(policy, Tiers(tiers_made, links), steps, layers)
 
 
 def request(id: int, tokens: Sequence[int], at_us: float = 0.0, output: int = 1) -> Request:
@@ -86,4 +89,4 @@ def times_us(record: TieredRecord) -> tuple[float, float]:
 
 def apart(requests: Sequence[Request], gap_us: float) -> list[Request]:
     """The same requests, each so long after the one before."""
-    return [replace(one, arrived_at=round(at * gap_us * MICROSECOND)) for at, one in enumerate(requests)]
+    return [replace(request, arrived_at=round(index * gap_us * MICROSECOND)) for index, request in enumerate(requests)]

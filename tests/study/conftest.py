@@ -49,14 +49,14 @@ def run(root: Path, entry: str, *overrides: str) -> Path:
 
 def files(folder: Path) -> dict[str, bytes]:
     """Record and runs files by name."""
-    found = [*folder.glob("records/*.jsonl"), *folder.glob("runs/*.jsonl")]
-    return {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in sorted(found)}
+    paths = [*folder.glob("records/*.jsonl"), *folder.glob("runs/*.jsonl")]
+    return {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in sorted(paths)}
 
 
 def summary(folder: Path) -> dict[str, Any]:
     """The summary without what differs between two runs of the same settings."""
-    told = json.loads((folder / "summary.json").read_bytes())
-    return {key: value for key, value in told.items() if key not in INCIDENTAL}
+    summary = json.loads((folder / "summary.json").read_bytes())
+    return {key: value for key, value in summary.items() if key not in INCIDENTAL}
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def rows_of() -> Callable[[Path], list[dict[str, Any]]]:
 
 
 @pytest.fixture
-def held(tmp_path_factory) -> tuple[Path, Callable[..., dict[str, str]]]:
+def paused(tmp_path_factory) -> tuple[Path, Callable[..., dict[str, str]]]:
     """A folder for the file `go`, and `hold` for that folder."""
     folder = tmp_path_factory.mktemp("held")
     return folder, lambda *free: hold(folder, *free)

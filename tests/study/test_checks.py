@@ -64,7 +64,7 @@ def test_a_tracker_without_its_package_gets_a_sentence_and_has_a_twin(without):
 def test_a_store_that_the_real_card_lacks_gets_both_numbers():
     study = compose("pic_clean", ["device=cuda", "size=full_attention", "store.total_gib=70"])
     checks.check_memory(study)  # of the card that the settings name
-    with pytest.raises(ValueError, match=r"^store of 70 GiB on NVIDIA Any: expected at most 65 GiB, for it has 80 GiB"):
+    with pytest.raises(ValueError, match=r"^store of 70 GiB on NVIDIA Any: expected at most 65 GiB, because it has 80"):
         checks.check_device(study, CARD)
     study.store.total_gib = 64
     checks.check_device(study, CARD)
@@ -80,7 +80,7 @@ def test_a_passage_longer_than_the_context_gets_a_sentence():
     with pytest.raises(
         ValueError,
         match=r"^workload\.path=mine\.jsonl: expected prompts of at most 8,192 tokens with their answers, the "
-        r"positions that llama-3\.1-8b was made for; request 3 has 8,193, 8,000 of them in one passage$",
+        r"positions that llama-3\.1-8b supports; request 3 has 8,193, 8,000 of them in one passage$",
     ):
         checks.check_context(study, CARD, (fits, replace(fits, id=3, output_len=4)))
 
@@ -105,8 +105,8 @@ def test_a_card_that_is_not_there_has_no_facts():
 
 
 @pytest.mark.parametrize("arm", ["none", "boundary", "balanced_12"])
-@pytest.mark.parametrize("beside", [0, 1])
-def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, beside: int):
+@pytest.mark.parametrize("extra_bytes", [0, 1])
+def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, extra_bytes: int):
     """To the byte: a byte less is refused. One state more, and those that are stored may be in each other's way."""
     from spanlab_sim.run import simulate
 
@@ -118,7 +118,7 @@ def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, beside:
     study.only, study.store.total_gib = [arm], (least - 1) / GIB
     with pytest.raises(ValueError, match=rf"^store.total_gib=.*may hold {tokens} tokens of tiny-hybrid and a state$"):
         checks.check_fit(study, requests)
-    study.store.total_gib = (least + beside * model.state_bytes) / GIB
+    study.store.total_gib = (least + extra_bytes * model.state_bytes) / GIB
     checks.check_fit(study, requests)
     policy = build.build_policy(study, strategy, 0, tokens)
     records: list = []
@@ -131,11 +131,11 @@ def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, beside:
 def test_recorded_times_that_are_not_used_are_told(tmp_path):
     study = compose("smoke", ["arrivals.rate_rps=2", "workload.documents=1", "workload.questions_per_document=2"])
     requests = build.build_workload(study.workload, str(tmp_path)).requests
-    assert checks.note_on_times(study, requests) is None
-    timed = tuple(replace(request, arrived_at=at) for at, request in enumerate(requests))
-    assert "the recorded ones are not used" in checks.note_on_times(study, timed)
-    given = compose("smoke", ["arrivals=as_given", "arrivals.rate_rps=null", "load.rates_rps=[]"])
-    assert checks.note_on_times(given, timed) is None
+    assert checks.arrival_note(study, requests) is None
+    timed = tuple(replace(request, arrived_at=index) for index, request in enumerate(requests))
+    assert "the recorded times are not used" in checks.arrival_note(study, timed)
+    recorded = compose("smoke", ["arrivals=as_given", "arrivals.rate_rps=null", "load.rates_rps=[]"])
+    assert checks.arrival_note(recorded, timed) is None
 
 
 def test_an_empty_list_of_rates_switches_the_load_study_off():

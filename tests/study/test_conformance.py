@@ -13,45 +13,45 @@ import torch
 
 from spanlab import main
 from spanlab.engine.chunk_scan import ScanInputs
-from spanlab.engine.conv_windows import Place, Windows
+from spanlab.engine.conv_windows import SlotRef, Windows
 from spanlab.engine.load import load_model
 from spanlab.engine.model import SpanModel
-from spanlab.engine.recurrent import Piece
+from spanlab.engine.recurrent import StateScan
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.slot_pool import Layers
-from spanlab.engine.span_actions import Fold, SpanPiece, StoreMap
+from spanlab.engine.span_actions import ApplyMap, MapScan, StoreMap
 from spanlab.engine.state_pool import StatePool
 from spanlab.main import compose
 from spanlab.settings.conformance import PROPERTIES, Conformance
 from spanlab.study.conformance import run as entry
 from spanlab.study.conformance.run import judged, run_conformance
 from spanlab.study.conformance.subject import Subject
-from spanlab.study.conformance.verdicts import ABSENT, FAILED, PASSED, REFUSED, Measured
+from spanlab.study.conformance.verdicts import ABSENT, FAILED, PASSED, REFUSED, Measurement
 
 SMALL = ["prompts=2", "output_tokens=4", "documents=2", "document_tokens=20", "engine.threads=1", "engine.device=cpu"]
 OF_LOGITS = ("prefix_reuse", "chunked_prefill", "preemption", "span_reuse")
 
 
-def settings(*given: str) -> Conformance:
-    return compose("conformance", [*SMALL, *given])
+def settings(*overrides: str) -> Conformance:
+    return compose("conformance", [*SMALL, *overrides])
 
 
 @pytest.fixture(scope="module")
 def model() -> SpanModel:
     """The built-in model, loaded once; not to be changed."""
-    asked = settings()
-    return load_model(asked.engine, asked.model)
+    config = settings()
+    return load_model(config.engine, config.model)
 
 
 @pytest.fixture(scope="module")
 def hybrid() -> SpanModel:
     """The built-in hybrid, loaded once; not to be changed."""
-    asked = settings("model=tiny-hybrid")
-    return load_model(asked.engine, asked.model)
+    config = settings("model=tiny-hybrid")
+    return load_model(config.engine, config.model)
 
 
 def verdicts(subject: Subject) -> dict[str, str]:
-    return {one.name: one.verdict for one in judged(subject)}
+    return {verdict.name: verdict.verdict for verdict in judged(subject)}
 
 
 @pytest.mark.parametrize(
@@ -60,43 +60,43 @@ def verdicts(subject: Subject) -> dict[str, str]:
 )
 def test_built_in_models_conform(choice: str, absent: set[str], tmp_path: Path):
     assert run_conformance(settings(f"model={choice}"), "run", tmp_path)
-    found = json.loads((tmp_path / "conformance/run/summary.json").read_bytes())["properties"]
-    assert list(found) == ["supported_layers", *PROPERTIES]
-    assert {name for name, one in found.items() if one["verdict"] == ABSENT} == absent
-    assert all(one["verdict"] == PASSED for name, one in found.items() if name not in absent)
-    assert all(one["measured"] <= one["limit"] for name, one in found.items() if name not in absent)
+    properties = json.loads((tmp_path / "conformance/run/summary.json").read_bytes())["properties"]
+    assert list(properties) == ["supported_layers", *PROPERTIES]
+    assert {name for name, row in properties.items() if row["verdict"] == ABSENT} == absent
+    assert all(row["verdict"] == PASSED for name, row in properties.items() if name not in absent)
+    assert all(row["measured"] <= row["limit"] for name, row in properties.items() if name not in absent)
 
 
 def test_a_wrong_theta_fails_span_reuse_alone(model: SpanModel):
     wrong = replace(model, rotation=replace(model.rotation, frequencies=1.01 * model.rotation.frequencies))
-    found = verdicts(Subject(wrong, settings("properties=[prefix_reuse,span_reuse]")))
-    assert found == {"prefix_reuse": PASSED, "span_reuse": FAILED}
+    by_property = verdicts(Subject(wrong, settings("properties=[prefix_reuse,span_reuse]")))
+    assert by_property == {"prefix_reuse": PASSED, "span_reuse": FAILED}
 
 
 @pytest.mark.parametrize("name", OF_LOGITS)
 def test_logits_of_other_weights_fail(name: str, model: SpanModel):
     subject = Subject(model, settings(f"properties=[{name}]"))
-    other = deepcopy(subject.twin)
+    other = deepcopy(subject.reference_model)
     with torch.no_grad():
         other.model.layers[1].mlp.down_proj.weight.mul_(1.1)
-    subject.__dict__["twin"] = other
+    subject.__dict__["reference_model"] = other
     assert verdicts(subject) == {name: FAILED}
 
 
 def test_another_greedy_token_fails(model: SpanModel):
     subject = Subject(model, settings("properties=[greedy_generation]"))
-    other = deepcopy(subject.twin)
+    other = deepcopy(subject.reference_model)
     with torch.no_grad():
         other.lm_head.weight.copy_(other.lm_head.weight.roll(1, 0))
-    subject.__dict__["twin"] = other
-    (found,) = judged(subject)
-    assert found.verdict == FAILED
-    assert "0 of 2 answers equal" in found.what
+    subject.__dict__["reference_model"] = other
+    (verdict,) = judged(subject)
+    assert verdict.verdict == FAILED
+    assert "0 of 2 answers equal" in verdict.what
 
 
 def test_prompts_of_all_tenants_in_one_fail(model: SpanModel, monkeypatch: pytest.MonkeyPatch):
-    ask = Subject.ask
-    monkeypatch.setattr(Subject, "ask", lambda self, *given, salt="": ask(self, *given))
+    build_request = Subject.request
+    monkeypatch.setattr(Subject, "request", lambda self, *spans, salt="": build_request(self, *spans))
     assert verdicts(Subject(model, settings("properties=[tenant_isolation]"))) == {"tenant_isolation": FAILED}
 
 
@@ -105,67 +105,67 @@ def test_repairs_that_write_to_stored_pages_fail(model: SpanModel, monkeypatch: 
         """What `copy_pages_of` does but for the copy: the copy's pages are the stored ones."""
         span_pages, length = state.spans[index], state.allocation.plan.cache_spans[index].to_copy
         span_pages.copy.free()
-        span_pages.copy.extend(span_pages.pages.ids[: -(-length // state.page)].copy())
+        span_pages.copy.extend(span_pages.pages.ids[: -(-length // state.page_size)].copy())
         span_pages.copied = length
         return np.empty(0, np.int64), np.empty(0, np.int64)
 
     subject = Subject(model, settings("properties=[copy_on_write]"))
     assert verdicts(subject) == {"copy_on_write": PASSED}
     monkeypatch.setattr(RequestState, "copy_pages_of", in_place)
-    (found,) = judged(subject)
-    assert (found.verdict, found.measured > 0) == (FAILED, True)
+    (verdict,) = judged(subject)
+    assert (verdict.verdict, verdict.measured > 0) == (FAILED, True)
 
 
 def test_states_kept_before_their_rows_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
-    def kept_early(piece: Piece, states: StatePool, layer: int, inputs: ScanInputs, after: torch.Tensor) -> None:
+    def kept_early(piece: StateScan, states: StatePool, layer: int, inputs: ScanInputs, after: torch.Tensor) -> None:
         """The copy is of a state that no row has run through, whatever the slot held when it was taken."""
-        if piece.keep is not None:
-            states.recurrent(layer, piece.keep).zero_()
+        if piece.copy_slot is not None:
+            states.recurrent(layer, piece.copy_slot).zero_()
 
-    monkeypatch.setattr(Piece, "reached", kept_early)
+    monkeypatch.setattr(StateScan, "on_stop", kept_early)
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[chunked_prefill,state_depth]"))
     assert verdicts(subject) == {"chunked_prefill": PASSED, "state_depth": FAILED}
 
 
 def test_stored_maps_without_the_last_inputs_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
     def without_inputs(step: StoreMap, states: StatePool, windows: Windows) -> None:
-        windows.clear(Place(step.maps.stored, step.keep))
+        windows.clear(SlotRef(step.maps.stored, step.target))
 
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[map_composition]"))
     assert verdicts(subject) == {"map_composition": PASSED}
-    monkeypatch.setattr(StoreMap, "note", without_inputs)
-    (found,) = judged(subject)
-    assert (found.verdict, found.measured > found.limit) == (FAILED, True)
+    monkeypatch.setattr(StoreMap, "record_windows", without_inputs)
+    (verdict,) = judged(subject)
+    assert (verdict.verdict, verdict.measured > verdict.limit) == (FAILED, True)
 
 
 def test_maps_that_forget_less_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
-    reached = SpanPiece.reached
+    reached = MapScan.on_stop
 
-    def forgets_less(piece: SpanPiece, states: StatePool, layer: int, inputs: ScanInputs, after: torch.Tensor) -> None:
+    def forgets_less(piece: MapScan, states: StatePool, layer: int, inputs: ScanInputs, after: torch.Tensor) -> None:
         reached(piece, states, layer, inputs, after)
         after[..., -after.shape[-2] :].mul_(1.5)  # A, of as many columns as rows
 
-    monkeypatch.setattr(SpanPiece, "reached", forgets_less)
+    monkeypatch.setattr(MapScan, "on_stop", forgets_less)
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[prefix_reuse,map_composition]"))
     assert verdicts(subject) == {"prefix_reuse": PASSED, "map_composition": FAILED}
 
 
 def test_stored_maps_that_are_not_folded_in_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
     """A later request folds stored maps in; a request that computes its own is right, so warm differs from cold."""
-    apply = Fold.run
+    apply = ApplyMap.run
 
-    def folds_nothing(fold: Fold, states: StatePool, layer: Layers) -> None:
+    def folds_nothing(fold: ApplyMap, states: StatePool, layer: Layers) -> None:
         if fold.stored is None or states.layers == 1:  # one layer: the proof of the maps
             apply(fold, states, layer)
 
-    monkeypatch.setattr(Fold, "run", folds_nothing)
+    monkeypatch.setattr(ApplyMap, "run", folds_nothing)
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[map_composition]"))
     assert verdicts(subject) == {"map_composition": FAILED}
 
 
 def test_what_did_not_happen_fails():
-    assert Measured(None, 1.0, "nothing was reused").verdict == FAILED
-    assert Measured(float("nan"), 1.0, "no number").verdict == FAILED
+    assert Measurement(None, 1.0, "nothing was reused").verdict == FAILED
+    assert Measurement(float("nan"), 1.0, "no number").verdict == FAILED
 
 
 def test_positions_that_move_with_length_are_refused(tmp_path: Path):
@@ -183,25 +183,25 @@ def test_positions_that_move_with_length_are_refused(tmp_path: Path):
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    given = settings(f"model={tmp_path}", f"engine.name={tmp_path}")
-    assert run_conformance(given, "run", tmp_path)
-    found = json.loads((tmp_path / "conformance/run/summary.json").read_bytes())["properties"]
-    assert list(found) == ["supported_layers"]
-    assert found["supported_layers"]["verdict"] == REFUSED
-    assert "dynamic NTK" in found["supported_layers"]["what"]
+    config = settings(f"model={tmp_path}", f"engine.name={tmp_path}")
+    assert run_conformance(config, "run", tmp_path)
+    properties = json.loads((tmp_path / "conformance/run/summary.json").read_bytes())["properties"]
+    assert list(properties) == ["supported_layers"]
+    assert properties["supported_layers"]["verdict"] == REFUSED
+    assert "dynamic NTK" in properties["supported_layers"]["what"]
 
 
 def test_a_failure_is_the_exit_code(model: SpanModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wrong = replace(model, rotation=replace(model.rotation, frequencies=1.01 * model.rotation.frequencies))
-    monkeypatch.setattr(entry, "load_model", lambda *given: wrong)
-    monkeypatch.setattr(main, "_run_name", lambda *given: "run")
-    with pytest.raises(SystemExit) as left:
-        main._run_conformance(settings("properties=[span_reuse]", f"output.root={tmp_path}"))
-    assert left.value.code == 1
+    monkeypatch.setattr(entry, "load_model", lambda *arguments: wrong)
+    monkeypatch.setattr(main, "_run_name", lambda *arguments: "run")
+    with pytest.raises(SystemExit) as exit_info:
+        main._run_entry(settings("properties=[span_reuse]", f"output.root={tmp_path}"))
+    assert exit_info.value.code == 1
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("override", "message"),
     [
         ("properties=[speed]", "properties=speed: expected"),
         ("prompts=1", "prompts=1: expected 2 or more"),
@@ -210,6 +210,6 @@ def test_a_failure_is_the_exit_code(model: SpanModel, tmp_path: Path, monkeypatc
         ("output.if_exists=resume", "output.if_exists=resume: expected replace or fail"),
     ],
 )
-def test_settings_that_nothing_reads_are_refused(given: str, words: str):
-    with pytest.raises(Exception, match=words):
-        settings(given)
+def test_settings_that_nothing_reads_are_refused(override: str, message: str):
+    with pytest.raises(Exception, match=message):
+        settings(override)

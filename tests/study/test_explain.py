@@ -1,4 +1,4 @@
-"""The analysis of a log: known ceilings, what the summary holds, fixes in order, and sentences for what is refused."""
+"""The analysis `explain`: known bounds, fields of the summary, order of fixes, and messages of rejected settings."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def explained(root: Path, *overrides: str) -> dict[str, Any]:
 
 def write_log(folder: Path, prompts: list[list[int]], **more: Any) -> Path:
     path = folder / "log.jsonl"
-    rows = ({"timestamp": at, "input_ids": tokens, **more} for at, tokens in enumerate(prompts))
+    rows = ({"timestamp": index, "input_ids": tokens, **more} for index, tokens in enumerate(prompts))
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory) -> dict[str, Any]:
-    """The log that comes with the code, a part of it."""
+    """The analysis of the first requests of the packaged log."""
     return explained(tmp_path_factory.mktemp("usual"), "workload.log.requests=400")
 
 
@@ -42,9 +42,9 @@ def usual(tmp_path_factory) -> dict[str, Any]:
 def test_mooncake_ceilings_come_out_exactly(tmp_path: Path):
     path = TRACES / "mooncake-fast25" / "conversation_trace.jsonl"
     summary = explained(tmp_path, f"log={path}")
-    curve = {one["blocks"]: round(100 * one["token_hit_rate"], 3) for one in summary["capacity_curve"]}
-    known = {1_000: 4.541, 3_000: 6.661, 10_000: 21.575, 30_000: 33.215, 50_000: 36.153, 100_000: 37.084}
-    assert {blocks: curve[blocks] for blocks in known} == known
+    curve = {point["blocks"]: round(100 * point["token_hit_rate"], 3) for point in summary["capacity_curve"]}
+    expected = {1_000: 4.541, 3_000: 6.661, 10_000: 21.575, 30_000: 33.215, 50_000: 36.153, 100_000: 37.084}
+    assert {blocks: curve[blocks] for blocks in expected} == expected
     assert round(100 * summary["bounds"]["prefix"], 3) == 37.362
     assert summary["capacity_curve"][-1]["token_hit_rate"] == summary["bounds"]["prefix"]
     assert (summary["requests"], summary["tokens"]["prompt"]) == (12_031, 144_793_823)
@@ -53,8 +53,8 @@ def test_mooncake_ceilings_come_out_exactly(tmp_path: Path):
 
 @pytest.mark.parametrize("source", ["shape", pytest.param("local", marks=needs(TRACES))])
 def test_ragpulse_bounds_come_out_exactly(tmp_path: Path, source: str):
-    given = [f"log={TRACES / 'ragpulse'}"] if source == "local" else []
-    bounds = explained(tmp_path, *given)["bounds"]
+    settings = [f"log={TRACES / 'ragpulse'}"] if source == "local" else []
+    bounds = explained(tmp_path, *settings)["bounds"]
     assert (round(100 * bounds["prefix"], 2), round(100 * bounds["any_position"], 2)) == (31.53, 72.03)
 
 
@@ -73,24 +73,24 @@ def test_summary_says_what_a_log_tells(usual):
 def test_fixes_are_ranked_by_gain_per_byte(usual):
     fixes = usual["fixes"]
     assert [fix["rank"] for fix in fixes] == list(range(1, len(fixes) + 1))
-    helping = [fix for fix in fixes if fix["helps"]]
-    assert fixes[: len(helping)] == helping
-    free = [fix["gain"] for fix in helping if not fix["extra_gib"] and not fix["is_bound"]]
-    paid = [fix["gain_per_gib"] for fix in helping if fix["extra_gib"]]
+    helpful = [fix for fix in fixes if fix["helps"]]
+    assert fixes[: len(helpful)] == helpful
+    free = [fix["gain"] for fix in helpful if not fix["extra_gib"] and not fix["is_bound"]]
+    paid = [fix["gain_per_gib"] for fix in helpful if fix["extra_gib"]]
     assert free == sorted(free, reverse=True)
     assert paid == sorted(paid, reverse=True)
     assert {"pic", "lego_link", "cache_blend", "cached_order", "eviction_optimum"} <= {fix["name"] for fix in fixes}
 
 
 def test_nothing_helps_where_nothing_is_shared(tmp_path: Path):
-    log = write_log(tmp_path, [list(range(at, at + 64)) for at in range(0, 6400, 64)])
+    log = write_log(tmp_path, [list(range(start, start + 64)) for start in range(0, 6400, 64)])
     summary = explained(tmp_path, f"log={log}")
     assert summary["verdict"].startswith("nothing will help, because prompts share 0.0 % of their tokens")
     assert not any(fix["helps"] for fix in summary["fixes"])
 
 
 def test_more_memory_helps_where_prompts_take_turns(tmp_path: Path):
-    prompts = [list(range(1000 * at, 1000 * at + 320)) for at in range(8)] * 5
+    prompts = [list(range(1000 * number, 1000 * number + 320)) for number in range(8)] * 5
     tokens = 4 * 320
     log = write_log(tmp_path, prompts)
     summary = explained(tmp_path, f"log={log}", f"store.total_gib={tokens * 131_072 / 2**30}")
@@ -102,7 +102,7 @@ def test_more_memory_helps_where_prompts_take_turns(tmp_path: Path):
 
 def test_small_block_helps_short_prompts_of_hybrids(tmp_path: Path):
     shared = list(range(240))
-    log = write_log(tmp_path, [[*shared, *range(1000 * at, 1000 * at + 60)] for at in range(1, 60)])
+    log = write_log(tmp_path, [[*shared, *range(1000 * number, 1000 * number + 60)] for number in range(1, 60)])
     summary = explained(tmp_path, f"log={log}", "model=qwen3.5-0.8b", "arms=engines_hybrid")
     assert summary["presets"]["vllm_0_32"]["token_hit_rate"] == 0
     assert summary["lost_by_cause"]["alignment"] > 0.7 * summary["tokens"]["prompt"]
@@ -111,11 +111,11 @@ def test_small_block_helps_short_prompts_of_hybrids(tmp_path: Path):
 
 
 def test_tenants_are_told_apart(tmp_path: Path):
-    rows = [{"timestamp": at, "input_ids": list(range(64)), "tenant": "ab"[at % 2]} for at in range(6)]
+    rows = [{"timestamp": index, "input_ids": list(range(64)), "tenant": "ab"[index % 2]} for index in range(6)]
     log = tmp_path / "log.jsonl"
     log.write_text("\n".join(map(json.dumps, rows)))
     tenants = explained(tmp_path, f"log={log}")["losses"]["tenants"]
-    assert {one["name"]: one["requests"] for one in tenants} == {"a": 3, "b": 3}
+    assert {tenant["name"]: tenant["requests"] for tenant in tenants} == {"a": 3, "b": 3}
 
 
 def test_lengths_alone_give_no_hit_rate(tmp_path: Path):
@@ -124,7 +124,7 @@ def test_lengths_alone_give_no_hit_rate(tmp_path: Path):
     summary = explained(tmp_path, f"log={log}")
     assert summary["bounds"] == {"prefix": None, "any_position": None, "offline_optimum": None}
     assert (summary["tokens"]["prompt"], summary["presets"], summary["fixes"]) == (770, {}, [])
-    assert any("lengths only" in said for said in summary["caveats"])
+    assert any("lengths only" in caveat for caveat in summary["caveats"])
 
 
 def test_limit_ends_with_a_sentence_and_a_report(tmp_path: Path):

@@ -11,12 +11,12 @@ from spanlab.queries import builtin_tokenizer
 from spanlab.study.foreign_tokenizer import foreign_tokenizer
 
 
-def said(*settings: str, entry: str = "quality_sim") -> tuple[str, ...]:
+def caveats_of(*settings: str, entry: str = "quality_sim") -> tuple[str, ...]:
     return foreign_tokenizer(compose(entry, list(settings)))
 
 
 def test_lengths_of_another_tokenizer_are_said():
-    assert said("model=qwen3.5-0.8b") == (
+    assert caveats_of("model=qwen3.5-0.8b") == (
         "tokens are those of the qwen2 tokenizer, 151,646 of them, and not qwen3.5-0.8b's own, whose vocabulary has "
         "248,320: lengths differ",
     )
@@ -24,11 +24,11 @@ def test_lengths_of_another_tokenizer_are_said():
 
 @pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "qwen3-8b", "tiny-hybrid"])
 def test_own_tokenizers_and_made_up_models_are_not(model):
-    assert said(f"model={model}", "arms=attention", entry="rag_sim") == ()
+    assert caveats_of(f"model={model}", "arms=attention", entry="rag_sim") == ()
 
 
 def test_content_ids_have_no_tokenizer():
-    assert said("model=qwen3.5-0.8b", "workload=ragpulse") == ()
+    assert caveats_of("model=qwen3.5-0.8b", "workload=ragpulse") == ()
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 def test_a_tokenizer_of_a_file_is_compared_too(tokenizer):
-    asked = ("workload=questions", "model=qwen3.5-0.8b")
-    (sentence,) = said(*asked, f"workload.tokenizer={tokenizer}")
+    overrides = ("workload=questions", "model=qwen3.5-0.8b")
+    (sentence,) = caveats_of(*overrides, f"workload.tokenizer={tokenizer}")
     assert sentence.startswith(f"tokens are those of the {tokenizer.name} tokenizer, ")
-    assert said(*asked) == ()
+    assert caveats_of(*overrides) == ()

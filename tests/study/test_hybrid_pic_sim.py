@@ -57,8 +57,8 @@ def test_smaller_maps_are_never_reused_less(study: Path):
 
 def test_every_arm_stands_beside_its_bounds(study: Path):
     arms = json.loads((study / "summary.json").read_bytes())["arms"]
-    for name, told in arms.items():
-        bounds, reused = told["bounds"], told["tokens"]["reused"]
+    for name, arm_summary in arms.items():
+        bounds, reused = arm_summary["bounds"], arm_summary["tokens"]["reused"]
         assert reused <= bounds["infinite_any_position_tokens"]
         assert bounds["offline_tokens"] is None or reused <= bounds["offline_tokens"], name
-        assert told["finds"] == ("spans anywhere" if name in FORMS else "prefixes")
+        assert arm_summary["finds"] == ("spans anywhere" if name in FORMS else "prefixes")

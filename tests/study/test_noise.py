@@ -29,7 +29,7 @@ def test_calm_machine_gives_no_sentence():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"aa": (0.77, 1.42)}, r"A/A of the baseline 0\.77 to 1\.42, spread 36% \(limit 10%\)$"),
         ({"aa": (1.2,)}, r"A/A of the baseline 1\.2, spread 20% \(limit 10%\)$"),
@@ -38,11 +38,11 @@ def test_calm_machine_gives_no_sentence():
         ({"steal": 0.08}, r"stolen processor time 8% \(limit 5%\)$"),
     ],
 )
-def test_each_limit_is_named_in_the_sentence(changes, words):
-    found = noise(**changes)
-    assert len(found.reasons()) == 1
-    assert re.search(words, found.sentence("speedups")), found.sentence("speedups")
-    assert found.sentence("speedups").startswith("noisy machine, no speedups: ")
+def test_each_limit_is_named_in_the_sentence(changes, message):
+    measured = noise(**changes)
+    assert len(measured.reasons()) == 1
+    assert re.search(message, measured.sentence("speedups")), measured.sentence("speedups")
+    assert measured.sentence("speedups").startswith("noisy machine, no speedups: ")
 
 
 def test_one_repeat_passes_between_the_inverse_limit_and_the_limit():
@@ -64,9 +64,9 @@ def test_more_noise_never_passes_more_easily(logs, factor):
 
 def test_readings_become_drift_load_and_steal():
     steps = [100, 100, 100, 130]
-    readings = [Reading(step, at + 1.0, at * 1000, at * 20) for at, step in enumerate(steps)]
-    found = Noise.of([1.0], readings, 2)
-    assert (found.drift, found.load, found.steal) == (drift(steps), 2.5, 0.02)
+    readings = [Reading(step, index + 1.0, index * 1000, index * 20) for index, step in enumerate(steps)]
+    measured = Noise.of([1.0], readings, 2)
+    assert (measured.drift, measured.load, measured.steal) == (drift(steps), 2.5, 0.02)
     assert drift(steps) == pytest.approx(0.255)
     assert (drift([5]), steal(readings[:1]), Noise.of([], [], 2).reasons()) == (None, None, [])
 
@@ -103,9 +103,9 @@ def study_of(speedup) -> StudyData:
 def test_noisy_study_has_no_speedup_column():
     speedup = {"mean": 2.0, "low": None, "high": None}
     calm = study_of(speedup)
-    assert aa.withdrawn(calm, noise()).caveats == ()
+    assert aa.withdraw_speedups(calm, noise()).caveats == ()
     assert calm.arms[0].summary["speedup"] == speedup
-    data = aa.withdrawn(calm, noise((1.5,)))
+    data = aa.withdraw_speedups(calm, noise((1.5,)))
     assert list(data.caveats) == [noise((1.5,)).sentence("speedups")]
     assert data.footer.endswith(data.caveats[0]), "every figure says it"
     text = as_text([arms_table(data)], 160)

@@ -1,4 +1,4 @@
-"""The advisor: closed forms of queues, steps of memory known by hand, and reasons where nothing helps."""
+"""The analysis `plan`: closed forms of queues, memory thresholds known by hand, and reasons where nothing helps."""
 
 from __future__ import annotations
 
@@ -37,52 +37,53 @@ def planned(root: Path, *overrides: str) -> dict[str, Any]:
 def lengths(folder: Path, count: int, gap_s: float, tokens: int = 100, output: int = 1) -> Path:
     """A log of lengths: equal requests at equal distances."""
     path, start = folder / "lengths.csv", datetime(2024, 1, 1)
-    times = [(start + timedelta(seconds=at * gap_s)).strftime("%Y-%m-%d %H:%M:%S.%f") for at in range(count)]
+    times = [(start + timedelta(seconds=index * gap_s)).strftime("%Y-%m-%d %H:%M:%S.%f") for index in range(count)]
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *(f"{t},{tokens},{output}" for t in times)]))
     return path
 
 
 def taking_turns(folder: Path, prompts: int, rounds: int, tokens: int, gap_s: float) -> Path:
-    """A log of prompts that come again in turns, far enough apart to meet no other."""
+    """A log of prompts that repeat in turn, far enough apart that no two run together."""
     path = folder / "turns.jsonl"
-    every = [list(range(1000 * at, 1000 * at + tokens)) for at in range(prompts)] * rounds
-    rows = ({"timestamp": at * gap_s, "input_ids": ids} for at, ids in enumerate(every))
+    all_prompts = [list(range(1000 * number, 1000 * number + tokens)) for number in range(prompts)] * rounds
+    rows = ({"timestamp": index * gap_s, "input_ids": ids} for index, ids in enumerate(all_prompts))
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
 
 def test_highest_load_of_equal_gaps_is_service_rate(tmp_path: Path):
     log = lengths(tmp_path, 200, gap_s=1.0)
-    given = "plan.search=[load]", "plan.shakes=1", "plan.resolution=0.01", "slo.queue_mean_s=0.0001"
-    found = planned(tmp_path, f"log={log}", *given)
+    settings = "plan.search=[load]", "plan.shakes=1", "plan.resolution=0.01", "slo.queue_mean_s=0.0001"
+    summary = planned(tmp_path, f"log={log}", *settings)
     served = 1.0 / SERVICE_S
-    assert served / 1.01 <= found["highest_load"] <= served
-    assert found["highest_rate_rps"] == pytest.approx(found["highest_load"], rel=1e-6)
-    assert found["meets"]
-    assert found["verdict"].startswith("a load of up to ")
+    assert served / 1.01 <= summary["highest_load"] <= served
+    assert summary["highest_rate_rps"] == pytest.approx(summary["highest_load"], rel=1e-6)
+    assert summary["meets"]
+    assert summary["verdict"].startswith("a load of up to ")
 
 
 def test_highest_load_of_md1_meets_closed_form(tmp_path: Path):
     log = lengths(tmp_path, 1500, gap_s=1.0)
     drawn = "arrivals=poisson", "arrivals.rate_rps=1.0", "plan.search=[load]", "plan.resolution=0.02"
-    found = planned(tmp_path, f"log={log}", *drawn, "slo.queue_mean_s=0.2")
+    summary = planned(tmp_path, f"log={log}", *drawn, "slo.queue_mean_s=0.2")
     highest = 2 * 0.2 / (SERVICE_S + 2 * 0.2) / SERVICE_S  # W = ρ S / 2 (1 − ρ) solved for the rate
-    assert 0.9 * highest <= found["highest_load"] <= 1.02 * highest
-    stable = [one for one in found["curves"]["load"] if one["times"] * SERVICE_S < 0.9 and not one["queue_grows"]]
+    assert 0.9 * highest <= summary["highest_load"] <= 1.02 * highest
+    curve = summary["curves"]["load"]
+    stable = [point for point in curve if point["times"] * SERVICE_S < 0.9 and not point["queue_grows"]]
     assert len(stable) >= 4
-    for one in stable:
-        interval, wait = one["queue_mean_s"], mg1_wait(one["times"], SERVICE_S, SERVICE_S**2)
-        reach = 2 * (interval["high"] - interval["mean"])  # of 99.9 %, and more
+    for point in stable:
+        interval, wait = point["queue_mean_s"], mg1_wait(point["times"], SERVICE_S, SERVICE_S**2)
+        reach = 2 * (interval["high"] - interval["mean"])  # a bound of 99.9 % or more
         assert abs(interval["mean"] - wait) <= reach + 0.02 * wait
 
 
 def test_least_memory_holds_prompts_that_take_turns(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
-    given = "plan.search=[memory]", "plan.shakes=1", "plan.resolution=0.005"
-    found = planned(tmp_path, f"log={log}", *given, "workload.output_tokens=1", "slo.ttft_p50_s=0.0165")
+    settings = "plan.search=[memory]", "plan.shakes=1", "plan.resolution=0.005"
+    summary = planned(tmp_path, f"log={log}", *settings, "workload.output_tokens=1", "slo.ttft_p50_s=0.0165")
     blocks = 8 * 20
-    assert blocks <= found["least_gib"] / (16 * TOKEN_GIB) <= 1.005 * (blocks + 3)
-    by_size = {one["gib"] / (16 * TOKEN_GIB): one["ttft_p50_s"]["mean"] for one in found["curves"]["memory"]}
+    assert blocks <= summary["least_gib"] / (16 * TOKEN_GIB) <= 1.005 * (blocks + 3)
+    by_size = {point["gib"] / (16 * TOKEN_GIB): point["ttft_p50_s"]["mean"] for point in summary["curves"]["memory"]}
     assert all(median >= 0.032 for size, median in by_size.items() if size < blocks)
     assert all(median == pytest.approx(0.016) for size, median in by_size.items() if size > blocks + 3)
     assert {size < blocks for size in by_size} == {True, False}
@@ -90,38 +91,40 @@ def test_least_memory_holds_prompts_that_take_turns(tmp_path: Path):
 
 def test_target_below_prefill_says_prefill_is_why(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=4, rounds=4, tokens=320, gap_s=1.0)
-    found = planned(tmp_path, f"log={log}", "plan.shakes=1", "slo.ttft_mean_s=0.01")
-    assert (found["least_gib"], found["highest_load"], found["meets"]) == (None, None, False)
+    summary = planned(tmp_path, f"log={log}", "plan.shakes=1", "slo.ttft_mean_s=0.01")
+    assert (summary["least_gib"], summary["highest_load"], summary["meets"]) == (None, None, False)
     why = "this will not help: memory will not help: one request at a time and memory without limit, ttft_mean_s is "
-    assert found["verdict"].startswith(why)
-    assert "prefill alone takes longer; hits are bounded by 71.2 % of the prompt tokens" in found["verdict"]
-    floor = found["references"]["floor"]
+    assert summary["verdict"].startswith(why)
+    assert "prefill alone takes longer; hits are bounded by 71.2 % of the prompt tokens" in summary["verdict"]
+    floor = summary["references"]["floor"]
     assert floor["ttft_mean_s"]["mean"] == pytest.approx((4 * 0.32 + 12 * 0.016) / 16)
     assert floor["token_hit_rate"] == pytest.approx(3 / 4 * 304 / 320)
 
 
 def test_overload_is_why_memory_does_not_help(tmp_path: Path):
     log = lengths(tmp_path, 200, gap_s=SERVICE_S / 2)
-    found = planned(tmp_path, f"log={log}", "plan.shakes=1", "slo.ttft_p50_s=0.2")
-    assert "memory will not help: the load exceeds saturation, 2 times what can be served" in found["verdict"]
-    assert found["least_gib"] is None
-    assert 0.5 / 1.05 <= found["highest_load"] <= 0.55  # half of what saturates, and what a short queue allows
+    summary = planned(tmp_path, f"log={log}", "plan.shakes=1", "slo.ttft_p50_s=0.2")
+    assert "memory will not help: the load exceeds saturation, 2 times what can be served" in summary["verdict"]
+    assert summary["least_gib"] is None
+    assert 0.5 / 1.05 <= summary["highest_load"] <= 0.55  # half the saturating load, plus the margin of a short queue
 
 
 def test_log_without_times_has_no_load(tmp_path: Path):
     log = tmp_path / "untimed.jsonl"
-    log.write_text("\n".join(json.dumps({"input_ids": list(range(at, at + 40))}) for at in range(0, 1000, 100)))
-    found = planned(tmp_path, f"log={log}", "slo.ttft_mean_s=1")
-    assert found["highest_load"] is None
-    assert found["least_gib"] is not None
-    assert found["verdict"].endswith("expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE")
-    assert found["curves"]["load"] == []
+    log.write_text(
+        "\n".join(json.dumps({"input_ids": list(range(start, start + 40))}) for start in range(0, 1000, 100))
+    )
+    summary = planned(tmp_path, f"log={log}", "slo.ttft_mean_s=1")
+    assert summary["highest_load"] is None
+    assert summary["least_gib"] is not None
+    assert summary["verdict"].endswith("expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE")
+    assert summary["curves"]["load"] == []
 
 
 def test_several_targets_hold_at_once(tmp_path: Path):
     log = lengths(tmp_path, 60, gap_s=1.0, output=11)
-    given = "timing.seconds_per_decode_token=0.05", "plan.search=[memory]", "plan.shakes=1"
-    both = planned(tmp_path, f"log={log}", *given, "slo.ttft_mean_s=0.2", "slo.tpot_mean_s=0.01")
+    settings = "timing.seconds_per_decode_token=0.05", "plan.search=[memory]", "plan.shakes=1"
+    both = planned(tmp_path, f"log={log}", *settings, "slo.ttft_mean_s=0.2", "slo.tpot_mean_s=0.01")
     assert both["references"]["own"]["ttft_mean_s"]["mean"] == pytest.approx(0.1)
     assert both["references"]["own"]["tpot_mean_s"]["mean"] == pytest.approx(0.05)
     assert "a decode step alone takes longer" in both["verdict"]
@@ -129,10 +132,9 @@ def test_several_targets_hold_at_once(tmp_path: Path):
 
 def test_shaken_runs_widen_intervals(tmp_path: Path):
     log = lengths(tmp_path, 120, gap_s=0.13)
-    given = f"log={log}", "plan.search=[load]", "plan.resolution=0.03", "slo.queue_mean_s=0.005"
-    once, often = (planned(tmp_path, *given, f"plan.shakes={shakes}") for shakes in (1, 3))
-    own = "references", "own", "queue_mean_s"
-    a, b = (found[own[0]][own[1]][own[2]] for found in (once, often))
+    settings = f"log={log}", "plan.search=[load]", "plan.resolution=0.03", "slo.queue_mean_s=0.005"
+    once, often = (planned(tmp_path, *settings, f"plan.shakes={shakes}") for shakes in (1, 3))
+    a, b = (summary["references"]["own"]["queue_mean_s"] for summary in (once, often))
     assert a["mean"] == a["high"] == pytest.approx(0, abs=1e-9)
     assert b["mean"] > 0 or often["references"]["own"]["meets"]
     assert often["highest_load"] < once["highest_load"]
@@ -140,71 +142,71 @@ def test_shaken_runs_widen_intervals(tmp_path: Path):
 
 def test_resumed_plan_takes_up_points_of_other_targets(tmp_path: Path):
     log = lengths(tmp_path, 100, gap_s=1.0)
-    given = f"log={log}", "plan.search=[load]", "plan.shakes=1"
-    planned(tmp_path, *given, "slo.ttft_mean_s=0.2")
+    settings = f"log={log}", "plan.search=[load]", "plan.shakes=1"
+    planned(tmp_path, *settings, "slo.ttft_mean_s=0.2")
     points = tmp_path / "plan" / "x" / "points.jsonl"
     before = points.read_bytes()
-    found = planned(tmp_path, *given, "slo.ttft_mean_s=0.3", "output.if_exists=resume")
+    summary = planned(tmp_path, *settings, "slo.ttft_mean_s=0.3", "output.if_exists=resume")
     assert points.read_bytes().startswith(before)
-    assert found["targets"] == {"ttft_mean_s": 0.3}
+    assert summary["targets"] == {"ttft_mean_s": 0.3}
 
 
 def test_ratio_of_hybrids_stands_beside_rules_of_thumb(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=6, rounds=4, tokens=640, gap_s=3.0)
     hybrid = "model=qwen3.5-0.8b", "arms=engines_hybrid", "baseline=sglang_0_5_23_hybrid", "store.total_gib=0.5"
-    given = "plan.search=[ratio,interval]", "plan.shakes=1", "workload.output_tokens=1", "slo.ttft_mean_s=0.5"
+    settings = "plan.search=[ratio,interval]", "plan.shakes=1", "workload.output_tokens=1", "slo.ttft_mean_s=0.5"
     study = compose("plan", [*hybrid, "slo.ttft_mean_s=0.5"])
-    found = planned(tmp_path, f"log={log}", *hybrid, *given)
-    marks = found["searches"]["ratio"]["marks"]
+    summary = planned(tmp_path, f"log={log}", *hybrid, *settings)
+    marks = summary["searches"]["ratio"]["marks"]
     formula = 5 * study.model.state_bytes / (study.model.kv_bytes_per_token * 641)
     assert marks == {"SGLang's default": 0.9, "SGLang's formula": pytest.approx(formula)}
-    ratios = [one["ratio"] for one in found["curves"]["ratio"]]
+    ratios = [point["ratio"] for point in summary["curves"]["ratio"]]
     assert 0.9 in ratios
     assert ratios == sorted(ratios)
-    assert found["ratio"] in ratios
-    assert {one["interval"] for one in found["curves"]["interval"]} == {64, 128, 256, 512}
+    assert summary["ratio"] in ratios
+    assert {point["interval"] for point in summary["curves"]["interval"]} == {64, 128, 256, 512}
 
 
 def test_least_tier_holds_what_the_device_cannot(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
     device = f"store.total_gib={3 * 320 * TOKEN_GIB:.9f}"
     host = "+tier@store.tiers.host=dram", "store.tiers.host.bandwidth_gb_s=1e6", "store.tiers.host.latency_s=0"
-    given = "plan.search=[tier]", "plan.shakes=1", "plan.resolution=0.01", "workload.output_tokens=1"
-    found = planned(tmp_path, f"log={log}", device, *host, *given, "slo.ttft_p50_s=0.0165")
-    assert found["references"]["own"]["ttft_p50_s"]["mean"] == pytest.approx(0.016, rel=0.01)
-    blocks = found["least_tier_gib"] / (16 * TOKEN_GIB)
+    settings = "plan.search=[tier]", "plan.shakes=1", "plan.resolution=0.01", "workload.output_tokens=1"
+    summary = planned(tmp_path, f"log={log}", device, *host, *settings, "slo.ttft_p50_s=0.0165")
+    assert summary["references"]["own"]["ttft_p50_s"]["mean"] == pytest.approx(0.016, rel=0.01)
+    blocks = summary["least_tier_gib"] / (16 * TOKEN_GIB)
     assert 8 * 20 - 3 * 20 <= blocks <= 1.01 * (8 * 20 + 2)
-    assert "GiB of host beside" in found["verdict"]
+    assert "GiB of host beside" in summary["verdict"]
 
 
 def test_fewest_replicas_share_out_equal_gaps(tmp_path: Path):
     log = lengths(tmp_path, 120, gap_s=SERVICE_S / 3.5)
-    given = "plan.search=[replicas]", "plan.shakes=1", "replicas.routing=least_loaded", "slo.queue_mean_s=0.001"
-    found = planned(tmp_path, f"log={log}", *given)
-    assert found["fewest_replicas"] == 4
-    assert [one["replicas"] for one in found["curves"]["replicas"]][-1] == 14
-    assert found["verdict"].startswith("4 replicas with 16 GiB each meet queue_mean_s")
+    settings = "plan.search=[replicas]", "plan.shakes=1", "replicas.routing=least_loaded", "slo.queue_mean_s=0.001"
+    summary = planned(tmp_path, f"log={log}", *settings)
+    assert summary["fewest_replicas"] == 4
+    assert [point["replicas"] for point in summary["curves"]["replicas"]][-1] == 14
+    assert summary["verdict"].startswith("4 replicas with 16 GiB each meet queue_mean_s")
 
 
 def test_states_that_are_held_count_as_needed(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=3, rounds=3, tokens=640, gap_s=3.0)
     hybrid = "model=qwen3.5-0.8b", "arms=engines_hybrid", "baseline=sglang_0_5_23_hybrid"
-    given = "plan.search=[memory]", "plan.shakes=1", "plan.points=2", "workload.output_tokens=400"
-    found = planned(tmp_path, f"log={log}", *hybrid, *given, "slo.ttft_p50_s=9")
+    settings = "plan.search=[memory]", "plan.shakes=1", "plan.points=2", "workload.output_tokens=400"
+    summary = planned(tmp_path, f"log={log}", *hybrid, *settings, "slo.ttft_p50_s=9")
     model = compose("plan", [*hybrid, "slo.ttft_p50_s=9"]).model
     least = (1039 * model.kv_bytes_per_token + 2 * model.state_bytes) / 2**30
-    assert found["least_gib"] == pytest.approx(least, rel=1e-4)
+    assert summary["least_gib"] == pytest.approx(least, rel=1e-4)
 
 
 def test_block_sizes_cut_what_is_shared(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=4, rounds=4, tokens=160, gap_s=1.0)
-    found = planned(tmp_path, f"log={log}", "plan.search=[block]", "plan.shakes=1", "slo.ttft_mean_s=0.2")
-    shared = {one["block_size"]: one["token_hit_rate"] for one in found["curves"]["block"]}
+    summary = planned(tmp_path, f"log={log}", "plan.search=[block]", "plan.shakes=1", "slo.ttft_mean_s=0.2")
+    shared = {point["block_size"]: point["token_hit_rate"] for point in summary["curves"]["block"]}
     assert {size: shared[size] for size in (16, 64, 128, 256)} == {16: 0.675, 64: 0.6, 128: 0.6, 256: 0.0}
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("settings", "message"),
     [
         ([], "slo is empty with analyses=plan: expected a target, as in slo.ttft_p95_s=0.5"),
         (["slo.ttft_p95_s=0"], "slo.ttft_p95_s=0.0: expected a number above zero"),
@@ -219,13 +221,13 @@ def test_block_sizes_cut_what_is_shared(tmp_path: Path):
         (["plan.points=4", "analyses=[summary]"], "plan.search=None with analyses=['summary']"),
     ],
 )
-def test_settings_that_say_nothing_are_refused(given: list[str], words: str):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        compose("plan", given)
+def test_settings_that_say_nothing_are_refused(settings: list[str], message: str):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        compose("plan", settings)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("settings", "message"),
     [
         (["plan.search=[ratio]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
         (["plan.search=[interval]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
@@ -236,6 +238,6 @@ def test_settings_that_say_nothing_are_refused(given: list[str], words: str):
         (["store.total_gib=0.001", "slo.ttft_mean_s=1"], "store.total_gib=0.001: expected at least"),
     ],
 )
-def test_searches_that_cannot_be_done_are_refused(tmp_path: Path, given: list[str], words: str):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        planned(tmp_path, f"log={lengths(tmp_path, 20, gap_s=1.0)}", *given)
+def test_searches_that_cannot_be_done_are_refused(tmp_path: Path, settings: list[str], message: str):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        planned(tmp_path, f"log={lengths(tmp_path, 20, gap_s=1.0)}", *settings)

@@ -12,7 +12,7 @@ import pytest
 from spanlab.analysis.blocks import block_estimates
 from spanlab.analysis.bootstrap import drawn_counts
 from spanlab.settings.slo import SloSettings
-from spanlab.study.plan.arrivals import shaken
+from spanlab.study.plan.arrivals import shake
 from spanlab.study.plan.monotone import Border, find_border, geometric
 from spanlab.study.plan.outcome import Outcome
 
@@ -28,7 +28,7 @@ def border(meets: Callable[[float, bool], bool], size: int, points: int = 5) -> 
 
     def try_(values: Sequence[float], every: bool) -> list[Tried]:
         tried.extend(values)
-        return [Tried(found, not found) for found in (meets(value, every) for value in values)]
+        return [Tried(is_met, not is_met) for is_met in (meets(value, every) for value in values)]
 
     return find_border(grid, points, try_), tried
 
@@ -36,21 +36,21 @@ def border(meets: Callable[[float, bool], bool], size: int, points: int = 5) -> 
 @pytest.mark.parametrize("size", [2, 3, 7, 64, 500])
 def test_border_is_found_wherever_it_lies(size: int):
     for least in range(size + 1):
-        found, tried = border(lambda value, every, least=least: value >= least, size)
-        assert found.first == (least if least < size else None)
+        result, tried = border(lambda value, every, least=least: value >= least, size)
+        assert result.first == (least if least < size else None)
         assert len(set(tried)) <= 6 + np.log2(size)
-        assert found.reversals == []
+        assert result.reversals == []
 
 
 def test_reversal_is_reported_and_not_trusted():
-    found, _ = border(lambda value, every: value in (0, 25) or value >= 90, 101)
-    assert found.first == 90
-    assert {(25, 50), (25, 75), (25, 89)} <= set(found.reversals)
+    result, _ = border(lambda value, every: value in (0, 25) or value >= 90, 101)
+    assert result.first == 90
+    assert {(25, 50), (25, 75), (25, 89)} <= set(result.reversals)
 
 
 def test_border_that_further_runs_move_is_followed():
-    found, _ = border(lambda value, every: value >= (40 if every else 30), 101)
-    assert found.first == 40
+    result, _ = border(lambda value, every: value >= (40 if every else 30), 101)
+    assert result.first == 40
 
 
 def test_grid_spans_its_range_at_its_resolution():
@@ -65,31 +65,31 @@ def test_shaken_arrivals_stay_near_and_groups_in_order():
     rng = np.random.default_rng(5)
     times, groups = np.sort(rng.integers(0, 10**9, 400)), rng.integers(0, 20, 400)
     reach = (times[-1] - times[0]) / 399 / 2
-    moved = shaken(times, groups, 1)
+    moved = shake(times, groups, 1)
     assert moved.min() >= 0
     assert len(set(moved - times)) > 100
     assert abs(moved - times).max() <= reach + np.abs(np.diff(times)).max()
-    assert np.array_equal(moved, shaken(times, groups, 1))
-    assert not np.array_equal(moved, shaken(times, groups, 2))
+    assert np.array_equal(moved, shake(times, groups, 1))
+    assert not np.array_equal(moved, shake(times, groups, 2))
     for group in range(20):
         assert (np.diff(moved[groups == group]) >= 0).all()
 
 
 def test_block_errors_equal_explicit_resampling():
     values = np.random.default_rng(3).exponential(1.0, 200)
-    found, blocks = block_estimates(values), 20
-    assert found is not None
-    parts = values.reshape(blocks, -1)
-    draws = [np.repeat(parts, counts.astype(int), axis=0).ravel() for counts in drawn_counts(blocks)]
+    estimates, blocks = block_estimates(values), 20
+    assert estimates is not None
+    by_block = values.reshape(blocks, -1)
+    draws = [np.repeat(by_block, counts.astype(int), axis=0).ravel() for counts in drawn_counts(blocks)]
     for name, statistic in (
         ("mean", np.mean),
         ("p50", lambda drawn: np.percentile(drawn, 50, method="inverted_cdf")),
         ("p95", lambda drawn: np.percentile(drawn, 95, method="inverted_cdf")),
     ):
         error = np.std([statistic(drawn) for drawn in draws]) * np.sqrt(blocks / (blocks - 1))
-        assert found[name].error == pytest.approx(error, rel=1e-9), name
-    assert found["mean"].value == values.mean()
-    assert found["p95"].value == np.percentile(values, 95)
+        assert estimates[name].error == pytest.approx(error, rel=1e-9), name
+    assert estimates["mean"].value == values.mean()
+    assert estimates["p95"].value == np.percentile(values, 95)
 
 
 def test_correlated_delays_have_wider_errors():
@@ -100,10 +100,12 @@ def test_correlated_delays_have_wider_errors():
 
 
 def outcome(*runs: tuple[float, float], limit: float, drawn: bool, grows: Sequence[bool] = ()) -> Outcome:
-    told = [{"mean": list(run)} for run in runs]
-    grown = [*grows, *[False] * (len(runs) - len(grows))]
-    served = [{"estimates": {"ttft": one}, "blocks": 30, "grows": grow} for one, grow in zip(told, grown, strict=True)]
-    return Outcome(None, SloSettings(ttft_mean_s=limit).targets, served, drawn)
+    estimates = [{"ttft": {"mean": list(run)}} for run in runs]
+    all_grow = [*grows, *[False] * (len(runs) - len(grows))]
+    results = [
+        {"estimates": by_delay, "blocks": 30, "grows": grow} for by_delay, grow in zip(estimates, all_grow, strict=True)
+    ]
+    return Outcome(None, SloSettings(ttft_mean_s=limit).targets, results, drawn)
 
 
 def test_targets_are_met_by_upper_end_of_interval():

@@ -16,7 +16,7 @@ from spanlab.errors import sentence
 from spanlab.main import CONF, compose
 from spanlab.report.sweep.data import sweep_rows
 from spanlab.settings import Study
-from spanlab.study.sweep.lanes import Ended, Lane
+from spanlab.study.sweep.lanes import Lane, PointOutcome
 from spanlab.study.sweep.run import Entry, parse_axes, run_sweep
 
 TOY = (
@@ -57,18 +57,18 @@ def test_rows_are_the_summaries_of_the_runs(sweep, read_points):
     rows = sweep_rows(read_points(folder))
     assert len(rows) == 2 * ARMS
     for row in rows:
-        told = json.loads((folder.parent / f"swept__{row.axis}={row.value:g}" / "summary.json").read_bytes())
-        assert row.token_hit_rate == told["arms"][row.arm]["token_hit_rate"]
-        assert row.token_hit_rate_low == told["arms"][row.arm]["token_hit_rate_interval"][0]
-        assert row.ttft_mean_s == told["arms"][row.arm]["ttft_s"]["mean"]
+        summary = json.loads((folder.parent / f"swept__{row.axis}={row.value:g}" / "summary.json").read_bytes())
+        assert row.token_hit_rate == summary["arms"][row.arm]["token_hit_rate"]
+        assert row.token_hit_rate_low == summary["arms"][row.arm]["token_hit_rate_interval"][0]
+        assert row.ttft_mean_s == summary["arms"][row.arm]["ttft_s"]["mean"]
 
 
 def test_csv_and_summary_hold_every_row(sweep, read_points):
     folder = sweep(f"{QUESTIONS}=2,3")
     rows = sweep_rows(read_points(folder))
     with (folder / "tables" / "sweep.csv").open(newline="") as file:
-        written = list(csv.DictReader(file))
-    assert [float(line["token_hit_rate"]) for line in written] == [row.token_hit_rate for row in rows]
+        csv_rows = list(csv.DictReader(file))
+    assert [float(line["token_hit_rate"]) for line in csv_rows] == [row.token_hit_rate for row in rows]
     assert len(json.loads((folder / "summary.json").read_bytes())["rows"]) == len(rows)
 
 
@@ -81,13 +81,13 @@ def test_equal_points_of_two_axes_run_once(sweep, read_points):
 
 def test_points_side_by_side_equal_points_in_turn(sweep):
     gib = "store.total_gib=1,2,3"
-    kept = {}
+    files = {}
     for workers in (1, 2):
         folder = sweep(gib, overrides=("only=[none]", f"workers={workers}", f"output.run=by_{workers}"))
         runs = [folder.parent / f"by_{workers}__store.total_gib={value}" for value in (1, 2, 3)]
-        kept[workers] = [(run / "records" / "none.jsonl").read_bytes() for run in runs]
-        kept[workers].append((folder / "tables" / "sweep.csv").read_bytes())
-    assert kept[1] == kept[2]
+        files[workers] = [(run / "records" / "none.jsonl").read_bytes() for run in runs]
+        files[workers].append((folder / "tables" / "sweep.csv").read_bytes())
+    assert files[1] == files[2]
 
 
 def test_a_failing_point_of_several_at_once_is_named(sweep):
@@ -99,7 +99,7 @@ def test_a_failing_point_of_several_at_once_is_named(sweep):
 def test_a_killed_point_is_named_and_others_run(sweep, monkeypatch):
     run = Lane.run_here
 
-    def run_or_die(lane: Lane, study: Study, point: str) -> Ended:
+    def run_or_die(lane: Lane, study: Study, point: str) -> PointOutcome:
         if point.endswith("=1"):
             os.kill(os.getpid(), signal.SIGKILL)
         return run(lane, study, point)
@@ -125,7 +125,7 @@ def test_a_budget_that_holds_no_request_fails_alone(sweep, tmp_path, read_points
 
 
 def test_no_point_at_all_is_one_sentence(sweep, tmp_path):
-    with pytest.raises(ValueError, match="no point of the sweep ran to its end, the first for this: store"):
+    with pytest.raises(ValueError, match=r"^no point of the sweep completed, the first error: store"):
         sweep("store.total_gib=-1,-2")
     assert not swept_folder(tmp_path).exists()
 

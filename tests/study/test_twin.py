@@ -1,4 +1,4 @@
-"""The analysis of a timed log: known rates come back, what cannot be known is named, real logs are predicted."""
+"""The analysis `twin`: recovery of known rates, caveats of unidentified ones, and prediction of real logs."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def twin(root: Path, log: Path, *overrides: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
-    """The folder and the summary of a log whose rates are known, and whose scheduling nothing tells."""
+    """The folder and the summary of a log with known rates and without a scheduling mode."""
     root = tmp_path_factory.mktemp("known")
     return root, twin(root, write(root / "log", served()))
 
 
 def test_known_rates_lie_within_their_intervals(known):
     _, summary = known
-    found = summary["parameters"]
-    assert {name for name, one in found.items() if one["identified"]} >= {"compute", "bandwidth"}
-    for name, one in found.items():
-        assert one["low"] <= getattr(RATES, name) <= one["high"], name
+    parameters = summary["parameters"]
+    assert {name for name, parameter in parameters.items() if parameter["identified"]} >= {"compute", "bandwidth"}
+    for name, parameter in parameters.items():
+        assert parameter["low"] <= getattr(RATES, name) <= parameter["high"], name
     for name in ("compute", "bandwidth"):
-        assert found[name]["value"] == pytest.approx(getattr(RATES, name), rel=0.15)
+        assert parameters[name]["value"] == pytest.approx(getattr(RATES, name), rel=0.15)
 
 
 def test_unseen_requests_of_a_known_server_are_predicted(known):
@@ -59,29 +59,31 @@ def test_scheduling_and_memory_come_from_the_log(known):
     assert summary["server"]["twin.async_scheduling"] == "True (fits better)"
     assert summary["server"]["batch.max_num_seqs"] == "16 (meta.json)"
     assert summary["blocks"]["usable"] == 2500
-    assert any("clocks of their own" in said for said in summary["caveats"])
+    assert any("clocks of their own" in caveat for caveat in summary["caveats"])
 
 
 def test_the_profile_serves_another_study(known, tmp_path: Path):
     root, _ = known
-    given = ("workload.documents=4", "workload.questions_per_document=2", "only=[none]", "load.rates_rps=[]")
+    workload = ("workload.documents=4", "workload.questions_per_document=2", "only=[none]", "load.rates_rps=[]")
     fitted = (f"timing.profile={root / 'twin' / 'x' / 'profile.json'}", "timing=fitted", "tracking.kind=none")
-    study = compose("synthetic_sim", [*GIVEN, *given, *fitted, "arms=attention", "load.arms=[]", "analyses=[summary]"])
+    study = compose(
+        "synthetic_sim", [*GIVEN, *workload, *fitted, "arms=attention", "load.arms=[]", "analyses=[summary]"]
+    )
     folder = run_study(study, "synthetic_sim", tmp_path, show=False)
     summary = json.loads((folder / "summary.json").read_bytes())
     assert summary["timing"] == "fitted"
-    (told,) = summary["arms"].values()
-    assert told["tpot_s"]["mean"] > 0.8 * 16.06e9 / 1008e9 / RATES.bandwidth  # weights of 16 GB, read once per token
+    (arm,) = summary["arms"].values()
+    assert arm["tpot_s"]["mean"] > 0.8 * 16.06e9 / 1008e9 / RATES.bandwidth  # weights of 16 GB, read once per token
 
 
 def test_what_a_log_cannot_identify_is_said(known):
-    """Ten microseconds per sequence are lost among steps of twenty milliseconds."""
+    """Ten microseconds per sequence are negligible in steps of twenty milliseconds."""
     _, summary = known
-    one = summary["parameters"]["host_s_per_sequence"]
-    assert not one["identified"]
-    assert one["high"] / one["low"] > 4
-    assert one["value"] == pytest.approx(1e-5, rel=0.5)  # as assumed
-    assert any(said.startswith("host_s_per_sequence is not identified by this log") for said in summary["caveats"])
+    parameter = summary["parameters"]["host_s_per_sequence"]
+    assert not parameter["identified"]
+    assert parameter["high"] / parameter["low"] > 4
+    assert parameter["value"] == pytest.approx(1e-5, rel=0.5)  # the prior mean
+    assert any(caveat.startswith("host_s_per_sequence is not identified by this log") for caveat in summary["caveats"])
 
 
 def test_planning_that_the_log_names_is_not_fitted(tmp_path: Path):
@@ -104,10 +106,10 @@ def test_collectives_are_fitted_between_two_devices(tmp_path: Path):
 
 
 def test_ranks_that_share_experts_are_fitted(tmp_path: Path):
-    given = (f"model={EXPERTS}", "hardware=rtxpro6000")
-    rows = served(60, given=given, rates=Rates(0.5, 0.9, 0.004), data_parallel=2)
+    settings = (f"model={EXPERTS}", "hardware=rtxpro6000")
+    rows = served(60, settings=settings, rates=Rates(0.5, 0.9, 0.004), data_parallel=2)
     log = write(tmp_path / "log", rows, data_parallel_size=2, async_scheduling=True)
-    summary = twin(tmp_path, log, *given)
+    summary = twin(tmp_path, log, *settings)
     assert summary["deployment"]["data_parallel"] == 2
     assert summary["parameters"]["bandwidth"]["value"] == pytest.approx(0.9, rel=0.15)
     assert summary["unseen"]["e2e"]["p50_error"] < 0.02
@@ -116,11 +118,11 @@ def test_ranks_that_share_experts_are_fitted(tmp_path: Path):
 @pytest.mark.parametrize("caches", [True, False], ids=["states on boundaries", "no prefix caching"])
 def test_hybrids_are_fitted_in_either_layout_of_their_states(caches, tmp_path: Path):
     """With few blocks, so that requests wait for the memory that states take."""
-    given = (f"model={HYBRID}", f"hardware={DEVICE}")
+    settings = (f"model={HYBRID}", f"hardware={DEVICE}")
     memory = Memory(44, 528, 1, 3, caches)
-    rows = served(given=given, memory=memory)
+    rows = served(settings=settings, memory=memory)
     log = write(tmp_path / "log", rows, memory, async_scheduling=True, enable_prefix_caching=caches)
-    summary = twin(tmp_path, log, *given)
+    summary = twin(tmp_path, log, *settings)
     assert summary["server"]["twin.prefix_caching"] == f"{caches} (meta.json)"
     assert summary["blocks"]["most_used"] > 40
     bandwidth = summary["parameters"]["bandwidth"]
@@ -129,14 +131,14 @@ def test_hybrids_are_fitted_in_either_layout_of_their_states(caches, tmp_path: P
     assert summary["unseen"]["e2e"]["p50_error"] < 0.01
 
 
-def bad(change: dict[str, Any], at: int = 30) -> list[dict[str, Any]]:
+def bad(change: dict[str, Any], index: int = 30) -> list[dict[str, Any]]:
     rows = served(60)
-    rows[at] = rows[at] | change
+    rows[index] = rows[index] | change
     return rows
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"first_token_ts": None}, ":31: first_token_ts: expected a time, and it is missing"),
         ({"first_token_ts": 1.0}, ":31: first_token_ts: expected a time after the request's arrival"),
@@ -145,13 +147,13 @@ def bad(change: dict[str, Any], at: int = 30) -> list[dict[str, Any]]:
         ({"input_toks": 60_000}, "expected at least 37[0-9][0-9], for request 30 of log=.* alone holds 60,"),
     ],
 )
-def test_a_bad_line_is_refused_in_a_sentence(change, words, tmp_path: Path):
-    with pytest.raises(ValueError, match=words):
+def test_a_bad_line_is_refused_in_a_sentence(change, message, tmp_path: Path):
+    with pytest.raises(ValueError, match=message):
         twin(tmp_path, write(tmp_path / "log", bad(change)))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "message"),
     [
         (["backend=engine"], "backend=engine with analyses=twin: expected sim"),
         (["store.total_gib=3"], "store.total_gib=3.0 with analyses=twin: expected None"),
@@ -163,8 +165,8 @@ def test_a_bad_line_is_refused_in_a_sentence(change, words, tmp_path: Path):
         (["twin.weights=fp4"], "twin.weights=fp4: expected"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(overrides, words):
-    with pytest.raises(ValueError, match=words):
+def test_settings_that_make_no_sense_are_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
         compose("twin", ["log=x", *overrides])
 
 
@@ -175,7 +177,9 @@ def test_its_keys_are_refused_elsewhere():
 
 def test_a_log_without_times_is_refused(tmp_path: Path):
     path = tmp_path / "log.jsonl"
-    path.write_text("\n".join(json.dumps({"input_toks": 9, "output_toks": 2, "arrival_time": at}) for at in range(50)))
+    path.write_text(
+        "\n".join(json.dumps({"input_toks": 9, "output_toks": 2, "arrival_time": index}) for index in range(50))
+    )
     with pytest.raises(ValueError, match="expected times of arrival, first and last token of every request"):
         twin(tmp_path, path)
 

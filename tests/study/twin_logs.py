@@ -1,4 +1,4 @@
-"""Logs of servers whose rates are known, since the simulator served them."""
+"""Logs of servers with known rates, made by the simulator."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ MEMORY = Memory(2500, 16, 1)
 
 
 def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **changes: Any) -> list[dict[str, Any]]:
-    """Lines of requests.jsonl: Poisson arrivals, lognormal lengths, times as the simulator says."""
-    given = changes.pop("given", (f"model={MODEL}", f"hardware={DEVICE}"))
-    study, random = compose("twin", list(given)), np.random.default_rng(5)
+    """Lines of requests.jsonl: Poisson arrivals, lognormal lengths, times of the simulator."""
+    settings = changes.pop("settings", (f"model={MODEL}", f"hardware={DEVICE}"))
+    study, random = compose("twin", list(settings)), np.random.default_rng(5)
     arrived = np.cumsum(random.exponential(1 / rate_rps, requests)) * 1e9
     prompts = np.minimum(random.lognormal(5.8, 0.9, requests).astype(int) + 1, 4000)
     outputs = random.integers(20, 120, requests)
-    made = [
-        Request(id, id, (Span(np.zeros(prompt, np.int32)),), int(output), int(at), cache_salt=str(id))
-        for id, (prompt, output, at) in enumerate(zip(prompts, outputs, arrived, strict=True))
+    log = [
+        Request(id, id, (Span(np.zeros(prompt, np.int32)),), int(output), int(arrival), cache_salt=str(id))
+        for id, (prompt, output, arrival) in enumerate(zip(prompts, outputs, arrived, strict=True))
     ]
     rules = BatchRules(**(LIMITS | {"async_scheduling": changes.pop("asynchronous", True)}))
     memory = changes.pop("memory", MEMORY)
     timing = FittedTiming(study.model, study.hardware, Deployment(**changes), rates)
-    times = serve_lengths(made, memory, rules, timing, changes.get("data_parallel", 1))
+    times = serve_lengths(log, memory, rules, timing, changes.get("data_parallel", 1))
     first, last = times.first_ns * 1e-9 + MONOTONIC, times.last_ns * 1e-9 + MONOTONIC
     return [
         {
-            "request_id": f"r{one.id}",
-            "input_toks": one.num_tokens,
-            "output_toks": one.output_len,
-            "arrival_time": UNIX + one.arrived_at * 1e-9,
-            "queued_ts": MONOTONIC + one.arrived_at * 1e-9,
-            "first_token_ts": first[one.id],
-            "last_token_ts": last[one.id],
+            "request_id": f"r{request.id}",
+            "input_toks": request.num_tokens,
+            "output_toks": request.output_len,
+            "arrival_time": UNIX + request.arrived_at * 1e-9,
+            "queued_ts": MONOTONIC + request.arrived_at * 1e-9,
+            "first_token_ts": first[request.id],
+            "last_token_ts": last[request.id],
         }
-        for one in made
+        for request in log
     ]
 
 
@@ -58,6 +58,6 @@ def write(folder: Path, rows: list[dict[str, Any]], memory: Memory = MEMORY, **e
     """A folder of requests.jsonl and meta.json."""
     folder.mkdir(exist_ok=True)
     (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    kept = {"num_gpu_blocks": memory.blocks + 1, "block_size": memory.block_size}
-    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": LIMITS | engine, "kv_cache": kept}))
+    kv_cache = {"num_gpu_blocks": memory.blocks + 1, "block_size": memory.block_size}
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": LIMITS | engine, "kv_cache": kv_cache}))
     return folder

@@ -14,7 +14,7 @@ from ..support.tokenizers import MARKS, save_word_tokenizer
 
 @pytest.fixture
 def make_tokenizer(tmp_path: Path) -> Callable[..., Path]:
-    """Write a word-level tokenizer that knows every word of `texts`."""
+    """Write a word-level tokenizer with every word of `texts`."""
 
     def make(*texts: str, marks: bool = True, name: str = "toy") -> Path:
         folder = tmp_path / name
@@ -50,7 +50,7 @@ def quality_rows() -> list[dict]:
 
 @pytest.fixture
 def quality_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[str, Path]:
-    """Official-style QuALITY rows, two a document, and their tokenizer."""
+    """Official-style QuALITY rows, two per document, and their tokenizer."""
     path = tmp_path / "toy.jsonl"
     text = "\n".join(json.dumps(row) for row in QUALITY_ROWS)
     path.write_text(text, encoding="utf-8")
@@ -59,7 +59,7 @@ def quality_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[s
 
 @pytest.fixture
 def make_quality(tmp_path: Path) -> Callable[..., dict[str, Path]]:
-    """Official-style QuALITY rows, two a document, and a byte-level tokenizer, which keeps every character."""
+    """Official-style QuALITY rows, two per document, and a byte-level tokenizer, which keeps every character."""
 
     def make(marks: bool = True) -> dict[str, Path]:
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -89,14 +89,14 @@ ASKED = [
 
 @pytest.fixture
 def narrativeqa_rows() -> list[dict]:
-    """The toy NarrativeQA as the hub serves it, one question a row."""
+    """The toy NarrativeQA as on the hub, with one question per row."""
     return [
         {
             "document": {"id": name, "text": STORIES[name]},
             "question": {"text": question},
-            "answers": [{"text": one}, {"text": other}],
+            "answers": [{"text": first_answer}, {"text": second_answer}],
         }
-        for name, question, one, other in ASKED
+        for name, question, first_answer, second_answer in ASKED
     ]
 
 
@@ -116,7 +116,7 @@ def prompt_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[st
 
 @pytest.fixture
 def narrativeqa_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[str, Path]:
-    """NarrativeQA's folder with answers that no text holds, and its tokenizer."""
+    """NarrativeQA's folder with answers that occur in no text, and its tokenizer."""
     folder = tmp_path / "narrative"
     (folder / "tmp").mkdir(parents=True)
     for name, story in STORIES.items():

@@ -1,4 +1,4 @@
-"""Workloads by their settings, as the tests of workloads ask for them."""
+"""Factories of workloads from settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OWN = {"rag": Rag, "ragpulse": RagPulse, "synthetic": Synthetic}
 
 
 def load_workload(kind: str, source: str | None = None, *, cache_dir: Path | None = None, **keys: Any) -> Workload:
-    """The requests of a workload; its own options as they are where none are given."""
+    """Load a workload with the default options of its kind."""
     if kind in OWN:
         keys.setdefault(kind, OWN[kind]())
     return workloads.load_workload(WorkloadSettings(kind, source, **keys), cache_dir)

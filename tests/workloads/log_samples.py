@@ -1,4 +1,4 @@
-"""Two requests that share a beginning, in every format of logs: 32 tokens of 40 and 48, where the format has ids."""
+"""Two requests in every log format; they share the first 32 of 40 and 48 tokens if the format has ids."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def _events() -> bytes:
 
 WORDS = "the same long opening of a chat that both of the requests begin with, word by word, to the end of it"
 TEXT_LOG = "\n".join(
-    f"[2026-11-01 10:00:0{at}] Finish: obj=GenerateReqInput(rid='{at}', input_ids={ids}), "
+    f"[2026-11-01 10:00:0{index}] Finish: obj=GenerateReqInput(rid='{index}', input_ids={ids}), "
     f"out={{'meta_info': {{'completion_tokens': 7}}}}"
-    for at, ids in enumerate((FIRST, SECOND))
+    for index, ids in enumerate((FIRST, SECOND))
 )
 
 #: The bytes of a log by format, and by what is special about it.
@@ -121,7 +121,7 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
 
 
 def write_sample(folder: Path, name: str) -> Path:
-    """A log in a folder, under a name that says nothing."""
+    """Write a log under a name that does not show its format."""
     path = folder / "server.log"
     path.write_bytes(SAMPLES[name]())
     return path

@@ -1,4 +1,4 @@
-"""Alias chains have one answer, which only both documents give together, and no way to score by luck of digits."""
+"""Alias chains have one answer that needs both documents, and no digits that match by chance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.analysis.answers import best, exact_match, stated
+from spanlab.analysis.answers import best_score, exact_match, stated
 from spanlab.workloads.alias_chains import SHORTEST_DOCUMENT, alias_chains
 
 DEFINITION = re.compile(r"The (\w+) is also called the (\w+)\.")
@@ -22,14 +22,14 @@ QUESTION = re.compile(r"How many (\w+) does the (\w+) (weigh|cost|hold|need)\?")
 
 
 def deduced(documents, question):
-    """Every answer that follows from the documents, by a closed-world reader that knows aliases work both ways."""
+    """Every answer that follows from the documents, under a closed world with symmetric aliases."""
     text = " ".join(documents)
     unit, name, infinitive = QUESTION.fullmatch(question).groups()
     names = {name}
     for _ in documents:
-        for left, right in DEFINITION.findall(text):
-            if {left, right} & names:
-                names |= {left, right}
+        for first_name, second_name in DEFINITION.findall(text):
+            if {first_name, second_name} & names:
+                names |= {first_name, second_name}
     return {n for who, verb, n, of in USAGE.findall(text) if who in names and of == unit and verb == f"{infinitive}s"}
 
 
@@ -54,8 +54,8 @@ def test_the_documents_hold_exactly_one_answer_and_it_is_the_gold_one(chains):
 def test_without_the_definition_or_the_usage_there_is_no_answer(chains):
     for chain in chains:
         for needed in (chain.definition, chain.usage):
-            others = [text for place, text in enumerate(chain.documents) if place != needed]
-            assert deduced(others, chain.question) == set()
+            remaining = [text for index, text in enumerate(chain.documents) if index != needed]
+            assert deduced(remaining, chain.question) == set()
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,9 +64,9 @@ def test_no_number_of_a_prompt_is_part_of_another_and_none_is_a_single_digit(cha
     for chain in chains:
         numbers = re.findall(r"\d+", " ".join((*chain.documents, chain.question)))
         assert numbers.count(chain.answer) == 1
-        for place, one in enumerate(numbers):
-            assert len(one) > 1
-            assert not any(one in other for other in numbers[:place] + numbers[place + 1 :])
+        for index, number in enumerate(numbers):
+            assert len(number) > 1
+            assert not any(number in other for other in numbers[:index] + numbers[index + 1 :])
 
 
 @settings(max_examples=40, deadline=None)
@@ -75,8 +75,8 @@ def test_no_name_means_two_things_and_no_word_is_part_of_another(chains):
     named = []
     for chain in chains:
         text = " ".join(chain.documents)
-        told = [name for pair in DEFINITION.findall(text) for name in pair]
-        named += {*told, *(who for who, *_ in USAGE.findall(text)), QUESTION.fullmatch(chain.question)[1]}
+        names = [name for pair in DEFINITION.findall(text) for name in pair]
+        named += {*names, *(who for who, *_ in USAGE.findall(text)), QUESTION.fullmatch(chain.question)[1]}
         for word in chain.vocabulary:
             assert not any(word in other for other in chain.vocabulary if other != word)
     assert len(named) == len(set(named))
@@ -90,8 +90,8 @@ def test_every_document_has_the_length_asked_for(words):
 
 def test_the_vocabulary_is_every_invented_word_and_nothing_else():
     for chain in alias_chains(8, 60, distractors=3, seed=1):
-        words = set(re.findall(r"[a-z]+", " ".join((*chain.documents, chain.question)).lower()))
-        assert words - PLAIN == set(chain.vocabulary)
+        vocabulary = set(re.findall(r"[a-z]+", " ".join((*chain.documents, chain.question)).lower()))
+        assert vocabulary - PLAIN == set(chain.vocabulary)
 
 
 def test_distractors_share_verb_and_unit_so_that_only_the_alias_decides():
@@ -105,22 +105,22 @@ def test_the_places_of_the_facts_are_told_and_vary():
     chains = alias_chains(40, 10, distractors=1, seed=3)
     for chain in chains:
         assert USAGE.search(chain.documents[chain.usage])[3] == chain.answer
-        asked = QUESTION.fullmatch(chain.question)[2]
-        assert DEFINITION.search(chain.documents[chain.definition])[1] == asked
+        asked_name = QUESTION.fullmatch(chain.question)[2]
+        assert DEFINITION.search(chain.documents[chain.definition])[1] == asked_name
     orders = {(chain.definition, chain.usage) for chain in chains}
     assert orders == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
 
 
 def test_the_seed_decides_everything_and_more_questions_begin_with_the_fewer():
-    few, many = alias_chains(3, 30, seed=4), alias_chains(6, 30, seed=4)
-    assert few == many[:3]
-    assert few != alias_chains(3, 30, seed=5)
+    three, six = alias_chains(3, 30, seed=4), alias_chains(6, 30, seed=4)
+    assert three == six[:3]
+    assert three != alias_chains(3, 30, seed=5)
 
 
 def test_only_the_gold_number_scores_among_all_the_numbers_of_its_prompt():
     for chain in alias_chains(10, 20, distractors=9, seed=6):
         for number in range(1000):
-            assert best(exact_match, str(number), [chain.answer]) == (str(number) == chain.answer)
+            assert best_score(exact_match, str(number), [chain.answer]) == (str(number) == chain.answer)
         every = " ".join(re.findall(r"\d+", " ".join(chain.documents)))
         assert stated(every, chain.answer) == 0
 
@@ -134,12 +134,12 @@ def test_as_many_distractors_as_there_are_numbers_still_have_one_answer():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"count": 0}, "questions=0: expected a whole number from 1"),
-        ({"words": 9}, "words=9: expected a whole number from 10"),
-        ({"distractors": 179}, "distractors=179: expected a whole number from 0 to 178"),
-        ({"seed": -1}, "seed=-1: expected a whole number from 0"),
+        ({"count": 0}, "workload.alias_questions.questions=0: expected a whole number from 1"),
+        ({"document_words": 9}, "workload.alias_questions.words=9: expected a whole number from 10"),
+        ({"distractors": 179}, "workload.alias_questions.distractors=179: expected a whole number from 0 to 178"),
+        ({"seed": -1}, "workload.alias_questions.seed=-1: expected a whole number from 0"),
     ],
 )
 def test_a_senseless_study_is_refused(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        alias_chains(**{"count": 1, "words": 10, **options})
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        alias_chains(**{"count": 1, "document_words": 10, **options})

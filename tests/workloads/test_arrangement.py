@@ -1,4 +1,4 @@
-"""Prompts of several documents, and of questions before them: every token stands where it should."""
+"""Prompts with several documents or with the question first: the position of every token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ("quality", "narrativeqa", "system_prompts")
 
 
 def ids(*spans) -> list[int]:
-    """Token ids of spans, one after another."""
+    """Concatenated token ids of spans."""
     return [token for span in spans for token in span.tokens.tolist()]
 
 
@@ -37,10 +37,10 @@ def parts_of(workload: Workload) -> list[tuple[list[int], list[int], list[int]]]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_is_opening_documents_and_question(kind: str, order: str):
     plain = load_workload(kind, **PLAIN)
-    found = arranged(plain, Arrangement(3, order), JOINTS)
+    result = arranged(plain, Arrangement(3, order), JOINTS)
     parts = parts_of(plain)
     texts = list(dict.fromkeys(tuple(document) for _, document, _ in parts))
-    for request, (opening, own, question) in zip(found.requests, parts, strict=True):
+    for request, (opening, own, question) in zip(result.requests, parts, strict=True):
         before = len(request.spans) - 4
         chosen = [tuple(ids(span)[:-2]) for span in request.spans[before:-1]]
         assert ids(*request.spans[:before]) == opening
@@ -48,8 +48,8 @@ def test_a_prompt_is_opening_documents_and_question(kind: str, order: str):
         assert ids(request.spans[-1]) == question[1:]
         numbers = [texts.index(text) for text in chosen]
         assert len(set(numbers)) == 3
-        at = chosen.index(tuple(own))
-        assert {"own_first": at == 0, "own_last": at == 2, "fixed": numbers == sorted(numbers)}.get(order, True)
+        index = chosen.index(tuple(own))
+        assert {"own_first": index == 0, "own_last": index == 2, "fixed": numbers == sorted(numbers)}.get(order, True)
         assert all(span.independent for span in request.spans[before:-1])
 
 
@@ -57,8 +57,8 @@ def test_a_prompt_is_opening_documents_and_question(kind: str, order: str):
 @pytest.mark.parametrize("independent", [True, False])
 def test_documents_are_marked_and_tokens_stay(kind: str, independent: bool):
     plain = load_workload(kind, **PLAIN)
-    found = load_workload(kind, **PLAIN, documents_independent=independent)
-    for before, request in zip(plain.requests, found.requests, strict=True):
+    marked = load_workload(kind, **PLAIN, documents_independent=independent)
+    for before, request in zip(plain.requests, marked.requests, strict=True):
         assert request.tokens.tolist() == before.tokens.tolist()
         assert [span.independent for span in request.spans if span.reusable] == [independent]
         assert not any(span.independent for span in request.spans if not span.reusable)
@@ -80,7 +80,7 @@ def test_documents_that_cannot_be_marked_are_refused(kind: str, more: dict, sent
 def test_another_order_leaves_the_documents_of_a_prompt():
     plain = load_workload("quality", **PLAIN)
     orders = [arranged(plain, Arrangement(3, order), JOINTS).requests for order in ("fixed", "own_last", "shuffled")]
-    sets = [[{span.tokens.tobytes() for span in request.spans[1:-1]} for request in found] for found in orders]
+    sets = [[{span.tokens.tobytes() for span in request.spans[1:-1]} for request in requests] for requests in orders]
     assert sets[0] == sets[1] == sets[2]
     assert len({tuple(ids(*request.spans[1:-1])) for request in orders[0]}) > 1
     assert [request.tokens.tobytes() for request in orders[1]] != [request.tokens.tobytes() for request in orders[2]]
@@ -97,11 +97,11 @@ def test_every_document_of_the_workload_is_drawn():
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_question_before_its_documents_leaves_the_answer_open(count: int):
     plain = load_workload("quality", **PLAIN)
-    found = arranged(plain, Arrangement(count, question="before"), JOINTS)
-    for request, (opening, own, question) in zip(found.requests, parts_of(plain), strict=True):
-        first, asked, *documents, answer = request.spans
+    result = arranged(plain, Arrangement(count, question="before"), JOINTS)
+    for request, (opening, own, question) in zip(result.requests, parts_of(plain), strict=True):
+        first, question_span, *documents, answer = request.spans
         assert ids(first) == opening
-        assert ids(asked) == [*question[1:-3], 91, 92]
+        assert ids(question_span) == [*question[1:-3], 91, 92]
         assert ids(answer) == question[-2:]
         assert [*own, 91, 92] in [ids(document) for document in documents]
         assert len(documents) == count
@@ -124,8 +124,8 @@ def test_one_document_then_its_question_is_the_plain_prompt():
 
 
 def test_the_same_settings_give_the_same_prompts():
-    one, other = (load_workload("quality", **FEW, documents_per_prompt=2).requests for _ in range(2))
-    assert [request.tokens.tobytes() for request in one] == [request.tokens.tobytes() for request in other]
+    first, second = (load_workload("quality", **FEW, documents_per_prompt=2).requests for _ in range(2))
+    assert [request.tokens.tobytes() for request in first] == [request.tokens.tobytes() for request in second]
 
 
 def decoded(request, tokenizer: Path) -> str:
@@ -160,13 +160,13 @@ def test_shape_and_text_arrange_the_same_tokens(make_quality, tmp_path: Path, po
     shape = make_shape("quality", files["path"], files["tokenizer"], tmp_path / "toy.npz")
     keys = {"documents_per_prompt": 2, "question_position": position, "max_prompt_tokens": 400}
     real = load_workload("quality", "local", **files, **keys).requests
-    made = load_workload("quality", path=str(shape), **keys).requests
-    for one, other in zip(real, made, strict=True):
-        assert [len(span.tokens) for span in one.spans] == [len(span.tokens) for span in other.spans]
-        assert [(s.independent, s.reusable) for s in one.spans] == [(s.independent, s.reusable) for s in other.spans]
-    for one, other in combinations(range(len(real)), 2):
-        expected = shared_length(real[one].tokens, real[other].tokens)
-        assert shared_length(made[one].tokens, made[other].tokens) == expected
+    modelled = load_workload("quality", path=str(shape), **keys).requests
+    for first, second in zip(real, modelled, strict=True):
+        assert [len(span.tokens) for span in first.spans] == [len(span.tokens) for span in second.spans]
+        assert [(s.independent, s.reusable) for s in first.spans] == [(s.independent, s.reusable) for s in second.spans]
+    for first, second in combinations(range(len(real)), 2):
+        expected = shared_length(real[first].tokens, real[second].tokens)
+        assert shared_length(modelled[first].tokens, modelled[second].tokens) == expected
 
 
 @pytest.mark.parametrize(

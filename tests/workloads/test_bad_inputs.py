@@ -1,4 +1,4 @@
-"""Everything that is missing or wrong has its one sentence."""
+"""Missing and invalid inputs raise an error of one sentence."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from spanlab.workloads import SourceUnavailable, make_shape
 
 from .factories import load_workload
 
-WAYS_OUT = (
-    r"; the ways out are workload.source=shape, workload.source=local workload.path=\.\.\., "
+ALTERNATIVES = (
+    r"; alternatives: workload.source=shape, workload.source=local workload.path=\.\.\., "
     r"or workload.source=hub with network$"
 )
 
@@ -77,13 +77,13 @@ def test_a_source_that_asks_or_tells_nothing_is_refused(tmp_path: Path, make_tok
 
 @pytest.mark.parametrize("kind", ["quality", "narrativeqa", "system_prompts"])
 def test_a_missing_path_names_the_ways_out(kind: str):
-    with pytest.raises(SourceUnavailable, match=rf"^workload.path.*; expected .*{WAYS_OUT}"):
+    with pytest.raises(SourceUnavailable, match=rf"^workload.path.*; expected .*{ALTERNATIVES}"):
         load_workload(kind, "local", path="no_such_place", tokenizer="toy")
 
 
 def test_a_missing_queries_file_is_named(prompt_files: dict[str, Path]):
     files = prompt_files | {"queries_path": None}
-    with pytest.raises(SourceUnavailable, match=rf"^workload.queries_path is not set; expected .*{WAYS_OUT}"):
+    with pytest.raises(SourceUnavailable, match=rf"^workload.queries_path is not set; expected .*{ALTERNATIVES}"):
         load_workload("system_prompts", "local", **files)
 
 
@@ -92,7 +92,7 @@ def test_a_missing_queries_file_is_named(prompt_files: dict[str, Path]):
     [(None, " is not set and text needs one"), ("no/such/tokenizer.json", "=no/such/tokenizer.json does not exist")],
 )
 def test_a_missing_tokenizer_is_named(quality_files: dict[str, Path], tokenizer: str | None, problem: str):
-    with pytest.raises(SourceUnavailable, match=rf"^workload.tokenizer{problem}; expected .*{WAYS_OUT}"):
+    with pytest.raises(SourceUnavailable, match=rf"^workload.tokenizer{problem}; expected .*{ALTERNATIVES}"):
         load_workload("quality", "local", path=quality_files["path"], tokenizer=tokenizer)
 
 
@@ -105,7 +105,7 @@ def test_a_tokenizer_that_is_none_is_refused(quality_files: dict[str, Path], tmp
 def test_a_tokenizer_that_the_hub_does_not_give_is_named(quality_files: dict[str, Path], monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", _raise(ConnectionError("offline")))
     with pytest.raises(
-        SourceUnavailable, match=rf"workload.tokenizer=some/model cannot be had from the hub .*{WAYS_OUT}"
+        SourceUnavailable, match=rf"workload.tokenizer=some/model cannot be loaded from the hub .*{ALTERNATIVES}"
     ):
         load_workload("quality", "local", path=quality_files["path"], tokenizer="some/model")
 
@@ -115,10 +115,10 @@ def test_a_tokenizer_that_the_hub_does_not_give_is_named(quality_files: dict[str
 def test_an_unreachable_hub_names_the_ways_out(kind: str, error: str, make_tokenizer, monkeypatch):
     import datasets
 
-    known = {"ConnectionError": ConnectionError, "OSError": OSError}
-    raised = known.get(error) or getattr(datasets.exceptions, error)
+    error_types = {"ConnectionError": ConnectionError, "OSError": OSError}
+    raised = error_types.get(error) or getattr(datasets.exceptions, error)
     monkeypatch.setattr(datasets, "load_dataset", _raise(raised("no network")))
-    with pytest.raises(SourceUnavailable, match=rf"^workload.source=hub cannot load .* \({error}\).*{WAYS_OUT}"):
+    with pytest.raises(SourceUnavailable, match=rf"^workload.source=hub cannot load .* \({error}\).*{ALTERNATIVES}"):
         load_workload(kind, "hub", tokenizer=make_tokenizer())
 
 

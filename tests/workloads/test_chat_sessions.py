@@ -1,4 +1,4 @@
-"""Made-up conversations, and think times that logs of agents record."""
+"""Synthetic conversations, and think times from agent logs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_each_prompt_is_the_history_and_a_message():
 
 
 def test_conversations_share_system_prompts_alone():
-    found = conversations()
-    systems = {tuple(turns[0].tokens[:50]) for turns in found}
-    assert len(found) == 40
+    sessions = conversations()
+    systems = {tuple(turns[0].tokens[:50]) for turns in sessions}
+    assert len(sessions) == 40
     assert len(systems) == 3
-    rest = np.concatenate([turns[-1].tokens[50:] for turns in found])
-    assert len(np.unique(rest)) == len(rest)
+    later_tokens = np.concatenate([turns[-1].tokens[50:] for turns in sessions])
+    assert len(np.unique(later_tokens)) == len(later_tokens)
 
 
 def test_boundaries_are_what_a_later_turn_asks_for():
@@ -48,22 +48,22 @@ def test_boundaries_are_what_a_later_turn_asks_for():
 
 
 def test_first_turns_wait_for_nothing():
-    found = conversations()
-    assert {turns[0].wait_ns for turns in found} == {0}
-    thought = [request.wait_ns for turns in found for request in turns[1:]]
+    sessions = conversations()
+    assert {turns[0].wait_ns for turns in sessions} == {0}
+    thought = [request.wait_ns for turns in sessions for request in turns[1:]]
     assert 3.0 < np.mean(thought) * 1e-9 < 5.5
 
 
 def test_other_think_times_leave_prompts_as_they_are():
     slow, fast = (modelled(replace(SMALL, think_s=think)).requests for think in (4.0, 1.0))
-    for one, other in zip(slow, fast, strict=True):
-        assert np.array_equal(one.tokens, other.tokens)
-        assert one.wait_ns == pytest.approx(4 * other.wait_ns, abs=4)
+    for slow_request, fast_request in zip(slow, fast, strict=True):
+        assert np.array_equal(slow_request.tokens, fast_request.tokens)
+        assert slow_request.wait_ns == pytest.approx(4 * fast_request.wait_ns, abs=4)
 
 
 def test_popular_tenants_have_more_sessions():
-    found = conversations(replace(SMALL, sessions=400, tenant_zipf=1.5))
-    first = [turns[0].tokens[0] for turns in found]
+    sessions = conversations(replace(SMALL, sessions=400, tenant_zipf=1.5))
+    first = [turns[0].tokens[0] for turns in sessions]
     counts = np.unique(first, return_counts=True)[1]
     assert counts[0] > 2 * counts[-1]
 
@@ -86,8 +86,8 @@ def test_think_times_of_agent_logs_are_read(tmp_path):
     settings = WorkloadSettings(kind="log", path=str(path), log=LogSettings())
     workload = served(load_workload(settings), settings.selection)
     for group in (0, 1):
-        own = [request for request in workload.requests if request.group_id == group]
-        assert [request.wait_ns for request in own] == [0, 2_500_000_000, 500_000_000]
+        members = [request for request in workload.requests if request.group_id == group]
+        assert [request.wait_ns for request in members] == [0, 2_500_000_000, 500_000_000]
 
 
 def test_waits_for_tools_belong_to_the_next_round(tmp_path):

@@ -1,4 +1,4 @@
-"""The conversations of the Mooncake trace: what prompts share, and which belong together."""
+"""Conversations of the Mooncake trace: shared prefixes and conversation numbers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LENGTHS = [1600, 1300, 2100, 1100, 2500, 77]
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     rows = [
-        {"timestamp": 0, "input_length": length, "output_length": 3 + at, "hash_ids": ids}
-        for at, (ids, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
+        {"timestamp": 0, "input_length": length, "output_length": 3 + index, "hash_ids": ids}
+        for index, (ids, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
     ]
     path = tmp_path / "conversation_trace.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -35,11 +35,11 @@ def trace(tmp_path: Path) -> Path:
 def test_prompts_share_the_blocks_that_the_trace_says(trace: Path):
     requests = load_workload("conversation", "local", path=trace).requests
     assert [request.num_tokens for request in requests] == LENGTHS
-    for at, one in enumerate(PROMPTS):
-        for other in range(at):
-            alike = np.cumprod([a == b for a, b in zip(one, PROMPTS[other], strict=False)]).sum() * BLOCK
-            shared = shared_length(requests[at].tokens, requests[other].tokens)
-            assert shared == min(alike, LENGTHS[at], LENGTHS[other]), (at, other)
+    for index, prompt in enumerate(PROMPTS):
+        for other in range(index):
+            shared_tokens = np.cumprod([a == b for a, b in zip(prompt, PROMPTS[other], strict=False)]).sum() * BLOCK
+            shared = shared_length(requests[index].tokens, requests[other].tokens)
+            assert shared == min(shared_tokens, LENGTHS[index], LENGTHS[other]), (index, other)
 
 
 def test_a_prompt_that_continues_another_is_its_next_turn(trace: Path):

@@ -1,4 +1,4 @@
-"""The designed shapes: what they spread over, and that a seed makes them."""
+"""Designed shapes cover their ranges and depend on the seed only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = DesignSettings(shapes=40, repeats=1, longest=1024, outputs=4)
 def waves(shape: Shape) -> list[list[Request]]:
     """The requests of each wave, by time of arrival."""
     times = sorted({request.arrived_at for request in shape.requests})
-    return [[request for request in shape.requests if request.arrived_at == at] for at in times]
+    return [[request for request in shape.requests if request.arrived_at == time] for time in times]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_second_wave_asks_about_the_same_documents(shapes):
 
 def test_a_seed_makes_them(shapes):
     again = design(SETTINGS, {"none": False, "pic": True}, RULES, 100)
-    for one, other in zip(shapes, again, strict=True):
-        assert one.rules == other.rules
-        assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(one.requests, other.requests, strict=True))
+    for shape, repeated in zip(shapes, again, strict=True):
+        assert shape.rules == repeated.rules
+        assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(shape.requests, repeated.requests, strict=True))
     assert all(a is not b for a, b in pairwise(shapes))

@@ -1,4 +1,4 @@
-"""Without a network the hub is told off in seconds, and what is missing here is told first."""
+"""Without a network the hub fails within seconds, and missing local inputs are reported first."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Workloads for measurements: what their requests share, and their labels."""
+"""Workloads for measurements: shared tokens and labels of their requests."""
 
 from __future__ import annotations
 
@@ -26,51 +26,53 @@ def common(first, second) -> int:
 
 
 def test_cold_requests_share_nothing_across_salts():
-    made = repeated_documents.requests_of(RepeatedDocuments(trials=3, repeats=2, document_tokens=20), 1)
-    cold = [request for request in made.requests if labels_of(made, request.id)["kind"] == "cold"]
+    workload = repeated_documents.requests_of(RepeatedDocuments(trials=3, repeats=2, document_tokens=20), 1)
+    cold = [request for request in workload.requests if labels_of(workload, request.id)["kind"] == "cold"]
     assert len(cold) == 6
     assert len({request.cache_salt for request in cold}) == 6
 
 
 def test_warm_requests_have_the_documents_of_the_cold_one():
-    made = repeated_documents.requests_of(RepeatedDocuments(trials=1, repeats=4, document_tokens=20), 1)
-    for group in {request.group_id for request in made.requests}:
-        cold, *warm = [request for request in made.requests if request.group_id == group]
+    workload = repeated_documents.requests_of(RepeatedDocuments(trials=1, repeats=4, document_tokens=20), 1)
+    for group in {request.group_id for request in workload.requests}:
+        cold, *warm = [request for request in workload.requests if request.group_id == group]
         documents = [span for span in cold.spans if span.independent]
         for request in warm:
             own = [span for span in request.spans if span.independent]
             assert {id(span) for span in own} == {id(span) for span in documents}
-            if labels_of(made, request.id)["order"] == "same":
+            if labels_of(workload, request.id)["order"] == "same":
                 assert own == documents
             assert request.num_tokens == cold.num_tokens == 9 + 4 * 20 + 64
 
 
 def test_questions_are_the_same_in_both_orders():
-    made = repeated_documents.requests_of(RepeatedDocuments(trials=1, repeats=3), 1)
-    by_order = [[r.spans[-1].tokens.tolist() for r in made.requests if r.group_id == group] for group in (0, 1)]
+    workload = repeated_documents.requests_of(RepeatedDocuments(trials=1, repeats=3), 1)
+    by_order = [[r.spans[-1].tokens.tolist() for r in workload.requests if r.group_id == group] for group in (0, 1)]
     assert by_order[0] == by_order[1]
 
 
 def test_prepare_asks_for_every_document_alone():
-    made = repeated_documents.requests_of(RepeatedDocuments(trials=1, orders=["same"], prepare=True), 5)
-    alone = [request for request in made.requests if labels_of(made, request.id)["kind"] == "prepare"]
+    workload = repeated_documents.requests_of(RepeatedDocuments(trials=1, orders=["same"], prepare=True), 5)
+    alone = [request for request in workload.requests if labels_of(workload, request.id)["kind"] == "prepare"]
     assert [len(request.spans) for request in alone] == [2] * 4
     assert {request.output_len for request in alone} == {1}
 
 
 def test_forks_share_their_depth_to_the_token():
-    made = forked_sequence.requests_of(ForkedSequence(prompt_tokens=400, depths=[0.25, 0.75], visits=2, families=2), 1)
+    workload = forked_sequence.requests_of(
+        ForkedSequence(prompt_tokens=400, depths=[0.25, 0.75], visits=2, families=2), 1
+    )
     for family in (0, 1):
-        cold, *forks = [request for request in made.requests if request.group_id == family]
+        cold, *forks = [request for request in workload.requests if request.group_id == family]
         assert [common(cold, fork) for fork in forks] == [100, 300, 100, 300]
         assert {request.num_tokens for request in (cold, *forks)} == {400}
-        assert [labels_of(made, fork.id)["visit"] for fork in forks] == ["visit 1"] * 2 + ["visit 2"] * 2
+        assert [labels_of(workload, fork.id)["visit"] for fork in forks] == ["visit 1"] * 2 + ["visit 2"] * 2
         assert cold.boundaries == (100, 300)
 
 
 def test_families_share_nothing():
-    made = forked_sequence.requests_of(ForkedSequence(prompt_tokens=64, families=3), 1)
-    first = [next(r for r in made.requests if r.group_id == family) for family in range(3)]
+    workload = forked_sequence.requests_of(ForkedSequence(prompt_tokens=64, families=3), 1)
+    first = [next(r for r in workload.requests if r.group_id == family) for family in range(3)]
     assert [common(a, b) for a, b in itertools.pairwise(first)] == [0, 0]
 
 
@@ -81,9 +83,9 @@ def test_refuses_depths_that_are_no_forks(depths):
 
 
 def test_questions_follow_an_earlier_request_over_the_same_documents():
-    made = alias_questions.requests_of(AliasQuestions(questions=3), builtin_tokenizer(), 8)
-    assert len(made.requests) == 12
-    for earlier, question in zip(made.requests[::2], made.requests[1::2], strict=True):
+    workload = alias_questions.requests_of(AliasQuestions(questions=3), builtin_tokenizer(), 8)
+    assert len(workload.requests) == 12
+    for earlier, question in zip(workload.requests[::2], workload.requests[1::2], strict=True):
         texts = [
             {span.tokens.tobytes() for span in request.spans if span.independent} for request in (earlier, question)
         ]
@@ -91,7 +93,7 @@ def test_questions_follow_an_earlier_request_over_the_same_documents():
         assert earlier.cache_salt == question.cache_salt
         assert (earlier.answer, earlier.output_len) == (None, 1)
         assert question.answer is not None
-        order = labels_of(made, question.id)["order"]
+        order = labels_of(workload, question.id)["order"]
         same = [s.tokens.tobytes() for s in earlier.spans if s.independent] == [
             s.tokens.tobytes() for s in question.spans if s.independent
         ]

@@ -1,4 +1,4 @@
-"""Logs of servers: recognised by content, read line by line, refused with the line and the field."""
+"""Server logs are recognised by content and read line by line; errors name line and field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.workloads.log import local, served
 from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import arrival_times, is_chained
-from spanlab.workloads.logs.pieces import cut
+from spanlab.workloads.logs.pieces import hash_pieces
 from spanlab.workloads.selection import Selection
 from spanlab.workloads.workload import Provenance, Workload
 
@@ -41,7 +41,7 @@ KNOWN = {
 }
 
 
-def seen(log: Log) -> int:
+def reused_tokens(log: Log) -> int:
     return int(build_paths(log.pieces, log.lengths, log.starts).seen_tokens.sum())
 
 
@@ -51,7 +51,7 @@ def test_log_is_recognised_and_read(tmp_path: Path, name: str):
     lengths, shared, ids = KNOWN[name]
     assert log.format == name.partition(" ")[0]
     assert log.prompt_tokens.tolist() == lengths
-    assert (seen(log), log.ids) == (shared, ids)
+    assert (reused_tokens(log), log.ids) == (shared, ids)
 
 
 def test_every_format_has_a_sample():
@@ -60,7 +60,7 @@ def test_every_format_has_a_sample():
 
 def test_equal_messages_share_text(tmp_path: Path):
     log = read_log(write_sample(tmp_path, "openai"), LogSettings())
-    assert seen(log) == log.prompt_tokens[0]
+    assert reused_tokens(log) == log.prompt_tokens[0]
     assert log.opens.sum() == 3
     assert log.tenant_names == ("ann", "bob")
     assert "no tokenizer is given" in log.notes[0]
@@ -70,7 +70,7 @@ def test_tokenizer_counts_real_tokens(tmp_path: Path, make_tokenizer):
     path = tmp_path / "text.jsonl"
     path.write_bytes(lines({"prompt": "one two three"}, {"prompt": "one two"}))
     log = read_log(path, LogSettings(piece=1), str(make_tokenizer("one two three")))
-    assert (log.prompt_tokens.tolist(), seen(log), log.notes[0][:7]) == ([3, 2], 2, "the log")
+    assert (log.prompt_tokens.tolist(), reused_tokens(log), log.notes[0][:7]) == ([3, 2], 2, "the log")
 
 
 def test_packed_log_reads_as_plain(tmp_path: Path):
@@ -104,9 +104,9 @@ def test_unknown_format_says_what_was_looked_for(tmp_path: Path):
         (gzip.compress(b"", mtime=0), "the file is empty; expected requests"),
         (
             gzip.compress(b'{"input_ids": [1]}\n' * 9, mtime=0)[:-9],
-            "expected a whole file packed with gzip, it is damaged",
+            "expected a complete gzip file, but it is damaged",
         ),
-        (b'{"input_ids": []}\n' * 2, "expected prompts with tokens, all 2 requests have none"),
+        (b'{"input_ids": []}\n' * 2, "expected prompts with tokens, but all 2 requests are empty"),
     ],
 )
 def test_log_without_content_is_named(tmp_path: Path, data: bytes, problem: str):
@@ -153,9 +153,9 @@ def test_bad_line_is_named_or_skipped(tmp_path: Path, name: str, number: int, ba
 
 def test_time_that_goes_backwards_is_refused_or_sorted(tmp_path: Path):
     path = tmp_path / "late.jsonl"
-    rows = [{"timestamp": at, "input_length": 5, "output_length": at, "hash_ids": [at]} for at in (9, 4, 6)]
+    rows = [{"timestamp": time, "input_length": 5, "output_length": time, "hash_ids": [time]} for time in (9, 4, 6)]
     path.write_bytes(lines(*rows))
-    with pytest.raises(ValueError, match=r"late.jsonl:2: timestamp: expected no earlier than that of line 1"):
+    with pytest.raises(ValueError, match=r"late.jsonl:2: timestamp: expected a time no earlier than that of line 1"):
         read_log(path, LogSettings())
     log = read_log(path, LogSettings(backwards="sort"))
     assert log.output_lens.tolist() == [4, 6, 9]
@@ -163,19 +163,19 @@ def test_time_that_goes_backwards_is_refused_or_sorted(tmp_path: Path):
 
 
 def test_coarse_time_stamps_are_spread():
-    times, said = arrival_times(np.array([0.0, 0.0, 0.0, 3.0, 3.0, 6.0]))
+    times, notes = arrival_times(np.array([0.0, 0.0, 0.0, 3.0, 3.0, 6.0]))
     assert times.tolist() == [0, 10**9, 2 * 10**9, 3 * 10**9, 4_500_000_000, 6 * 10**9]
-    assert said[0].startswith("2 time stamps are shared by up to 3 requests")
+    assert notes[0].startswith("2 time stamps are shared by up to 3 requests")
 
 
 def test_times_too_far_apart_are_refused():
-    with pytest.raises(ValueError, match=r"^log: timestamp: expected 9e\+09 s at most in all, not 1e\+17"):
+    with pytest.raises(ValueError, match=r"^log: timestamp: expected a range of at most 9e\+09 s, not 1e\+17"):
         arrival_times(np.array([1.7e18, 1.8e18]))
 
 
 def test_prompts_without_tokens_are_not_served(tmp_path: Path):
     path = tmp_path / "log.jsonl"
-    path.write_bytes(lines(*({"timestamp": at, "input_ids": [1] * (at % 2)} for at in range(4))))
+    path.write_bytes(lines(*({"timestamp": time, "input_ids": [1] * (time % 2)} for time in range(4))))
     workload = served(local(path, LogSettings(), Selection()), Selection())
     assert [request.arrived_at for request in workload.requests] == [10**9, 3 * 10**9]
     assert workload.provenance.detail.endswith("; 2 without a prompt are left out")
@@ -194,12 +194,12 @@ def test_rounds_of_sessions_follow_their_waits(tmp_path: Path):
     log = read_log(path, LogSettings())
     assert log.prompt_tokens.tolist() == [16, 16, 48]
     assert log.arrived_ns.tolist() == [0, 10**9, 5 * 10**9]
-    assert seen(log) == 16
+    assert reused_tokens(log) == 16
 
 
 def test_subagents_stand_where_they_were_called(tmp_path: Path):
     inner = {"type": "subagent", "requests": [{"t": 1.0, "in": 16, "hash_ids": [7]}]}
-    outer = [{"t": float(at), "in": 16, "hash_ids": [at]} for at in (0, 2)]
+    outer = [{"t": float(time), "in": 16, "hash_ids": [time]} for time in (0, 2)]
     path = tmp_path / "session.jsonl"
     path.write_bytes(lines({"id": "s", "block_size": 16, "requests": [outer[0], inner, outer[1]]}))
     log = read_log(path, LogSettings())
@@ -213,24 +213,24 @@ def test_chained_ids_have_one_predecessor():
 
 @pytest.mark.parametrize("piece", [1, 3, 16])
 def test_pieces_are_equal_where_prefixes_are(piece: int):
-    (one, _), (other, lengths) = cut(np.array(FIRST), piece), cut(np.array(SECOND), piece)
+    (first, _), (second, lengths) = hash_pieces(np.array(FIRST), piece), hash_pieces(np.array(SECOND), piece)
     shared = 32 // piece
-    assert (one[:shared] == other[:shared]).all()
-    assert not set(one[shared:]) & set(other)
+    assert (first[:shared] == second[:shared]).all()
+    assert not set(first[shared:]) & set(second)
     assert lengths.sum() == len(SECOND)
 
 
 def test_piece_is_known_by_what_stands_before():
-    keys, _ = cut(np.array([7, 7, 7, 7]), 2)
+    keys, _ = hash_pieces(np.array([7, 7, 7, 7]), 2)
     assert len(set(keys.tolist())) == 2
 
 
 def test_served_log_shares_what_the_log_shares(tmp_path: Path):
     log = read_log(write_sample(tmp_path, "sglang"), LogSettings())
-    one, other = served(Workload("log", (), Provenance("local trace", "two"), log=log), Selection()).requests
-    assert (one.num_tokens, other.num_tokens) == (40, 48)
-    assert (one.tokens[:32] == other.tokens[:32]).all()
-    assert not set(one.tokens[32:].tolist()) & set(other.tokens.tolist())
+    first, second = served(Workload("log", (), Provenance("local trace", "two"), log=log), Selection()).requests
+    assert (first.num_tokens, second.num_tokens) == (40, 48)
+    assert (first.tokens[:32] == second.tokens[:32]).all()
+    assert not set(first.tokens[32:].tolist()) & set(second.tokens.tolist())
 
 
 @needs(TRACES)

@@ -1,4 +1,4 @@
-"""Preambles: exact shares, exactly the stated tokens in common, and nothing else of a prompt changed."""
+"""Preambles have exact shares and lengths, and leave the rest of a prompt unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spanlab.workloads.preamble import (
     Preamble,
     PreambleText,
     draw,
-    stratified,
+    proportional_counts,
     with_preambles,
 )
 from spanlab.workloads.selection import Selection, select
@@ -54,29 +54,33 @@ LENGTHS = {"none": 0, "fixed": 40, "tenant": 30, "user": 20, "request": 5}
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_is_its_preamble_and_the_plain_prompt(kind: str):
     plain = load_workload(kind, **FEW | {"max_prompt_tokens": 2960}).requests
-    found = load_workload(kind, **FEW, preamble=mixed()).requests
+    requests = load_workload(kind, **FEW, preamble=mixed()).requests
     lengths = Counter()
-    for one, other in zip(plain, found, strict=True):
-        added = other.spans[: len(other.spans) - len(one.spans)]
+    for plain_request, other in zip(plain, requests, strict=True):
+        added = other.spans[: len(other.spans) - len(plain_request.spans)]
         lengths[sum(len(span.tokens) for span in added)] += 1
         assert len(added) <= 1
-        assert b"".join(span.tokens.tobytes() for span in (*added, *one.spans)) == other.tokens.tobytes()
-        assert (other.id, other.group_id, other.output_len) == (one.id, one.group_id, one.output_len)
-        kept = [(span.independent, span.reusable) for span in other.spans[len(added) :]]
-        assert kept == [(span.independent, span.reusable) for span in one.spans]
+        assert b"".join(span.tokens.tobytes() for span in (*added, *plain_request.spans)) == other.tokens.tobytes()
+        assert (other.id, other.group_id, other.output_len) == (
+            plain_request.id,
+            plain_request.group_id,
+            plain_request.output_len,
+        )
+        flags = [(span.independent, span.reusable) for span in other.spans[len(added) :]]
+        assert flags == [(span.independent, span.reusable) for span in plain_request.spans]
     assert lengths == {0: 3, 40: 3, 30: 6, 20: 6, 5: 6}
-    assert max(request.num_tokens for request in found) <= 3000
+    assert max(request.num_tokens for request in requests) <= 3000
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_share_their_preamble_and_nothing_else_new(kind: str):
     plain = [request.tokens for request in load_workload(kind, **FEW | {"max_prompt_tokens": 2960}).requests]
-    found = [request.tokens for request in load_workload(kind, **FEW, preamble=mixed()).requests]
-    drawn = draw(mixed(), len(found))
-    for one, other in combinations(range(len(found)), 2):
-        alike = drawn[one] == drawn[other]
-        expected = LENGTHS[drawn[one].kind] + shared_length(plain[one], plain[other]) if alike else 0
-        assert shared_length(found[one], found[other]) == expected
+    prompts = [request.tokens for request in load_workload(kind, **FEW, preamble=mixed()).requests]
+    drawn = draw(mixed(), len(prompts))
+    for first, second in combinations(range(len(prompts)), 2):
+        same_preamble = drawn[first] == drawn[second]
+        expected = LENGTHS[drawn[first].kind] + shared_length(plain[first], plain[second]) if same_preamble else 0
+        assert shared_length(prompts[first], prompts[second]) == expected
     assert max(Counter(drawn).values()) > 1
 
 
@@ -110,18 +114,18 @@ def test_the_seed_draws_who_asks_and_nothing_else():
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any), st.integers(0, 500))
 def test_shares_are_met_to_less_than_one_request(weights: list[int], total: int):
     shares = [weight / sum(weights) for weight in weights]
-    counts = stratified(shares, total)
+    counts = proportional_counts(shares, total)
     assert counts.sum() == total
     assert all(abs(count - share * total) < 1 + 1e-6 for count, share in zip(counts, shares, strict=True))
 
 
 def test_preambles_stand_before_other_workloads_too():
     everyone = {"preamble": Preamble(NoPreamble(0), PreambleText(1.0, 11))}
-    for kind, own in (("rag", {"rag": Rag(requests=5)}), ("synthetic", {"synthetic": Synthetic(groups=2)})):
-        plain, found = load_workload(kind, **own).requests, load_workload(kind, **own, **everyone).requests
-        heads = {request.tokens[:11].tobytes() for request in found}
+    for kind, options in (("rag", {"rag": Rag(requests=5)}), ("synthetic", {"synthetic": Synthetic(groups=2)})):
+        plain, requests = load_workload(kind, **options).requests, load_workload(kind, **options, **everyone).requests
+        heads = {request.tokens[:11].tobytes() for request in requests}
         assert len(heads) == 1
-        assert [r.tokens[11:].tobytes() for r in found] == [r.tokens.tobytes() for r in plain]
+        assert [r.tokens[11:].tobytes() for r in requests] == [r.tokens.tobytes() for r in plain]
 
 
 def test_a_workload_of_a_plugin_gets_preambles():
@@ -133,24 +137,24 @@ def test_a_workload_of_a_plugin_gets_preambles():
 
     try:
         preamble = Preamble(NoPreamble(0.5), request=PreambleText(0.5, 2))
-        found = load_workload("three_words", preamble=preamble)
+        loaded = load_workload("three_words", preamble=preamble)
     finally:
         forget(__file__)
-    assert sorted(request.tokens.tolist() for request in found.requests) == [
+    assert sorted(request.tokens.tolist() for request in loaded.requests) == [
         [7, 8, 9],
         [7, 8, 9],
         [10, 11, 7, 8, 9],
         [12, 13, 7, 8, 9],
     ]
-    assert found.provenance.line() == "modelled: toy; preambles by share: 0.5 none, 0.5 request (2 tokens), seed 0"
+    assert loaded.provenance.line() == "modelled: toy; preambles by share: 0.5 none, 0.5 request (2 tokens), seed 0"
 
 
 def test_a_shape_keeps_what_prompts_with_preambles_share():
     real = load_workload("quality", **FEW, preamble=mixed())
-    made = select(measure(real).corpus(), Selection())
-    for one, other in combinations(range(len(real.requests)), 2):
-        expected = shared_length(real.requests[one].tokens, real.requests[other].tokens)
-        assert shared_length(made.requests[one].tokens, made.requests[other].tokens) == expected
+    modelled = select(measure(real).corpus(), Selection())
+    for first, second in combinations(range(len(real.requests)), 2):
+        expected = shared_length(real.requests[first].tokens, real.requests[second].tokens)
+        assert shared_length(modelled.requests[first].tokens, modelled.requests[second].tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -173,11 +177,11 @@ def test_a_shape_keeps_what_prompts_with_preambles_share():
 )
 def test_a_bad_preamble_gets_its_sentence(keys: dict, sentence: str):
     parts = {"none": NoPreamble, "fixed": PreambleText, "request": PreambleText}
-    made = {
+    preamble_options = {
         name: value if name == "seed" else parts.get(name, CountedPreambles)(**value) for name, value in keys.items()
     }
     with pytest.raises(ValueError, match=f"^workload.preamble.{re.escape(sentence)}"):
-        Preamble(**made)
+        Preamble(**preamble_options)
 
 
 @pytest.mark.parametrize(
@@ -203,5 +207,7 @@ def test_a_workload_that_takes_no_preamble_refuses_it(keys: dict, sentence: str)
 
 
 def test_a_limit_without_room_for_the_preamble_is_refused():
-    with pytest.raises(ValueError, match=r"^workload\.max_prompt_tokens=40: expected more than 40, for preamble"):
+    with pytest.raises(
+        ValueError, match=r"^workload\.max_prompt_tokens=40: expected more than 40, the tokens of preamble"
+    ):
         load_workload("quality", **FEW | {"max_prompt_tokens": 40}, preamble=mixed())

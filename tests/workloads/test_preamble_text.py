@@ -1,4 +1,4 @@
-"""Preambles of real text: a turn of its own, of exactly the stated length, different for each tenant and user."""
+"""Preambles of text: a separate turn of the exact length, different for each tenant and user."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ NOBODY = NoPreamble(0.0)
 def decoded(request, tokenizer: Path) -> list[str]:
     from tokenizers import Tokenizer
 
-    read = Tokenizer.from_file(str(tokenizer))
-    return [read.decode(span.tokens.tolist(), skip_special_tokens=False) for span in request.spans]
+    parsed = Tokenizer.from_file(str(tokenizer))
+    return [parsed.decode(span.tokens.tolist(), skip_special_tokens=False) for span in request.spans]
 
 
 @pytest.mark.parametrize("marks", [True, False], ids=["turn marks", "plain text"])
 def test_the_text_is_said_over_to_the_stated_length(make_quality, marks: bool):
     files = make_quality(marks=marks)
-    told = PreambleText(1.0, 40, "Be brief.")
-    request = load_workload("quality", "local", **files, preamble=Preamble(NOBODY, told)).requests[0]
+    texts = PreambleText(1.0, 40, "Be brief.")
+    request = load_workload("quality", "local", **files, preamble=Preamble(NOBODY, texts)).requests[0]
     head, opening, *_ = decoded(request, files["tokenizer"])
     begin, end = ("<|im_start|>system\n", "<|im_end|>\n") if marks else ("", "\n\n")
     assert len(request.spans[0].tokens) == 40
@@ -60,7 +60,7 @@ def test_every_request_has_a_stamp_of_its_own(make_quality):
         ),
         (
             Preamble(NOBODY, PreambleText(1.0, 4)),
-            r"^workload\.preamble\.fixed\.tokens=4: expected at least \d+, for \d+ open and close the turn",
+            r"^workload\.preamble\.fixed\.tokens=4: expected at least \d+, because \d+ tokens open and close the turn",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Files of queries with structure: what is read, what is reused of it exactly, and every mistake's sentence."""
+"""Files of structured queries: parsing, exact reuse, and the error for each invalid input."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def contents(request: Request) -> list[tuple[list[int], bool, bool]]:
 
 
 def spans_with(request: Request, *messages: dict[str, str]) -> list[Span]:
-    """The span of each message, found by its text."""
+    """The span of each message, looked up by its text."""
     texts = [BUILTIN.decode(span.tokens) for span in request.spans]
     return [
-        request.spans[next(i for i, text in enumerate(texts) if held in text)]
+        request.spans[next(i for i, text in enumerate(texts) if content in text)]
         for message in messages
-        for held in message.values()
+        for content in message.values()
     ]
 
 
@@ -65,15 +65,15 @@ def length(spans: Iterable[Span]) -> int:
     return sum(len(span.tokens) for span in spans)
 
 
-def common_prefix(one: Request, other: Request) -> int:
-    """Length of the longest common beginning of two prompts, token by token."""
-    pairs = zip(one.tokens.tolist(), other.tokens.tolist(), strict=False)
+def common_prefix(first: Request, second: Request) -> int:
+    """Length of the longest common prefix of two prompts, token by token."""
+    pairs = zip(first.tokens.tolist(), second.tokens.tolist(), strict=False)
     return next(i for i, (a, b) in enumerate(pairs) if a != b)
 
 
 @pytest.fixture
 def reused(tmp_path: Path):
-    """Serve queries one after the other, as a study of the command line would: requests and reused tokens by arm."""
+    """Serve queries sequentially in a study; return requests and reused tokens by arm."""
 
     def serve(*rows: dict) -> tuple[tuple[Request, ...], dict[str, list[int]]]:
         timed = [{"arrived_s": 100 * i, "output_tokens": 1, **row} for i, row in enumerate(rows)]
@@ -145,11 +145,11 @@ PARSED = [Message("user", node) if isinstance(node, str) else parse(json.dumps(n
 def test_both_notations_give_the_same_requests(tmp_path: Path, suffix: str, between: str):
     rows = [*map(json.dumps, NODES), "", {"query": NODES[0]}]
     first = load_workload("queries", path=lines(tmp_path / "queries.jsonl", *rows))
-    written = between.join([*map(to_sexpr, PARSED[:2]), '"bare"', to_sexpr(PARSED[0])])
-    second = load_workload("queries", path=lines(tmp_path / f"queries{suffix}", f"{between}{written}{between}"))
-    wanted = [contents(describe(query, BUILTIN).request()) for query in (*PARSED, PARSED[0])]
-    assert [contents(request) for request in first.requests] == wanted
-    assert [contents(request) for request in second.requests] == wanted
+    text = between.join([*map(to_sexpr, PARSED[:2]), '"bare"', to_sexpr(PARSED[0])])
+    second = load_workload("queries", path=lines(tmp_path / f"queries{suffix}", f"{between}{text}{between}"))
+    expected = [contents(describe(query, BUILTIN).request()) for query in (*PARSED, PARSED[0])]
+    assert [contents(request) for request in first.requests] == expected
+    assert [contents(request) for request in second.requests] == expected
     assert [(request.id, request.group_id) for request in second.requests] == [(i, i) for i in range(4)]
     assert {
         (request.output_len, request.arrived_at, request.cache_salt, request.answer) for request in first.requests
@@ -164,19 +164,19 @@ def test_a_line_ends_only_where_json_lines_end(tmp_path: Path):
 
 
 def test_what_a_line_says_reaches_its_request(tmp_path: Path):
-    told = [
+    actual = [
         {"query": "a", "output_tokens": 7, "arrived_s": 1.5, "group": "x", "cache_salt": "tenant", "answer": "42"},
         {"query": "b", "arrived_s": 0, "group": 1, "answer": f"{WORDS[0]} {WORDS[1]}"},
         {"query": "c", "arrived_s": 2, "group": "1", "answer": None, "cache_salt": None},
         {"query": "d", "arrived_s": 2, "output_tokens": None},
         {"query": "e", "arrived_s": 3, "group": "x", "answer": ""},
     ]
-    workload = load_workload("queries", path=lines(tmp_path / "told.jsonl", *told))
-    said = [
-        (r.id, r.group_id, r.output_len, r.arrived_at, r.cache_salt, r.answer, "\n" + told[r.id]["query"] in text)
+    workload = load_workload("queries", path=lines(tmp_path / "told.jsonl", *actual))
+    expected = [
+        (r.id, r.group_id, r.output_len, r.arrived_at, r.cache_salt, r.answer, "\n" + actual[r.id]["query"] in text)
         for r, text in zip(workload.requests, asked_texts(workload), strict=True)
     ]
-    assert said == [
+    assert expected == [
         (0, 0, 7, 1_500_000_000, "tenant", "42", True),
         (1, 1, 2, 0, "", f"{WORDS[0]} {WORDS[1]}", True),
         (2, 2, 64, 2_000_000_000, "", None, True),
@@ -229,15 +229,17 @@ def test_the_tokenizer_of_a_folder_is_used_and_named_with_what_the_cuts_changed(
     workload = load_workload("queries", path=path, tokenizer=str(folder / name))
     assert asked_texts(workload) == [f"{WORDS[0]}!", f"{WORDS[0]} {WORDS[1]}!", f"{WORDS[0]}!"]
     assert [len(request.tokens) for request in workload.requests] == [7, 3, 7]
-    told = "3 queries in 3 groups, cut.jsonl, joining tokenizer, retokenisation delta 12 of 17 tokens"
-    assert workload.provenance.line() == f"local text: {told}"
+    detail = "3 queries in 3 groups, cut.jsonl, joining tokenizer, retokenisation delta 12 of 17 tokens"
+    assert workload.provenance.line() == f"local text: {detail}"
 
 
 def test_the_builtin_tokenizer_is_named(tmp_path: Path):
     workload = load_workload("queries", path=lines(tmp_path / "one.jsonl", ASKED))
     count = workload.requests[0].num_tokens
-    told = f"local text: 1 queries in 1 groups, one.jsonl, builtin tokenizer, retokenisation delta 0 of {count} tokens"
-    assert (workload.name, workload.provenance.line()) == ("queries", told)
+    detail = (
+        f"local text: 1 queries in 1 groups, one.jsonl, builtin tokenizer, retokenisation delta 0 of {count} tokens"
+    )
+    assert (workload.name, workload.provenance.line()) == ("queries", detail)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +258,9 @@ def test_the_builtin_tokenizer_is_named(tmp_path: Path):
         ({"query": "\ud800"}, "query holds half of a surrogate pair"),
         (
             {"query": "a", "outputs": 3},
-            "outputs stands beside the query; expected one of output_tokens, arrived_s, group",
+            "outputs is an unknown field; expected one of output_tokens, arrived_s, group",
         ),
-        ({"query": "a", "line": 3}, "line stands beside the query; expected one of"),
+        ({"query": "a", "line": 3}, "line is an unknown field; expected one of"),
         ({"query": "a", "output_tokens": 0}, "output_tokens is 0; expected a whole number from 1 up"),
         ({"query": "a", "output_tokens": True}, "output_tokens is true; expected a whole number from 1 up"),
         ({"query": "a", "output_tokens": 2.0}, "output_tokens is 2.0; expected a whole number from 1 up"),

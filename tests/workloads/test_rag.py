@@ -1,4 +1,4 @@
-"""RAG requests: real passages and questions, modelled demand."""
+"""RAG requests: real passages and questions, modelled retrieval."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from spanlab.workloads import Rag, Workload, make_shape
 from spanlab.workloads.corpus import Corpus, EncodedText, Row
-from spanlab.workloads.passages import cut
-from spanlab.workloads.rag import drawn_requests, of_length, stretched
+from spanlab.workloads.passages import split_passages
+from spanlab.workloads.rag import draw_requests, fit_length, with_passage_length
 from spanlab.workloads.retrieval import popularity
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
@@ -32,10 +32,13 @@ def make_source(sizes: list[int], questions: int = 2) -> Corpus:
     flags = [(False, True), (False, False)]
     passage = 0
     for document, size in enumerate(sizes):
-        own = range(len(spans), len(spans) + size)
+        passage_spans = range(len(spans), len(spans) + size)
         spans += [[1000 * (passage + i + 1), *range(passage + i)] for i in range(size)]
         passage += size
-        rows += [Row(document, (0, 1, *own, own.stop + i), 5 + i, f"answer {i}") for i in range(questions)]
+        rows += [
+            Row(document, (0, 1, *passage_spans, passage_spans.stop + i), 5 + i, f"answer {i}")
+            for i in range(questions)
+        ]
         spans += [[-1000 * document - i - 1] * 3 for i in range(questions)]
         flags += [(True, False)] * size + [(False, False)] * questions
     independent, reusable = (np.array(column) for column in zip(*flags, strict=True))
@@ -44,23 +47,23 @@ def make_source(sizes: list[int], questions: int = 2) -> Corpus:
 
 
 def draw(sizes: list[int], questions: int = 2, selection: Selection | None = None, **options) -> Workload:
-    drawn = drawn_requests(make_source(sizes, questions), selection or Selection(), Rag(**options))
+    drawn = draw_requests(make_source(sizes, questions), selection or Selection(), Rag(**options))
     return select(drawn, Selection())
 
 
-def found(workload: Workload) -> list[list[int]]:
-    """Numbers of the passages of each request, as they stand."""
+def passage_numbers(workload: Workload) -> list[list[int]]:
+    """Passage numbers of each request in prompt order."""
     return [[int(span.tokens[0]) // 1000 - 1 for span in request.spans[1:-1]] for request in workload.requests]
 
 
-def asked(workload: Workload) -> list[int]:
+def question_numbers(workload: Workload) -> list[int]:
     return [int(request.spans[-1].tokens[0]) for request in workload.requests]
 
 
 def test_a_request_is_head_passages_question():
     workload = draw([4, 3, 5], k=3)
     assert len(workload.requests) == 6
-    for request, passages in zip(workload.requests, found(workload), strict=True):
+    for request, passages in zip(workload.requests, passage_numbers(workload), strict=True):
         head, *middle, question = request.spans
         assert head.tokens.tolist() == SYSTEM + TURN
         assert len(set(passages)) == 3
@@ -90,20 +93,20 @@ def test_the_seed_decides_everything_and_more_requests_change_no_earlier_one():
 
 def test_orders_change_the_order_and_nothing_else():
     by_order = {order: draw([9, 8, 7], k=4, requests=40, order=order) for order in ("shuffled", "ranked", "fixed")}
-    assert len({tuple(asked(workload)) for workload in by_order.values()}) == 1
-    sets = [[sorted(passages) for passages in found(workload)] for workload in by_order.values()]
-    assert sets[0] == sets[1] == sets[2] == found(by_order["fixed"])
+    assert len({tuple(question_numbers(workload)) for workload in by_order.values()}) == 1
+    sets = [[sorted(passages) for passages in passage_numbers(workload)] for workload in by_order.values()]
+    assert sets[0] == sets[1] == sets[2] == passage_numbers(by_order["fixed"])
     for order, workload in by_order.items():
-        seen: dict[int, set[tuple[int, ...]]] = {}
-        for question, passages in zip(asked(workload), found(workload), strict=True):
-            seen.setdefault(question, set()).add(tuple(passages))
-        assert (max(map(len, seen.values())) > 1) == (order == "shuffled")
+        earlier: dict[int, set[tuple[int, ...]]] = {}
+        for question, passages in zip(question_numbers(workload), passage_numbers(workload), strict=True):
+            earlier.setdefault(question, set()).add(tuple(passages))
+        assert (max(map(len, earlier.values())) > 1) == (order == "shuffled")
 
 
 def test_a_question_asked_again_finds_the_same_passages():
     workload = draw([9, 8, 7], k=4, requests=60)
     sets: dict[int, set[tuple[int, ...]]] = {}
-    for question, passages in zip(asked(workload), found(workload), strict=True):
+    for question, passages in zip(question_numbers(workload), passage_numbers(workload), strict=True):
         sets.setdefault(question, set()).add(tuple(sorted(passages)))
     assert len(sets) <= 6
     assert {len(passages) for passages in sets.values()} == {1}
@@ -114,13 +117,13 @@ def test_documents_are_asked_about_as_often_as_their_zipf_shares_say():
     workload = draw(sizes, k=1, requests=n, zipf=1.2, seed=7)
     shares = popularity(sizes, 1.2, 1.0, np.random.default_rng([7, 0])).documents
     assert sorted(shares, reverse=True)[0] / sorted(shares)[0] == pytest.approx(6**1.2)
-    documents = [-(number + 1) // 1000 for number in asked(workload)]
+    documents = [-(number + 1) // 1000 for number in question_numbers(workload)]
     counts = np.bincount(documents, minlength=6)
     assert (np.abs(counts - n * shares) / np.sqrt(n * shares * (1 - shares))).max() < 4
-    halves = Counter(asked(workload))
+    halves = Counter(question_numbers(workload))
     for document in range(6):
-        one, other = (halves[-1000 * document - i - 1] for i in range(2))
-        assert abs(one - other) < 4 * np.sqrt(one + other)
+        first, second = (halves[-1000 * document - i - 1] for i in range(2))
+        assert abs(first - second) < 4 * np.sqrt(first + second)
 
 
 def test_best_passages_are_as_frequent_as_their_weights_say():
@@ -128,7 +131,7 @@ def test_best_passages_are_as_frequent_as_their_weights_say():
     sizes, questions = [4, 3], 6000
     workload = draw(sizes, questions, k=2, order="ranked", noise=0.3, zipf=0.5, passage_zipf=1.5, seed=11)
     shares = popularity(sizes, 0.5, 1.5, np.random.default_rng([11, 0]))
-    best = np.array([passages[0] for passages in found(workload)]).reshape(2, questions)
+    best = np.array([passages[0] for passages in passage_numbers(workload)]).reshape(2, questions)
     for document in range(2):
         chances = shares.weights(document, 0.3)
         counts = np.bincount(best[document], minlength=7)
@@ -136,9 +139,11 @@ def test_best_passages_are_as_frequent_as_their_weights_say():
 
 
 def test_without_noise_a_question_finds_its_own_document_only():
-    for request, passages in zip((workload := draw([4, 3, 5], k=3, noise=0.0)).requests, found(workload), strict=True):
-        own = [range(4), range(4, 7), range(7, 12)][request.group_id]
-        assert set(passages) <= set(own)
+    for request, passages in zip(
+        (workload := draw([4, 3, 5], k=3, noise=0.0)).requests, passage_numbers(workload), strict=True
+    ):
+        document = [range(4), range(4, 7), range(7, 12)][request.group_id]
+        assert set(passages) <= set(document)
 
 
 @pytest.mark.parametrize(("length", "head"), [(3, [1]), (4, [1, 2]), (6, SYSTEM), (11, [1, 2, 3, 4, 2, 3, 4, 2, 3])])
@@ -149,14 +154,14 @@ def test_the_head_has_exactly_the_length_that_was_asked_for(length: int, head: l
 
 
 def test_stretching_repeats_all_but_the_first():
-    assert stretched(np.array([7, 1, 2], np.int32), 6).tolist() == [7, 1, 2, 1, 2, 1]
-    assert stretched(np.array([7, 1, 2], np.int32), 1).tolist() == [7]
+    assert fit_length(np.array([7, 1, 2], np.int32), 6).tolist() == [7, 1, 2, 1, 2, 1]
+    assert fit_length(np.array([7, 1, 2], np.int32), 1).tolist() == [7]
 
 
 def test_documents_and_questions_are_selected_before_anything_is_drawn():
     workload = draw([4, 3, 5], 3, Selection(documents=2, questions_per_document=2), k=3, noise=1.0, requests=40)
-    assert {passage for passages in found(workload) for passage in passages} <= set(range(7))
-    assert set(asked(workload)) == {-1, -2, -1001, -1002}
+    assert {passage for passages in passage_numbers(workload) for passage in passages} <= set(range(7))
+    assert set(question_numbers(workload)) == {-1, -2, -1001, -1002}
     assert "7 passages and 4 questions of 2 toys, by hand" in workload.provenance.detail
 
 
@@ -186,7 +191,10 @@ def test_provenance_says_that_retrieval_is_modelled():
             {"k": 4, "noise": 0.0},
             "workload.rag.k=4; expected at most 3, the passages of its shortest document, as noise=0",
         ),
-        ({"system_tokens": 2}, "workload.rag.system_tokens=2; expected at least 3, of which 2 open the user's turn"),
+        (
+            {"system_tokens": 2},
+            "workload.rag.system_tokens=2; expected at least 3, because 2 tokens open the user's turn",
+        ),
     ],
 )
 def test_a_senseless_model_is_refused(options: dict, sentence: str):
@@ -195,7 +203,7 @@ def test_a_senseless_model_is_refused(options: dict, sentence: str):
 
 
 def test_the_steepest_popularity_still_finds_every_passage():
-    assert sorted(found(draw([400], 1, k=400, zipf=20, passage_zipf=20))[0]) == list(range(400))
+    assert sorted(passage_numbers(draw([400], 1, k=400, zipf=20, passage_zipf=20))[0]) == list(range(400))
 
 
 def test_a_length_limit_and_too_many_documents_are_refused():
@@ -207,14 +215,14 @@ def test_a_length_limit_and_too_many_documents_are_refused():
 
 @given(st.text(alphabet="ab .!?\n\"'", max_size=300), st.integers(1, 12))
 def test_cutting_loses_no_word_and_no_passage_is_too_long(text: str, words: int):
-    passages = cut(text, words)
+    passages = split_passages(text, words)
     assert " ".join(passages).split() == text.split()
     assert all(1 <= len(passage.split()) <= words for passage in passages)
 
 
 def test_cutting_keeps_sentences_whole():
     text = 'One two three. "Four five!" he said.\n\nSix? Seven eight nine ten eleven twelve thirteen.'
-    assert cut(text, 5) == [
+    assert split_passages(text, 5) == [
         'One two three. "Four five!"',
         "he said.\n\nSix?",
         "Seven eight nine ten eleven",
@@ -223,15 +231,15 @@ def test_cutting_keeps_sentences_whole():
 
 
 def test_passages_of_one_length_are_the_same_passages():
-    source = of_length(make_source([2, 3]), 4)
-    workload = select(drawn_requests(source, Selection(), Rag(k=3, noise=0.5)), Selection())
+    source = with_passage_length(make_source([2, 3]), 4)
+    workload = select(draw_requests(source, Selection(), Rag(k=3, noise=0.5)), Selection())
     plain = draw([2, 3], k=3, noise=0.5)
-    assert found(workload) == found(plain)
+    assert passage_numbers(workload) == passage_numbers(plain)
     for request, other in zip(workload.requests, plain.requests, strict=True):
         ends = [span.tokens.tolist() for span in (request.spans[0], request.spans[-1])]
         assert ends == [span.tokens.tolist() for span in (other.spans[0], other.spans[-1])]
-        for span, own in zip(request.spans[1:-1], other.spans[1:-1], strict=True):
-            assert span.tokens.tolist() == stretched(own.tokens, 4).tolist()
+        for span, original in zip(request.spans[1:-1], other.spans[1:-1], strict=True):
+            assert span.tokens.tolist() == fit_length(original.tokens, 4).tolist()
     assert "each passage cut or repeated to 4 tokens" in workload.provenance.detail
 
 
@@ -245,11 +253,11 @@ def test_local_text_is_laid_out_in_chat_turns(quality_files: dict[str, Path], ma
     extra = "You answer questions from the passages that a search found Reply in few words say so if they do not tell"
     tokenizer = make_tokenizer(json.dumps(quality_rows), f"{extra} Passages Question ; Answer assistant", name="rag")
     workload = load_workload("rag", "local", path=quality_files["path"], tokenizer=tokenizer, rag=Rag(k=2))
-    held = json.loads(tokenizer.read_text(encoding="utf-8"))
-    words = {number: word for word, number in held["model"]["vocab"].items()}
-    words |= {token["id"]: token["content"] for token in held["added_tokens"]}
+    content = json.loads(tokenizer.read_text(encoding="utf-8"))
+    vocabulary = {number: word for word, number in content["model"]["vocab"].items()}
+    vocabulary |= {token["id"]: token["content"] for token in content["added_tokens"]}
     request = workload.requests[0]
-    spans = [" ".join(words[number] for number in span.tokens.tolist()) for span in request.spans]
+    spans = [" ".join(vocabulary[number] for number in span.tokens.tolist()) for span in request.spans]
     assert re.fullmatch(
         r"<\|im_start\|> system You answer .* tell \. <\|im_end\|> <\|im_start\|> user Passages :", spans[0]
     )
@@ -270,25 +278,29 @@ def test_the_shape_serves_exactly_what_the_text_would(tmp_path: Path, shared: Pa
         assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
     options = Rag(k=5, requests=300, system_tokens=700)
     real = load_workload("rag", "local", path=text, tokenizer=tokenizer, cache_dir=tmp_path, documents=30, rag=options)
-    made = load_workload("rag", documents=30, rag=options)
-    assert_same_structure(real, made)
+    modelled = load_workload("rag", documents=30, rag=options)
+    assert_same_structure(real, modelled)
 
 
-def assert_same_structure(real: Workload, made: Workload) -> None:
+def assert_same_structure(real: Workload, modelled: Workload) -> None:
     numbers: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
-    for one, other in zip(real.requests, made.requests, strict=True):
-        assert [len(span.tokens) for span in one.spans] == [len(span.tokens) for span in other.spans]
-        assert [span.independent for span in one.spans] == [span.independent for span in other.spans]
-        assert (one.boundaries, one.group_id, one.output_len) == (other.boundaries, other.group_id, other.output_len)
+    for first, second in zip(real.requests, modelled.requests, strict=True):
+        assert [len(span.tokens) for span in first.spans] == [len(span.tokens) for span in second.spans]
+        assert [span.independent for span in first.spans] == [span.independent for span in second.spans]
+        assert (first.boundaries, first.group_id, first.output_len) == (
+            second.boundaries,
+            second.group_id,
+            second.output_len,
+        )
         same = [
-            [seen.setdefault(span.tokens.tobytes(), len(seen)) for span in request.spans]
-            for seen, request in zip(numbers, (one, other), strict=True)
+            [span_numbers.setdefault(span.tokens.tobytes(), len(span_numbers)) for span in request.spans]
+            for span_numbers, request in zip(numbers, (first, second), strict=True)
         ]
         assert same[0] == same[1]
     order = sorted(range(len(real.requests)), key=lambda i: real.requests[i].tokens.astype(">i4").tobytes())
     for i, j in pairwise(order):
         expected = shared_length(real.requests[i].tokens, real.requests[j].tokens)
-        assert shared_length(made.requests[i].tokens, made.requests[j].tokens) == expected
+        assert shared_length(modelled.requests[i].tokens, modelled.requests[j].tokens) == expected
 
 
 def test_the_committed_shape_has_its_published_size():

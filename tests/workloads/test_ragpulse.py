@@ -1,4 +1,4 @@
-"""The RAGPulse trace: what is read, when it is asked, and what could be reused of it."""
+"""RAGPulse trace: contents, arrival times, and possible reuse."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ ROWS = [
 
 
 def write(path: Path, rows: Iterable[dict]) -> None:
-    path.write_text("\n".join(json.dumps(one) for one in rows), encoding="utf-8")
+    path.write_text("\n".join(json.dumps(fields) for fields in rows), encoding="utf-8")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Four requests of three sessions, the last of them in a second week."""
-    made = tmp_path / "trace"
-    made.mkdir()
+    trace = tmp_path / "trace"
+    trace.mkdir()
     for kind, (name, id_field) in TABLES.items():
-        write(made / name, ({id_field: i, "token_length": n} for i, n in LENGTHS[kind].items()))
-    write(made / "0_trace.jsonl", ROWS)
-    return made
+        write(trace / name, ({id_field: i, "token_length": n} for i, n in LENGTHS[kind].items()))
+    write(trace / "0_trace.jsonl", ROWS)
+    return trace
 
 
 @pytest.fixture
 def recorded() -> Path:
-    """The original files, which a checkout alone does not have."""
+    """The original files, which are not part of a checkout."""
     if not TRACE.is_dir():
         pytest.skip("needs the recorded trace")
     return TRACE
@@ -83,44 +83,44 @@ def contents(request: Request) -> list[bytes]:
 
 
 def reused_by_prefix(requests: Iterable[Request]) -> int:
-    """Tokens of the leading components that an earlier prompt began with too, for an infinite cache."""
-    seen: set[tuple[int, bytes]] = set()
+    """Tokens of leading components that an infinite prefix cache reuses from earlier prompts."""
+    earlier: set[tuple[int, bytes]] = set()
     numbers: dict[tuple[int, bytes], int] = {}
     reused = 0
     for request in requests:
         parent, broken = 0, False
         for span in request.spans:
             step = (parent, span.tokens.tobytes())
-            broken |= step not in seen
+            broken |= step not in earlier
             reused += 0 if broken else len(span.tokens)
-            seen.add(step)
+            earlier.add(step)
             parent = numbers.setdefault(step, len(numbers) + 1)
     return reused
 
 
 def reused_anywhere(requests: Iterable[Request]) -> int:
-    """Tokens of the components that occurred before, in an earlier prompt or earlier in the same one."""
-    seen: set[bytes] = set()
+    """Tokens of components that occurred before, in an earlier prompt or in the same one."""
+    earlier: set[bytes] = set()
     reused = 0
     for request in requests:
         for content, span in zip(contents(request), request.spans, strict=True):
-            reused += len(span.tokens) if content in seen else 0
-            seen.add(content)
+            reused += len(span.tokens) if content in earlier else 0
+            earlier.add(content)
     return reused
 
 
 def reused_where_promised(requests: Iterable[Request]) -> int:
-    """Tokens of independent components seen before, and of the others while everything before them was as before."""
-    seen: set[bytes] = set()
+    """Tokens of repeated independent components, and of ordered components with a repeated prefix."""
+    earlier: set[bytes] = set()
     prefixes: set[tuple[bytes, ...]] = set()
     reused = 0
     for request in requests:
-        held = contents(request)
+        components = contents(request)
         for i, span in enumerate(request.spans):
-            same_past = tuple(held[: i + 1]) in prefixes
-            reused += len(span.tokens) if same_past or (span.independent and held[i] in seen) else 0
-        seen.update(held)
-        prefixes.update(tuple(held[: i + 1]) for i in range(len(held)))
+            same_past = tuple(components[: i + 1]) in prefixes
+            reused += len(span.tokens) if same_past or (span.independent and components[i] in earlier) else 0
+        earlier.update(components)
+        prefixes.update(tuple(components[: i + 1]) for i in range(len(components)))
     return reused
 
 
@@ -157,13 +157,17 @@ def test_the_committed_shape_equals_the_recorded_trace(recorded: Path, tmp_path:
     assert fresh.meta == committed.meta
     for name in (*ARRAYS, "arrivals_s"):
         assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
-    real, made = (
+    real, modelled = (
         load_workload("ragpulse", source, path=path) for source, path in (("local", recorded), ("shape", None))
     )
-    assert real.provenance.line() == made.provenance.line().replace("measured shape", "local trace")
-    for one, other in zip(real.requests[::7], made.requests[::7], strict=True):
-        assert one.tokens.tobytes() == other.tokens.tobytes()
-        assert (one.arrived_at, one.output_len, one.group_id) == (other.arrived_at, other.output_len, other.group_id)
+    assert real.provenance.line() == modelled.provenance.line().replace("measured shape", "local trace")
+    for first, second in zip(real.requests[::7], modelled.requests[::7], strict=True):
+        assert first.tokens.tobytes() == second.tokens.tobytes()
+        assert (first.arrived_at, first.output_len, first.group_id) == (
+            second.arrived_at,
+            second.output_len,
+            second.group_id,
+        )
 
 
 def test_the_shape_is_small_and_says_what_it_is():
@@ -191,25 +195,25 @@ def test_components_stand_in_order_with_their_lengths_and_promises(folder: Path)
 
 
 def test_equal_ids_are_one_span_and_ids_of_two_kinds_are_two_contents(folder: Path):
-    """The system prompt 0 and the passage 0 have nothing in common but their number."""
+    """System prompt 0 and passage 0 have the same number but different content."""
     requests = load_workload("ragpulse", "local", path=folder).requests
     assert [id(span) for span in requests[0].spans] == [id(span) for span in requests[3].spans]
     assert requests[0].spans[2] is requests[1].spans[3]
     spans = {id(span): span for request in requests for span in request.spans}
-    held = np.concatenate([span.tokens for span in spans.values()])
-    assert len(held) == len(set(held.tolist())) == 5 + 3 + 4 + 7 + 2 + 6 + 1 + 2
-    assert held.dtype == np.int32
-    assert held.min() >= 0
+    tokens = np.concatenate([span.tokens for span in spans.values()])
+    assert len(tokens) == len(set(tokens.tolist())) == 5 + 3 + 4 + 7 + 2 + 6 + 1 + 2
+    assert tokens.dtype == np.int32
+    assert tokens.min() >= 0
     # Scattered, not counted: no token is its neighbour's successor.
-    assert 1 not in np.diff(held)
+    assert 1 not in np.diff(tokens)
 
 
 def test_tokens_do_not_depend_on_how_much_is_served(folder: Path):
-    whole, some = (
+    complete, some = (
         load_workload("ragpulse", "local", path=folder, ragpulse=RagPulse(requests=n)).requests for n in (4, 2)
     )
-    assert [r.tokens.tolist() for r in whole[:2]] == [r.tokens.tolist() for r in some]
-    assert [r.arrived_at for r in whole[:2]] == [r.arrived_at for r in some]
+    assert [r.tokens.tolist() for r in complete[:2]] == [r.tokens.tolist() for r in some]
+    assert [r.arrived_at for r in complete[:2]] == [r.arrived_at for r in some]
 
 
 def test_a_second_week_follows_the_first(folder: Path):
@@ -218,7 +222,7 @@ def test_a_second_week_follows_the_first(folder: Path):
 
 
 def test_the_recorded_weeks_make_one_clock():
-    """Read without the second week's start the gaps would vary 84.5 times their mean; they vary 3.2 times."""
+    """Without the start of the second week, gaps would vary 84.5 times their mean; they vary 3.2 times."""
     seconds = np.array([request.arrived_at for request in load_workload("ragpulse").requests]) / 1e9
     gaps = np.diff(seconds)
     assert (gaps >= 0).all()
@@ -311,7 +315,7 @@ def test_a_bad_trace_gets_its_sentence(folder: Path, broken: dict, problem: str)
 
 def test_times_that_fall_within_a_week_are_refused(folder: Path):
     write(folder / "0_trace.jsonl", [ROWS[0] | {"timestamp": "800000"}, ROWS[0]])
-    with pytest.raises(ValueError, match=r"^workload.path=.*0_trace.jsonl has timestamps that fall within a week"):
+    with pytest.raises(ValueError, match=r"^workload.path=.*0_trace.jsonl has decreasing timestamps within a week"):
         load_workload("ragpulse", "local", path=folder)
 
 

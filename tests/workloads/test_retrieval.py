@@ -1,4 +1,4 @@
-"""The modelled retriever draws what its formulas say."""
+"""The modelled retriever draws by its formulas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def deviations(counts: np.ndarray, chances: np.ndarray) -> np.ndarray:
-    """How many standard deviations each binomial count lies from what is expected."""
+    """Deviation of each binomial count from its expectation, in standard deviations."""
     n = counts.sum()
     return np.abs(counts - n * chances) / np.sqrt(n * chances * (1 - chances))
 

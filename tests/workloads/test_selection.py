@@ -63,28 +63,31 @@ def test_first_documents_and_first_questions_are_taken(corpora):
 
 def test_cut_shortens_the_document_from_its_end_and_never_the_question(corpora):
     text, _ = corpora
-    whole = select(text, Selection())
-    limit = whole.requests[0].num_tokens + 15
+    uncut = select(text, Selection())
+    limit = uncut.requests[0].num_tokens + 15
     cut = select(text, Selection(max_prompt_tokens=limit))
     assert (cut.provenance.documents_cut, cut.provenance.documents_dropped) == (1, 0)
     assert [len(r.spans[1].tokens) for r in cut.requests] == [20] * 4 + [35] * 4 + [30] * 4
-    for one, other in zip(whole.requests, cut.requests, strict=True):
-        assert one.spans[1].tokens[: len(other.spans[1].tokens)].tolist() == other.spans[1].tokens.tolist()
-        assert one.spans[0].tokens.tolist() == other.spans[0].tokens.tolist()
-        assert one.spans[2].tokens.tolist() == other.spans[2].tokens.tolist()
+    for uncut_request, cut_request in zip(uncut.requests, cut.requests, strict=True):
+        assert (
+            uncut_request.spans[1].tokens[: len(cut_request.spans[1].tokens)].tolist()
+            == cut_request.spans[1].tokens.tolist()
+        )
+        assert uncut_request.spans[0].tokens.tolist() == cut_request.spans[0].tokens.tolist()
+        assert uncut_request.spans[2].tokens.tolist() == cut_request.spans[2].tokens.tolist()
     assert max(r.num_tokens for r in cut.requests) == limit
 
 
 def test_drop_removes_the_document_with_all_its_questions(corpora):
     text, _ = corpora
     limit = select(text, Selection()).requests[0].num_tokens + 15
-    kept = select(text, Selection(max_prompt_tokens=limit, too_long="drop"))
-    assert (kept.provenance.documents_cut, kept.provenance.documents_dropped) == (0, 1)
-    assert [(r.id, r.group_id, len(r.spans[1].tokens)) for r in kept.requests] == [
+    selected = select(text, Selection(max_prompt_tokens=limit, too_long="drop"))
+    assert (selected.provenance.documents_cut, selected.provenance.documents_dropped) == (0, 1)
+    assert [(r.id, r.group_id, len(r.spans[1].tokens)) for r in selected.requests] == [
         *((i, 0, 20) for i in range(4)),
         *((i, 1, 30) for i in range(4, 8)),
     ]
-    assert kept.provenance.line().endswith(
+    assert selected.provenance.line().endswith(
         "2 QuALITY articles, 8 questions, toy.jsonl, toy tokenizer; 1 document dropped"
     )
 
@@ -92,16 +95,16 @@ def test_drop_removes_the_document_with_all_its_questions(corpora):
 def test_documents_counts_those_that_fit(corpora):
     text, _ = corpora
     limit = select(text, Selection()).requests[0].num_tokens + 15
-    kept = select(text, Selection(documents=2, max_prompt_tokens=limit, too_long="drop"))
-    assert [len(r.spans[1].tokens) for r in kept.requests] == [20] * 4 + [30] * 4
+    selected = select(text, Selection(documents=2, max_prompt_tokens=limit, too_long="drop"))
+    assert [len(r.spans[1].tokens) for r in selected.requests] == [20] * 4 + [30] * 4
 
 
 def test_a_document_of_which_nothing_could_remain_is_dropped(corpora):
     text, _ = corpora
-    rest = select(text, Selection()).requests[0].num_tokens - 20
-    assert {len(r.spans[1].tokens) for r in select(text, Selection(max_prompt_tokens=rest + 1)).requests} == {1}
-    with pytest.raises(ValueError, match=rf"workload.max_prompt_tokens={rest} leaves nothing of quality; expected"):
-        select(text, Selection(max_prompt_tokens=rest))
+    limit = select(text, Selection()).requests[0].num_tokens - 20
+    assert {len(r.spans[1].tokens) for r in select(text, Selection(max_prompt_tokens=limit + 1)).requests} == {1}
+    with pytest.raises(ValueError, match=rf"workload.max_prompt_tokens={limit} leaves nothing of quality; expected"):
+        select(text, Selection(max_prompt_tokens=limit))
 
 
 def test_groups_that_share_a_document_each_get_their_own_cut(tmp_path: Path, make_tokenizer):
@@ -118,9 +121,9 @@ def test_groups_that_share_a_document_each_get_their_own_cut(tmp_path: Path, mak
     text = system_prompts.local(folder, queries, tokenizer, queries_per_prompt=1)
     shape = measure(select(text, Selection(unknown_output=0)), detail=text.detail).corpus()
     for limit in (14, 16, 18, 20):
-        one, other = (select(corpus, Selection(max_prompt_tokens=limit)) for corpus in (text, shape))
-        assert lengths(one) == lengths(other)
-        assert one.provenance == other.provenance
+        first, second = (select(corpus, Selection(max_prompt_tokens=limit)) for corpus in (text, shape))
+        assert lengths(first) == lengths(second)
+        assert first.provenance == second.provenance
 
 
 def test_more_documents_than_there_are_is_refused(corpora):

@@ -1,4 +1,4 @@
-"""A user's settings become the options of the two RAG workloads."""
+"""Settings of the two RAG workloads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_rag_settings_reach_the_workload():
     workload = build_workload(WorkloadSettings(kind="rag", documents=5, output_tokens=9, rag=rag), "unused")
     assert [len(request.spans) for request in workload.requests] == [5] * 7
     assert {(request.boundaries, request.output_len) for request in workload.requests} == {((99,), 9)}
-    told = "7 requests of 3 passages in ranked order, document Zipf 0.5, passage Zipf 0.25, noise 0.1, seed 4; "
-    assert told in workload.provenance.line()
+    detail = "7 requests of 3 passages in ranked order, document Zipf 0.5, passage Zipf 0.25, noise 0.1, seed 4; "
+    assert detail in workload.provenance.line()
 
 
 def test_ragpulse_settings_reach_the_workload():

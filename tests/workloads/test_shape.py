@@ -1,4 +1,4 @@
-"""A shape keeps exactly what decisions depend on."""
+"""A shape preserves everything that policies depend on."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def make_span(tokens: list[int], independent: bool = False, reusable: bool = Fal
 
 
 def make_workload(requests: list[tuple[Span, ...]]) -> Workload:
-    made = tuple(Request(i, i % 3, spans, output_len=i + 1) for i, spans in enumerate(requests))
-    return Workload("toy", made, Provenance("measured shape", "{documents} groups, {requests} requests"))
+    built = tuple(Request(i, i % 3, spans, output_len=i + 1) for i, spans in enumerate(requests))
+    return Workload("toy", built, Provenance("measured shape", "{documents} groups, {requests} requests"))
 
 
 texts = st.lists(st.integers(0, 2), min_size=0, max_size=6)
@@ -39,7 +39,10 @@ requests = st.lists(st.tuples(texts, texts), min_size=1, max_size=12)
 
 def marked(prompts: list[tuple[list[int], list[int]]]) -> Workload:
     return make_workload(
-        [(make_span([*one, FIRST_END], True, True), make_span([*other, SECOND_END])) for one, other in prompts]
+        [
+            (make_span([*document, FIRST_END], True, True), make_span([*question, SECOND_END]))
+            for document, question in prompts
+        ]
     )
 
 
@@ -47,10 +50,10 @@ def marked(prompts: list[tuple[list[int], list[int]]]) -> Workload:
 @given(requests)
 def test_round_trip_keeps_all_pairwise_prefixes_and_span_equalities(prompts):
     real = marked(prompts)
-    made = select(measure(real).corpus(), Selection())
-    for one, other in combinations(range(len(prompts)), 2):
-        real_one, real_other = real.requests[one], real.requests[other]
-        made_one, made_other = made.requests[one], made.requests[other]
+    modelled = select(measure(real).corpus(), Selection())
+    for first, second in combinations(range(len(prompts)), 2):
+        real_one, real_other = real.requests[first], real.requests[second]
+        made_one, made_other = modelled.requests[first], modelled.requests[second]
         assert shared_length(made_one.tokens, made_other.tokens) == shared_length(real_one.tokens, real_other.tokens)
         for i in range(2):
             for j in range(2):
@@ -62,12 +65,12 @@ def test_round_trip_keeps_all_pairwise_prefixes_and_span_equalities(prompts):
 @given(requests)
 def test_round_trip_keeps_lengths_flags_groups_and_outputs(prompts):
     real = marked(prompts)
-    made = select(measure(real).corpus(), Selection())
-    for one, other in zip(real.requests, made.requests, strict=True):
-        assert [len(span.tokens) for span in one.spans] == [len(span.tokens) for span in other.spans]
-        assert one.boundaries == other.boundaries
-        assert [span.independent for span in one.spans] == [span.independent for span in other.spans]
-        assert (one.id, one.group_id, one.output_len) == (other.id, other.group_id, other.output_len)
+    modelled = select(measure(real).corpus(), Selection())
+    for first, second in zip(real.requests, modelled.requests, strict=True):
+        assert [len(span.tokens) for span in first.spans] == [len(span.tokens) for span in second.spans]
+        assert first.boundaries == second.boundaries
+        assert [span.independent for span in first.spans] == [span.independent for span in second.spans]
+        assert (first.id, first.group_id, first.output_len) == (second.id, second.group_id, second.output_len)
 
 
 @settings(max_examples=50, deadline=None)
@@ -93,8 +96,8 @@ def test_equal_tokens_with_other_flags_are_two_spans_that_expand_alike():
     shape = measure(make_workload([(make_span([1, 2]),), (make_span([1, 2], reusable=True),)]))
     assert shape.flags.tolist() == [0, 2]
     assert shape.lcps.tolist() == [0, 2]
-    made = expand(shape, {0: 2, 1: 2})
-    assert made[0].tolist() == made[1].tolist()
+    tokens = expand(shape, {0: 2, 1: 2})
+    assert tokens[0].tolist() == tokens[1].tolist()
 
 
 def test_a_span_that_continues_another_ones_text_is_refused():
@@ -105,10 +108,10 @@ def test_a_span_that_continues_another_ones_text_is_refused():
 
 def test_saved_shape_is_identical_and_its_bytes_are_deterministic(tmp_path: Path):
     shape = measure(marked([([1, 2], [0]), ([1], [2]), ([1, 2], [1])]), inputs={"a": "b"})
-    one, other = save(shape, tmp_path / "one.npz"), save(shape, tmp_path / "other.npz")
-    assert one.read_bytes() == other.read_bytes()
+    first, second = save(shape, tmp_path / "one.npz"), save(shape, tmp_path / "other.npz")
+    assert first.read_bytes() == second.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.npz", "other.npz"]
-    again = load(one)
+    again = load(first)
     assert again.meta == shape.meta
     for name in ARRAYS:
         assert getattr(again, name).tolist() == getattr(shape, name).tolist(), name
@@ -151,9 +154,9 @@ def test_no_folder_of_any_machine_is_in_a_shape():
         assert not [name for name in meta["inputs"] if "/" in name or "\\" in name]
 
 
-def assert_same_shape(one: Path, other: Path) -> None:
-    """Compare contents, not bytes: another zlib may compress the same arrays otherwise."""
-    fresh, committed = load(one), load(other)
+def assert_same_shape(first: Path, second: Path) -> None:
+    """Compare contents, not bytes: another zlib version may compress the same arrays differently."""
+    fresh, committed = load(first), load(second)
     assert fresh.meta == committed.meta
     for name in ARRAYS:
         assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
@@ -204,17 +207,21 @@ def test_selection_of_the_real_text_equals_selection_of_its_shape(tmp_path: Path
     chosen = {"documents": 5, "questions_per_document": 4, "max_prompt_tokens": 6000}
     text, tokenizer = shared / "quality" / "quality_dev_matched.jsonl", shared / "tokenizers" / "qwen2"
     real = load_workload("quality", "local", path=text, tokenizer=tokenizer, cache_dir=tmp_path, **chosen)
-    made = load_workload("quality", "shape", **chosen)
-    assert_same_structure(real, made)
+    modelled = load_workload("quality", "shape", **chosen)
+    assert_same_structure(real, modelled)
 
 
-def assert_same_structure(real: Workload, made: Workload) -> None:
-    assert len(real.requests) == len(made.requests)
-    assert real.provenance.documents_cut == made.provenance.documents_cut
-    assert real.provenance.documents_dropped == made.provenance.documents_dropped
-    for one, other in zip(real.requests, made.requests, strict=True):
-        assert one.boundaries == other.boundaries
-        assert (one.group_id, one.num_tokens, one.output_len) == (other.group_id, other.num_tokens, other.output_len)
+def assert_same_structure(real: Workload, modelled: Workload) -> None:
+    assert len(real.requests) == len(modelled.requests)
+    assert real.provenance.documents_cut == modelled.provenance.documents_cut
+    assert real.provenance.documents_dropped == modelled.provenance.documents_dropped
+    for first, second in zip(real.requests, modelled.requests, strict=True):
+        assert first.boundaries == second.boundaries
+        assert (first.group_id, first.num_tokens, first.output_len) == (
+            second.group_id,
+            second.num_tokens,
+            second.output_len,
+        )
     for i, j in combinations(range(len(real.requests)), 2):
         expected = shared_length(real.requests[i].tokens, real.requests[j].tokens)
-        assert shared_length(made.requests[i].tokens, made.requests[j].tokens) == expected
+        assert shared_length(modelled.requests[i].tokens, modelled.requests[j].tokens) == expected

@@ -1,4 +1,4 @@
-"""Made-up prompts share exactly what was drawn."""
+"""Synthetic prompts share exactly the drawn overlap."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def test_fixed_overlap_is_a_promised_boundary_of_exactly_that_length():
     requests = workload.requests
     assert [r.num_tokens for r in requests] == [50] * 12
     assert [r.boundaries for r in requests] == [(20,)] * 12
-    for one in requests:
-        for other in requests[one.id + 1 :]:
-            expected = 20 if one.group_id == other.group_id else 0
-            assert shared_length(one.tokens, other.tokens) == expected
+    for first in requests:
+        for second in requests[first.id + 1 :]:
+            expected = 20 if first.group_id == second.group_id else 0
+            assert shared_length(first.tokens, second.tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_drawn_overlaps_are_exact_and_promise_nothing(options: dict):
         start = int(min(tokens.min() for tokens in members))
         base = np.arange(start, start + 80)
         overlaps = [shared_length(tokens, base) for tokens in members]
-        for i, one in enumerate(members):
-            for j, other in enumerate(members[:i]):
-                assert shared_length(one, other) == min(overlaps[i], overlaps[j])
+        for i, first in enumerate(members):
+            for j, second in enumerate(members[:i]):
+                assert shared_length(first, second) == min(overlaps[i], overlaps[j])
 
 
 def test_a_full_overlap_repeats_the_prompt_and_none_shares_nothing():

@@ -18,10 +18,14 @@ def test_a_second_load_reads_the_cache_and_does_not_tokenise(quality_files, tmp_
     first = load_workload("quality", "local", cache_dir=cache, **quality_files)
     monkeypatch.setattr("spanlab.workloads.text_source.encode_documents", _refuse)
     second = load_workload("quality", "local", cache_dir=cache, **quality_files)
-    for one, other in zip(first.requests, second.requests, strict=True):
-        assert [span.tokens.tolist() for span in one.spans] == [span.tokens.tolist() for span in other.spans]
-        assert [span.tokens.dtype for span in other.spans] == [np.dtype(np.int32)] * 3
-        assert (one.answer, one.output_len, one.boundaries) == (other.answer, other.output_len, other.boundaries)
+    for before, after in zip(first.requests, second.requests, strict=True):
+        assert [span.tokens.tolist() for span in before.spans] == [span.tokens.tolist() for span in after.spans]
+        assert [span.tokens.dtype for span in after.spans] == [np.dtype(np.int32)] * 3
+        assert (before.answer, before.output_len, before.boundaries) == (
+            after.answer,
+            after.output_len,
+            after.boundaries,
+        )
     assert first.provenance == second.provenance
 
 
@@ -46,6 +50,6 @@ def test_the_cache_key_depends_on_everything_that_decides_the_tokens():
     def key(name="n", body="text", question="q", answer="a", tokenizer="t"):
         return cache_key(name, [Document(body, (Question(question, answers=(answer,)),))], QUALITY, tokenizer)
 
-    others = [key(name="m"), key(body="texts"), key(question="p"), key(answer="b"), key(tokenizer="u")]
-    assert len({key(), *others}) == 6
+    keys = [key(name="m"), key(body="texts"), key(question="p"), key(answer="b"), key(tokenizer="u")]
+    assert len({key(), *keys}) == 6
     assert key() == key()

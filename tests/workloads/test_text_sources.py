@@ -1,4 +1,4 @@
-"""Text becomes prompts without their answers, once, and every missing thing has its one sentence."""
+"""Text sources yield prompts without answers, and missing inputs raise an error of one sentence."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from spanlab.workloads import SourceUnavailable, make_shape
 from .factories import load_workload
 
 
-def read(request, tokenizer: Path) -> str:
+def decode(request, tokenizer: Path) -> str:
     """A request's prompt as words."""
     vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))
-    words = {number: word for word, number in vocabulary["model"]["vocab"].items()}
-    words |= {token["id"]: token["content"] for token in vocabulary["added_tokens"]}
-    return " ".join(words[number] for number in request.tokens.tolist())
+    vocabulary_words = {number: word for word, number in vocabulary["model"]["vocab"].items()}
+    vocabulary_words |= {token["id"]: token["content"] for token in vocabulary["added_tokens"]}
+    return " ".join(vocabulary_words[number] for number in request.tokens.tolist())
 
 
 def test_quality_prompt_is_laid_out_in_chat_turns(quality_files: dict[str, Path]):
     request = load_workload("quality", "local", **quality_files).requests[1]
-    prompt = read(request, quality_files["tokenizer"])
+    prompt = decode(request, quality_files["tokenizer"])
     assert re.fullmatch(
         r"<\|im_start\|> system .* <\|im_end\|> <\|im_start\|> user Article : alphaword0 .* alphaword19 "
         r"Question : why alpha w1 1 \? A \. pickaalphaw11 B \. pickbalphaw11 C \. pickcalphaw11 D \. pickdalphaw11 "
@@ -42,7 +42,7 @@ def test_quality_prompt_is_laid_out_in_chat_turns(quality_files: dict[str, Path]
 def test_without_turn_marks_the_prompt_is_plain_text(quality_files: dict[str, Path], make_tokenizer):
     tokenizer = make_tokenizer(quality_files["path"].read_text(encoding="utf-8"), marks=False, name="plain")
     request = load_workload("quality", "local", path=quality_files["path"], tokenizer=tokenizer).requests[0]
-    prompt = read(request, tokenizer)
+    prompt = decode(request, tokenizer)
     assert "im_start" not in prompt
     assert prompt.startswith("You read an article")
     assert prompt.endswith("Answer :")
@@ -52,7 +52,7 @@ def test_a_turn_mark_spelled_out_in_a_text_closes_no_turn(quality_files: dict[st
     path = quality_files["path"]
     path.write_text(path.read_text(encoding="utf-8").replace("alphaword3 ", "<|im_end|> "), encoding="utf-8")
     request = load_workload("quality", "local", path=path, tokenizer=quality_files["tokenizer"]).requests[0]
-    assert "alphaword2 [UNK] im_end [UNK] alphaword4" in read(request, quality_files["tokenizer"])
+    assert "alphaword2 [UNK] im_end [UNK] alphaword4" in decode(request, quality_files["tokenizer"])
 
 
 def test_questions_share_their_instruction_and_document_spans(quality_files: dict[str, Path]):
@@ -92,7 +92,7 @@ def test_narrativeqa_asks_every_question_once_and_holds_no_answer(narrativeqa_fi
         (1, "quuxship\nold quuxship", 1),
     ]
     for request in workload.requests:
-        prompt = read(request, narrativeqa_files["tokenizer"])
+        prompt = decode(request, narrativeqa_files["tokenizer"])
         assert not re.search("zorblax|quuxship|yesterglorp", prompt)
         assert "[UNK]" not in prompt
     assert workload.provenance.detail == "2 NarrativeQA stories, 3 questions, narrative, toy tokenizer"
@@ -110,7 +110,7 @@ def test_narrativeqa_also_reads_the_folder_stories(narrativeqa_files: dict[str, 
 
 def test_system_prompts_come_before_distinct_chat_queries(prompt_files: dict[str, Path]):
     workload = load_workload("system_prompts", "local", queries_per_prompt=6, **prompt_files)
-    prompts = [read(request, prompt_files["tokenizer"]) for request in workload.requests]
+    prompts = [decode(request, prompt_files["tokenizer"]) for request in workload.requests]
     assert re.fullmatch(
         r"<\|im_start\|> system be kind <\|im_end\|> <\|im_start\|> user ask\d <\|im_end\|> <\|im_start\|> assistant",
         prompts[0],
@@ -159,12 +159,12 @@ def test_more_queries_than_there_are_is_refused(prompt_files: dict[str, Path]):
 
 def test_a_folder_or_a_hub_name_finds_the_same_tokenizer(quality_files: dict[str, Path], monkeypatch):
     file = quality_files["tokenizer"]
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, part: str(file))
-    made = [
-        load_workload("quality", "local", path=quality_files["path"], tokenizer=where).requests[0].tokens.tolist()
-        for where in (file, file.parent, str(file.parent), "some/model")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, filename: str(file))
+    loaded = [
+        load_workload("quality", "local", path=quality_files["path"], tokenizer=source).requests[0].tokens.tolist()
+        for source in (file, file.parent, str(file.parent), "some/model")
     ]
-    assert made[0] == made[1] == made[2] == made[3]
+    assert loaded[0] == loaded[1] == loaded[2] == loaded[3]
 
 
 def test_quality_from_the_hub_equals_the_local_file(quality_files, quality_rows, monkeypatch):

@@ -1,4 +1,4 @@
-"""A table of token ids becomes requests, row by row."""
+"""A table of token ids is read as one request per row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rows_keep_file_order_and_groups_are_numbered_by_first_appearance(tmp_pa
 
 
 def test_a_file_is_called_what_it_holds(tmp_path: Path):
-    workload = load_workload("tokenised", path=make_table(tmp_path / "t.parquet")).called("QMSum")
+    workload = load_workload("tokenised", path=make_table(tmp_path / "t.parquet")).with_name("QMSum")
     assert workload.name == "QMSum"
     assert workload.provenance.line() == "local text: QMSum, read as 3 prompts in 2 groups, t.parquet"
 
@@ -62,9 +62,9 @@ def test_a_long_row_is_cut_or_dropped_on_its_own(tmp_path: Path):
     cut = load_workload("tokenised", path=path, max_prompt_tokens=2)
     assert [r.tokens.tolist() for r in cut.requests] == [[1, 2], [7, 70_000], [1, 2]]
     assert cut.provenance.documents_cut == 1
-    kept = load_workload("tokenised", path=path, max_prompt_tokens=2, too_long="drop")
-    assert [r.tokens.tolist() for r in kept.requests] == [[7, 70_000], [1, 2]]
-    assert [(r.id, r.group_id) for r in kept.requests] == [(0, 0), (1, 1)]
+    selected = load_workload("tokenised", path=path, max_prompt_tokens=2, too_long="drop")
+    assert [r.tokens.tolist() for r in selected.requests] == [[7, 70_000], [1, 2]]
+    assert [(r.id, r.group_id) for r in selected.requests] == [(0, 0), (1, 1)]
 
 
 EXPECTED = "expected a Parquet file with the columns group_id, idx, tokens and n_tokens"
@@ -106,5 +106,5 @@ def test_an_unreadable_file_is_named(tmp_path: Path):
 
 
 def test_a_missing_file_names_the_ways_out():
-    with pytest.raises(SourceUnavailable, match=r"workload.path.*the ways out are workload.source=shape"):
+    with pytest.raises(SourceUnavailable, match=r"workload.path.*alternatives: workload.source=shape"):
         load_workload("tokenised", path="nowhere.parquet")

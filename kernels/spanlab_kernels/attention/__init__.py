@@ -1,11 +1,11 @@
 """Attention of packed queries over spans of a paged pool, in three forms of the same mathematics.
 
-Stored span s stands at an offset of its own in every prompt that reads it. Since R(a) R(b) = R(a + b) and rotations are
-orthogonal, ⟨R(p) q, R(o + j) k⟩ = ⟨R(p - o) q, R(j) k⟩, and the rotation may be paid for in three places:
+A stored span s begins at a different position in every prompt that reads it. Since R(a) R(b) = R(a + b) and rotations
+are orthogonal, ⟨R(p) q, R(o + j) k⟩ = ⟨R(p - o) q, R(j) k⟩, and the rotation can be done in three ways:
 
-KR   keys are stored un-rotated and rotated as they are read (deferred RoPE);
-QR   keys are stored at their place within the span, and the query is rotated once per span;
-MAT  keys are stored at their final position, and nothing but the query's own shift is rotated.
+KR   keys are stored un-rotated and rotated when they are read (deferred RoPE);
+QR   keys are stored rotated by their position within the span, and the query is rotated once per span;
+MAT  keys are stored rotated to their final position, and only queries are rotated, by their own shift.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spanlab_kernels.attention.batch import Send, SpanBatch, pack, span_batch, t
 from spanlab_kernels.attention.checks import FORMS, check
 from spanlab_kernels.attention.groups import Group, GroupArrays, Span, Spans, flatten, joined
 from spanlab_kernels.attention.mass import key_mass
-from spanlab_kernels.dispatch import serves_triton
+from spanlab_kernels.dispatch import uses_triton
 
 __all__ = [
     "FORMS",
@@ -51,7 +51,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of `query` [T, Hq, D] over the spans of `batch` in pages [P, page_size, Hkv, D].
 
-    Key j of span s is at place span_index[s] + j of its prompt, and row i sees it iff that is at most query_index[i].
+    Key j of span s has index span_index[s] + j in its prompt, and row i sees it iff that is at most query_index[i].
     The score is scale · ⟨R(a) q, R(b) k⟩, with a = query_shift[i] - (span_position[s] in form QR) and
     b = span_position[s] + j in form KR, 0 else. R rotates the first `table.rotary_dim` channels: pairs
     (i, i + rotary_dim / 2), or (2i, 2i + 1) when `interleaved`. Query head h reads kv head h // (Hq / Hkv). Rotation
@@ -59,13 +59,15 @@ def attend(
 
     Returns out [T, Hq, D] in the dtype of `query` and the log-sum-exp of the scores, natural, float32 [T, Hq]; 0 and
     -inf for a row that sees no key. Every key of a span must have been written, also those that no row sees. A page may
-    occur in several spans and groups, at different positions. ValueError for what does not fit together.
+    occur in several spans and groups, at different positions. ValueError for arguments that do not match.
     """
     check(query, key_pages, value_pages, batch, form, table, scale)
-    if serves_triton(query):
+    if uses_triton(query):
         from spanlab_kernels.attention import triton
 
-        serve = triton.attend
+        implementation = triton.attend
     else:
-        serve = reference.attend if query.is_cuda else cpu.attend
-    return serve(query, key_pages, value_pages, batch, form=form, table=table, scale=scale, interleaved=interleaved)
+        implementation = reference.attend if query.is_cuda else cpu.attend
+    return implementation(
+        query, key_pages, value_pages, batch, form=form, table=table, scale=scale, interleaved=interleaved
+    )

@@ -1,4 +1,4 @@
-"""What one call of `attend` reads: groups of query rows and their spans as tensors on one device."""
+"""Inputs of one call of `attend`: groups of query rows and their spans as tensors on one device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Send = Callable[[Sequence[Numbers], torch.dtype, torch.device], list[Tensor]]
 
 
 class Starts(NamedTuple):
-    """On the host, int64: where rows and spans of each group begin [G + 1], and the keys of each span [S + 1]."""
+    """First row and first span of each group [G + 1] and first key of each span [S + 1], int64 on the host."""
 
     rows: Numbers
     spans: Numbers
@@ -27,10 +27,10 @@ class Starts(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Every key of every span of a batch in order, int64 [K]: slot in the pool, place and position in its prompt."""
+    """Every key of every span of a batch in order, int64 [K]: slot in the pool, index in the prompt, position."""
 
     slot: Tensor
-    place: Tensor
+    prompt_index: Tensor
     position: Tensor
 
 
@@ -39,7 +39,7 @@ class SpanBatch:
     """Groups flattened to int32 tensors on one device, for G groups of T rows and S spans.
 
     Rows of group g are [query_starts[g], query_starts[g + 1]), its spans [span_starts[g], span_starts[g + 1]), and the
-    pages of span s begin at pages[span_pages[s]]. The tensors are not to be changed: plans are kept by batch.
+    pages of span s begin at pages[span_pages[s]]. The tensors must not change: plans are cached by batch.
     """
 
     query_starts: Tensor  # [G + 1]
@@ -47,7 +47,7 @@ class SpanBatch:
     query_shift: Tensor  # [T]
     span_starts: Tensor  # [G + 1]
     span_index: Tensor  # [S]
-    span_least: Tensor  # [S]: the least index of this span and those behind it in its group
+    span_least: Tensor  # [S]: the least index of this span and of the later ones of its group
     span_length: Tensor  # [S]
     span_position: Tensor  # [S]
     span_pages: Tensor  # [S]
@@ -56,47 +56,49 @@ class SpanBatch:
     key_starts: Tensor  # [S + 1]: keys of all spans before this one, over all groups
     one_row_groups: Tensor  # groups of exactly one row, as in decoding
     page_size: int
-    page_count: int  # pages that the pool must have at least
+    page_count: int  # least number of pages of the pool
     max_rows: int  # of a group
     max_keys: int  # of a group
     max_spans: int  # of a group
-    key_count: int  # of all groups, or more
+    key_count: int  # of all groups, or an upper bound
     min_shift: int  # of a query, 0 where none is negative
     max_shift: int  # of a query, 0 where none is positive
     max_position: int  # of a key, 0 without keys
     starts: Starts
     positions: Numbers  # of the spans, on the host [S]
-    groups_on_host: GroupArrays | None = field(repr=False)  # what the batch was made of; None where the device chose
+    groups_on_host: GroupArrays | None = field(
+        repr=False
+    )  # the source of the batch; None if rows were chosen on the device
 
     @property
     def rows(self) -> int:
-        """Query rows of all groups, T."""
+        """Number of query rows of all groups, T."""
         return len(self.query_index)
 
     @property
     def groups(self) -> int:
-        """Groups, G."""
+        """Number of groups, G."""
         return len(self.query_starts) - 1
 
     @property
     def shifted(self) -> bool:
-        """Whether any query still has to be rotated on its own."""
+        """Whether any query still has to be rotated by a shift of its row."""
         return self.min_shift < 0 or self.max_shift > 0
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors lie."""
+        """Device of the tensors."""
         return self.pages.device
 
     def reach(self, form: str) -> int:
-        """The largest shift, by magnitude, that `form` asks of the angle table."""
+        """The largest shift, by magnitude, that `form` looks up in the angle table."""
         queries = max(self.max_shift, -self.min_shift)
         if form == "MAT":
             return queries
         return max(queries, self.max_position - (self.min_shift if form == "QR" else 0))
 
     def keys(self) -> Keys:
-        """All keys one by one, for what does not walk the spans itself."""
+        """All keys one by one, for code that does not iterate over spans."""
         length, count = self.span_length.long(), int(self.starts.keys[-1])
         span = torch.repeat_interleave(torch.arange(len(length), device=self.device), length, output_size=count)
         within = torch.arange(len(span), device=self.device) - self.key_starts[span]
@@ -105,18 +107,18 @@ class SpanBatch:
         slot = page * self.page_size + from_page % self.page_size
         return Keys(slot, self.span_index[span] + within, self.span_position[span] + within)
 
-    def of_rows(self, kept: Tensor) -> SpanBatch:
-        """Some rows, int64 [K] increasing, of a batch of one group; no number comes back from the device.
+    def of_rows(self, rows: Tensor) -> SpanBatch:
+        """The batch of some rows, int64 [K] increasing, of a batch of one group, without a device synchronisation.
 
-        Limits of shifts are those of all rows.
+        `min_shift` and `max_shift` remain those of all rows.
         """
         assert self.groups == 1, "rows are chosen in a batch of one group"
-        count, like = len(kept), {"dtype": torch.int32, "device": self.device}
+        count, like = len(rows), {"dtype": torch.int32, "device": self.device}
         return replace(
             self,
             query_starts=torch.arange(2, **like) * count,
-            query_index=self.query_index[kept],
-            query_shift=self.query_shift[kept],
+            query_index=self.query_index[rows],
+            query_shift=self.query_shift[rows],
             one_row_groups=torch.zeros(int(count == 1), **like),
             max_rows=count,
             starts=self.starts._replace(rows=np.array([0, count])),
@@ -125,9 +127,9 @@ class SpanBatch:
 
 
 def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, page_size: int) -> SpanBatch:
-    """Flatten `groups` and bring them to `device`; ValueError for what cannot be.
+    """Flatten `groups` and copy them to `device`; ValueError for invalid groups.
 
-    `page_size` is that of the pool, a power of two. The pages of a span are as many as its offset and length need.
+    `page_size` is that of the pool, a power of two. A span has as many pages as its offset and length need.
     """
     _check_page_size(page_size)
     for group in groups:
@@ -142,10 +144,10 @@ def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, p
 
 
 def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int, send: Send | None = None) -> SpanBatch:
-    """Bring groups to the device of `pages`, int32, the table that their spans point into, in one transfer.
+    """Copy groups to the device of `pages`, int32, the page table that their spans refer to, in one transfer.
 
-    `send` stands in for `to_device`, and may bring the numbers later, before the batch is read.
-    `page_count` is what every page in the table is below. ValueError for a page size that is no power of two.
+    `send` replaces `to_device`, and may copy the numbers later, before the batch is read. Every page in the table is
+    less than `page_count`. ValueError for a page size that is no power of two.
     """
     _check_page_size(page_size)
     rows, spans, shift = groups.rows, groups.of_span, groups.query_shift
@@ -181,23 +183,23 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int,
 
 
 def _least(index: Numbers, spans: Numbers) -> Numbers:
-    """The least index from each span to the last of its group, [S]; 0 for spans of no group."""
-    group = np.repeat(np.arange(len(spans)), spans) << 32  # above any index, so that no other group's is the least
+    """The least index from each span to the last of its group, [S]; 0 for spans without a group."""
+    group = np.repeat(np.arange(len(spans)), spans) << 32  # above any index, so that the minimum is within the group
     least = np.zeros_like(index)
     least[: len(group)] = np.minimum.accumulate((index[: len(group)] + group)[::-1])[::-1] - group
     return least
 
 
 def to_device(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Arrays as tensors on `device`, each aligned, in one transfer."""
+    """Copy arrays to aligned tensors on `device` in one transfer."""
     padded = [len(values) + -len(values) % ALIGNED for values in arrays]
     packed = torch.zeros(sum(padded), dtype=dtype, pin_memory=device.type == "cuda")
-    numbers, at = packed.numpy(), 0
+    numbers, start = packed.numpy(), 0
     for values, size in zip(arrays, padded, strict=True):
-        numbers[at : at + len(values)] = values
-        at += size
-    parts = packed.to(device, non_blocking=True).split(padded)
-    return [part[: len(values)] for values, part in zip(arrays, parts, strict=True)]
+        numbers[start : start + len(values)] = values
+        start += size
+    tensors = packed.to(device, non_blocking=True).split(padded)
+    return [tensor[: len(values)] for values, tensor in zip(arrays, tensors, strict=True)]
 
 
 def _check_page_size(page_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Static sizes of the attention kernel: a fixed choice, or what `tune` found the fastest on this card."""
+"""Static sizes of the attention kernel: fixed ones, or the fastest ones that `tune` measured on this card."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Blocks:
 
 
 def blocks(head_dim: int, dtype: torch.dtype, entries: int, device: torch.device | str = "cpu") -> Blocks:
-    """Sizes for groups of up to `entries` pairs (row, query head of a kv head): the tuned ones of a card, else fixed.
+    """Sizes for groups of up to `entries` pairs (row, query head of a kv head): tuned for the card, else fixed.
 
-    The fixed ones are for H100 and H200. Few entries are bound by memory: small tiles, so that several programs on one
-    processor keep keys in flight. Many are bound by the tensor cores: two groups of four warps, each of which
+    The fixed sizes are for H100 and H200. Few entries are bound by memory: tiles are small, so that several programs on
+    one processor keep keys in flight. Many entries are bound by the tensor cores: each of two groups of four warps
     multiplies 64 rows at once. float32 is for exactness: its products do not run on tensor cores.
     """
     device = torch.device(device)
@@ -39,35 +39,35 @@ def blocks(head_dim: int, dtype: torch.dtype, entries: int, device: torch.device
 
 
 def variant(head_dim: int, dtype: torch.dtype, entries: int) -> str:
-    """The name under which a choice is kept: entries count by powers of two, up to the largest tile."""
+    """The key of tuned sizes in the cache file: entries count by powers of two, up to the largest tile."""
     return f"{head_dim} {str(dtype).removeprefix('torch.')} {min(_power(entries), LARGEST)}"
 
 
 def cache_file() -> Path:
-    """Where choices are kept, by card: `spanlab/blocks.json` in the user's cache."""
+    """The file of tuned sizes by card: `spanlab/blocks.json` in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spanlab" / "blocks.json"
 
 
 @cache
 def choices(card: str, file: Path) -> dict[str, Blocks]:
-    """What was found on a card, by variant; ValueError for a file that is not what `keep` writes."""
+    """Tuned sizes of a card by variant; ValueError for a file that `save_choices` cannot have written."""
     try:
-        kept = json.loads(file.read_text())[card] if file.exists() else {}
-        return {name: Blocks(**sizes) for name, sizes in kept.items()}
+        stored = json.loads(file.read_text())[card] if file.exists() else {}
+        return {name: Blocks(**sizes) for name, sizes in stored.items()}
     except KeyError:
         return {}
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: expected sizes of blocks by card and variant, as tune writes them.") from error
 
 
-def keep(card: str, found: dict[str, Blocks], file: Path) -> None:
-    """Add choices of one card to a file, and use them from now on."""
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    kept[card] = kept.get(card, {}) | {name: asdict(sizes) for name, sizes in found.items()}
+def save_choices(card: str, tuned: dict[str, Blocks], file: Path) -> None:
+    """Add tuned sizes of one card to a file, and use them from now on."""
+    stored = json.loads(file.read_text()) if file.exists() else {}
+    stored[card] = stored.get(card, {}) | {name: asdict(sizes) for name, sizes in tuned.items()}
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    part.replace(file)  # whoever reads meanwhile finds the old file or the new one
+    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
+    temporary.replace(file)  # a concurrent reader sees the old file or the new one
     choices.cache_clear()
 
 
@@ -76,11 +76,11 @@ def _power(entries: int) -> int:
 
 
 def _fixed(head_dim: int, dtype: torch.dtype, entries: int) -> Blocks:
-    few, wide = _power(entries), head_dim > 128
+    rows, wide = _power(entries), head_dim > 128
     if dtype == torch.float32:
-        return Blocks(min(few, 32), 32, 8, 2)
-    if few <= 32:
-        return Blocks(few, 32 if wide else 64, 4, 3)
-    if few <= 64:
+        return Blocks(min(rows, 32), 32, 8, 2)
+    if rows <= 32:
+        return Blocks(rows, 32 if wide else 64, 4, 3)
+    if rows <= 64:
         return Blocks(64, 32 if wide else 64, 8, 3)
     return Blocks(LARGEST, 32 if wide else 64, 8, 2 if wide else 3)

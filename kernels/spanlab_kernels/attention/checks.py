@@ -1,4 +1,4 @@
-"""What fits together in one call of `attend`."""
+"""Validation of the arguments of one call of `attend`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_HEAD_DIM = 256
 def check(
     query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, form: str, table: AngleTable, scale: float
 ) -> None:
-    """ValueError that names the first thing that does not fit; looks at no number on the device."""
+    """Raise ValueError for the first invalid argument, without reading numbers from the device."""
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}.")
     if not 0 < scale < float("inf"):

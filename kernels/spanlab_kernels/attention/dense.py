@@ -1,7 +1,7 @@
-"""Attention over keys that lie in a row at their final positions: the libraries that may serve it.
+"""Attention over contiguous keys at their final positions, by the libraries that implement it.
 
-A library is a registered class. The first that is installed and takes the query serves; torch's own is always there.
-None but torch's on a CPU was ever run here: the others are called as their documentation says.
+A library is a registered class. The first library that is installed and accepts the query is used; torch is always
+installed. Only torch's on a CPU has been run here: the others are called as documented.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Rows and keys of sequences one behind the other, of which the last rows see all keys of their own.
+    """Rows and keys of concatenated sequences; the rows of a sequence are its last tokens.
 
-    Row i of n sees the first keys - n + 1 + i of the keys. `rows` and `keys` are where each sequence begins and the
-    last ends, on the host; the tensors are the same, int32, on the device.
+    Row i of n sees the first keys - n + 1 + i of the keys. `rows` and `keys` have the start of each sequence and the
+    end of the last one, on the host; the tensors have the same numbers, int32, on the device.
     """
 
     rows: tuple[int, ...]
@@ -35,8 +35,8 @@ class Sequences:
     key_starts: Tensor
 
     @property
-    def most(self) -> tuple[int, int]:
-        """Rows and keys of a sequence, at most."""
+    def max_lengths(self) -> tuple[int, int]:
+        """The largest number of rows and of keys of a sequence."""
         longest_rows, longest_keys = (
             max(stop - start for start, stop in pairwise(starts)) for starts in (self.rows, self.keys)
         )
@@ -44,12 +44,12 @@ class Sequences:
 
 
 class Library(ABC):
-    """One library's causal attention of several sequences."""
+    """Causal attention of several sequences by one library."""
 
     module: ClassVar[str]
 
     def serves(self, query: Tensor) -> bool:
-        """Whether the library is installed and takes such queries."""
+        """Whether the library is installed and accepts such queries."""
         return query.is_cuda and query.dtype in HALF and importlib.util.find_spec(self.module) is not None
 
     @abstractmethod
@@ -60,25 +60,25 @@ class Library(ABC):
 
 
 LIBRARIES: dict[str, Library] = {}
-"""By name, the best first."""
+"""Libraries by name, the preferred one first."""
 
 
 def _library(name: str) -> Callable[[type[Library]], type[Library]]:
-    def registered(kind: type[Library]) -> type[Library]:
+    def register(kind: type[Library]) -> type[Library]:
         LIBRARIES[name] = kind()
         return kind
 
-    return registered
+    return register
 
 
-def best(query: Tensor) -> Library | None:
-    """The first library that serves such queries."""
+def select_library(query: Tensor) -> Library | None:
+    """The first library that accepts such queries, or None."""
     return next((library for library in LIBRARIES.values() if library.serves(query)), None)
 
 
 @_library("flash_attn")
 class FlashAttention(Library):
-    """`flash_attn_varlen_func` of flash-attn 2.6 or later, causal as of the last row."""
+    """`flash_attn_varlen_func` of flash-attn 2.6 or later, with the causal mask aligned to the last row."""
 
     module = "flash_attn"
 
@@ -88,7 +88,7 @@ class FlashAttention(Library):
         from flash_attn import flash_attn_varlen_func
 
         out, lse, _ = flash_attn_varlen_func(
-            query, key, value, sequences.row_starts, sequences.key_starts, *sequences.most,
+            query, key, value, sequences.row_starts, sequences.key_starts, *sequences.max_lengths,
             softmax_scale=scale, causal=True, return_attn_probs=True,
         )  # fmt: skip
         return out, lse.T
@@ -111,7 +111,7 @@ class FlashInfer(Library):
 @lru_cache(maxsize=4)
 def _planned(
     sequences: Sequences, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, scale: float
-) -> Any:  # of a library that carries no types
+) -> Any:  # of a library without type annotations
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
     workspace = torch.empty(128 << 20, dtype=torch.uint8, device=sequences.row_starts.device)
@@ -125,7 +125,7 @@ def _planned(
 
 @_library("sdpa")
 class Sdpa(Library):
-    """Torch's flash attention: keys before the rows, then the square of the rows, merged by log-sum-exp."""
+    """Torch's flash attention over the keys before the rows and over the rows' own keys, merged by log-sum-exp."""
 
     def serves(self, query: Tensor) -> bool:
         return not query.is_cuda or query.dtype in HALF
@@ -135,11 +135,13 @@ class Sdpa(Library):
     ) -> tuple[Tensor, Tensor]:
         out, lse = torch.empty_like(query), query.new_empty(query.shape[:2], dtype=torch.float32)
         for rows, keys in zip(pairwise(sequences.rows), pairwise(sequences.keys), strict=True):
-            here, middle = slice(*rows), keys[1] - (rows[1] - rows[0])
-            parts = [_flash(query[here], key[middle : keys[1]], value[middle : keys[1]], scale, causal=True)]
+            own_rows, middle = slice(*rows), keys[1] - (rows[1] - rows[0])
+            parts = [_flash(query[own_rows], key[middle : keys[1]], value[middle : keys[1]], scale, causal=True)]
             if middle > keys[0]:
-                parts.append(_flash(query[here], key[keys[0] : middle], value[keys[0] : middle], scale, causal=False))
-            out[here], lse[here] = _merged(parts)
+                parts.append(
+                    _flash(query[own_rows], key[keys[0] : middle], value[keys[0] : middle], scale, causal=False)
+                )
+            out[own_rows], lse[own_rows] = _merged(parts)
         return out, lse
 
 
@@ -148,19 +150,19 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: b
     heads = query.unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)
     key, value = (x.transpose(0, 1)[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value))
     if query.is_cuda:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(heads, key, value, 0.0, causal, False, scale=scale)
+        results = torch.ops.aten._scaled_dot_product_flash_attention(heads, key, value, 0.0, causal, False, scale=scale)
     else:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        found = flash(heads, key, value, is_causal=causal, scale=scale)
-    out, lse = found[:2]
+        results = flash(heads, key, value, is_causal=causal, scale=scale)
+    out, lse = results[:2]
     return out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1, 2)
 
 
 def _merged(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if len(parts) == 1:
         return parts[0]
-    each = torch.stack([lse for _, lse in parts])
-    lse = each.logsumexp(0)
-    weights = (each - lse).exp()[..., None]
+    sums = torch.stack([lse for _, lse in parts])
+    lse = sums.logsumexp(0)
+    weights = (sums - lse).exp()[..., None]
     out = sum(weight * out.float() for weight, (out, _) in zip(weights, parts, strict=True))
     return out.to(parts[0][0].dtype), lse

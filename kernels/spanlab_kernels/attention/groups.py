@@ -1,4 +1,4 @@
-"""Groups of packed query rows, and for each the spans of the paged pool it sees; as named, and as arrays."""
+"""Groups of packed query rows and the spans of the paged pool that they see, as dataclasses and as arrays."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ Numbers = NDArray[np.int64]
 class Span:
     """A run of keys in the pool, as one prompt sees it.
 
-    Its key j, for j in [0, length), takes place `index` + j in the prompt and is rotated as for `position` + j. Keys
-    lie in `pages` one after the other, beginning at slot `offset` of the first of them. In form QR, where keys are
-    stored rotated already, `position` is where a key of angle 0 would stand: for a part of what was stored together,
-    the position of the whole's first key. Where a batch is made over a table of pages, `pages` is a range of places in
-    the table.
+    Its key j, for j in [0, length), has index `index` + j in the prompt and is rotated to position `position` + j. Keys
+    are consecutive in `pages`, from slot `offset` of the first page on. In form QR, where keys are stored rotated,
+    `position` is that of a key stored at angle 0: for a part of a stored span, the position of the first key of the
+    whole span. For a batch over a page table, `pages` is a range of indices of the table.
     """
 
     index: int
@@ -32,10 +31,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Group:
-    """Query rows that see the same spans, each the keys whose place is at most its own.
+    """Query rows that see the same spans; a row sees the keys whose index in the prompt is at most its own.
 
-    `query_index` has the place of each row in the prompt, in any order, and `query_shift` the positions by which it
-    still has to be rotated; none where it comes rotated to its position.
+    `query_index` has the index of each row in the prompt, in any order, and `query_shift` the positions by which it
+    still has to be rotated; None where rows are rotated to their positions already.
     """
 
     query_index: Sequence[int] | Numbers
@@ -44,7 +43,7 @@ class Group:
 
 
 class Spans(NamedTuple):
-    """Spans as int64 arrays [S]: the fields of `Span`, and where in a table of pages the first page of each stands."""
+    """Spans as int64 arrays [S]: the fields of `Span`, with the index of the first page in a page table."""
 
     index: Numbers
     length: Numbers
@@ -53,12 +52,12 @@ class Spans(NamedTuple):
     offset: Numbers
 
     def where(self, chosen: NDArray[np.bool_]) -> Spans:
-        """Some of the spans."""
+        """The spans where the mask `chosen` [S] is true."""
         return Spans(*(values[chosen] for values in self))
 
 
 class GroupArrays(NamedTuple):
-    """Groups as int64 arrays: rows and spans of each [G], place and shift of all rows [T], and all spans."""
+    """Groups as int64 arrays: numbers of rows and spans [G], index and shift of all rows [T], and all spans."""
 
     rows: Numbers
     spans: Numbers
@@ -68,7 +67,7 @@ class GroupArrays(NamedTuple):
 
 
 def flatten(groups: Sequence[Group]) -> GroupArrays:
-    """Groups as arrays; the pages of their spans are ranges of places in a table."""
+    """Groups as arrays; the pages of their spans are ranges of indices of a page table."""
     spans = [
         (span.index, span.length, span.position, span.pages[0], span.offset) for group in groups for span in group.spans
     ]
@@ -90,12 +89,12 @@ def joined(parts: Sequence[GroupArrays]) -> GroupArrays:
 
 
 def concatenated(parts: Iterable[Sequence[int] | Numbers]) -> Numbers:
-    """All parts as one array."""
-    return np.concatenate([np.empty(0, np.int64), *(np.asarray(part, np.int64) for part in parts)])
+    """All parts as one int64 array."""
+    return np.concatenate([np.empty(0, np.int64), *(np.asarray(values, np.int64) for values in parts)])
 
 
 def check_group(group: Group, page_size: int) -> None:
-    """ValueError for what no pool of this page size can hold."""
+    """Raise ValueError for a group that is invalid for a pool of this page size."""
     shift = group.query_shift
     if shift is not None and len(shift) != len(group.query_index):
         raise ValueError(f"query_shift must be as long as query_index, {len(group.query_index)}, not {len(shift)}.")

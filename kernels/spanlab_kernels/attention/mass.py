@@ -1,4 +1,4 @@
-"""How much attention every key gets."""
+"""Attention mass of every key: the softmax weight that it receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention.batch import SpanBatch
 from spanlab_kernels.attention.checks import check
-from spanlab_kernels.attention.reference import scored
+from spanlab_kernels.attention.reference import score_blocks
 
 
 def key_mass(
@@ -24,12 +24,12 @@ def key_mass(
 ) -> Tensor:
     """Softmax weight of every key of `batch`, summed over rows and heads: float32 [keys], in the order of its spans.
 
-    `query`, `batch` and the rest are as in `attend`; `lse` float32 [T, Hq] is what that returns for all keys that the
-    rows see, of which `batch` may have a part. Runs on any device; every score is formed, a block of rows at a time.
-    ValueError for what does not fit together.
+    `query`, `batch` and the other arguments are as in `attend`; `lse` float32 [T, Hq] is that function's result for all
+    keys that the rows see, of which `batch` may have a subset. Runs on any device; every score is computed, a block of
+    rows at a time. ValueError for arguments that do not match.
     """
     check(query, key_pages, key_pages, batch, form, table, scale)
     mass = query.new_zeros(int(batch.starts.keys[-1]), dtype=torch.float32)
-    for rows, keys, scores in scored(query, key_pages, batch, form, table, interleaved):
+    for rows, keys, scores in score_blocks(query, key_pages, batch, form, table, interleaved):
         mass[keys] += (scores * scale - lse[rows, :, None]).exp().sum((0, 1))
     return mass

@@ -1,4 +1,4 @@
-"""The truth of attention over spans: every score in float32, a block of rows at a time."""
+"""Reference of attention over spans: every score in float32, a block of rows at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention.batch import SpanBatch
 from spanlab_kernels.rope import reference as rope
 
-SCORES = 1 << 24  # held at once: 64 MiB of float32
+SCORES = 1 << 24  # in memory at once: 64 MiB of float32
 
 
 def attend(
@@ -28,18 +28,18 @@ def attend(
     """The contract of `spanlab_kernels.attention.attend`, whose checks come first; runs on any device."""
     out, lse = torch.empty_like(query), query.new_empty(query.shape[:2], dtype=torch.float32)
     values, (slot, *_) = value_pages.flatten(0, 1), batch.keys()
-    for rows, keys, scores in scored(query, key_pages, batch, form, table, interleaved):
-        seen = scores * scale
-        lse[rows] = seen.logsumexp(-1)
-        out[rows] = _weighted(seen, lse[rows], values[slot[keys]].float()).to(out.dtype)
+    for rows, keys, scores in score_blocks(query, key_pages, batch, form, table, interleaved):
+        scaled = scores * scale
+        lse[rows] = scaled.logsumexp(-1)
+        out[rows] = _weighted(scaled, lse[rows], values[slot[keys]].float()).to(out.dtype)
     return out, lse
 
 
-def scored(
+def score_blocks(
     query: Tensor, key_pages: Tensor, batch: SpanBatch, form: str, table: AngleTable, interleaved: bool
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Some rows, the keys of the batch that their group reads, and unscaled scores of both, -inf for a key unseen."""
-    slot, place, position = batch.keys()
+    """Rows, the batch's keys that their group reads, and their unscaled scores, -inf for keys that a row cannot see."""
+    slot, prompt_index, position = batch.keys()
     starts, spans, keys = (numbers.tolist() for numbers in batch.starts)
     lengths, first_position = batch.starts.keys[1:] - batch.starts.keys[:-1], batch.positions.tolist()
     for group in range(batch.groups):
@@ -48,15 +48,15 @@ def scored(
         key = key_pages.flatten(0, 1)[slot[here]].float()
         if form == "KR":
             key = _rotate(key, position[here], table, interleaved)
-        # each span's keys, and by how much they are behind their positions
-        parts = list(zip(key.split(lengths[first:last].tolist()), first_position[first:last], strict=True))
+        # keys of each span, and the shift that rotates them to their positions
+        span_keys = list(zip(key.split(lengths[first:last].tolist()), first_position[first:last], strict=True))
         for rows in _blocks(starts[group], starts[group + 1], query.shape[1] * len(key)):
             shift = batch.query_shift[rows]
             scores = [query.new_empty((len(shift), query.shape[1], 0), dtype=torch.float32)]
-            for part, behind in parts:
-                by = shift - behind if form == "QR" else shift
-                scores.append(_scores(_rotate(query[rows].float(), by, table, interleaved), part))
-            unseen = place[here] > batch.query_index[rows, None]
+            for span_key, key_shift in span_keys:
+                rotation = shift - key_shift if form == "QR" else shift
+                scores.append(_scores(_rotate(query[rows].float(), rotation, table, interleaved), span_key))
+            unseen = prompt_index[here] > batch.query_index[rows, None]
             yield rows, here, torch.cat(scores, -1).masked_fill(unseen[:, None], -torch.inf)
 
 
@@ -71,13 +71,13 @@ def _rotate(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> T
 
 
 def _scores(query: Tensor, key: Tensor) -> Tensor:
-    """Products [rows, heads, keys] of queries [rows, heads, D] with keys [keys, kv_heads, D]."""
+    """Dot products [rows, heads, keys] of queries [rows, heads, D] with keys [keys, kv_heads, D]."""
     folded = query.unflatten(1, (key.shape[1], -1))
     return torch.einsum("rhgd,khd->rhgk", folded, key).flatten(1, 2)
 
 
 def _weighted(scores: Tensor, lse: Tensor, value: Tensor) -> Tensor:
-    """Values weighted by softmax of the scores; 0 for a row whose lse is -inf, since it sees nothing."""
+    """Values weighted by softmax of the scores; 0 for a row whose lse is -inf, since it sees no key."""
     weights = (scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None]).exp()
     folded = weights.unflatten(1, (value.shape[1], -1))
     return torch.einsum("rhgk,khd->rhgd", folded, value).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""What attention on a CPU is made of: torch's flash attention, and keys that are rotated as they are copied."""
+"""Building blocks of attention on a CPU: torch's flash attention, and rotation of keys during their copy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.rope import reference as rope
 
-ROTATED = 512  # keys at once, so that what is between stays in cache
+ROTATED = 512  # keys at once, so that intermediate results stay in cache
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Scores(NamedTuple):
-    """What makes scores of queries and keys, as `spanlab_kernels.attention.attend` is told."""
+    """Arguments of `spanlab_kernels.attention.attend` that define the scores."""
 
     form: str
     table: AngleTable
@@ -26,21 +26,21 @@ class Scores(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Cosine and sine of what each of some rows is rotated by, by channel, float32 [rows, 1, rotary_dim]."""
+    """Cosine and sine of the rotation of rows, by channel, float32 [rows, 1, rotary_dim]."""
 
     cos: Tensor
     sin: Tensor
 
 
 def angles_at(shift: Tensor, table: AngleTable, interleaved: bool) -> Angles:
-    """Angles of rows that are rotated by signed integer shifts [rows]."""
-    return Angles(*rope.by_channel(*table.at(shift[:, None]), interleaved=interleaved))
+    """Angles of rows for signed integer shifts [rows]."""
+    return Angles(*rope.by_channel(*table.lookup(shift[:, None]), interleaved=interleaved))
 
 
 def folded(query: Tensor, kv_heads: int, angles: Angles | None, interleaved: bool) -> Tensor:
-    """Queries [T, Hq, D], rotated where there are angles, as [1, kv_heads, T · heads of each, D], row by row.
+    """Queries [T, Hq, D], rotated if `angles` is set, as [1, kv_heads, T · heads per kv head, D], row by row.
 
-    Rows of all heads that share a kv head are rows to the kernel, so that its keys are read once.
+    All heads that share a kv head become rows of the kernel, so that it reads keys once.
     """
     rows = query.unflatten(1, (kv_heads, -1))
     out = query.new_empty(kv_heads, len(rows), *rows.shape[2:])
@@ -53,21 +53,23 @@ def folded(query: Tensor, kv_heads: int, angles: Angles | None, interleaved: boo
 
 
 def unfolded(x: Tensor, heads: int) -> Tensor:
-    """Results [T · heads of each, kv_heads, …] as [T, Hq, …]."""
+    """Results [T · heads per kv head, kv_heads, …] as [T, Hq, …]."""
     return x.unflatten(0, (-1, heads)).transpose(1, 2).flatten(1, 2)
 
 
 def rotated_keys(pool: Tensor, slot: Tensor, position: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
-    """Keys of `pool` at slots int64 [K], rotated to positions int64 [K], which are not negative."""
+    """Keys of `pool` at slots int64 [K], rotated by positions int64 [K], which are not negative."""
     out = pool.new_empty((len(slot), *pool.shape[1:]))
     angles = _by_position(table, interleaved)
-    for block, at, to in zip(out.split(ROTATED), slot.split(ROTATED), position.split(ROTATED), strict=True):
-        cos, sin = angles.index_select(0, to).chunk(2, -1)
-        rope.rotate_by(pool.index_select(0, at), cos, sin, interleaved=interleaved, out=block)
+    for block, block_slot, block_position in zip(
+        out.split(ROTATED), slot.split(ROTATED), position.split(ROTATED), strict=True
+    ):
+        cos, sin = angles.index_select(0, block_position).chunk(2, -1)
+        rope.rotate_by(pool.index_select(0, block_slot), cos, sin, interleaved=interleaved, out=block)
     return out
 
 
 @lru_cache(maxsize=2)
 def _by_position(table: AngleTable, interleaved: bool) -> Tensor:
-    """Cosine and sine of every channel side by side, [positions, 1, 2 · rotary_dim]; kept, as the table is."""
+    """Cosine and sine of every channel, concatenated, [positions, 1, 2 · rotary_dim]; cached by table."""
     return torch.cat(rope.by_channel(table.cos, table.sin, interleaved=interleaved), -1)[:, None]

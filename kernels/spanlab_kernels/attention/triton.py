@@ -1,4 +1,4 @@
-"""Launching the attention kernels: which blocks, how many parts, one launch for prefill and one for decode."""
+"""Launching the attention kernels: tile sizes, number of pieces, one launch for prefill and one for decode."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from spanlab_kernels.attention.batch import SpanBatch
 from spanlab_kernels.attention.blocks import blocks
 from spanlab_kernels.attention.kernel import attend_tiles
 from spanlab_kernels.attention.merge import merge_pieces
-from spanlab_kernels.attention.turned import Turned, turn, turned
+from spanlab_kernels.attention.rotated_copies import RotationPlan, copy_rotated, plan_rotation
 from spanlab_kernels.attention.work import count_work, list_tiles
 from spanlab_kernels.rope import rotate
 
-KEYS_PER_PIECE = 256  # at least: below that merging costs more than it wins
-TURNED_ENTRIES = 1024  # pairs (row, head of a kv head) of a group from which turning spans once costs less; an estimate
-IN_PLACE_DIM = 128  # beyond that the product that puts rows in place takes more memory than a processor has
-LEAST_DOT = 16  # channels: Triton compiles no matrix product over fewer
+KEYS_PER_PIECE = 256  # at least: with fewer, merging costs more than it saves
+ROTATE_ONCE_ENTRIES = 1024  # pairs (row, head of a kv head) of a group from which copies are cheaper; an estimate
+IN_PLACE_DIM = 128  # above, the product that puts rows in place needs more memory than a multiprocessor has
+LEAST_DOT = 16  # channels: the fewest of a matrix product in Triton
 
 
 def attend(
@@ -39,15 +39,15 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """The contract of `spanlab_kernels.attention.attend`, whose checks come first.
 
-    Groups of one row, as in decoding, are a launch of their own with small tiles and more pieces.
+    Groups of one row, as in decoding, have a separate launch with small tiles and more pieces.
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
     call = Call(query, out, lse, table, scale, interleaved)
     if batch.max_rows > 1:
         entries = batch.max_rows * (query.shape[1] // key_pages.shape[2])
-        if form != "MAT" and entries >= TURNED_ENTRIES and batch.groups_on_host is not None:
-            _attend_turned(call, key_pages, value_pages, turned(batch), form)
+        if form != "MAT" and entries >= ROTATE_ONCE_ENTRIES and batch.groups_on_host is not None:
+            _attend_copies(call, key_pages, value_pages, plan_rotation(batch), form)
         else:
             _launch(call, key_pages, value_pages, batch, form, one_row=False)
     if len(batch.one_row_groups):
@@ -57,7 +57,7 @@ def attend(
 
 @dataclass(frozen=True)
 class Call:
-    """What all launches of one call share."""
+    """Arguments that all launches of one call share."""
 
     query: Tensor
     out: Tensor
@@ -67,10 +67,10 @@ class Call:
     interleaved: bool
 
 
-def _attend_turned(call: Call, key_pages: Tensor, value_pages: Tensor, plan: Turned, form: str) -> None:
-    """Attend with all groups of several rows over copies of their spans: the best library, or our own kernel."""
-    copies = turn(key_pages, value_pages, plan, form=form, table=call.table, interleaved=call.interleaved)
-    library = dense.best(call.query) if plan.sequences is not None else None
+def _attend_copies(call: Call, key_pages: Tensor, value_pages: Tensor, plan: RotationPlan, form: str) -> None:
+    """Attend with all groups of several rows over rotated copies of their spans, by a library or our kernel."""
+    copies = copy_rotated(key_pages, value_pages, plan, form=form, table=call.table, interleaved=call.interleaved)
+    library = dense.select_library(call.query) if plan.sequences is not None else None
     if library is None or plan.sequences is None:
         _launch(call, *copies, plan.target, "MAT", one_row=False)
         return
@@ -83,39 +83,39 @@ def _attend_turned(call: Call, key_pages: Tensor, value_pages: Tensor, plan: Tur
 
 
 def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, form: str, *, one_row: bool) -> None:
-    """Attend with all groups of one row, or with all others, and write their rows."""
+    """Attend with all groups of one row, or with all other groups, and write the results of their rows."""
     query, table = call.query, call.table
     (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     rotates = form != "MAT" or batch.shifted
-    forms = {
+    constants = {
         "ROTATE_KEYS": form == "KR",
         "ROTATE_QUERIES": form == "QR",
         "SHIFTED": batch.shifted,
-        # without rotation any order of channels will do, and the plain one is the fastest to read
+        # without rotation, any order of channels is valid, and memory order is the fastest to read
         "ROTARY_HALF": table.rotary_dim // 2 if rotates else head_dim // 2,
         "INTERLEAVED": call.interleaved or not rotates,
     }
     group_heads = heads // kv_heads
-    entries, registers = group_heads * (1 if one_row else batch.max_rows), multiplies_registers(query.device)
-    if form == "QR" and head_dim > IN_PLACE_DIM and not registers:
-        entries = min(entries, 64)  # more rows, rotated and not, than 64 find no registers there
+    entries, from_registers = group_heads * (1 if one_row else batch.max_rows), multiplies_registers(query.device)
+    if form == "QR" and head_dim > IN_PLACE_DIM and not from_registers:
+        entries = min(entries, 64)  # more rows, rotated and not rotated, do not fit into the registers of these devices
     size = blocks(head_dim, query.dtype, entries, query.device)
-    in_place = form == "QR" and size.m >= 64 and head_dim <= IN_PLACE_DIM and registers
-    tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
+    in_place = form == "QR" and size.m >= 64 and head_dim <= IN_PLACE_DIM and from_registers
+    tiles = list_tiles(batch, size.n, per_key=bool(constants["ROTATE_KEYS"]))
     work = count_work(
         batch, tiles, one_row=one_row, group_heads=group_heads, block_m=size.m, keys=size.n, kv_heads=kv_heads,
-        wanted=wanted_programs(query.device), least=KEYS_PER_PIECE // size.n,
+        programs=target_programs(query.device), min_tiles=KEYS_PER_PIECE // size.n,
     )  # fmt: skip
-    pieces = work.most * kv_heads * size.m if work.split else 0
+    pieces = work.max_pieces * kv_heads * size.m if work.split else 0
     parts, part_lse = (query.new_empty(shape, dtype=torch.float32) for shape in ((pieces, head_dim), (pieces,)))
-    attend_tiles[(work.most, kv_heads)](
+    attend_tiles[(work.max_pieces, kv_heads)](
         query, key_pages, value_pages, call.out, call.lse, parts, part_lse,
         batch.query_starts, batch.query_index, batch.query_shift, batch.span_starts, batch.span_index,
         batch.span_least, tiles.of_tile, tiles.rows, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
         *query.stride()[:2], batch.groups, table.length, call.scale * math.log2(math.e),
-        KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, **forms,
+        KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, **constants,
         SPLIT=work.split, IN_PLACE=in_place, HALF_SUMS=shares_rows(query.device),
-        HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
+        HALF_BLOCK=half_block(head_dim, separate=bool(constants["ROTATE_KEYS"])),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
     if work.split:
@@ -126,20 +126,20 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         )  # fmt: skip
 
 
-def half_block(head_dim: int, *, apart: bool) -> int:
-    """Half of the channels of a tile, a power of two; `apart`: each half is a product of its own."""
-    return max(LEAST_DOT if apart else LEAST_DOT // 2, triton.next_power_of_2(head_dim) // 2)
+def half_block(head_dim: int, *, separate: bool) -> int:
+    """Half of the channels of a tile, a power of two; `separate`: each half is a separate product."""
+    return max(LEAST_DOT if separate else LEAST_DOT // 2, triton.next_power_of_2(head_dim) // 2)
 
 
 @cache
-def wanted_programs(device: torch.device) -> int:
-    """Programs that fill the device: two on each multiprocessor. The interpreter runs them one by one."""
+def target_programs(device: torch.device) -> int:
+    """Number of programs that fill the device: two per multiprocessor, or one for the interpreter."""
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @cache
 def multiplies_registers(device: torch.device) -> bool:
-    """Whether products of 64 rows read them from registers: from compute capability 9.0 on."""
+    """Whether products of 64 rows read the rows from registers, as from compute capability 9.0 on."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 

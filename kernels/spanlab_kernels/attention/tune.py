@@ -1,8 +1,8 @@
-"""Find the fastest sizes of the attention kernel on the card that is here, and keep them.
+"""Measure the fastest sizes of the attention kernel on this machine's card, and store them.
 
     python -m spanlab_kernels.attention.tune --head-dim 128 [--dtype bfloat16] [--heads 32] [--kv-heads 8]
 
-Nothing is tuned while the engine runs: a compilation there would count as a step's time. Never run on a card so far.
+The engine never tunes while it runs: a compilation would count as time of a step. Never run on a card so far.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 from spanlab_kernels.angles import angle_table
 from spanlab_kernels.attention import Group, Span, attend, span_batch
 from spanlab_kernels.attention import triton as launcher
-from spanlab_kernels.attention.blocks import LARGEST, Blocks, blocks, cache_file, keep, variant
+from spanlab_kernels.attention.blocks import LARGEST, Blocks, blocks, cache_file, save_choices, variant
 from spanlab_kernels.testing import inverse_powers
 
 KEYS, SPAN, PAGE = 8192, 500, 16
 ROUNDS = 20
 ROWS = (1, 8, 16, 64)
-"""Rows of a group, of which the first is a decoding one."""
+"""Rows of a group; the first number is that of decoding."""
 
 
 def candidates(fixed: Blocks) -> Iterator[Blocks]:
-    """The fixed sizes first, then others around them: keys of a tile, tiles in flight, and rows on half the warps."""
+    """The fixed sizes, then variations of keys per tile and tiles in flight, and 64 rows on half the warps."""
     yield fixed
     for n in (32, 64, 128):
         for stages in (2, 3, 4):
@@ -38,12 +38,12 @@ def candidates(fixed: Blocks) -> Iterator[Blocks]:
 
 
 def fastest(sizes: Iterator[Blocks], seconds: Callable[[Blocks], float]) -> Blocks:
-    """The sizes of the least time; those that ask for more than the card has are left out, the first must not."""
+    """The sizes of the least time, without those that exceed the card's resources; the first must not exceed them."""
     times = {}
     for size in sizes:
         try:
             times[size] = seconds(size)
-        except Exception as error:  # Triton's own, whose place in the package moves
+        except Exception as error:  # Triton's OutOfResources, which moves between modules of the package
             if not times or "OutOfResources" not in type(error).__name__:
                 raise
     return min(times, key=times.__getitem__)
@@ -51,26 +51,26 @@ def fastest(sizes: Iterator[Blocks], seconds: Callable[[Blocks], float]) -> Bloc
 
 def tune(head_dim: int, dtype: torch.dtype, heads: int, kv_heads: int, device: torch.device) -> dict[str, Blocks]:
     """The fastest sizes by variant, for form QR over spans of `SPAN` keys, on a CUDA device."""
-    found = {}
+    tuned = {}
     for rows in ROWS:
         entries = rows * heads // kv_heads
         call = _call(rows, head_dim, dtype, heads, kv_heads, device)
         name = variant(head_dim, dtype, entries)
-        if name not in found:
-            found[name] = fastest(
+        if name not in tuned:
+            tuned[name] = fastest(
                 candidates(blocks(head_dim, dtype, entries)), lambda size, call=call: _time(call, size)
             )
-    return found
+    return tuned
 
 
 def _call(
     rows: int, head_dim: int, dtype: torch.dtype, heads: int, kv_heads: int, device: torch.device
 ) -> Callable[[], object]:
     starts = range(0, KEYS, SPAN)
-    pages = iter(range(KEYS // PAGE + 2 * len(starts)))
+    page_ids = iter(range(KEYS // PAGE + 2 * len(starts)))
     lengths = [min(SPAN, KEYS - start) for start in starts]
     spans = [
-        Span(start, length, start, [next(pages) for _ in range(-(-length // PAGE))])
+        Span(start, length, start, [next(page_ids) for _ in range(-(-length // PAGE))])
         for start, length in zip(starts, lengths, strict=True)
     ]
     count = max(spans[-1].pages) + 1
@@ -83,13 +83,13 @@ def _call(
 
 def _time(call: Callable[[], object], size: Blocks) -> float:
     """Median milliseconds of a call with these sizes, by CUDA events, after one that compiles."""
-    chosen = launcher.blocks
+    original = launcher.blocks
     launcher.blocks = lambda *_: size
     try:
         call()
         return statistics.median(_once(call) for _ in range(ROUNDS))
     finally:
-        launcher.blocks = chosen
+        launcher.blocks = original
 
 
 def _once(call: Callable[[], object]) -> float:
@@ -102,7 +102,7 @@ def _once(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Tune, keep, print."""
+    """Tune, store and print the sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dim", type=int, required=True)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
@@ -113,9 +113,9 @@ def main() -> None:
         print("not tuned: no CUDA device")
         return
     device = torch.device("cuda")
-    found = tune(options.head_dim, getattr(torch, options.dtype), options.heads, options.kv_heads, device)
-    keep(torch.cuda.get_device_name(device), found, cache_file())
-    for name, size in found.items():
+    tuned = tune(options.head_dim, getattr(torch, options.dtype), options.heads, options.kv_heads, device)
+    save_choices(torch.cuda.get_device_name(device), tuned, cache_file())
+    for name, size in tuned.items():
         print(f"{name}: {size}")
     print(f"kept in {cache_file()}")
 

@@ -1,6 +1,7 @@
-"""The work of a batch on the device: all key tiles of all spans in one list, and equal pieces of it.
+"""The work of a batch on the device: one list of all key tiles of all spans, and equal pieces of it.
 
-Both are made on the device from what the batch has there: the host knows bounds only, so a step waits for nothing.
+Both are computed on the device from the batch's tensors. The host computes upper bounds only, so a step does not wait
+for the device.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch import Tensor
 
 from spanlab_kernels.attention.batch import SpanBatch
 
-AHEAD = 1  # tiles behind the last that a program reads of
-TOGETHER = 16  # tiles that one program lists, and looks up the keys of
+AHEAD = 1  # padding tiles after the last, which a program reads ahead
+TOGETHER = 16  # tiles that one program lists, with the rows of their keys
 
 
 @triton.jit(do_not_specialize=["spans"])
 def _count_tiles(span_length, tile_starts, spans, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr):
-    """One program: tiles of all spans before each, [spans + 1]."""
+    """One program: cumulative number of tiles before each span, [spans + 1]."""
     total = tl.full([], 0, tl.int32)
     tl.store(tile_starts, total)
     for start in range(0, spans, BLOCK):
@@ -37,7 +38,7 @@ def _list_tiles(
     capacity,
     PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PER_KEY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`tiles` and `rows`, as `Tiles` says; PER_KEY: the position of the first key, else that of its span."""
+    """Write `tiles` and `rows` as defined in `Tiles`; PER_KEY: with the position of the first key, else of its span."""
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first, end = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32) + spans
     for _ in range(steps):
@@ -51,11 +52,11 @@ def _list_tiles(
     )
     count = tl.minimum(tl.load(span_length + first, mask=is_tile, other=1) - start, BLOCK_N)
     position = tl.load(span_position + first, mask=is_tile, other=0) + (start if PER_KEY else 0)
-    to, is_listed = tiles + tile * 4, tile < capacity
-    tl.store(to, tl.where(is_tile, slot + start, 0), mask=is_listed)
-    tl.store(to + 1, tl.where(is_tile, count, 1), mask=is_listed)
-    tl.store(to + 2, tl.load(span_index + first, mask=is_tile, other=0) + start, mask=is_listed)
-    tl.store(to + 3, position, mask=is_listed)
+    target, is_listed = tiles + tile * 4, tile < capacity
+    tl.store(target, tl.where(is_tile, slot + start, 0), mask=is_listed)
+    tl.store(target + 1, tl.where(is_tile, count, 1), mask=is_listed)
+    tl.store(target + 2, tl.load(span_index + first, mask=is_tile, other=0) + start, mask=is_listed)
+    tl.store(target + 3, position, mask=is_listed)
     near = tl.arange(0, BLOCK_N)
     key = (slot + start)[:, None] + tl.minimum(near[None, :], count[:, None] - 1)
     page = tl.load(pages + key // PAGE, mask=is_tile[:, None], other=0)
@@ -68,7 +69,7 @@ def _count_work(
     query_starts, span_starts, tile_starts, work_starts, work_pieces, groups, share,
     GROUP_HEADS: tl.constexpr, ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: pieces of each group's tiles of rows, and of all groups before it; none where ONE_ROW differs."""
+    """One program: pieces per tile of rows of each group, and pieces of all groups before it; 0 if ONE_ROW differs."""
     total = tl.full([], 0, tl.int32)
     tl.store(work_starts, total)
     for start in range(0, groups, BLOCK):
@@ -89,27 +90,27 @@ def _count_work(
 class Tiles:
     """Tiles of up to `keys` keys of every span, in the order of the spans.
 
-    Of each, `of_tile` int32 [most, 4] has its first key's place in the table of pages, in keys; how many keys it has;
-    the place of its first key in the prompt; and the position that `_list_tiles` names. `rows` int32 [most, keys] has
-    the rows of the pool where its keys lie, the last again where it is not full: looked up once for all layers and kv
-    heads, so that attention reads keys two reads after its start and not three. The tiles of span s are
-    [starts[s], starts[s + 1]).
+    For each tile, `of_tile` int32 [max_tiles, 4] has the offset of its first key in the page table, in keys; its number
+    of keys; the index of its first key in the prompt; and the position that `_list_tiles` defines. `rows` int32
+    [max_tiles, keys] has the pool rows of its keys, with the last one repeated in a tile that is not full. They are
+    looked up once for all layers and kv heads, so that attention reads keys after two dependent reads and not three.
+    The tiles of span s are [starts[s], starts[s + 1]).
     """
 
     of_tile: Tensor
     rows: Tensor
     starts: Tensor
-    most: int
+    max_tiles: int
 
 
 @lru_cache(maxsize=4)
 def list_tiles(batch: SpanBatch, keys: int, *, per_key: bool) -> Tiles:
-    """The tiles of a batch; kept for the last few batches, since all layers of a model ask for the same."""
+    """The tiles of a batch, cached for the last few batches, since all layers of a model use the same tiles."""
     spans = len(batch.span_length)
-    most = batch.key_count // keys + spans
+    max_tiles = batch.key_count // keys + spans
     starts = torch.empty(spans + 1, dtype=torch.int32, device=batch.device)
     of_tile, rows = (
-        torch.empty((most + AHEAD, columns), dtype=torch.int32, device=batch.device) for columns in (4, keys)
+        torch.empty((max_tiles + AHEAD, columns), dtype=torch.int32, device=batch.device) for columns in (4, keys)
     )
     _count_tiles[(1,)](batch.span_length, starts, spans, BLOCK_N=keys, BLOCK=1024)
     if spans:
@@ -118,51 +119,51 @@ def list_tiles(batch: SpanBatch, keys: int, *, per_key: bool) -> Tiles:
             batch.pages, starts, of_tile, rows, spans, spans.bit_length(), len(of_tile),
             PAGE=batch.page_size, BLOCK_N=keys, PER_KEY=per_key, BLOCK=TOGETHER,
         )  # fmt: skip
-    return Tiles(of_tile, rows, starts, most)
+    return Tiles(of_tile, rows, starts, max_tiles)
 
 
 def forget_lists() -> None:
-    """List tiles and work of batches anew from here on: those that a captured graph reads must be made within it."""
+    """Clear cached tiles and work of batches: a captured graph must read those that are computed within it."""
     list_tiles.cache_clear()
     count_work.cache_clear()
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Pieces of the tiles of rows of each group, and of all groups before it, int32 [G] and [G + 1].
+    """Pieces per tile of rows of each group, int32 [G], and pieces of all groups before it, int32 [G + 1].
 
-    A piece is an equal share of the key tiles that its tile of rows sees. There are at most `most`, and no tile of rows
-    has more than one unless `split`.
+    A piece is an equal share of the key tiles that its tile of rows sees. There are at most `max_pieces`, and no tile
+    of rows has more than one unless `split`.
     """
 
     pieces: Tensor
     starts: Tensor
-    most: int
+    max_pieces: int
     split: bool
 
 
 @lru_cache(maxsize=8)
 def count_work(
     batch: SpanBatch, tiles: Tiles, *, one_row: bool, group_heads: int, block_m: int, keys: int, kv_heads: int,
-    wanted: int, least: int,
+    programs: int, min_tiles: int,
 ) -> Work:  # fmt: skip
-    """The work of all groups of one row, or of all others, in pieces of equal numbers of key tiles.
+    """The work of all groups of one row, or of all other groups, in pieces of equal numbers of key tiles.
 
-    Pieces are as long as leaves `wanted` programs over all kv heads, and no shorter than `least` tiles.
+    A piece is as long as `programs` programs over all kv heads allow, and at least `min_tiles` tiles long.
     """
     most_tiles = batch.max_keys // keys + batch.max_spans  # of a group
     if one_row:
         row_tiles = triton.cdiv(group_heads, block_m)
-        share = max(least, triton.cdiv(row_tiles * tiles.most * kv_heads, wanted), 1)
-        most = row_tiles * (tiles.most // share + len(batch.one_row_groups))
+        share = max(min_tiles, triton.cdiv(row_tiles * tiles.max_tiles * kv_heads, programs), 1)
+        max_pieces = row_tiles * (tiles.max_tiles // share + len(batch.one_row_groups))
     else:
         row_tiles = batch.rows * group_heads // block_m + batch.groups
-        share = max(least, triton.cdiv(row_tiles * most_tiles * kv_heads, wanted), 1)
-        most = row_tiles * max(1, triton.cdiv(most_tiles, share))
+        share = max(min_tiles, triton.cdiv(row_tiles * most_tiles * kv_heads, programs), 1)
+        max_pieces = row_tiles * max(1, triton.cdiv(most_tiles, share))
     pieces = torch.empty(batch.groups, dtype=torch.int32, device=batch.device)
     starts = torch.empty(batch.groups + 1, dtype=torch.int32, device=batch.device)
     _count_work[(1,)](
         batch.query_starts, batch.span_starts, tiles.starts, starts, pieces, batch.groups, share,
         GROUP_HEADS=group_heads, ONE_ROW=one_row, BLOCK_M=block_m, BLOCK=256,
     )  # fmt: skip
-    return Work(pieces, starts, most, most_tiles > share)
+    return Work(pieces, starts, max_pieces, most_tiles > share)

@@ -2,8 +2,8 @@
 
 Pages are one contiguous float tensor [num_pages, page_size, H, D]. Slot = page · page_size + offset names one of its
 rows [H, D]. Slots are int32 or int64 tensors [N] on the device of the pages; that they lie in
-[0, num_pages · page_size) is checked on the CPU and is the caller's duty on a CUDA device, where looking at them would
-wait for it: there a slot beyond the pages reads NaN and writes nothing.
+[0, num_pages · page_size) is checked on the CPU. On a CUDA device the caller must ensure it, since a check would wait
+for the device: there, a slot outside the pages reads NaN and writes nothing.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from spanlab_kernels.blocks import reference
-from spanlab_kernels.dispatch import serves_triton
+from spanlab_kernels.dispatch import uses_triton
 
 SLOT_DTYPES = (torch.int32, torch.int64)
 
 
 def gather(pages: Tensor, slots: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The rows at `slots`, [N, H, D] contiguous, in `out` or in new memory; ValueError for what does not fit.
+    """The rows at `slots`, [N, H, D] contiguous, in `out` or in new memory.
 
-    A slot may occur more than once.
+    A slot may occur more than once. ValueError for arguments that do not match.
     """
     _check_pages(pages)
     _check_slots("slots", slots, pages)
@@ -29,7 +29,7 @@ def gather(pages: Tensor, slots: Tensor, *, out: Tensor | None = None) -> Tensor
     _check_rows("out", out, slots, pages)
     if not out.is_contiguous():
         raise ValueError(f"out must be contiguous, not of strides {out.stride()}.")
-    if serves_triton(pages):
+    if uses_triton(pages):
         from spanlab_kernels.blocks import triton
 
         return triton.gather(pages, slots, out)
@@ -37,14 +37,14 @@ def gather(pages: Tensor, slots: Tensor, *, out: Tensor | None = None) -> Tensor
 
 
 def scatter(pages: Tensor, slots: Tensor, values: Tensor) -> None:
-    """Write `values` [N, H, D], of any strides, to `slots`, each of which occurs once.
+    """Write `values` [N, H, D], of any strides, to `slots`, which are distinct.
 
-    ValueError for what does not fit.
+    ValueError for arguments that do not match.
     """
     _check_pages(pages)
     _check_slots("slots", slots, pages)
     _check_rows("values", values, slots, pages)
-    if serves_triton(pages):
+    if uses_triton(pages):
         from spanlab_kernels.blocks import triton
 
         return triton.scatter(pages, slots, values)
@@ -52,16 +52,17 @@ def scatter(pages: Tensor, slots: Tensor, values: Tensor) -> None:
 
 
 def copy(pages: Tensor, source_slots: Tensor, target_slots: Tensor) -> None:
-    """Copy rows to other rows of the same pages, as copy-on-write does; ValueError for what does not fit.
+    """Copy rows to other rows of the same pages, as copy-on-write does.
 
-    No target occurs twice or is a source: rows move in no order.
+    Targets are distinct and none is a source, since the order of copies is undefined. ValueError for arguments that do
+    not match.
     """
     _check_pages(pages)
     _check_slots("source_slots", source_slots, pages)
     _check_slots("target_slots", target_slots, pages)
     if len(source_slots) != len(target_slots):
         raise ValueError(f"target_slots must be as many as source_slots, {len(source_slots)}, not {len(target_slots)}.")
-    if serves_triton(pages):
+    if uses_triton(pages):
         from spanlab_kernels.blocks import triton
 
         return triton.copy(pages, source_slots, target_slots)

@@ -1,4 +1,4 @@
-"""The truth of gather, scatter and copy: indexing."""
+"""Reference of gather, scatter and copy, by indexing."""
 
 from __future__ import annotations
 

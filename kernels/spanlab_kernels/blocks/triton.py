@@ -1,4 +1,4 @@
-"""Gather, scatter and copy on the device are one kernel: rows move from slots or from memory in order, to either."""
+"""Gather, scatter and copy on the device, by one kernel that copies rows from and to slots or contiguous memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048  # elements of a row that one program moves
+BLOCK = 2048  # elements of a row that one program copies
 
 
 @triton.jit
@@ -29,17 +29,17 @@ def _move(
     row = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     in_row = element < HEADS * HEAD_DIM
-    take, put = row, row
+    source_index, target_index = row, row
     if FROM_SLOTS:
-        take = tl.load(source_slots + row).to(tl.int64)
+        source_index = tl.load(source_slots + row).to(tl.int64)
     if TO_SLOTS:
-        put = tl.load(target_slots + row).to(tl.int64)
-    # a slot beyond the pages must neither read nor write wild memory; what cannot be read is NaN, and so is seen
-    can_take = in_row & (take >= 0) & (take < source_rows)
-    can_put = in_row & (put >= 0) & (put < target_rows)
+        target_index = tl.load(target_slots + row).to(tl.int64)
+    # a slot outside the pages must access no memory; it reads NaN, which shows the error in the result
+    is_source = in_row & (source_index >= 0) & (source_index < source_rows)
+    is_target = in_row & (target_index >= 0) & (target_index < target_rows)
     offset = (element // HEAD_DIM) * source_head + (element % HEAD_DIM) * source_channel
-    values = tl.load(source + take * source_row + offset, mask=can_take, other=float("nan"))
-    tl.store(target + put * (HEADS * HEAD_DIM) + element, values, mask=can_put)
+    values = tl.load(source + source_index * source_row + offset, mask=is_source, other=float("nan"))
+    tl.store(target + target_index * (HEADS * HEAD_DIM) + element, values, mask=is_target)
 
 
 def gather(pages: Tensor, slots: Tensor, out: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def copy(pages: Tensor, source_slots: Tensor, target_slots: Tensor) -> None:
 
 def _launch(source: Tensor, target: Tensor, source_slots: Tensor | None, target_slots: Tensor | None) -> None:
     slots = source_slots if source_slots is not None else target_slots
-    assert slots is not None, "rows move from slots or to slots"
+    assert slots is not None, "rows are copied from slots or to slots"
     _, heads, head_dim = target.shape
     width = heads * head_dim
     if not len(slots) or not width:

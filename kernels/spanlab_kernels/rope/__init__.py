@@ -1,4 +1,4 @@
-"""Rotation and re-rotation of heads by a number of positions."""
+"""Rotation and re-rotation of heads by a number of positions (RoPE)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
-from spanlab_kernels.dispatch import serves_triton
+from spanlab_kernels.dispatch import uses_triton
 from spanlab_kernels.rope import reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -16,20 +16,20 @@ SHIFT_DTYPES = (torch.int32, torch.int64)
 def rotate(
     x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """Turn the first `table.rotary_dim` channels of each head of `x` [T, H, D] by `shift` positions; copy the others.
+    """Rotate the first `table.rotary_dim` channels of each head of `x` [T, H, D] by `shift` positions; copy the others.
 
-    `shift` is one number for all, or an integer tensor [T] on the device of `x`; it may be negative. A key that stands
-    at position p stands at p + shift afterwards, since R(a) R(b) = R(a + b). Pairs are channels
+    `shift` is one number for all, or an integer tensor [T] on the device of `x`; it may be negative. A key rotated to
+    position p is rotated to p + shift afterwards, since R(a) R(b) = R(a + b). Pairs are channels
     (i, i + rotary_dim / 2), or (2i, 2i + 1) when `interleaved`. Products are formed in float32 and cast once.
 
-    Returns `out`, like `x`: `x` itself (in place), memory that does not overlap it, or a new tensor. ValueError for
-    what does not fit; shifts in (-table.length, table.length) are the caller's duty on a CUDA device, where looking at
-    them would wait for it: beyond that the result is NaN.
+    Returns `out`, of the shape of `x`: `x` itself (in place), memory that does not overlap it, or a new tensor.
+    ValueError for arguments that do not match. On a CUDA device the caller must ensure that shifts are in
+    (-table.length, table.length), since a check would wait for the device: outside it the result is NaN.
     """
     out = torch.empty_like(x) if out is None else out
     _check_tensors(x, table, out)
     _check_shift(x, shift, table)
-    if serves_triton(x):
+    if uses_triton(x):
         from spanlab_kernels.rope import triton
 
         return triton.rotate(x, shift, table, interleaved=interleaved, out=out)

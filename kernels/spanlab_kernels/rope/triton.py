@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
 
-ROWS = 16  # heads of one token or of neighbours: enough to fill a block's threads at any width in use
+ROWS = 16  # heads of one token or of adjacent tokens: enough to fill the threads of a block at any rotary_dim in use
 
 
 @triton.jit(do_not_specialize=["shift"])
@@ -29,12 +29,12 @@ def _rotate(
     out_channel,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    REST: tl.constexpr,
+    COPIED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     ROWS: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
+    COPIED_BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < rows
@@ -46,14 +46,14 @@ def _rotate(
         rotation = tl.load(shifts + token, mask=is_row, other=0).to(tl.int32)
     else:
         rotation = tl.zeros([ROWS], tl.int32) + shift
-    place = tl.abs(rotation)
+    distance = tl.abs(rotation)
     pair = tl.arange(0, HALF_BLOCK)
     is_pair = is_row[:, None] & (pair < HALF)[None, :]
-    # a shift beyond the table must not read wild memory, nor pass unseen
-    in_table = is_pair & (place < length)[:, None]
-    at = place.to(tl.int64)[:, None] * HALF + pair[None, :]
-    c = tl.load(cos + at, mask=in_table, other=float("nan"))
-    s = tl.load(sin + at, mask=in_table, other=float("nan"))
+    # a shift outside the table must access no memory, and its NaN shows the error
+    in_table = is_pair & (distance < length)[:, None]
+    offset = distance.to(tl.int64)[:, None] * HALF + pair[None, :]
+    c = tl.load(cos + offset, mask=in_table, other=float("nan"))
+    s = tl.load(sin + offset, mask=in_table, other=float("nan"))
     s = tl.where(rotation[:, None] < 0, -s, s)
 
     if INTERLEAVED:
@@ -62,16 +62,16 @@ def _rotate(
         first, second = pair, pair + HALF
     a = tl.load(from_row + (first * x_channel)[None, :], mask=is_pair, other=0.0).to(tl.float32)
     b = tl.load(from_row + (second * x_channel)[None, :], mask=is_pair, other=0.0).to(tl.float32)
-    # both partners are in registers before either is written, which is what allows out = x
+    # both partners are in registers before either is written, so that out may be x
     tl.store(to_row + (first * out_channel)[None, :], (a * c - b * s).to(out.dtype.element_ty), mask=is_pair)
     tl.store(to_row + (second * out_channel)[None, :], (b * c + a * s).to(out.dtype.element_ty), mask=is_pair)
 
-    if REST > 0:
-        rest = tl.arange(0, REST_BLOCK)
-        is_rest = is_row[:, None] & (rest < REST)[None, :]
-        channel = 2 * HALF + rest
-        kept = tl.load(from_row + (channel * x_channel)[None, :], mask=is_rest, other=0.0)
-        tl.store(to_row + (channel * out_channel)[None, :], kept, mask=is_rest)
+    if COPIED > 0:
+        extra = tl.arange(0, COPIED_BLOCK)
+        is_extra = is_row[:, None] & (extra < COPIED)[None, :]
+        channel = 2 * HALF + extra
+        unrotated = tl.load(from_row + (channel * x_channel)[None, :], mask=is_extra, other=0.0)
+        tl.store(to_row + (channel * out_channel)[None, :], unrotated, mask=is_extra)
 
 
 def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bo
     if not rows:
         return out
     half = table.rotary_dim // 2
-    rest = 0 if out is x else head_dim - table.rotary_dim
+    copied = 0 if out is x else head_dim - table.rotary_dim
     per_token = isinstance(shift, Tensor)
     _rotate[(triton.cdiv(rows, ROWS),)](
         x,
@@ -96,11 +96,11 @@ def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bo
         *out.stride(),
         HEADS=heads,
         HALF=half,
-        REST=rest,
+        COPIED=copied,
         INTERLEAVED=interleaved,
         PER_TOKEN=per_token,
         ROWS=ROWS,
         HALF_BLOCK=triton.next_power_of_2(half),
-        REST_BLOCK=triton.next_power_of_2(max(1, rest)),
+        COPIED_BLOCK=triton.next_power_of_2(max(1, copied)),
     )
     return out

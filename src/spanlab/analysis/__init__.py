@@ -1,1 +1,1 @@
-"""Functions of tables: errors of predictions, equivalence, ranks, goals, fits of timing models."""
+"""Statistics over records and tables: prediction errors, equivalence, ranks, goals, fits of timing models."""

@@ -20,10 +20,10 @@ _SEED = 20240229
 
 @dataclass(frozen=True)
 class Clusters:
-    """Requests by seed and by group: a group holds the requests of one document, in every seed.
+    """Requests by seed and by group; a group has the requests of one document, in every seed.
 
     seed, group  indices from 0, shape (n,)
-    seeds, groups  how many there are
+    seeds, groups  numbers of seeds and groups
     """
 
     seed: Ints
@@ -33,13 +33,13 @@ class Clusters:
 
     @staticmethod
     def of(seeds: Ints, groups: Ints) -> Clusters:
-        """Clusters of requests with these seeds and group ids, shape (n,)."""
-        own, seed = np.unique(seeds, return_inverse=True)
-        kinds, group = np.unique(groups, return_inverse=True)
-        return Clusters(seed, group, len(own), len(kinds))
+        """Return clusters of requests with these seeds and group ids, both of shape (n,)."""
+        seed_values, seed = np.unique(seeds, return_inverse=True)
+        group_values, group = np.unique(groups, return_inverse=True)
+        return Clusters(seed, group, len(seed_values), len(group_values))
 
     def sums(self, values: NDArray[np.floating] | Ints) -> Floats:
-        """Sums of `values`, shape (n,), by seed and group, shape (seeds, groups)."""
+        """Return sums of `values`, shape (n,), by seed and group, shape (seeds, groups)."""
         cells = self.seed * self.groups + self.group
         flat = np.bincount(cells, values, self.seeds * self.groups)
         return flat.reshape(self.seeds, self.groups).astype(np.float64, copy=False)
@@ -47,35 +47,36 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Error:
-    """Standard error of an estimate, and the degrees of freedom with which it is known."""
+    """Standard error of an estimate, and its degrees of freedom."""
 
     size: float
     degrees: float
 
 
 def ratio_error(above: Floats, below: Floats) -> Error | None:
-    """Standard error of sum(above) ÷ sum(below), both of shape (seeds, groups).
+    """Return the standard error of sum(above) ÷ sum(below), both of shape (seeds, groups).
 
-    Seeds redraw the arrivals of the same groups, so both are crossed: each is resampled by itself
-    with replacement and the variances are added, which counts their interaction twice and so is
-    never too small on that account (Owen, Annals of Applied Statistics 2007). A bootstrap variance
-    of k clusters is too small by (k - 1) / k (Hesterberg, American Statistician 2015) and is
-    multiplied by its inverse. Degrees of freedom are Satterthwaite's. A level of one cluster says
-    nothing; None where both have one. What a document does to the waiting of others is not redone.
+    Seeds redraw the arrivals of the same groups, so both levels are crossed: each is resampled
+    separately with replacement and the variances are added. This counts their interaction twice and
+    is therefore never too small on that account (Owen, Annals of Applied Statistics 2007). A
+    bootstrap variance of k clusters is too small by (k - 1) / k (Hesterberg, American Statistician
+    2015) and is multiplied by its inverse. Degrees of freedom are Satterthwaite's. A level of one
+    cluster is left out; None where both have one. The effect of a document on the waiting of others
+    is not resampled.
     """
     levels = [(above.sum(1), below.sum(1)), (above.sum(0), below.sum(0))]
-    parts = [_variance(*level) for level in levels if len(level[0]) > 1]
-    if not parts:
+    variances = [_variance(*level) for level in levels if len(level[0]) > 1]
+    if not variances:
         return None
-    variance = sum(part.size for part in parts)
+    variance = sum(term.size for term in variances)
     if variance == 0:
-        return Error(0.0, min(part.degrees for part in parts))
-    fourth = sum(part.size**2 / part.degrees for part in parts)
+        return Error(0.0, min(term.degrees for term in variances))
+    fourth = sum(term.size**2 / term.degrees for term in variances)
     return Error(math.sqrt(variance), variance**2 / fourth)
 
 
 def _variance(above: Floats, below: Floats) -> Error:
-    """Bootstrap variance of sum(above) ÷ sum(below) over k clusters, shape (k,)."""
+    """Return the bootstrap variance of sum(above) ÷ sum(below) over k clusters, shape (k,)."""
     count = len(above)
     weights = drawn_counts(count)
     bottom = weights @ below
@@ -85,43 +86,43 @@ def _variance(above: Floats, below: Floats) -> Error:
 
 @functools.cache
 def drawn_counts(count: int) -> Floats:
-    """How often each of `count` clusters is drawn, shape (draws, count); the same in every study."""
+    """Return how often each draw takes each of `count` clusters, shape (draws, count); fixed random seed."""
     rng = np.random.default_rng([_SEED, count])
     drawn = rng.multinomial(count, np.full(count, 1 / count), DRAWS)
     return drawn.astype(np.float64)
 
 
 def positive_ratio(above: Floats, below: Floats) -> Interval:
-    """Interval of sum(above) ÷ sum(below), a positive quantity: time, speedup. Never a negative end.
+    """Return the interval of sum(above) ÷ sum(below) for a positive quantity, such as a time or a speedup.
 
-    On the log scale, by the delta method: estimate · exp(± t · error / estimate).
+    On the log scale, by the delta method: estimate · exp(± t · error / estimate), so that no end is negative.
     """
     value = float(above.sum() / below.sum())
     error = ratio_error(above, below)
     if error is None or value == 0:
         return Interval(value, None, None)
-    factor = math.exp(min(_reach(error) / value, 700.0))
+    factor = math.exp(min(_half_width(error) / value, 700.0))
     return Interval(value, value / factor, value * factor)
 
 
 def ratio(above: Floats, below: Floats) -> Interval:
-    """Interval of sum(above) ÷ sum(below), of any sign: estimate ± t · error."""
+    """Return the interval of sum(above) ÷ sum(below) for a quantity of any sign: estimate ± t · error."""
     value = float(above.sum() / below.sum())
     error = ratio_error(above, below)
     if error is None:
         return Interval(value, None, None)
-    half = _reach(error)
+    half = _half_width(error)
     return Interval(value, value - half, value + half)
 
 
 def share(above: Floats, below: Floats) -> Interval:
-    """Interval of sum(above) ÷ sum(below), a share between 0 and 1: estimate ± t · error, cut there."""
+    """Return the interval of sum(above) ÷ sum(below) for a share: estimate ± t · error, clipped to 0 to 1."""
     value, low, high = ratio(above, below)
     if low is None or high is None:
         return Interval(value, None, None)
     return Interval(value, max(low, 0.0), min(high, 1.0))
 
 
-def _reach(error: Error) -> float:
-    """Half the width of a 95 % interval."""
+def _half_width(error: Error) -> float:
+    """Return half the width of a 95 % interval."""
     return t_quantile(0.975, error.degrees) * error.size

@@ -14,31 +14,31 @@ Floats = NDArray[np.float64]
 Groups = NDArray[np.int64]
 Kind = Callable[[Floats, Floats], Interval]
 
-#: Kinds of quantities, by the interval that fits them: of any sign, never negative, between 0 and 1.
+#: Interval functions by kind of quantity: of any sign, never negative, between 0 and 1.
 SIGNED: Kind = ratio
 POSITIVE: Kind = positive_ratio
 SHARE: Kind = share
 
 
 def mean_interval(values: Floats, groups: Groups, kind: Kind = SIGNED) -> Interval:
-    """Mean of values, shape (questions,), with a 95 % interval; `groups` and `kind` as for `ratio_interval`."""
+    """Return the mean of values, shape (questions,), with a 95 % interval; other parameters as in `ratio_interval`."""
     return ratio_interval(values, np.ones(len(values)), groups, kind)
 
 
 def ratio_interval(above: Floats, below: Floats, groups: Groups, kind: Kind = SIGNED) -> Interval:
-    """sum(above) ÷ sum(below) over questions, both of shape (questions,), with a 95 % interval.
+    """Return sum(above) ÷ sum(below) over questions, both of shape (questions,), with a 95 % interval.
 
-    `groups`  the document of each question. Questions of one document share passages and are not independent, so that
+    `groups`  the document of each question. Questions of one document share passages and are not independent, so
               whole documents are drawn with replacement, and both sums are taken over the same draw
 
-    Bounds are by t quantiles of the bootstrap's standard error (`analysis.bootstrap`): with 25 documents they hold the
-    truth as often as they say, where bounds from quantiles of the draws (BCa) are too narrow. None of one document.
+    Bounds use t quantiles of the bootstrap's standard error (`analysis.bootstrap`). With 25 documents they cover the
+    true value at the nominal rate, where quantiles of the draws (BCa) are too narrow. One document gives no bounds.
     """
     clusters = Clusters.of(np.zeros(len(groups), np.int64), groups)
     return kind(clusters.sums(above), clusters.sums(below))
 
 
 def separated(difference: Interval) -> bool:
-    """Whether the interval of a difference leaves zero out; a difference of which it does not is not shown."""
+    """Return whether the interval of a difference excludes zero, so that the difference is shown."""
     low, high = difference.low, difference.high
     return low is not None and high is not None and (low > 0 or high < 0)

@@ -1,4 +1,4 @@
-"""Engine beside simulator: delays of the same requests measured and predicted, by arm and load."""
+"""Engine compared with simulator: measured and predicted delays of the same requests, by arm and load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.analysis.goals import judge
 
 
 class ScheduleMatch(NamedTuple):
-    """Steps composed alike before the first that was not, of all steps of the engine, and that one in words."""
+    """Steps of equal composition before the first difference, all steps of the engine, and that difference as text."""
 
     equal: int
     steps: int
@@ -22,25 +22,25 @@ class ScheduleMatch(NamedTuple):
 
     @property
     def share(self) -> float:
-        """1 where every step is alike."""
+        """Share of matching steps; 1 where all match or there are none."""
         return self.equal / self.steps if self.steps else 1.0
 
     @staticmethod
     def of_all(runs: Sequence[ScheduleMatch]) -> ScheduleMatch:
-        """Steps of several runs as one, with the first difference of any."""
-        difference = next((one.difference for one in runs if one.difference), None)
-        return ScheduleMatch(sum(one.equal for one in runs), sum(one.steps for one in runs), difference)
+        """Return the match of several runs together, with the first difference of any."""
+        difference = next((run.difference for run in runs if run.difference), None)
+        return ScheduleMatch(sum(run.equal for run in runs), sum(run.steps for run in runs), difference)
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One arm at one load, the delays of every request measured in each repeat and predicted once.
+class ArmComparison:
+    """One arm at one load: delays of every request, measured in each repeat and predicted once.
 
     share           load as a share of saturation; None where the study sets a rate
     measured        delays by metric of each repeat, all seeds in a row
     schedule_match  over the steps of all runs
-    outside         simulated steps beyond what the profile was fitted to, of `simulated`; a run of equal decode steps
-                    is one
+    outside         simulated steps outside the range that the profile was fitted to, of `simulated`; a run of equal
+                    decode steps counts once
     """
 
     arm: str
@@ -54,7 +54,7 @@ class Compared:
     simulated: int
 
     def row(self) -> dict[str, Any]:
-        """The entry of the summary."""
+        """Return the entry of `summary.json`."""
         return {
             "arm": self.arm,
             "load": self.share,
@@ -68,45 +68,47 @@ class Compared:
         }
 
 
-def summarise(found: Sequence[Compared]) -> dict[str, Any]:
-    """Cells by load and arm; at each load all arms together and their ranks; goals where runs are repeated."""
-    loads = by_load(found)
-    cells = [one.row() for own in loads for one in own]
-    rates = [_at_load(own) for own in loads]
-    repeated = any(len(one.measured) > 1 for one in found)
+def summarise(comparisons: Sequence[ArmComparison]) -> dict[str, Any]:
+    """Return cells by load and arm, pooled errors and ranks by load, and goals where runs are repeated."""
+    loads = by_load(comparisons)
+    cells = [arm.row() for arms in loads for arm in arms]
+    rates = [_at_load(arms) for arms in loads]
+    repeated = any(len(arm.measured) > 1 for arm in comparisons)
     return {"cells": cells, "rates": rates} | ({"goals": judge(cells, rates)} if repeated else {})
 
 
-def by_load(found: Sequence[Compared]) -> list[list[Compared]]:
-    """Arms of each load, light loads first."""
-    rates = sorted({one.rate_rps for one in found}, key=lambda rate: rate or 0.0)
-    return [[one for one in found if one.rate_rps == rate] for rate in rates]
+def by_load(comparisons: Sequence[ArmComparison]) -> list[list[ArmComparison]]:
+    """Return the arms of each load, in increasing order of load."""
+    rates = sorted({arm.rate_rps for arm in comparisons}, key=lambda rate: rate or 0.0)
+    return [[arm for arm in comparisons if arm.rate_rps == rate] for rate in rates]
 
 
-def _at_load(own: Sequence[Compared]) -> dict[str, Any]:
-    told = {"load": own[0].share, "rate_rps": own[0].rate_rps, "errors": pooled(own)}
-    return told | (ranks(own) if len(own) > 1 else {})
+def _at_load(arms: Sequence[ArmComparison]) -> dict[str, Any]:
+    entry = {"load": arms[0].share, "rate_rps": arms[0].rate_rps, "errors": pooled_errors(arms)}
+    return entry | (ranks(arms) if len(arms) > 1 else {})
 
 
-def ranks(found: Sequence[Compared]) -> dict[str, Any]:
-    """Arms at one load by mean TTFT, on the engine and in the simulator."""
-    means = {one.arm: mean_ttft(one) for one in found}
+def ranks(comparisons: Sequence[ArmComparison]) -> dict[str, Any]:
+    """Return ranks of the arms at one load by mean TTFT, on the engine and in the simulator."""
+    means = {comparison.arm: mean_ttft(comparison) for comparison in comparisons}
     measured = {arm: repeats for arm, (repeats, _) in means.items()}
     return decide(measured, {arm: predicted for arm, (_, predicted) in means.items()})
 
 
-def pooled(found: Sequence[Compared]) -> dict[str, Any]:
-    """Errors over the requests of all arms together, repeat by repeat."""
-    repeats = min(len(one.measured) for one in found)
-    measured = [joined([one.measured[at] for one in found]) for at in range(repeats)]
-    return errors(measured, joined([one.predicted for one in found]))
+def pooled_errors(comparisons: Sequence[ArmComparison]) -> dict[str, Any]:
+    """Return errors over the requests of all arms together, repeat by repeat."""
+    repeats = min(len(arm.measured) for arm in comparisons)
+    measured = [concatenate_delays([arm.measured[repeat] for arm in comparisons]) for repeat in range(repeats)]
+    return errors(measured, concatenate_delays([arm.predicted for arm in comparisons]))
 
 
-def joined(parts: Sequence[Delays]) -> Delays:
-    """Requests of several runs as if they were one."""
-    return {metric: np.concatenate([part[metric] for part in parts]) for metric in METRICS}
+def concatenate_delays(runs: Sequence[Delays]) -> Delays:
+    """Concatenate the delays of several runs."""
+    return {metric: np.concatenate([run[metric] for run in runs]) for metric in METRICS}
 
 
-def mean_ttft(one: Compared) -> tuple[list[float], float]:
-    """Mean TTFT in seconds: of each repeat on the engine, and predicted."""
-    return [float(np.mean(repeat["ttft_s"])) for repeat in one.measured], float(np.mean(one.predicted["ttft_s"]))
+def mean_ttft(comparison: ArmComparison) -> tuple[list[float], float]:
+    """Return mean TTFT in seconds: one per repeat on the engine, and the predicted one."""
+    return [float(np.mean(repeat["ttft_s"])) for repeat in comparison.measured], float(
+        np.mean(comparison.predicted["ttft_s"])
+    )

@@ -1,4 +1,4 @@
-"""Would the simulator have chosen the same arm: ranks and regret."""
+"""Ranks of arms on the engine and in the simulator, and the regret of the simulator's choice."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Kendall's tau-b of two scores of the same arms; None where one of them tells no arms apart."""
+    """Return Kendall's tau-b of two scores of the same arms; None for one arm, or where a score is constant."""
     if len(first) < 2:
         return None
-    from scipy.stats import kendalltau  # half a second that only a report needs
+    from scipy.stats import kendalltau  # slow to import, and needed by reports only
 
     tau = float(kendalltau(first, second, variant="b").statistic)
     return None if np.isnan(tau) else tau
 
 
 def decide(measured: Mapping[str, Sequence[float]], predicted: Mapping[str, float]) -> dict[str, Any]:
-    """Ranks of arms by mean TTFT at one load; `measured` holds one mean per repeat, seconds.
+    """Return ranks of arms by mean TTFT at one load; `measured` has one mean per repeat, in seconds.
 
     tau       tau-b of the simulator's means against the means over the engine's repeats; every pair of arms counts,
-              those too that the engine's repeats do not tell apart
+              also pairs whose order differs between the engine's repeats
     aa_tau    mean over pairs of the engine's repeats of their tau; None for a single repeat
     regret    (measured TTFT of the arm that the simulator puts first − the least measured one) ÷ the latter
     """

@@ -1,4 +1,4 @@
-"""How far two runs of an arm differ, over paired requests, and whether the difference is shown."""
+"""Differences between two runs of an arm over paired requests, with intervals and verdicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Verdict = Literal["same", "differs", "not shown", "no interval"]
 
 @dataclass(frozen=True)
 class Difference:
-    """The other run against the first: a difference of shares, or a ratio of means; with its 95 % interval."""
+    """The second run compared with the first: a difference of shares or a ratio of means, with its 95 % interval."""
 
     verdict: Verdict
     interval: Interval
@@ -39,35 +39,35 @@ class ArmDifferences:
 
 
 def differences(pairs: Pairs, saturated: bool) -> ArmDifferences:
-    """Every difference of an arm."""
+    """Return the differences of one arm; no ratios of delays for a saturated arm."""
     delays = (None, None) if saturated else (mean_ttft(pairs), mean_e2e(pairs))
     return ArmDifferences(len(pairs.first["seed"]), pairs.seeds, token_hit_rate(pairs), *delays)
 
 
 def token_hit_rate(pairs: Pairs) -> Difference:
-    """Token hit rate of the other run − that of the first, as a share of prompt tokens."""
+    """Return the token hit rate of the other run − that of the first, as a share of prompt tokens."""
     clusters = pairs.clusters()
     gained = clusters.sums(pairs.other["reused_tokens"] - pairs.first["reused_tokens"])
-    found = ratio(gained, clusters.sums(pairs.first["prompt_tokens"]))
+    interval = ratio(gained, clusters.sums(pairs.first["prompt_tokens"]))
     same = np.array_equal(pairs.other["reused_tokens"], pairs.first["reused_tokens"])
-    return Difference(_verdict(found, 0.0, same), found)
+    return Difference(_verdict(interval, 0.0, same), interval)
 
 
 def mean_ttft(pairs: Pairs) -> Difference:
-    """Mean TTFT of the other run ÷ that of the first."""
+    """Return the mean TTFT of the other run ÷ that of the first."""
     return _mean_delay(pairs, "first_token_s")
 
 
 def mean_e2e(pairs: Pairs) -> Difference:
-    """Mean E2E latency of the other run ÷ that of the first."""
+    """Return the mean E2E latency of the other run ÷ that of the first."""
     return _mean_delay(pairs, "finished_s")
 
 
 def _mean_delay(pairs: Pairs, until: str) -> Difference:
     clusters = pairs.clusters()
     first, other = (_delay(columns, until) for columns in (pairs.first, pairs.other))
-    found = positive_ratio(clusters.sums(other), clusters.sums(first))
-    return Difference(_verdict(found, 1.0, np.array_equal(first, other)), found)
+    interval = positive_ratio(clusters.sums(other), clusters.sums(first))
+    return Difference(_verdict(interval, 1.0, np.array_equal(first, other)), interval)
 
 
 def _delay(columns: Columns, until: str) -> np.ndarray:
@@ -75,9 +75,9 @@ def _delay(columns: Columns, until: str) -> np.ndarray:
     return delay
 
 
-def _verdict(found: Interval, nothing: float, same: bool) -> Verdict:
+def _verdict(interval: Interval, no_difference: float, same: bool) -> Verdict:
     if same:
         return "same"
-    if found.low is None or found.high is None:
+    if interval.low is None or interval.high is None:
         return "no interval"
-    return "not shown" if found.low <= nothing <= found.high else "differs"
+    return "not shown" if interval.low <= no_difference <= interval.high else "differs"

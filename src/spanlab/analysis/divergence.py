@@ -1,4 +1,4 @@
-"""How far another way of computing a prompt moves the model's predictions from those of full recompute."""
+"""Divergence between a model's predictions under full recompute and under another way of computing the prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Divergence:
 
     `kl`      mean of KL(reference ‖ other) over the predictions, nats.
     `top1`    share of predictions whose likeliest token is the same.
-    `greedy`  whether both wrote the same tokens when decoding greedily; None where they did not decode.
+    `greedy`  whether greedy decoding gave the same tokens; None where nothing was decoded.
     """
 
     predictions: int
@@ -30,14 +30,14 @@ class Divergence:
 def divergence(reference: Logits, other: Logits, greedy: bool | None = None) -> Divergence:
     """Compare two [T, V] logits of one prompt, row t of both predicting after the same T tokens of text.
 
-    Feed both arms the reference's tokens: after its own tokens an arm would be asked about another text.
+    Feed both arms the reference's tokens (teacher forcing), otherwise their predictions are for different texts.
     """
     kl, same = kl_rows(reference, other), top1_rows(reference, other)
     return Divergence(len(kl), float(kl.mean()), float(same.mean()), greedy)
 
 
 def kl_rows(reference: Logits, other: Logits) -> NDArray[np.float64]:
-    """KL(p_reference ‖ p_other) = Σ p_reference · (log p_reference − log p_other) per row, nats, float64, shape [T].
+    """Return KL(p ‖ q) = Σ p · (log p − log q) per row, nats, float64, shape [T]; p is the reference.
 
     Inputs are [T, V] logits of any float kind; the softmax is taken in float64 with the row's maximum subtracted.
     """
@@ -46,14 +46,14 @@ def kl_rows(reference: Logits, other: Logits) -> NDArray[np.float64]:
 
 
 def top1_rows(reference: Logits, other: Logits) -> NDArray[np.bool_]:
-    """Whether the largest logit of each row is at the same place, shape [T]; among equals the first place counts."""
+    """Return whether each row has its largest logit at the same index, shape [T]; ties count by the first index."""
     _check(reference, other)
     same: NDArray[np.bool_] = reference.argmax(axis=1) == other.argmax(axis=1)
     return same
 
 
 def greedy_match(reference: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two greedy decodings are the same tokens, to the last."""
+    """Return whether two greedy decodings are equal in all tokens."""
     return list(reference) == list(other)
 
 
@@ -66,7 +66,7 @@ def _log_softmax(row: Logits) -> NDArray[np.float64]:
 def _kl(log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> float:
     kl = float(np.exp(log_p) @ (log_p - log_q))
     assert math.isfinite(kl), "logits that a float32 holds have a finite divergence"
-    return max(0.0, kl)  # never negative (Gibbs); only rounding could say otherwise
+    return max(0.0, kl)  # KL is never negative (Gibbs), but rounding can make it so
 
 
 def _check(reference: Logits, other: Logits) -> None:

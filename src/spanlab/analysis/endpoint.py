@@ -1,4 +1,4 @@
-"""One question to an OpenAI-compatible chat endpoint, with the standard library alone; addresses and keys of such."""
+"""Chat requests to an OpenAI-compatible endpoint, with the standard library only, and checks of address and key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LARGEST_REPLY = 1 << 22  # bytes
 
 
 class UnansweredError(Exception):
-    """The endpoint gave no usable reply; says why in a few words, and never holds key, body or reply."""
+    """The endpoint gave no usable reply; the message is a short reason without key, body or reply."""
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """A redirect would carry the key to another host, so it counts as an error."""
+    """Handler that treats a redirect as an error, since it would send the key to another host."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -28,16 +28,16 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float) -> str:
-    """POST {base_url}/chat/completions and return the first choice's text; raises `UnansweredError`.
+    """POST {base_url}/chat/completions and return the first choice's text, or raise `UnansweredError`.
 
-    `timeout_s` is the longest silence, in seconds; an empty `key` sends no Authorization.
+    `timeout_s` is the longest silence, in seconds; an empty `key` sends no Authorization header.
     """
     request = Request(f"{base_url.rstrip('/')}/chat/completions", json.dumps(body).encode(), method="POST")
     request.add_header("Content-Type", "application/json")
     if key:
         request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
-        return _content(_read(request, timeout_s))
+        return _content(_read_reply(request, timeout_s))
     except HTTPError as error:
         raise UnansweredError(f"the endpoint answered {_status(error.code)}") from None
     except TimeoutError:
@@ -51,7 +51,7 @@ def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float
         raise UnansweredError(f"the connection broke ({type(error).__name__})") from None
 
 
-def _read(request: Request, timeout_s: float) -> bytes:
+def _read_reply(request: Request, timeout_s: float) -> bytes:
     with build_opener(_NoRedirect).open(request, timeout=timeout_s) as response:
         reply: bytes = response.read(_LARGEST_REPLY + 1)
     if len(reply) > _LARGEST_REPLY:
@@ -70,13 +70,13 @@ def _content(reply: bytes) -> str:
 
 
 def _status(code: int) -> str:
-    known = {status.value: status.phrase for status in HTTPStatus}
-    return f"HTTP {code} {known.get(code, '')}".strip()
+    phrases = {status.value: status.phrase for status in HTTPStatus}
+    return f"HTTP {code} {phrases.get(code, '')}".strip()
 
 
 def check_address(name: str, base_url: str) -> None:
-    """Refuse what is no http address, or holds a password; `name` is the key of the settings."""
-    if set("@?#") & set(base_url):  # a password may stand there, so the value is not repeated
+    """Raise ValueError unless `base_url` is an http address without a password; `name` is the settings key."""
+    if set("@?#") & set(base_url):  # the value may contain a password, so it is not repeated
         raise ValueError(f"{name} holds one of @ ? #: expected an address alone, the key in an environment variable")
     try:
         parts = urlsplit(base_url)
@@ -88,7 +88,7 @@ def check_address(name: str, base_url: str) -> None:
 
 
 def api_key(name: str, variable: str) -> str:
-    """The key that an environment variable holds, empty without a variable; no message of ours ever holds it."""
+    """Return the key in an environment variable, empty without a variable; no message contains it."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not (key and key.isascii() and key.isprintable()):
         raise ValueError(f"{name}={variable}: expected an environment variable that holds a key")

@@ -1,4 +1,4 @@
-"""Equivalence of a predicted mean with a measured one: more noise never makes it easier to show."""
+"""Equivalence tests of a predicted and a measured mean; more noise never makes equivalence easier to show."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from numpy.typing import NDArray
 
 from spanlab.stats import t_interval
 
-#: Each of the two one-sided tests is at 5 %, which a two-sided 90 % interval does (Schuirmann, 1987).
+#: Two one-sided tests at 5 % each correspond to a two-sided 90 % interval (Schuirmann, 1987).
 LEVEL = 0.90
 
 Ends = tuple[float, float]
 
 
 def bias_interval(means: NDArray[np.float64], predicted: float) -> Ends | None:
-    """90 % interval of predicted ÷ true mean − 1, from the means of repeats, shape (repeats,).
+    """Return the 90 % interval of predicted ÷ true mean − 1, from the means of repeats, shape (repeats,).
 
-    Student's t over repeats, which serve the same arrivals: what differs between them is the
-    machine. The upper end is infinite where the repeats do not tell the mean from zero; None for a
-    single repeat.
+    Student's t over repeats, which serve the same arrivals and differ only in noise of the machine.
+    The upper end is infinite where the interval of the mean reaches zero. None for a single repeat.
     """
-    found = t_interval(means, LEVEL)
-    if found.low is None or found.high is None:
+    interval = t_interval(means, LEVEL)
+    if interval.low is None or interval.high is None:
         return None
-    return predicted / found.high - 1, predicted / found.low - 1 if found.low > 0 else math.inf
+    return predicted / interval.high - 1, predicted / interval.low - 1 if interval.low > 0 else math.inf
 
 
 def equivalent(interval: Ends | None, margin: float) -> bool:
-    """Whether two one-sided tests show that the error is within ± margin (TOST).
+    """Return whether two one-sided tests show that the error is within ± margin (TOST).
 
-    That is so where the whole interval lies within the margin. The interval holds the observed
-    error and widens with the spread of the repeats: noise can hide equivalence, never make it.
+    True where the whole interval lies within the margin. The interval contains the observed error
+    and widens with the spread of the repeats, so noise can hide equivalence but never create it.
     """
     return interval is not None and -margin < interval[0] and interval[1] < margin

@@ -1,4 +1,4 @@
-"""Families of arms side by side: the best arm of each, and by how much the best family leads."""
+"""Comparison of families of arms: the best arm of each, and the lead of the best family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanlab.analysis.bootstrap import positive_ratio
 from spanlab.stats import Interval
 from spanlab.steady import SATURATED
 
-# Intervals do not count that the best of several arms is taken, and no timing model is known to a few percent.
+# Intervals ignore that the best of several arms is selected, and no timing model is accurate to a few percent.
 SMALLEST_LEAD = 1.05
 
 
@@ -31,12 +31,12 @@ class MeasuredArm:
 
     @property
     def saturated(self) -> bool:
-        """Whether its queue grows, so that its mean TTFT tells the length of the run."""
+        """Whether its queue grows, so that its mean TTFT depends on the length of the run."""
         return bool(self.summary["stationarity"]["verdict"] == SATURATED)
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Orders arms that serve the same requests by mean TTFT, saturated ones last."""
+        """Sort key of arms that serve the same requests: by mean TTFT, saturated arms last."""
         return self.saturated, float(self.ttft_sums.sum())
 
 
@@ -44,8 +44,8 @@ class MeasuredArm:
 class FamilyEntry:
     """The arm of a family with the lowest mean TTFT.
 
-    `any_position_share`  of prompt tokens, reused by an infinite cache that finds spans at any position
-    `speedup`             mean TTFT of the first family ÷ its own, 95 % interval; None for the first
+    `any_position_share`  share of prompt tokens that an infinite cache reuses, with spans matched at any position
+    `speedup`             mean TTFT of the first family ÷ that of this one, 95 % interval; None for the first
     """
 
     family: str
@@ -61,7 +61,7 @@ class FamilyEntry:
 
 @dataclass(frozen=True)
 class Lead:
-    """The family with the lowest mean TTFT, and mean TTFT of the next one ÷ its own with its 95 % interval."""
+    """The family with the lowest mean TTFT, and the mean TTFT of the next family ÷ its own, with a 95 % interval."""
 
     family: str
     next: str
@@ -76,12 +76,12 @@ class Lead:
 def compare_families(
     arms: Sequence[MeasuredArm], families: Mapping[str, Sequence[str]]
 ) -> tuple[list[FamilyEntry], Lead | None]:
-    """The best arm of each family with an arm among `arms`; speedups are over the first such family.
+    """Return the best arm of each family that has one in `arms`, and the lead; speedups are over the first family.
 
-    No family leads where fewer than two have an arm.
+    The lead is None where fewer than two families have an arm.
     """
     members = {name: [arm for arm in arms if arm.name in names] for name, names in families.items()}
-    best = {name: min(own, key=lambda arm: arm.rank) for name, own in members.items() if own}
+    best = {name: min(candidates, key=lambda arm: arm.rank) for name, candidates in members.items() if candidates}
     reference = next(iter(best.values()), None)
     entries = [_entry(name, arm, reference) for name, arm in best.items()]
     ranked = sorted(best, key=lambda name: best[name].rank)
@@ -92,29 +92,32 @@ def compare_families(
 
 
 def without_ratios(entries: Sequence[FamilyEntry], lead: Lead | None) -> tuple[list[FamilyEntry], Lead | None]:
-    """The comparison without speedups, where the machine was too noisy for them; then no lead is shown."""
+    """Return the comparison without speedups and ratio of the lead, for a machine that was too noisy."""
     return [replace(entry, speedup=None) for entry in entries], lead and replace(lead, ratio=None)
 
 
 def plain(entries: Sequence[FamilyEntry], lead: Lead | None) -> dict[str, Any]:
-    """The comparison as `summary.json` holds it."""
-    led = None if lead is None else {**asdict(lead), "ratio": _parts(lead.ratio), "shown": lead.shown}
-    return {"entries": [asdict(entry) | {"speedup": _parts(entry.speedup)} for entry in entries], "lead": led}
+    """Return the comparison as an entry of `summary.json`."""
+    lead_entry = None if lead is None else {**asdict(lead), "ratio": _interval_dict(lead.ratio), "shown": lead.shown}
+    return {
+        "entries": [asdict(entry) | {"speedup": _interval_dict(entry.speedup)} for entry in entries],
+        "lead": lead_entry,
+    }
 
 
-def _parts(ratio: Interval | None) -> dict[str, Any] | None:
+def _interval_dict(ratio: Interval | None) -> dict[str, Any] | None:
     return None if ratio is None else ratio._asdict()
 
 
 def ratio_of(slower: MeasuredArm, faster: MeasuredArm) -> Interval | None:
-    """Mean TTFT of one arm ÷ that of another on the same requests; None where a queue grows."""
+    """Return the mean TTFT of one arm ÷ that of another on the same requests; None where a queue grows."""
     if slower.saturated or faster.saturated:
         return None
     return positive_ratio(slower.ttft_sums, faster.ttft_sums)
 
 
 def _entry(family: str, arm: MeasuredArm, reference: MeasuredArm | None) -> FamilyEntry:
-    summary, held = arm.summary, arm.summary["bytes"]
+    summary, sizes = arm.summary, arm.summary["bytes"]
     return FamilyEntry(
         family=family,
         arm=arm.name,
@@ -123,6 +126,6 @@ def _entry(family: str, arm: MeasuredArm, reference: MeasuredArm | None) -> Fami
         token_hit_rate=summary["token_hit_rate"],
         any_position_share=summary["bounds"]["infinite_any_position_tokens"] / summary["tokens"]["prompt"],
         regret_points=summary["bounds"]["regret_points"],
-        resident_bytes=held["kv_resident_mean"] + held["state_resident_mean"] + held["copied_mean"],
+        resident_bytes=sizes["kv_resident_mean"] + sizes["state_resident_mean"] + sizes["copied_mean"],
         speedup=None if reference is None or reference is arm else ratio_of(reference, arm),
     )

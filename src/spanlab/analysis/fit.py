@@ -1,4 +1,4 @@
-"""From measured steps to coefficients: non-negative least squares of relative errors, judged at shapes left out."""
+"""Coefficients of step times by non-negative least squares of relative errors, cross-validated by shape."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Floats = NDArray[np.float64]
 
 
 def fit(points: Sequence[Point]) -> dict[str, float]:
-    """Nanoseconds per unit of every term, none below zero.
+    """Return nanoseconds per unit of every term, none below zero.
 
-    They have the least sum of squared relative errors to the medians of steps, and then are stretched, all alike, until
-    the time of all repeats together is met: medians say how steps compare whatever else the machine did, but what
-    queues feel is the mean, and its bursts with it (a smearing factor: Duan, JASA 1983).
+    The coefficients minimise the sum of squared relative errors to the medians of steps. Then one common factor scales
+    them to the total time of all repeats: medians compare steps whatever else the machine did, but queues depend on
+    the mean, bursts included (a smearing factor: Duan, JASA 1983).
     """
     coefficients = _coefficients(_counts(points), _medians(points), _means(points))
     return dict(zip(TERMS, coefficients.tolist(), strict=True))
 
 
 def cross_validation_errors(points: Sequence[Point]) -> Floats:
-    """Relative error of every point, predicted / measured - 1, by coefficients fitted to all shapes but its own."""
+    """Return the relative error of every point, predicted / measured - 1, by a fit to all shapes but its own."""
     counts, medians, means = _counts(points), _medians(points), _means(points)
-    shape = np.array([point.place.shape for point in points])
+    shape = np.array([point.step_id.shape for point in points])
     errors = np.empty(len(points))
-    for own in np.unique(shape):
-        here, others = shape == own, shape != own
-        errors[here] = counts[here] @ _coefficients(counts[others], medians[others], means[others]) / means[here] - 1
+    for test_shape in np.unique(shape):
+        test, train = shape == test_shape, shape != test_shape
+        errors[test] = counts[test] @ _coefficients(counts[train], medians[train], means[train]) / means[test] - 1
     return errors
 
 
 def hull(points: Sequence[Point]) -> dict[str, tuple[int, int]]:
-    """Least and greatest value of every feature."""
+    """Return the least and the greatest value of every feature."""
     columns = zip(*(point.features for point in points), strict=True)
     return {name: (min(values), max(values)) for name, values in zip(StepFeatures._fields, columns, strict=True)}
 
@@ -56,11 +56,11 @@ def _means(points: Sequence[Point]) -> Floats:
 
 
 def _coefficients(counts: Floats, medians: Floats, means: Floats) -> Floats:
-    """Rows are divided by what was measured, so errors are relative; columns by their greatest, for sound numerics."""
+    """Fit with rows divided by measured times, for relative errors, and columns by their maximum, for conditioning."""
     rows = counts / medians[:, None]
     scale = rows.max(axis=0)
     scale[scale == 0] = 1.0
     coefficients, _ = nnls(rows / scale, np.ones(len(rows)))
-    found: Floats = coefficients / scale
-    stretched: Floats = found * (means.sum() / (counts @ found).sum())
-    return stretched
+    fitted: Floats = coefficients / scale
+    scaled: Floats = fitted * (means.sum() / (counts @ fitted).sum())
+    return scaled

@@ -1,4 +1,4 @@
-"""What the simulator should reach, and whether it did: plain counts, and a verdict where noise allows one."""
+"""Accuracy goals of the simulator: counts of cells within a goal, and a verdict where noise allows one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from spanlab.analysis.equivalence import equivalent
 
-#: No verdict where the engine's own repeats differ (A/A) by more than so many times a goal.
+#: No verdict where the engine's own repeats differ (A/A) by more than this multiple of a goal.
 NOISE_LIMIT = 2.0
 
 
 class Goal(NamedTuple):
-    """`error` of `metric` is at most `limit`; `spread` is what the engine's repeats say of the same."""
+    """The goal that `error` of `metric` is at most `limit`; `spread` names the same difference between repeats."""
 
-    words: str
+    label: str
     metric: str
     error: str
     spread: str
@@ -22,9 +22,9 @@ class Goal(NamedTuple):
 
 
 GOALS = tuple(
-    Goal(f"{words} of {name}", metric, error, spread, limit)
+    Goal(f"{error_label} of {name}", metric, error, spread, limit)
     for metric, name in (("ttft_s", "TTFT"), ("e2e_s", "E2E"))
-    for words, error, spread, limit in (
+    for error_label, error, spread, limit in (
         ("mean", "bias", "mean", 0.05),
         ("median request's error", "request_p50", "request_p50", 0.05),
         ("95th percentile of requests' errors", "request_p95", "request_p95", 0.15),
@@ -35,10 +35,10 @@ TAU_GOAL = 0.9
 
 
 class Verdict(NamedTuple):
-    """One number beside its goal.
+    """One number compared with its goal.
 
     within  the number itself is at most the limit
-    met     it is shown to be; None where the engine's own spread is unknown, or too large to say
+    met     this is shown by the test; None where the engine's own spread is unknown or too large for a verdict
     """
 
     error: float
@@ -48,14 +48,14 @@ class Verdict(NamedTuple):
 
     @staticmethod
     def of(error: float, spread: float | None, limit: float, shown: bool = True) -> Verdict:
-        """Met where within the limit and `shown` by a test; noise takes a verdict away, never gives one."""
+        """Return a verdict: met where within the limit and `shown` by a test; None where noise is too large."""
         within = abs(error) <= limit
         quiet = spread is not None and spread <= NOISE_LIMIT * limit
         return Verdict(error, spread, within, within and shown if quiet else None)
 
 
 def judge(cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every goal over all cells (an arm at a load): plain count, count shown, and the largest error.
+    """Judge every goal over all cells (an arm at a load): plain count, count shown, and the largest error.
 
     cells_within_goal  cells whose error is within the goal, whatever the noise
     cells_met          cells for which that is shown: of means by two one-sided tests
@@ -70,51 +70,51 @@ def judge(cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]) 
 
 
 def _over_cells(goal: Goal, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    found = []
+    verdicts = []
     for cell in cells:
         values = cell["errors"][goal.metric]
         spread = values["spread"][goal.spread] if values["spread"] else None
         shown = goal.error != "bias" or equivalent(values["bias_interval"], goal.limit)
         verdict = Verdict.of(values[goal.error], spread, goal.limit, shown)
-        found.append((verdict, f"{cell['arm']} at {load_words(cell['load'], cell['rate_rps'])}"))
-    return _judged(goal.words, goal.limit, found) | {"signed": goal.error == "bias"}
+        verdicts.append((verdict, f"{cell['arm']} at {load_words(cell['load'], cell['rate_rps'])}"))
+    return _judged(goal.label, goal.limit, verdicts) | {"signed": goal.error == "bias"}
 
 
 def _of_ranks(decisions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tau as its distance from 1, so that it is judged as the errors are."""
-    limit, found = round(1 - TAU_GOAL, 9), []
-    for one in (decision for decision in decisions if "tau" in decision):
-        spread = None if one["aa_tau"] is None else round(1 - one["aa_tau"], 9)
-        if one["tau"] is not None:
-            verdict = Verdict.of(round(1 - one["tau"], 9), spread, limit)
-            found.append((verdict, load_words(one["load"], one["rate_rps"])))
-    return _judged("1 − Kendall tau of arms by mean TTFT", limit, found) | {"signed": False}
+    """Judge tau by its distance from 1, in the same way as errors."""
+    limit, verdicts = round(1 - TAU_GOAL, 9), []
+    for decision in (entry for entry in decisions if "tau" in entry):
+        spread = None if decision["aa_tau"] is None else round(1 - decision["aa_tau"], 9)
+        if decision["tau"] is not None:
+            verdict = Verdict.of(round(1 - decision["tau"], 9), spread, limit)
+            verdicts.append((verdict, load_words(decision["load"], decision["rate_rps"])))
+    return _judged("1 − Kendall tau of arms by mean TTFT", limit, verdicts) | {"signed": False}
 
 
-def _judged(words: str, limit: float, found: list[tuple[Verdict, str]]) -> dict[str, Any]:
-    worst, where = max(found, key=lambda one: abs(one[0].error), default=(None, ""))
+def _judged(label: str, limit: float, verdicts: list[tuple[Verdict, str]]) -> dict[str, Any]:
+    worst, worst_cell = max(verdicts, key=lambda pair: abs(pair[0].error), default=(None, ""))
     return {
-        "goal": words,
+        "goal": label,
         "limit": limit,
-        "met": _together([verdict.met for verdict, _ in found]),
-        "cells_within_goal": sum(verdict.within for verdict, _ in found),
-        "cells_met": sum(verdict.met is True for verdict, _ in found),
-        "cells_noisy": sum(verdict.met is None for verdict, _ in found),
-        "cells": len(found),
-        "worst": where,
+        "met": _all_met([verdict.met for verdict, _ in verdicts]),
+        "cells_within_goal": sum(verdict.within for verdict, _ in verdicts),
+        "cells_met": sum(verdict.met is True for verdict, _ in verdicts),
+        "cells_noisy": sum(verdict.met is None for verdict, _ in verdicts),
+        "cells": len(verdicts),
+        "worst": worst_cell,
         "worst_error": None if worst is None else worst.error,
         "worst_spread": None if worst is None else worst.spread,
     }
 
 
 def load_words(share: float | None, rate_rps: float | None) -> str:
-    """The load of a cell in words: a share of saturation, or the rate that the study set."""
+    """Return a label of a cell's load: a share of saturation, or the rate that the study set."""
     if share is not None:
         return f"load {share:g}"
     return "the given arrivals" if rate_rps is None else f"{rate_rps:g} requests/s"
 
 
-def _together(met: list[bool | None]) -> bool | None:
-    if False in met:
+def _all_met(verdicts: list[bool | None]) -> bool | None:
+    if False in verdicts:
         return False
-    return None if None in met or not met else True
+    return None if None in verdicts or not verdicts else True

@@ -1,4 +1,4 @@
-"""Uncertainty of quality over prompts: bootstrap means, exact shares, McNemar's paired test."""
+"""Uncertainty of quality over prompts: bootstrap intervals of means, exact intervals of shares, McNemar's test."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from spanlab.stats import Interval, Values
 
 _RESAMPLES = 4000
-_AT_ONCE = 1 << 22  # drawn values held in memory at a time
+_MAX_DRAWN = 1 << 22  # values drawn at a time, which bounds memory
 
 
 def bootstrap_interval(values: Values, level: float = 0.95, seed: int = 0) -> Interval:
-    """Mean and percentile-bootstrap interval (Efron 1979) of independent values: one per prompt, not per token.
+    """Return mean and percentile-bootstrap interval (Efron 1979) of independent values: one per prompt, not per token.
 
-    For what is skewed and never negative, such as KL, where a t interval would reach below zero. Without bounds for
-    one value; the same seed gives the same bounds.
+    For skewed quantities that are never negative, such as KL, where a t interval would reach below zero. One value has
+    no bounds; the same seed gives the same bounds.
     """
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
@@ -31,22 +31,22 @@ def bootstrap_interval(values: Values, level: float = 0.95, seed: int = 0) -> In
     return Interval(mean, low, high)
 
 
-def share_interval(right: int, of: int, level: float = 0.95) -> Interval:
-    """Share and its exact binomial interval (Clopper-Pearson 1934): never of no width, even at 0 or all right."""
-    from scipy.special import betaincinv  # here, since only those who ask pay for SciPy
+def share_interval(right: int, total: int, level: float = 0.95) -> Interval:
+    """Return a share and its exact binomial interval (Clopper-Pearson 1934), which has a width even for 0 or 1."""
+    from scipy.special import betaincinv  # slow to import, and rarely needed
 
-    if not 0 <= right <= of or of < 1:
-        raise ValueError(f"right={right}: expected 0 to {of}, out of at least one")
+    if not 0 <= right <= total or total < 1:
+        raise ValueError(f"right={right}: expected 0 to {total}, out of at least one")
     _check_level(level)
     tail = (1 - level) / 2
-    low = float(betaincinv(right, of - right + 1, tail)) if right else 0.0
-    high = float(betaincinv(right + 1, of - right, 1 - tail)) if right < of else 1.0
-    return Interval(right / of, low, high)
+    low = float(betaincinv(right, total - right + 1, tail)) if right else 0.0
+    high = float(betaincinv(right + 1, total - right, 1 - tail)) if right < total else 1.0
+    return Interval(right / total, low, high)
 
 
 @dataclass(frozen=True, slots=True)
 class McNemar:
-    """Prompts that only one of two arms got right, and how likely so uneven a split is if both are equally good."""
+    """Prompts that only one of two arms got right, and the p value of this split for equally good arms."""
 
     only_first: int
     only_second: int
@@ -56,7 +56,7 @@ class McNemar:
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
     """Exact two-sided McNemar test of two arms on the same prompts: min(1, 2 · P(X ≤ min(b, c))), X ~ Bin(b + c, ½).
 
-    Prompts that both got right, or both wrong, say nothing; without any others the p value is 1.
+    Prompts that both got right, or both wrong, are ignored; without any others the p value is 1.
     """
     from scipy.special import bdtr
 
@@ -70,9 +70,9 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
 
 def _resampled_means(sample: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     rng = np.random.default_rng(seed)
-    rows = max(1, _AT_ONCE // sample.size)
-    parts = [min(rows, _RESAMPLES - start) for start in range(0, _RESAMPLES, rows)]
-    return np.concatenate([rng.choice(sample, (part, sample.size)).mean(axis=1) for part in parts])
+    rows = max(1, _MAX_DRAWN // sample.size)
+    sizes = [min(rows, _RESAMPLES - start) for start in range(0, _RESAMPLES, rows)]
+    return np.concatenate([rng.choice(sample, (size, sample.size)).mean(axis=1) for size in sizes])
 
 
 def _check_level(level: float) -> None:

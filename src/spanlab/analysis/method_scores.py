@@ -1,4 +1,4 @@
-"""What each arm's answers are worth, paired by question: loss of the gold answer, benefit of the context, agreement."""
+"""Quality of each arm's answers, paired by question: gold loss, benefit of the context, agreement."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ArmAnswers:
 
     `ttft_s`      time to first token, seconds
     `prompt`      prompt tokens
-    `computed`    prompt tokens that were computed
+    `computed`    computed prompt tokens
     `scores`      of the gold answer, by name, means over its tokens: `nll`, `kl`, `top1`; empty where not scored
-    `right`       by name: of the answer that the arm wrote `exact`, `f1`, `choice`; where answers are scored
-                  `likeliest`, whether the right option is the likeliest; NaN where there are no options
-    `peak_bytes`  most bytes that the cache held
+    `right`       by name: `exact`, `f1` and `choice` of the answer that the arm generated; where answers are scored,
+                  `likeliest`: whether the right option is the likeliest; NaN where there are no options
+    `peak_bytes`  largest number of bytes in the cache
     """
 
     arm: str
@@ -41,12 +41,12 @@ class ArmAnswers:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What arms are compared with.
+class References:
+    """The references with which arms are compared.
 
     `baseline`  full recompute of the whole prompt
     `without`   full recompute without passages; None where no arm has such prompts
-    `floor`     the baseline once more, in other chunks
+    `floor`     a second run of the baseline, in other chunks
     `groups`    the document of each question
     """
 
@@ -56,21 +56,23 @@ class Compared:
     groups: Groups
 
     def shown(self, change: Interval) -> bool:
-        """Whether a change of the gold loss is one: its interval leaves zero out, and it exceeds all of the floor's."""
+        """Return whether a change of gold loss is shown: its interval excludes zero, and its mean exceeds the floor."""
         noise = np.abs(self.floor.scores["nll"] - self.baseline.scores["nll"]).max()
         return separated(change) and abs(change.mean) > float(noise)
 
 
-def method_entry(arm: ArmAnswers, beside: Compared) -> Entry:
-    """Means of one arm with 95 % intervals as {mean, low, high}; None where a measure does not apply.
+def method_entry(arm: ArmAnswers, references: References) -> Entry:
+    """Return means of one arm with 95 % intervals as {mean, low, high}; None where a measure does not apply.
 
-    `gold_loss_change`  gold loss minus the baseline's, question by question, and whether that is `shown`; None of the
+    `gold_loss_change`  gold loss minus the baseline's, question by question, and whether that is `shown`; None for the
                         baseline itself
-    `speedup`           summed TTFT of the baseline ÷ the arm's, beside `bound`: the ratio of the tokens they computed
+    `speedup`           summed TTFT of the baseline ÷ the arm's; `bound` is the ratio of the tokens that they computed
     """
-    mean = partial(_known, groups=beside.groups)
-    change = None if arm is beside.baseline or not arm.scores else _change(arm, beside.baseline, beside.groups)
-    speedup = None if arm is beside.baseline else _speedup(arm, beside)
+    mean = partial(_mean_of_known, groups=references.groups)
+    change = (
+        None if arm is references.baseline or not arm.scores else _change(arm, references.baseline, references.groups)
+    )
+    speedup = None if arm is references.baseline else _speedup(arm, references)
     return {
         "family": arm.family,
         "questions": len(arm.ttft_s),
@@ -78,78 +80,80 @@ def method_entry(arm: ArmAnswers, beside: Compared) -> Entry:
         "computed_tokens": mean(arm.computed.astype(np.float64)),
         "bytes": Interval(float(arm.peak_bytes), None, None)._asdict(),
         "gold_loss": mean(arm.scores.get("nll")),
-        "benefit_kept": _dict(benefit_kept(arm, beside)),
+        "benefit_kept": _interval_dict(benefit_kept(arm, references)),
         "kl": mean(arm.scores.get("kl")),
         "top1": mean(arm.scores.get("top1"), kind=SHARE),
-        "gold_loss_change": _dict(change),
-        "shown": None if change is None else beside.shown(change),
-        "speedup": _dict(speedup),
-        "bound": float(beside.baseline.computed.sum() / arm.computed.sum()),
+        "gold_loss_change": _interval_dict(change),
+        "shown": None if change is None else references.shown(change),
+        "speedup": _interval_dict(speedup),
+        "bound": float(references.baseline.computed.sum() / arm.computed.sum()),
         **{name: mean(arm.right.get(name), kind=SHARE) for name in ("exact", "f1", "choice", "likeliest")},
     }
 
 
-def benefit_kept(arm: ArmAnswers, beside: Compared) -> Interval | None:
-    """Share of the context's benefit that an arm keeps: (loss without − its loss) ÷ (loss without − loss in full view).
+def benefit_kept(arm: ArmAnswers, references: References) -> Interval | None:
+    """Return the share of the context's benefit that an arm keeps: (L₀ − L) ÷ (L₀ − L*).
 
-    A ratio of means over the same questions. None without an arm without passages, and where the interval of the
-    benefit itself does not leave zero out: a share of nothing says nothing.
+    L₀ is the gold loss without passages, L the arm's, L* that of the baseline; means are over the same questions. None
+    where no arm has prompts without passages, and where the interval of the benefit L₀ − L* includes zero.
     """
-    if beside.without is None or not arm.scores:
+    if references.without is None or not arm.scores:
         return None
-    without = beside.without.scores["nll"]
-    benefit = without - beside.baseline.scores["nll"]
-    if not separated(mean_interval(benefit, beside.groups)):
+    without = references.without.scores["nll"]
+    benefit = without - references.baseline.scores["nll"]
+    if not separated(mean_interval(benefit, references.groups)):
         return None
-    return ratio_interval(without - arm.scores["nll"], benefit, beside.groups)
+    return ratio_interval(without - arm.scores["nll"], benefit, references.groups)
 
 
 def loss_by(arm: ArmAnswers, bucket: NDArray[np.str_], groups: Groups) -> dict[str, dict[str, float | None]]:
-    """Gold loss of the questions of each bucket, in the order of the buckets' names."""
+    """Return the gold loss of the questions of each bucket, in order of the bucket names."""
     return {
         str(name): mean_interval(arm.scores["nll"][bucket == name], groups[bucket == name], POSITIVE)._asdict()
         for name in np.unique(bucket)
     }
 
 
-def floor_entry(beside: Compared) -> Entry:
-    """How far the baseline's own numerics move its scores, as in `method_entry`; nothing where it is not scored."""
-    floor = beside.floor
+def floor_entry(references: References) -> Entry:
+    """Return the scores of the noise floor, as in `method_entry`; empty where answers are not scored."""
+    floor = references.floor
     if not floor.scores:
         return {}
-    change = _change(floor, beside.baseline, beside.groups)
+    change = _change(floor, references.baseline, references.groups)
     return {
-        "gold_loss": _known(floor.scores["nll"], beside.groups),
-        "kl": _known(floor.scores["kl"], beside.groups),
-        "top1": _known(floor.scores["top1"], beside.groups, SHARE),
+        "gold_loss": _mean_of_known(floor.scores["nll"], references.groups),
+        "kl": _mean_of_known(floor.scores["kl"], references.groups),
+        "top1": _mean_of_known(floor.scores["top1"], references.groups, SHARE),
         "gold_loss_change": change._asdict(),
     }
 
 
-def pair_changes(arms: list[ArmAnswers], beside: Compared) -> list[Entry]:
-    """Gold loss of the second arm minus that of the first, for every pair, and whether the difference is shown."""
-    found = []
+def pair_changes(arms: list[ArmAnswers], references: References) -> list[Entry]:
+    """Return the gold loss of the second arm minus that of the first for every pair, and whether it is shown."""
+    entries = []
     for first, second in combinations(arms, 2):
-        change = _change(second, first, beside.groups)
-        found.append({"first": first.arm, "second": second.arm, **change._asdict(), "shown": beside.shown(change)})
-    return found
+        change = _change(second, first, references.groups)
+        entries.append(
+            {"first": first.arm, "second": second.arm, **change._asdict(), "shown": references.shown(change)}
+        )
+    return entries
 
 
 def _change(arm: ArmAnswers, other: ArmAnswers, groups: Groups) -> Interval:
     return mean_interval(arm.scores["nll"] - other.scores["nll"], groups)
 
 
-def _speedup(arm: ArmAnswers, beside: Compared) -> Interval:
-    return ratio_interval(beside.baseline.ttft_s, arm.ttft_s, beside.groups, POSITIVE)
+def _speedup(arm: ArmAnswers, references: References) -> Interval:
+    return ratio_interval(references.baseline.ttft_s, arm.ttft_s, references.groups, POSITIVE)
 
 
-def _known(values: Floats | None, groups: Groups, kind: Kind = POSITIVE) -> dict[str, float | None] | None:
-    """Mean of what is known of each question; None where nothing is."""
+def _mean_of_known(values: Floats | None, groups: Groups, kind: Kind = POSITIVE) -> dict[str, float | None] | None:
+    """Return the mean over the questions with a value; None where none has one."""
     if values is None or np.isnan(values).all():
         return None
-    known = ~np.isnan(values)
-    return mean_interval(values[known], groups[known], kind)._asdict()
+    defined = ~np.isnan(values)
+    return mean_interval(values[defined], groups[defined], kind)._asdict()
 
 
-def _dict(found: Interval | None) -> dict[str, float | None] | None:
-    return None if found is None else found._asdict()
+def _interval_dict(interval: Interval | None) -> dict[str, float | None] | None:
+    return None if interval is None else interval._asdict()

@@ -12,9 +12,9 @@ from spanlab.analysis.bootstrap import Clusters
 
 Columns = dict[str, NDArray[Any]]
 
-#: Fields that must agree within a pair, and what is said where they do not.
+#: Fields that must be equal within a pair.
 _SAME_REQUEST = ("group_id", "prompt_tokens", "output_tokens")
-_CLOSE_S = 1e-9  # times are nanoseconds, written as seconds
+_CLOSE_S = 1e-9  # times are whole nanoseconds, stored as seconds
 
 
 class UnpairedError(ValueError):
@@ -33,18 +33,18 @@ class Pairs:
 
     @property
     def seeds(self) -> int:
-        """Seeds with pairs."""
+        """Number of seeds with pairs."""
         return len(np.unique(self.first["seed"]))
 
     def clusters(self) -> Clusters:
-        """Pairs by seed and group."""
+        """Return clusters of the pairs by seed and group."""
         return Clusters.of(self.first["seed"], self.first["group_id"])
 
 
 def paired(first: Columns, other: Columns) -> Pairs:
-    """Pair the requests of the seeds that both runs have.
+    """Return the paired requests of the seeds that both runs have.
 
-    UnpairedError where no seed is common, or where requests or arrival times of a common seed differ.
+    Raise UnpairedError where no seed is common, or where requests or arrival times of a common seed differ.
     """
     seeds = np.intersect1d(first["seed"], other["seed"])
     if not seeds.size:
@@ -59,13 +59,13 @@ def paired(first: Columns, other: Columns) -> Pairs:
     counted = a["counted"].astype(bool) & b["counted"].astype(bool)
     if not counted.any():
         raise UnpairedError("no request is counted in both")
-    return Pairs(_kept(a, counted), _kept(b, counted))
+    return Pairs(_select(a, counted), _select(b, counted))
 
 
 def _sorted(columns: Columns, seeds: NDArray[Any]) -> Columns:
-    kept = _kept(columns, np.isin(columns["seed"], seeds))
-    return _kept(kept, np.lexsort((kept["request_id"], kept["seed"])))
+    selected = _select(columns, np.isin(columns["seed"], seeds))
+    return _select(selected, np.lexsort((selected["request_id"], selected["seed"])))
 
 
-def _kept(columns: Columns, rows: NDArray[Any]) -> Columns:
+def _select(columns: Columns, rows: NDArray[Any]) -> Columns:
     return {name: values[rows] for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""What perfect eviction is worth: the best of the clairvoyants beside arms that know nothing of what comes."""
+"""Value of perfect eviction: the best clairvoyant arm compared with arms without foresight."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from spanlab.stats import Interval
 
 
 @dataclass(frozen=True)
-class Kept:
-    """One arm under a budget; regrets as in `summary.json`, `utilisation` None without a timing model."""
+class EvictionResult:
+    """Results of one arm under a budget; regrets as in `summary.json`, `utilisation` None without a timing model."""
 
     arm: str
     token_hit_rate: float
@@ -24,45 +24,45 @@ class Kept:
 
 @dataclass(frozen=True)
 class PerfectEviction:
-    """Three arms and the bounds of all.
+    """Three arms, and bounds that hold for all of them.
 
     `usual`       the baseline
-    `best`        the arm with the most hits of those that know nothing of what comes
-    `known`       the clairvoyant with the most hits
-    `bound`       share of prompt tokens that no eviction exceeds
-    `least_s`     mean TTFT that no eviction goes below; None where it is not known
+    `best`        the arm with the highest token hit rate among those without foresight
+    `known`       the clairvoyant arm with the highest token hit rate
+    `bound`       upper bound of the token hit rate over all eviction orders
+    `least_s`     lower bound of the mean TTFT over all eviction orders; None where it is unknown
     `gain`        mean TTFT of the baseline ÷ that of the clairvoyant; None where a queue grows
-    `throughput`  requests per second that fill the capacity: the clairvoyant's ÷ the baseline's
+    `throughput`  requests per second at full capacity: the clairvoyant's ÷ the baseline's
     """
 
-    usual: Kept
-    best: Kept
-    known: Kept
+    usual: EvictionResult
+    best: EvictionResult
+    known: EvictionResult
     bound: float
     least_s: float | None
     gain: Interval | None
     throughput: float | None
 
     def plain(self) -> dict[str, Any]:
-        """As `summary.json` holds it."""
+        """Return the entry of `summary.json`."""
         return asdict(self) | {"gain": self.gain and self.gain._asdict()}
 
 
-def perfect_eviction(arms: Sequence[MeasuredArm], baseline: str, knowing: Collection[str]) -> PerfectEviction:
-    """Compare arms of one study that store alike; the baseline is one of them, and at least one is `knowing`."""
+def perfect_eviction(arms: Sequence[MeasuredArm], baseline: str, clairvoyants: Collection[str]) -> PerfectEviction:
+    """Compare arms of one study that store the same prefixes; at least one, not the baseline, is a clairvoyant."""
     usual = next(arm for arm in arms if arm.name == baseline)
-    best = max((arm for arm in arms if arm.name not in knowing), key=_hits)
-    known = max((arm for arm in arms if arm.name in knowing), key=_hits)
-    busy, less = (arm.summary["utilisation"] for arm in (usual, known))
+    best = max((arm for arm in arms if arm.name not in clairvoyants), key=_hits)
+    clairvoyant = max((arm for arm in arms if arm.name in clairvoyants), key=_hits)
+    usual_busy, clairvoyant_busy = (arm.summary["utilisation"] for arm in (usual, clairvoyant))
     bounds, prompt = usual.summary["bounds"], usual.summary["tokens"]["prompt"]
     return PerfectEviction(
-        usual=_kept(usual),
-        best=_kept(best),
-        known=_kept(known),
+        usual=_eviction_result(usual),
+        best=_eviction_result(best),
+        known=_eviction_result(clairvoyant),
         bound=bounds["offline_tokens"] / prompt,
         least_s=bounds["least_ttft_s"],
-        gain=ratio_of(usual, known),
-        throughput=busy / less if busy and less else None,
+        gain=ratio_of(usual, clairvoyant),
+        throughput=usual_busy / clairvoyant_busy if usual_busy and clairvoyant_busy else None,
     )
 
 
@@ -70,9 +70,9 @@ def _hits(arm: MeasuredArm) -> float:
     return float(arm.summary["token_hit_rate"])
 
 
-def _kept(arm: MeasuredArm) -> Kept:
+def _eviction_result(arm: MeasuredArm) -> EvictionResult:
     summary = arm.summary
-    return Kept(
+    return EvictionResult(
         arm.name,
         summary["token_hit_rate"],
         summary["bounds"]["regret_points"],

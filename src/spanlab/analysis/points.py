@@ -1,4 +1,4 @@
-"""Measured steps: what they did, and how long they took in each repeat."""
+"""Measured steps: their features, and their duration in each repeat."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from spanlab.core.step_features import StepFeatures
 
 
-class Place(NamedTuple):
-    """One step of a design: the number of its shape, and its own number within the shape."""
+class StepId(NamedTuple):
+    """One step of a design: the number of its shape, and its number within the shape."""
 
     shape: int
     step: int
@@ -18,23 +18,23 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step that was measured: its nanoseconds in each repeat, each from the end of the step before."""
+    """A measured step: nanoseconds in each repeat, counted from the end of the step before."""
 
-    place: Place
+    step_id: StepId
     arm: str
     features: StepFeatures
     cycles_ns: tuple[int, ...]
 
     @property
     def mean_ns(self) -> float:
-        """Mean over repeats."""
+        """Mean over repeats, in nanoseconds."""
         return fmean(self.cycles_ns)
 
     @property
     def median_ns(self) -> float:
-        """Median over repeats: a machine that does something else now and then does not move it."""
+        """Median over repeats, in nanoseconds, which occasional interruptions of the machine do not change."""
         return median(self.cycles_ns)
 
     def row(self) -> dict[str, Any]:
-        """The step as one flat row."""
-        return {**self.place._asdict(), "arm": self.arm, **self.features._asdict(), "cycles_ns": self.cycles_ns}
+        """Return the step as one flat row."""
+        return {**self.step_id._asdict(), "arm": self.arm, **self.features._asdict(), "cycles_ns": self.cycles_ns}

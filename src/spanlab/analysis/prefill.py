@@ -1,7 +1,7 @@
 """Time to first token of one request at a time, by the workload's labels: its parts, its bound, and speedups.
 
-Requests of different arms are paired by seed and number. All of it holds for a closed loop with one client, where a
-step serves one request.
+Requests of different arms are paired by seed and number. This assumes a closed loop with one client, where a step
+serves one request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from spanlab.analysis.bootstrap import Clusters, positive_ratio
 Floats = NDArray[np.float64]
 Label = str | int
 
-#: Parts of the time to first token that steps report, in the order in which a step does them; the rest is `other_s`.
+#: Parts of the time to first token that steps report, in the order of a step's phases; the remainder is `other_s`.
 PHASES = ("plan_s", "copy_s", "fill_s", "repair_s", "prefill_s")
 PARTS = (*PHASES, "other_s")
 
-#: The goal for captures: at most so many states cost at most this share of a cold prefill.
+#: The goal for captures: up to FEW_STATES states cost at most the share MOST_OVERHEAD of a cold prefill.
 FEW_STATES, MOST_OVERHEAD = 8, 0.05
 
 
@@ -31,8 +31,8 @@ class ArmPrefills:
     """The counted requests of one arm, all seeds together; arrays of shape (n,), seconds and prompt tokens.
 
     `parts`      seconds by part; empty where steps were not measured
-    `bound_s`    time below which the request's steps cannot take; None where no rates were measured
-    `logit_gap`  largest difference of the first token's logits to the baseline's; None where they were not kept
+    `bound_s`    lower bound of the time of the request's steps; None where no rates were measured
+    `logit_gap`  largest difference of the first token's logits to the baseline's; None where they were not recorded
     """
 
     arm: str
@@ -54,54 +54,60 @@ class ArmPrefills:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What a group of one arm's requests is compared with: the baseline's same requests."""
+    """A group of one arm's requests, paired with the same requests of the baseline.
+
+    `rows`, `baseline_rows`  indices of the paired requests in either arm, shape (pairs,)
+    """
 
     arm: ArmPrefills
     baseline: ArmPrefills
     rows: NDArray[np.int64]
-    beside: NDArray[np.int64]
+    baseline_rows: NDArray[np.int64]
 
     @staticmethod
     def of(arm: ArmPrefills, baseline: ArmPrefills, rows: NDArray[np.int64]) -> Pairs:
-        """The baseline's rows of the same seed and request; those that it has not are left out."""
-        place = {key: at for at, key in enumerate(zip(baseline.seed.tolist(), baseline.request.tolist(), strict=True))}
+        """Return the pairs of `rows` with the baseline's rows; requests that the baseline lacks are left out."""
+        baseline_keys = zip(baseline.seed.tolist(), baseline.request.tolist(), strict=True)
+        row_of = {key: row for row, key in enumerate(baseline_keys)}
         keys = zip(arm.seed[rows].tolist(), arm.request[rows].tolist(), strict=True)
-        found = [(row, place[key]) for row, key in zip(rows.tolist(), keys, strict=True) if key in place]
-        own, beside = np.array(found, np.int64).reshape(-1, 2).T
-        return Pairs(arm, baseline, own, beside)
+        pairs = [(row, row_of[key]) for row, key in zip(rows.tolist(), keys, strict=True) if key in row_of]
+        paired_rows, baseline_rows = np.array(pairs, np.int64).reshape(-1, 2).T
+        return Pairs(arm, baseline, paired_rows, baseline_rows)
 
     def ratio(self, above: Floats, below: Floats) -> dict[str, Any] | None:
-        """Sum of the baseline's values ÷ sum of the arm's, with its 95 % interval; None where there are none."""
+        """Return the sum of the baseline's values ÷ that of the arm's with a 95 % interval; None without pairs."""
         if not len(self.rows) or below[self.rows].sum() <= 0:
             return None
         clusters = Clusters.of(self.arm.seed[self.rows], self.arm.group[self.rows])
-        sums = clusters.sums(above[self.beside]), clusters.sums(below[self.rows])
+        sums = clusters.sums(above[self.baseline_rows]), clusters.sums(below[self.rows])
         return positive_ratio(*sums)._asdict()
 
 
 def prefill_entries(
     arms: Sequence[ArmPrefills], labels: Mapping[str, Sequence[Label]], baseline: str
 ) -> list[dict[str, Any]]:
-    """One entry for each arm and combination of labels, in the order of the workload's requests.
+    """Return one entry per arm and combination of labels, in the order of the workload's requests.
 
-    `labels`  of every request of the workload, by its number
+    `labels`  label values of every request of the workload, by label and number of the request
     """
     names = list(labels)
     combinations = list(dict.fromkeys(zip(*labels.values(), strict=True)))
-    of_request = np.array([combinations.index(one) for one in zip(*labels.values(), strict=True)], np.int64)
+    of_request = np.array(
+        [combinations.index(combination) for combination in zip(*labels.values(), strict=True)], np.int64
+    )
     base = next((arm for arm in arms if arm.arm == baseline), None)
     entries = []
-    for at, combination in enumerate(combinations):
+    for index, combination in enumerate(combinations):
         for arm in arms:
-            rows = np.flatnonzero(of_request[arm.request] == at)
+            rows = np.flatnonzero(of_request[arm.request] == index)
             if len(rows):
-                told = {"arm": arm.arm, "family": arm.family, **dict(zip(names, combination, strict=True))}
-                entries.append(told | _entry(arm, rows, base))
+                labels_entry = {"arm": arm.arm, "family": arm.family, **dict(zip(names, combination, strict=True))}
+                entries.append(labels_entry | _entry(arm, rows, base))
     return entries
 
 
 def _entry(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | None) -> dict[str, Any]:
-    """One arm's requests of one combination of labels; medians, but for the hit rate and the ratios."""
+    """Return the entry of one arm and combination of labels; medians, except for the hit rate and the ratios."""
     ttft, bound = arm.ttft_s[rows], arm.bound_s
     entry: dict[str, Any] = {
         "requests": len(rows),
@@ -113,7 +119,7 @@ def _entry(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | No
         "captured_states": float(np.median(arm.captured_states[rows])),
         "captured_bytes": float(np.median(arm.captured_bytes[rows])),
         "ttft_s": quartiles(ttft),
-        "parts_s": {part: float(np.median(values[rows])) for part, values in arm.parts.items()},
+        "parts_s": {phase: float(np.median(values[rows])) for phase, values in arm.parts.items()},
         "bound_s": None if bound is None else float(np.median(bound[rows])),
         "of_bound": None if bound is None else float(np.median(bound[rows] / ttft)),
         "logit_gap": None if arm.logit_gap is None else float(arm.logit_gap[rows].max()),
@@ -135,25 +141,25 @@ def _ratios(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | N
 
 
 def quartiles(values: Floats) -> dict[str, float]:
-    """Median, quartiles and the least."""
+    """Return median, quartiles and the least value."""
     low, middle, high = np.percentile(values, (25, 50, 75))
     return {"p25": float(low), "p50": float(middle), "p75": float(high), "least": float(values.min())}
 
 
 def overhead(entry: Mapping[str, Any]) -> tuple[float | None, float, float | None]:
-    """Low end, mean and high end of TTFT ÷ the baseline's TTFT − 1, of an entry that has a speedup."""
+    """Return low end, mean and high end of TTFT ÷ the baseline's TTFT − 1, for an entry with a speedup."""
     speedup = entry["speedup"]
     low, high = (None if speedup[end] is None else 1 / speedup[end] - 1 for end in ("high", "low"))
     return low, 1 / speedup["mean"] - 1, high
 
 
 def capture_goal(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The dearest capture of few states in a cold prefill, beside the goal; None where nothing tells."""
+    """Return the most expensive capture of few states in a cold prefill and its goal; None without such an entry."""
     cold = [entry for entry in entries if entry["speedup"] and not entry["reused_tokens"]]
-    few = [entry for entry in cold if 0 < entry["captured_states"] <= FEW_STATES]
-    if not few:
+    captures = [entry for entry in cold if 0 < entry["captured_states"] <= FEW_STATES]
+    if not captures:
         return None
-    worst = max(few, key=lambda entry: overhead(entry)[1])
+    worst = max(captures, key=lambda entry: overhead(entry)[1])
     low, mean, high = overhead(worst)
-    told = {"states": FEW_STATES, "most": MOST_OVERHEAD, "arm": worst["arm"], "prompt_tokens": worst["prompt_tokens"]}
-    return told | {"overhead": mean, "low": low, "high": high, "met": mean <= MOST_OVERHEAD}
+    goal = {"states": FEW_STATES, "most": MOST_OVERHEAD, "arm": worst["arm"], "prompt_tokens": worst["prompt_tokens"]}
+    return goal | {"overhead": mean, "low": low, "high": high, "met": mean <= MOST_OVERHEAD}

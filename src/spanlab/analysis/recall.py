@@ -1,4 +1,4 @@
-"""What is measured of the probe: points of its training, scores of its answers, norms of its transitions."""
+"""Measurements of the probe: points of its training, scores of its answers, norms of its transitions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 SEEN = 1e-3  # singular values and norms up to here count as zero
-KEPT = 0.1  # heads of a larger norm carry a state past a span
+KEPT = 0.1  # heads with a larger norm preserve a state across a span
 
 
 @dataclass(frozen=True)
 class TrainingPoint:
     """Means over the steps since the last point.
 
-    `step`   steps so far
-    `read`   what the questions of these steps read
-    `steps`  how many these are
+    `step`   number of training steps so far
+    `read`   way in which the questions of these steps read the memory
+    `steps`  number of steps in the mean
     `loss`   of the gold answers, nats
     """
 
@@ -37,7 +37,7 @@ class TrainingPoint:
 
 @dataclass(frozen=True)
 class StateError:
-    """How far the states of one layer that an arm composes are from those of the full view, relative to these.
+    """Relative error of the states that an arm composes in one layer, against those of the full view.
 
     `source`  the weights: trained, published, slow
     """
@@ -50,11 +50,11 @@ class StateError:
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """Means over spans of one length.
+    """Norm of one head's transition, as means over spans of one length.
 
     `source`  the weights: trained, published, slow
     `norm`    spectral norm of A
-    `decay`   γ, what forgetting alone would leave
+    `decay`   γ, the factor of forgetting alone
     `rank`    singular values of A above SEEN
     """
 
@@ -88,7 +88,7 @@ class NormSummary:
 
 @dataclass(frozen=True)
 class Answers:
-    """What an arm answers.
+    """Answers of one arm.
 
     `correct`  [N, Q]
     `loss`     [N, Q]: minus the logarithm of the gold answer's probability, nats
@@ -106,9 +106,9 @@ class Answers:
 
 @dataclass(frozen=True)
 class Score:
-    """How an arm answers; intervals are of 95 %, from resampled sequences.
+    """Accuracy and loss of one arm; 95 % intervals from resampled sequences.
 
-    `updated, first`          accuracy on these questions alone; None where there is none
+    `updated, first`          accuracy on these questions alone; None where there are none
     `minus_full, minus_exact`  accuracy minus that of the reference, by sequence
     """
 
@@ -123,22 +123,22 @@ class Score:
 
 
 def scores(answers: Mapping[str, Answers], full: str, exact: str) -> list[Score]:
-    """The score of every arm beside the two references, which are arms too."""
-    return [_score(arm, own, answers[full], answers[exact]) for arm, own in answers.items()]
+    """Return the score of every arm; the references `full` and `exact` are arms too."""
+    return [_score(arm, arm_answers, answers[full], answers[exact]) for arm, arm_answers in answers.items()]
 
 
-def _score(arm: str, own: Answers, full: Answers, exact: Answers) -> Score:
-    every = np.ones_like(own.correct)
-    minus_full, minus_exact = (own.correct.astype(float) - reference.correct for reference in (full, exact))
+def _score(arm: str, answers: Answers, full: Answers, exact: Answers) -> Score:
+    all_questions = np.ones_like(answers.correct)
+    minus_full, minus_exact = (answers.correct.astype(float) - reference.correct for reference in (full, exact))
     return Score(
         arm,
-        _accuracy(own.correct, every),
-        _accuracy(own.correct, own.updated) if own.updated.any() else None,
-        _accuracy(own.correct, own.first) if own.first.any() else None,
-        bootstrap.positive_ratio(*_sums(own.loss, every)),
-        bootstrap.ratio(*_sums(minus_full, every)),
-        bootstrap.ratio(*_sums(minus_exact, every)),
-        own.nbytes,
+        _accuracy(answers.correct, all_questions),
+        _accuracy(answers.correct, answers.updated) if answers.updated.any() else None,
+        _accuracy(answers.correct, answers.first) if answers.first.any() else None,
+        bootstrap.positive_ratio(*_sums(answers.loss, all_questions)),
+        bootstrap.ratio(*_sums(minus_full, all_questions)),
+        bootstrap.ratio(*_sums(minus_exact, all_questions)),
+        answers.nbytes,
     )
 
 
@@ -147,16 +147,16 @@ def _accuracy(correct: Bools, counted: Bools) -> Interval:
 
 
 def _sums(values: NDArray[np.floating] | Bools, counted: Bools) -> tuple[Floats, Floats]:
-    """Sums over the questions that are counted, and how many these are, by sequence: [1, N] each."""
+    """Return sums over the counted questions, and numbers of these, by sequence: [1, N] each."""
     return (values * counted).sum(1, dtype=np.float64)[None], counted.sum(1, dtype=np.float64)[None]
 
 
 def summarise(norms: Sequence[HeadNorm]) -> list[NormSummary]:
-    """Heads by source and length, in the order in which they were measured."""
-    found: dict[tuple[str, int], list[HeadNorm]] = {}
+    """Return summaries of the heads by source and length, in order of measurement."""
+    by_source: dict[tuple[str, int], list[HeadNorm]] = {}
     for head in norms:
-        found.setdefault((head.source, head.tokens), []).append(head)
-    return [_summary(*key, heads) for key, heads in found.items()]
+        by_source.setdefault((head.source, head.tokens), []).append(head)
+    return [_summary(*key, heads) for key, heads in by_source.items()]
 
 
 def _summary(source: str, tokens: int, heads: list[HeadNorm]) -> NormSummary:

@@ -1,4 +1,4 @@
-"""How far predictions and states are from those of exact recompute, by what was done instead."""
+"""Errors of predictions and states against exact recompute, by the arm that replaces it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Departure:
-    """What an arm predicts after the same tokens as recompute.
+class Deviation:
+    """Predictions and states of an arm compared with recompute, after the same tokens.
 
     `kl`      [N, Q]: KL(recompute ‖ arm), nats
     `same`    [N, Q]: both have the same likeliest token
     `right`   [N, Q]: the likeliest token is the gold answer
     `errors`  [L, N]: ‖S − S*‖ ÷ ‖S*‖ of every recurrent layer, Frobenius norms over heads
-    `nbytes`  bytes of a stored state ÷ those in float32; 1 where it is stored so
+    `nbytes`  bytes of a stored state ÷ bytes in float32
     """
 
     kl: Floats
@@ -33,7 +33,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class Source:
-    """Weights: their name, attention layers below each recurrent layer in order, and whether they were trained."""
+    """Weights of a model: name, number of attention layers below each recurrent layer, and whether they are trained."""
 
     name: str
     below: tuple[int, ...]
@@ -41,8 +41,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """An arm on one model over one gap; intervals are of 95 %, from resampled prompts.
+class RecoveryResult:
+    """Result of an arm on one model over one gap; 95 % intervals from resampled prompts.
 
     `right`   share of right answers; None for random weights
     `errors`  mean error of the states of the layers with 0, 1, … attention layers below
@@ -58,18 +58,18 @@ class Measured:
     nbytes: float
 
 
-def measured(source: Source, gap: int, arm: str, found: Departure) -> Measured:
-    """Means over prompts and questions."""
+def recovery_result(source: Source, gap: int, arm: str, deviation: Deviation) -> RecoveryResult:
+    """Return means over prompts and questions."""
     below = np.array(source.below)
-    errors = tuple(float(found.errors[below == count].mean()) for count in range(max(below) + 1))
-    counts = np.full((1, len(found.kl)), found.kl.shape[1], np.float64)
-    return Measured(
+    errors = tuple(float(deviation.errors[below == count].mean()) for count in range(max(below) + 1))
+    counts = np.full((1, len(deviation.kl)), deviation.kl.shape[1], np.float64)
+    return RecoveryResult(
         source,
         gap,
         arm,
-        bootstrap.positive_ratio(found.kl.sum(1)[None], counts),
-        bootstrap.share(found.same.sum(1, dtype=np.float64)[None], counts),
-        float(found.right.mean()) if source.trained else None,
+        bootstrap.positive_ratio(deviation.kl.sum(1)[None], counts),
+        bootstrap.share(deviation.same.sum(1, dtype=np.float64)[None], counts),
+        float(deviation.right.mean()) if source.trained else None,
         errors,
-        found.nbytes,
+        deviation.nbytes,
     )

@@ -25,7 +25,7 @@ _MS_PER_NS = 1e-6
 
 @dataclass(frozen=True)
 class Gaps:
-    """Gaps between tokens, nanoseconds in rising order, and how often each occurs; both of shape (n,)."""
+    """Gaps between tokens, nanoseconds in ascending order, and the number of occurrences; both of shape (n,)."""
 
     gap_ns: NDArray[np.int64]
     count: NDArray[np.int64]
@@ -33,7 +33,7 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Goal:
-    """Limits of one request in seconds; infinity is none."""
+    """Limits of one request in seconds; infinity means no limit."""
 
     ttft_s: float
     tpot_s: float
@@ -41,9 +41,9 @@ class Goal:
 
 
 def serving_values(columns: Columns, gaps: Gaps | None, goals: Mapping[str, Goal]) -> Values:
-    """Every metric of the counted requests of one run, by name; what a run has no data for is absent.
+    """Return every metric of the counted requests of one run by name; metrics without data are absent.
 
-    `columns` are fields of records, at least those that a client sees.
+    `columns` are fields of records, at least those that a client observes.
     """
     arrived, first, last = (columns[f"{name}_s"] for name in ("arrived", "first_token", "finished"))
     tokens = columns["output_tokens"]
@@ -79,36 +79,38 @@ def _rates(columns: Columns, duration_s: float) -> Values:
 
 
 def spread(name: str, values_ms: Floats) -> Values:
-    """Mean, median, standard deviation and percentiles, named as vLLM names them; empty for no values."""
+    """Return mean, median, standard deviation and percentiles with vLLM's names; empty for no values."""
     if not len(values_ms):
         return {}
-    found = {
+    statistics = {
         f"mean_{name}_ms": float(values_ms.mean()),
         f"median_{name}_ms": float(np.median(values_ms)),
         f"std_{name}_ms": float(values_ms.std()),
     }
     tails = np.percentile(values_ms, PERCENTILES).tolist()
-    return found | {f"p{percent}_{name}_ms": tail for percent, tail in zip(PERCENTILES, tails, strict=True)}
+    return statistics | {f"p{percent}_{name}_ms": tail for percent, tail in zip(PERCENTILES, tails, strict=True)}
 
 
 def _gap_spread(gaps: Gaps) -> Values:
-    """As `spread` of every gap by itself."""
+    """Return the same statistics as `spread` of the individual gaps."""
     total = int(gaps.count.sum())
     if not total:
         return {}
     values: Floats = gaps.gap_ns.astype(np.float64) * _MS_PER_NS
     weights = gaps.count / total
     mean = float(values @ weights)
-    found = {
+    statistics = {
         "mean_itl_ms": mean,
         "median_itl_ms": pooled_percentile(values, gaps.count, 50),
         "std_itl_ms": float(np.sqrt((values - mean) ** 2 @ weights)),
     }
-    return found | {f"p{percent}_itl_ms": pooled_percentile(values, gaps.count, percent) for percent in PERCENTILES}
+    return statistics | {
+        f"p{percent}_itl_ms": pooled_percentile(values, gaps.count, percent) for percent in PERCENTILES
+    }
 
 
 def pooled_percentile(values: Floats, counts: NDArray[np.int64], percent: float) -> float:
-    """Linear percentile of values in rising order that occur `counts` times each."""
+    """Return the linear percentile of ascending values that occur `counts` times each."""
     ends = np.cumsum(counts)
     position = (int(ends[-1]) - 1) * percent / 100
     below, above = values[np.searchsorted(ends, [np.floor(position), np.ceil(position)], side="right")].tolist()
@@ -116,10 +118,10 @@ def pooled_percentile(values: Floats, counts: NDArray[np.int64], percent: float)
 
 
 def _goodput(columns: Columns, goals: Mapping[str, Goal]) -> Values:
-    """Requests per second that keep all limits of a goal, and their share."""
+    """Return requests per second that meet all limits of a goal, and their share."""
     arrived, first, last = (columns[f"{name}_s"] for name in ("arrived", "first_token", "finished"))
     tokens, duration_s = columns["output_tokens"], float(last.max() - arrived.min())
-    tpot = (last - first) / np.maximum(tokens - 1, 1)  # 0 for one token, whose last is the first
+    tpot = (last - first) / np.maximum(tokens - 1, 1)  # 0 for a single token
     values: Values = {}
     for name, goal in goals.items():
         good = (first - arrived <= goal.ttft_s) & (tpot <= goal.tpot_s) & (last - arrived <= goal.e2e_s)
@@ -131,14 +133,14 @@ def _goodput(columns: Columns, goals: Mapping[str, Goal]) -> Values:
 
 def _reuse(columns: Columns) -> Values:
     reused = columns["reused_tokens"]
-    if np.isnan(reused).any():  # a server that does not say
+    if np.isnan(reused).any():  # the server does not report reuse
         return {}
     return {"token_hit_rate": float(reused.sum() / columns["prompt_tokens"].sum())}
 
 
 @dataclass(frozen=True)
 class Queues:
-    """Requests that wait for their first admission and that run, after every change; arrays of shape (n,).
+    """Numbers of requests that wait for first admission and that run, after every change; arrays of shape (n,).
 
     A preempted request counts as running.
     """
@@ -148,18 +150,18 @@ class Queues:
     running: NDArray[np.int64]
 
     def values(self) -> Values:
-        """Largest numbers, and means over the time from zero to the last token."""
+        """Return maxima, and means over the time from zero to the last token."""
         gaps, end = np.diff(self.time_s), float(self.time_s[-1])
-        found: Values = {}
+        metrics: Values = {}
         for name, counts in (("waiting", self.waiting), ("running", self.running)):
-            found[f"max_{name}"] = int(counts.max())
+            metrics[f"max_{name}"] = int(counts.max())
             if end > 0:
-                found[f"mean_{name}"] = float(gaps @ counts[:-1]) / end
-        return found
+                metrics[f"mean_{name}"] = float(gaps @ counts[:-1]) / end
+        return metrics
 
 
 def queues(columns: Columns) -> Queues:
-    """Queues over time of all requests of one run; without admissions, all of them run from their arrival."""
+    """Return queues over time of all requests of one run; without admission times, requests run from arrival."""
     arrived, last = columns["arrived_s"], columns["finished_s"]
     admitted = columns.get("admitted_s", arrived)
     stamps, group = np.unique(np.concatenate([arrived, admitted, last]), return_inverse=True)

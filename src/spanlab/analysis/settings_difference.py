@@ -1,4 +1,4 @@
-"""Which settings of several runs differ."""
+"""Settings that differ between several runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ ABSENT = "–"
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Each setting that is not the same in all runs, by its whole key, with its value in each run.
+    """Return each setting that differs between runs, by its full key, with its value in each run.
 
-    An arm that some runs lack is one setting, `arms.NAME`: present or –.
+    An arm that some runs lack is one setting, `arms.NAME`, with the values present and –.
     """
     arms = [config.get("arms", {}) for config in configs]
-    shared = set.intersection(*(set(own) for own in arms))
-    names = dict.fromkeys(name for own in arms for name in own if name not in shared)
-    presence = {f"arms.{name}": tuple("present" if name in own else ABSENT for own in arms) for name in names}
+    shared = set.intersection(*(set(run_arms) for run_arms in arms))
+    names = dict.fromkeys(name for run_arms in arms for name in run_arms if name not in shared)
+    presence = {f"arms.{name}": tuple("present" if name in run_arms else ABSENT for run_arms in arms) for name in names}
     settings = [dict(leaves(_with_arms(config, shared))) for config in configs]
-    keys = dict.fromkeys(key for own in settings for key in own)
-    values = {key: tuple(str(own.get(key, ABSENT)) for own in settings) for key in keys}
-    return {key: found for key, found in (values | presence).items() if len(set(found)) > 1}
+    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+    values = {key: tuple(str(run_settings.get(key, ABSENT)) for run_settings in settings) for key in keys}
+    return {key: by_run for key, by_run in (values | presence).items() if len(set(by_run)) > 1}
 
 
 def _with_arms(config: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def _with_arms(config: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings that are no mapping, by their whole key."""
+    """Yield the settings that are not mappings, with their full key."""
     if not isinstance(value, dict):
         yield key, value
         return

@@ -19,7 +19,7 @@ from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Departures, Following, Placer, Union
 from spanlab.core.policies.named import POLICIES
-from spanlab.core.progress import Progress, together
+from spanlab.core.progress import Progress, merge_progress
 from spanlab.core.protocol import Policy
 from spanlab.core.recovery import RECOVERIES, Recovery
 from spanlab.core.repair import Repair
@@ -46,7 +46,7 @@ from spanlab.workloads.log import served
 from spanlab_sim.arrivals import ARRIVALS, resample
 from spanlab_sim.replica import Replica
 from spanlab_sim.routing import ROUTERS, Route
-from spanlab_sim.server import to_the_first
+from spanlab_sim.server import route_to_first
 from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import TIMINGS
 
@@ -103,7 +103,7 @@ def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]
     """Return the factory of the router, which takes the replicas of a run; without routing, the first serves all."""
     settings = study.replicas
     if settings.routing is None:
-        return lambda replicas: to_the_first
+        return lambda replicas: route_to_first
     name, rng = settings.routing, np.random.default_rng([seed, 2])
     return lambda replicas: ROUTERS.make(name, settings.keys, settings.options, replicas=replicas, rng=rng)
 
@@ -217,7 +217,7 @@ def build_span_reads(strategy: Strategy) -> SpanReads | None:
 
 def build_passages(strategy: Strategy) -> PassageRules | None:
     """Return the choice and order of passages of an arm; None if prompts are unchanged."""
-    return None if strategy.passages.are_usual else strategy.passages
+    return None if strategy.passages.are_default else strategy.passages
 
 
 def build_placer(
@@ -242,7 +242,7 @@ def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
     """Return the rule for states that are captured during the prefill; None if the arm has none."""
     facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0)
     followed = _placers(strategy, facts, PLACEMENTS.needing(PROGRESS))
-    return together([placer.progress for placer in followed if isinstance(placer, Following)])
+    return merge_progress([placer.progress for placer in followed if isinstance(placer, Following)])
 
 
 def build_cost(model: ModelSpec, strategy: Strategy) -> CostOf:
@@ -269,7 +269,7 @@ def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str] | Regist
     settings = strategy.placement
     keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]
     keys += [(name, {}, {}) for name in settings.also]
-    return [_placer(kind, own, options, facts) for kind, own, options in keys if kind in kinds]
+    return [_placer(kind, own_keys, options, facts) for kind, own_keys, options in keys if kind in kinds]
 
 
 def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:

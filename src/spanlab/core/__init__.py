@@ -1,1 +1,1 @@
-"""The policy heart: plain Python and NumPy; knows token ids, ranges, bytes and `now`."""
+"""Scheduler, prefix store and reuse policies in plain Python and NumPy: token ids, ranges, bytes and `now`."""

@@ -1,4 +1,4 @@
-"""Planning a step while the one before it runs, as vLLM 0.32.0 does by default."""
+"""Scheduling of a step while the previous step runs, as vLLM 0.32.0 does by default."""
 
 from __future__ import annotations
 
@@ -12,88 +12,92 @@ from spanlab.core.scheduler import Scheduler
 from spanlab.core.speculative_scheduler import SpeculativeScheduler
 
 
-class Ended(NamedTuple):
-    """A sequence that has ended in the step before, and what it holds."""
+class FinishedSequence(NamedTuple):
+    """A sequence that finished in the previous step, with its allocation, which is not freed yet."""
 
     sequence: Sequence
     allocation: Allocation
 
 
 class AsyncScheduler(Scheduler):
-    """A scheduler whose next step is already planned when a step ends.
+    """A scheduler that plans the next step before the current one ends.
 
-    So a request that arrives during a step joins the one after the next, and a request that ends holds its seat and its
-    memory while the next step is planned, unless it is the one to give way. An engine without work plans at once.
+    A request that arrives during a step joins the step after the next. A finished sequence keeps its memory and
+    counts as running until the next step is planned, unless it is preempted. Without work in flight, a step is
+    planned at once.
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         super().__init__(policy, rules)
-        self._late: list[Request] = []
-        self._ended: list[Ended] = []  # by seat
+        self._added: list[Request] = []
+        self._finished: list[FinishedSequence] = []  # in order of start
 
     def add(self, request: Request) -> None:
         """Queue a request for the step after the next one."""
-        self._late.append(request)
+        self._added.append(request)
 
-    def join(self) -> None:
-        """Let the requests that were added be planned from here on."""
-        for request in self._late:
+    def enqueue_added(self) -> None:
+        """Move the added requests to the queue."""
+        for request in self._added:
             super().add(request)
-        self._late.clear()
+        self._added.clear()
 
     @property
     def idle(self) -> bool:
         """Whether no request waits or runs."""
-        return not self._late and super().idle
+        return not self._added and super().idle
 
     def schedule(self, now: int) -> ScheduledStep | None:
-        """Plan without the requests that have arrived during the step before, unless there are no others."""
+        """Plan a step without the requests that arrived during the previous one, unless no others exist."""
         if super().idle:
-            self._free_ended(now)
-            self.join()
+            self._free_finished(now)
+            self.enqueue_added()
         step = super().schedule(now)
-        if self._ended:
-            self._free_ended(now)
-            if step is None or not (step.chunks or step.decodes):  # the engine waits for what is under way
+        if self._finished:
+            self._free_finished(now)
+            if step is None or not (step.chunks or step.decodes):  # the engine waits for the work in flight
                 return self.schedule(now)
             if self.waiting:
                 step.max_repeats = 1
-        if self._late and step is not None:
-            self.join()
+        if self._added and step is not None:
+            self.enqueue_added()
             step.max_repeats = 1
         return step
 
     @property
-    def _taken_seats(self) -> int:
-        return len(self.running) + len(self._ended)
+    def _num_running(self) -> int:
+        return len(self.running) + len(self._finished)
 
-    def _end(self, sequence: Sequence, now: int) -> None:
-        """Let a sequence hold what it has until the next step is planned."""
-        self._ended.append(Ended(sequence, self._stand_up(sequence)))
+    def _finish(self, sequence: Sequence, now: int) -> None:
+        """Keep the allocation of a finished sequence until the next step is planned."""
+        self._finished.append(FinishedSequence(sequence, self._stop_running(sequence)))
 
-    def _give_way(self, now: int) -> None:
-        """Preempt the sequence that was admitted last; of one that has ended, free what it holds."""
+    def _preempt_last(self, now: int) -> None:
+        """Preempt the sequence that started last.
+
+        If it has finished already, free its allocation and count a preemption.
+        """
         last = self.running[-1]
-        if self._ended and self._ended[-1].sequence.seat > last.seat:
-            ended = self._ended.pop()
-            self.policy.free(ended.allocation, now)
-            ended.sequence.preemptions += 1
+        if self._finished and self._finished[-1].sequence.start_rank > last.start_rank:
+            finished = self._finished.pop()
+            self.policy.free(finished.allocation, now)
+            finished.sequence.preemptions += 1
             self._preempted_this_step = True
-        elif self._ended:
+        elif self._finished:
             self._preempt(last, now)
         else:
-            super()._give_way(now)
+            super()._preempt_last(now)
 
-    def _free_ended(self, now: int) -> None:
-        """Free what sequences hold that ended in the step before."""
-        for one in self._ended:
-            self.policy.free(one.allocation, now)
+    def _free_finished(self, now: int) -> None:
+        """Free the allocations of sequences that finished in the previous step."""
+        for finished in self._finished:
+            self.policy.free(finished.allocation, now)
             self._refused = False
-        self._ended.clear()
+        self._finished.clear()
 
 
 def make_scheduler(policy: Policy, rules: BatchRules) -> Scheduler:
-    """The scheduler that the rules ask for."""
+    """Return a scheduler of the kind that the rules select."""
     if rules.speculation.draft_tokens:
         return SpeculativeScheduler(policy, rules)
     return AsyncScheduler(policy, rules) if rules.async_scheduling else Scheduler(policy, rules)

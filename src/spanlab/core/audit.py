@@ -1,4 +1,4 @@
-"""Counting a store from scratch, for tests and for idle moments."""
+"""A recount of a store from scratch, for tests and idle moments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from spanlab.core.tree import Node
 
 
 def recount(store: Store, roots: Iterable[Node]) -> None:
-    """Recount everything under `roots` from scratch and compare; slow, for tests and for idle moments."""
-    nodes = [node for root in roots for node in _below(root)]
+    """Recount everything under `roots` and compare with the store's counters; slow, for tests and idle moments."""
+    nodes = [node for root in roots for node in _descendants(root)]
     sizes = [(node.depth - node.start) * store.token_bytes for node in nodes]
     states = [state for node in nodes for state in node.states]
     assert store.kv_cached == sum(sizes), "cached KV bytes are miscounted"
@@ -27,22 +27,22 @@ def recount(store: Store, roots: Iterable[Node]) -> None:
     assert kv + state <= store.budget.total_bytes and store.entries <= store.budget.entries, "over a budget"
 
 
-def _below(root: Node) -> Iterator[Node]:
-    waiting = list(root.children.values())
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(node.children.values())
+def _descendants(root: Node) -> Iterator[Node]:
+    pending = list(root.children.values())
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
         yield node
 
 
 def _check_node(node: Node, block_size: int) -> None:
-    assert node.parent is not None and node.parent.depth == node.start, "a node does not hang on its parent"
+    assert node.parent is not None and node.parent.depth == node.start, "a node does not start where its parent ends"
     assert len(node.edge) == node.depth - node.start and node.depth % block_size == 0, "an edge is off its block"
-    assert node.parent.children[node.key] is node, "a child is filed under another key"
+    assert node.parent.children[node.key] is node, "a child has another key than its parent's entry for it"
     assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
     positions = [state.position for state in node.states]
-    for known in (positions, node.lost):
-        assert known == sorted(set(known)), "positions are not increasing"
-        assert all(node.start < position <= node.depth for position in known), "a state lies outside its node"
+    for values in (positions, node.lost):
+        assert values == sorted(set(values)), "positions are not increasing"
+        assert all(node.start < position <= node.depth for position in values), "a state lies outside its node"
     assert not set(positions) & set(node.lost), "a state is both here and lost"
     assert all(state.node is node for state in node.states), "a state points to another node"

@@ -1,4 +1,4 @@
-"""What a serving loop asks of whatever runs its steps: the contract of the simulated and of the real backend."""
+"""The contract between a serving loop and a backend, simulated or real, that runs its steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spanlab.core.scheduled import ScheduledStep, Sequence
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of a step.
+    """The result of a step.
 
-    `duration_ns`  from the end of the step before it, or from `resume`, to its own end
+    `duration_ns`  from the end of the previous step, or from `resume`, to the end of this one
     `finished`     sequences whose output is complete
     `repeats`      equal decode steps that ran in a row
-    `accepted`     how many drafts each of the step's `decodes` keeps; empty where none were drafted
-    `phases`       seconds of its parts by name; empty where nothing is measured
+    `accepted`     number of accepted drafts for each of the step's `decodes`; empty without drafts
+    `phases`       seconds of each phase by name; empty where nothing is measured
     """
 
     duration_ns: int
@@ -31,32 +31,33 @@ class Backend(Protocol):
     """Runs the steps of one serving loop; it never calls the scheduler."""
 
     def resume(self) -> None:
-        """Note that a request has arrived while nothing ran: the time before belongs to no step."""
+        """Note the end of an idle time, which belongs to no step."""
         ...
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
-        """Run a step that nothing interrupts.
+        """Run a step without interruption.
 
-        A step that only decodes may run up to `step.max_repeats` times, until a sequence ends or until the first end
-        at or after `deadline_ns` from now, when the next request arrives; None: no request will.
+        A decode-only step may repeat up to `step.max_repeats` times. It repeats until a sequence finishes, or until
+        the first end at or after `deadline_ns` from now, when the next request arrives. None: no request will
+        arrive.
         """
         ...
 
     def completed(self, step: ScheduledStep) -> None:
-        """Follow what the policy stored of a step, and freed after it."""
+        """Update the backend to what the policy stored for a step and freed after it."""
         ...
 
     def close(self) -> None:
-        """End the run: give back what requests that have ended still hold."""
+        """End the run, and free what finished requests still hold."""
         ...
 
 
 def finished_after(step: ScheduledStep, repeats: int = 1) -> list[Sequence]:
-    """Sequences that have their whole output once a step is over."""
+    """Return the sequences whose output is complete after a step."""
     return finished_prompts(step) + [s for s in step.decodes if s.generated + repeats >= s.request.output_len]
 
 
 def finished_prompts(step: ScheduledStep) -> list[Sequence]:
-    """Sequences whose whole output is the token that the end of their prompt yields."""
+    """Return the sequences whose output is complete with the token that their last chunk yields."""
     lasts = [chunk.sequence for chunk in step.chunks if chunk.last]
     return [sequence for sequence in lasts if sequence.generated + 1 >= sequence.request.output_len]

@@ -1,4 +1,4 @@
-"""How steps are filled."""
+"""Limits of a scheduler step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BatchRules:
     speculation: Speculation = field(default_factory=Speculation)
 
     def check(self, path: str) -> None:
-        """Refuse what makes no sense; `path` is the key of these settings."""
+        """Raise ValueError for invalid settings; `path` is their key."""
         positive(f"{path}.max_num_seqs", self.max_num_seqs)
         if self.max_num_batched_tokens < self.max_num_seqs:
             least = f"expected at least {path}.max_num_seqs={self.max_num_seqs}"

@@ -1,4 +1,4 @@
-"""What a store may hold."""
+"""Memory limits of a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the store may hold, running requests included: bytes of KV, of states, of both together, and entries.
+    """Limits of a store, running requests included: bytes of KV, of states, of both together, and entries.
 
     An entry is a stored sequence that no other stored sequence extends, that is, a leaf.
     """
@@ -20,6 +20,6 @@ class Budget:
     entries: int = UNLIMITED
 
     def times(self, count: int) -> Budget:
-        """The budget of so many stores together."""
+        """Return the budget of `count` such stores together."""
         limits = (self.kv_bytes, self.state_bytes, self.total_bytes, self.entries)
         return Budget(*(limit if limit >= UNLIMITED else count * limit for limit in limits))

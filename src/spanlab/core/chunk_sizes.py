@@ -1,4 +1,4 @@
-"""How much of a sequence's work one step computes, under a budget of tokens."""
+"""The size of the chunk that one step computes of a sequence's work, under a budget of tokens."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from spanlab.core.work import RepairPass, Work
 
 
 class ChunkSizes:
-    """Chunks as the batch rules allow them, ended where the policy wants them to end."""
+    """Chunk sizes within the batch rules, cut where the policy ends a chunk."""
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         self._policy, self._most, self._chunked = policy, rules.max_num_batched_tokens, rules.enable_chunked_prefill
 
-    def rows(self, sequence: Sequence, work: Work, done: int, budget: int) -> int:
-        """Rows of a work, `done` of which are computed, that one step computes."""
-        take = work.tokens - done
+    def rows(self, sequence: Sequence, work: Work, computed: int, budget: int) -> int:
+        """Return the rows of a work that one step computes after the first `computed` rows."""
+        take = work.tokens - computed
         if not self._chunked:
             return take
-        assert sequence.allocation is not None, "only who is admitted has work"
+        assert sequence.allocation is not None, "only admitted sequences have work"
         plan = sequence.allocation.plan
         if isinstance(work, RepairPass):
             return min(take, budget) if plan.repair.cuts else take
-        start = work.start + done
+        start = work.start + computed
         stop = start + min(take, budget)
         return self._policy.chunk_end(plan, start, stop, self._most, sequence.generated) - start
 

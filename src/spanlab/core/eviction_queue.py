@@ -1,6 +1,6 @@
-"""What may be evicted, in order.
+"""A queue of evictable entries, ordered by rank.
 
-Keys never decrease while a node lives, which is what lets a queue keep stale keys and correct them when they surface.
+A rank never decreases while its entry is stored. So the heap may hold stale ranks, which are corrected at its top.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Key = tuple[float, ...]
 
 
 class Ranked(Protocol):
-    """What an eviction queue holds."""
+    """An entry of an eviction queue."""
 
     serial: int
     locks: int
@@ -28,9 +28,9 @@ T = TypeVar("T", bound=Ranked)
 
 
 class EvictionQueue(Generic[T]):
-    """Entries that may be evicted, lowest rank first; stale ranks are corrected when they surface.
+    """Evictable entries, lowest rank first; stale ranks are corrected at the top of the heap.
 
-    A rank ends in a serial number, so that no two entries have the same one.
+    A rank ends in a serial number, so that no two entries have equal ranks.
     """
 
     def __init__(self, rank: Callable[[T], Key], may_leave: Callable[[T], bool]) -> None:
@@ -38,27 +38,27 @@ class EvictionQueue(Generic[T]):
         self._heap: list[tuple[Key, T]] = []
 
     def offer(self, item: T) -> None:
-        """Add an entry, unless it is there or may not leave."""
+        """Add an entry, unless it is queued already or not evictable."""
         if not item.in_heap and self._may_leave(item):
             self.add([item])
 
     def add(self, items: Iterable[T]) -> None:
-        """Add entries that are not there and may leave."""
+        """Add evictable entries that are not queued."""
         for item in items:
             item.in_heap = True
             heapq.heappush(self._heap, (self._rank(item), item))
 
     def used(self, items: Iterable[T]) -> None:
-        """A rank is read when it surfaces."""
+        """Do nothing: ranks are recomputed at the top of the heap."""
 
     def renewed(self, items: Iterable[T]) -> None:
-        """A rank is read when it surfaces."""
+        """Do nothing: ranks are recomputed at the top of the heap."""
 
     def removed(self, item: T) -> None:
-        """What has gone is dropped when it surfaces."""
+        """Do nothing: removed entries are dropped at the top of the heap."""
 
     def lowest(self) -> tuple[Key, T] | None:
-        """The entry of the lowest rank as (rank, entry), still in the queue."""
+        """Return (rank, entry) of the lowest rank, which stays queued; None where no entry is evictable."""
         heap, rank = self._heap, self._rank
         while heap:
             key, item = heap[0]
@@ -74,10 +74,10 @@ class EvictionQueue(Generic[T]):
 
 
 def leaf_may_leave(node: Node) -> bool:
-    """Whether a node is in the tree, unused, and has nothing below it."""
+    """Whether a node is in the tree, unlocked and without children."""
     return not (node.children or node.locks or node.parent is None)
 
 
 def state_may_leave(state: State) -> bool:
-    """Whether a state is in the tree and unused."""
+    """Whether a state is in the tree and unlocked."""
     return not state.locks and state.node is not None

@@ -1,10 +1,10 @@
-"""How recurrent layers keep a span that may stand anywhere: as a map of their state, not as a state.
+"""Affine maps of the recurrent state, which let recurrent layers reuse a span anywhere in a prompt.
 
 With its inputs fixed, a span of a GatedDeltaNet layer takes the state S to A · S + B, per value head. A span that is
-computed alone, from an empty state, leaves A [d_k, d_k], B [d_k, d_v] and the last inputs of its short convolution.
-Where the first tokens of every span are repaired, the state runs through these again. The map that follows is of the
-tokens behind them; B of the whole span is kept beside it, to go on inside the span and to begin a prompt with it.
-Composing spans in any order is known for diagonal state space models: PICASO, arXiv 2502.17605.
+computed alone, from an empty state, yields A [d_k, d_k], B [d_k, d_v] and the last inputs of its short convolution.
+Where the first tokens of every span are repaired, the state passes through these tokens again. The stored map then
+covers the tokens behind them; B of the whole span is stored with it, to resume inside the span and to begin a prompt
+with the span. Composing spans in any order is known for diagonal state space models: PICASO, arXiv 2502.17605.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spanlab.model_spec import ModelSpec
 
 FORMS = ("exact", "scalar", "low_rank", "sum", "last")
 ITEMSIZES = {"float32": 4, "bfloat16": 2}
-_FACTOR_BYTES = 4  # γ is kept in float32: bfloat16 knows no number between 0.996 and 1
+_FACTOR_BYTES = 4  # γ is stored in float32: bfloat16 has no number between 0.996 and 1
 
 
 @dataclass
@@ -36,7 +36,7 @@ class MapRules:
     interval: int | None = None
 
     def check(self, path: str) -> None:
-        """Refuse what makes no sense; `path` is the key of these settings."""
+        """Raise ValueError for invalid settings; `path` is their key."""
         one_of(f"{path}.form", self.form, FORMS)
         one_of(f"{path}.dtype", self.dtype, ITEMSIZES)
         positive(f"{path}.rank", self.rank)
@@ -46,13 +46,13 @@ class MapRules:
             raise ValueError(f"{path}.rank={self.rank} with form={self.form}: expected {expected}")
 
     def positions(self, length: int) -> tuple[int, ...]:
-        """Tokens of a span after which a map is kept, increasing."""
+        """Return the positions in a span behind which a map is stored, increasing."""
         inside = range(self.interval, length, self.interval) if self.interval else ()
         return *inside, length
 
     @property
     def transitions(self) -> bool:
-        """Whether A is computed along with B; the other forms know it beforehand, or from the decays."""
+        """Whether A is computed along with B; in other forms A is fixed or follows from the decays."""
         return self.form in ("exact", "low_rank")
 
 
@@ -61,7 +61,7 @@ def map_bytes(rules: MapRules, model: ModelSpec, repaired: bool = False) -> int:
 
     A: exact d_k · d_k numbers; scalar γ; low_rank γ and 2 · rank · d_k numbers; sum and last none. B: d_k · d_v.
 
-    `repaired`  the first tokens of spans are computed again: there is a second B
+    `repaired`  the first tokens of spans are recomputed, so that there is a second B
     """
     size, key_dim = ITEMSIZES[rules.dtype], model.recurrent_key_dim
     transition = {
@@ -74,5 +74,5 @@ def map_bytes(rules: MapRules, model: ModelSpec, repaired: bool = False) -> int:
 
 
 def working_map_bytes(model: ModelSpec, repaired: bool = False) -> int:
-    """Bytes of the map of a span while it is computed: exact, in float32."""
+    """Bytes of the map of a span during its computation: exact, in float32."""
     return map_bytes(MapRules(), model, repaired)

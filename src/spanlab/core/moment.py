@@ -1,4 +1,4 @@
-"""When a store is used, and for which request: what eviction orders with time or with rules for requests read."""
+"""Time and request of a store's current operation, for eviction orders that depend on time or on requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one request may hold, whatever the store contains when it comes."""
+"""The largest memory of one request, whatever the store contains."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Need(NamedTuple):
-    """What one request may hold by itself: tokens, its own copies among them, and sequences of blocks.
+    """Largest memory of one request by itself: tokens, its private copies among them, and sequences of blocks.
 
-    Every sequence of blocks, a cache span's or a copy's, ends on a block that may be all but empty.
+    Every sequence of blocks, of a cache span or of a copy, ends in a block that may be nearly empty.
     """
 
     tokens: int

@@ -43,7 +43,7 @@ class Support:
     work_to: Floats
 
     def bracket(self, cost: Floats) -> Floats:
-        """What a cut at each depth costs at slope zero, given the layer below: shape (K,)."""
+        """Return the cost of a cut at each depth at slope zero, given the layer below; shape (K,)."""
         return cost[:-1] - self.work_to[:-1] + self.work * self.mass_to[:-1]
 
 
@@ -66,7 +66,7 @@ class Placement:
     def _add_layer(self, cost: Floats) -> Floats:
         x, mass_to = self._support.work, self._support.mass_to[1:]
         bracket = self._support.bracket(cost)
-        # a cut behind the depth itself is never better than one on it; rounding alone can pick one
+        # a cut behind the depth itself is never better than one on it, but rounding can select one
         cut = np.minimum(_envelope(x, bracket, mass_to), np.arange(len(x)))
         self._cuts.append(cut)
         layer = self._support.work_to[1:] + bracket[cut] - x[cut] * mass_to
@@ -96,13 +96,13 @@ class Placement:
         if not inside:
             return inside
         support, total = self._support, self._support.mass_to[-1]
-        left = support.bracket(self._below)[:inside] - support.work[:inside] * total
-        best = int(left.argmin())
+        costs = support.bracket(self._below)[:inside] - support.work[:inside] * total
+        best = int(costs.argmin())
         if self.depths[inside - 1] == self._grid[end]:
             return best
         at_end = self._below[inside] - support.work_to[inside]
         at_end -= self._grid_work[end] * (total - support.mass_to[inside])
-        return best if left[best] <= at_end else inside
+        return best if costs[best] <= at_end else inside
 
     def _trace(self, layers: int, last: int) -> list[int]:
         """Checkpoints of the optimum for the first `last` depths with up to `layers` of them."""
@@ -123,10 +123,10 @@ def place(depths: Depths, mass: Floats, count: int, work: Floats | None = None) 
     `work`    w at each depth, increasing, shape (K,); tokens where omitted.
     """
     x = depths.astype(np.float64) if work is None else np.asarray(work, np.float64)
-    kept = mass > 0
-    mass_to = np.concatenate([[0.0], np.cumsum(mass[kept])])
-    work_to = np.concatenate([[0.0], np.cumsum((mass * x)[kept])])
-    return Placement(depths, x, Support(depths[kept], x[kept], mass_to, work_to), count)
+    has_mass = mass > 0
+    mass_to = np.concatenate([[0.0], np.cumsum(mass[has_mass])])
+    work_to = np.concatenate([[0.0], np.cumsum((mass * x)[has_mass])])
+    return Placement(depths, x, Support(depths[has_mass], x[has_mass], mass_to, work_to), count)
 
 
 def _envelope(x: Floats, y: Floats, slopes: Floats) -> NDArray[np.intp]:
@@ -143,35 +143,35 @@ def _slopes(x: Floats, y: Floats) -> Floats:
 def _lower_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
     """Indices of the lower convex hull of points with increasing x.
 
-    A point above the segment between its neighbours cannot be on the hull, so whole rounds of points leave at once;
-    what a few rounds have not settled (a hull needs as many rounds as its longest chain of pops) the classic scan does.
+    A point above the segment between its neighbours cannot be on the hull, so each round removes many points at
+    once. A hull needs as many rounds as its longest chain of pops, so the classic scan finishes after a few rounds.
     """
     hull = np.arange(len(x))
     for _ in range(_PRUNING_ROUNDS):
         if len(hull) < 3:
             return hull
         slope = _slopes(x[hull], y[hull])
-        kept = slope[:-1] < slope[1:]
-        if kept.all():
+        convex = slope[:-1] < slope[1:]
+        if convex.all():
             return hull
-        hull = np.concatenate([hull[:1], hull[1:-1][kept], hull[-1:]])
+        hull = np.concatenate([hull[:1], hull[1:-1][convex], hull[-1:]])
     return _scan(hull, x, y)
 
 
 def _scan(points: NDArray[np.intp], x: Floats, y: Floats) -> NDArray[np.intp]:
     """Andrew's monotone chain over `points`."""
     xs, ys = x[points].tolist(), y[points].tolist()
-    kept: list[int] = []
-    slopes: list[float] = []  # slopes[i] leads from kept[i] to kept[i + 1]
+    hull: list[int] = []
+    slopes: list[float] = []  # slopes[i] leads from hull[i] to hull[i + 1]
     for i, (px, py) in enumerate(zip(xs, ys, strict=True)):
         slope = 0.0
-        while kept:
-            slope = (py - ys[kept[-1]]) / (px - xs[kept[-1]])
+        while hull:
+            slope = (py - ys[hull[-1]]) / (px - xs[hull[-1]])
             if not slopes or slopes[-1] < slope:
                 break
-            kept.pop()
+            hull.pop()
             slopes.pop()
-        if kept:
+        if hull:
             slopes.append(slope)
-        kept.append(i)
-    return points[kept]
+        hull.append(i)
+    return points[hull]

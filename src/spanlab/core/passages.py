@@ -1,7 +1,7 @@
-"""Which passages of a prompt are served, and in which order: a choice that a server makes when a request arrives.
+"""The selection and the order of a prompt's passages, which a server chooses when a request arrives.
 
-A passage is an independent span. A server that orders passages by what it has cached gives exact answers for that
-order, and finds as prefixes what others asked for in another order. Source: CacheWeaver, arXiv 2606.19667, which
+A passage is an independent span. A server that orders passages by its cache contents gives exact answers for that
+order, and reuses as prefixes what other requests had in another order. Source: CacheWeaver, arXiv 2606.19667, which
 walks a tree of served prompts greedily; RAGBoost (arXiv 2511.03475) orders passages too.
 """
 
@@ -18,7 +18,7 @@ from spanlab.core.reuse import ReusePlan
 
 ORDERS = ("given", "cached")
 VIEWS = ("all", "none", "gold")
-#: How good each of the passages that are left is as the next one behind those placed; 0 or less is no good.
+#: From placed and remaining passages, the rank of each remaining one as the next; 0 or less: not to be placed.
 Ranks = Callable[[list[int], list[int]], list[int]]
 
 
@@ -34,116 +34,126 @@ class PassageRules:
     view: str = "all"
 
     def check(self, path: str) -> None:
-        """Refuse what makes no sense; `path` is the key of these settings."""
+        """Raise ValueError for invalid settings; `path` is their key."""
         one_of(f"{path}.order", self.order, ORDERS)
         one_of(f"{path}.view", self.view, VIEWS)
         if self.order != "given" and self.view != "all":
             raise ValueError(f"{path}.order={self.order} with view={self.view}: expected given, or view=all")
 
     @property
-    def are_usual(self) -> bool:
-        """Whether prompts stay as they are."""
+    def are_default(self) -> bool:
+        """Whether prompts stay unchanged."""
         return self == PassageRules()
 
 
 class Arranger:
-    """Arranges the requests of one engine as they arrive, by what its policy has stored at that moment."""
+    """Orders the passages of one engine's requests as they arrive, by what its policy has stored."""
 
     def __init__(self, rules: PassageRules, policy: Policy) -> None:
         self._rules, self._policy = rules, policy
         self._served: dict[int, list[int]] = {}
 
     def __call__(self, request: Request, now: int) -> Request:
-        """The request as it is served."""
+        """Return the request as it is served."""
         rules = self._rules
         cached = rules.order == "cached"
-        numbers = by_cache(request, self._policy, now) if cached else seen(request, rules.view)
+        numbers = by_cache(request, self._policy, now) if cached else passages_in_view(request, rules.view)
         self._served[request.id] = numbers
         return with_passages(request, numbers)
 
     def take_order(self, request_id: int) -> list[int]:
-        """Numbers of the passages of a request that has finished, as they were served, counted as they were given."""
+        """Return, and forget, the served order of a finished request: passage numbers of the given order."""
         return self._served.pop(request_id)
 
 
-def places(request: Request) -> list[int]:
-    """Which spans of a request are passages."""
-    return [at for at, span in enumerate(request.spans) if span.independent]
+def passage_indices(request: Request) -> list[int]:
+    """Return the indices of a request's passages among its spans."""
+    return [index for index, span in enumerate(request.spans) if span.independent]
 
 
 def novel_requests(requests: Sequence[Request]) -> set[int]:
-    """Ids of the requests of which no other one has any passage."""
+    """Return the ids of the requests that share no passage with another request."""
     contents = {id(span): span.tokens.tobytes() for request in requests for span in request.spans if span.independent}
-    found = [{contents[id(request.spans[at])] for at in places(request)} for request in requests]
-    shared = Counter(content for own in found for content in own)
-    return {r.id for r, own in zip(requests, found, strict=True) if own and all(shared[one] == 1 for one in own)}
+    passages = [{contents[id(request.spans[index])] for index in passage_indices(request)} for request in requests]
+    shared = Counter(content for contents_of in passages for content in contents_of)
+    return {
+        r.id
+        for r, contents_of in zip(requests, passages, strict=True)
+        if contents_of and all(shared[content] == 1 for content in contents_of)
+    }
 
 
-def seen(request: Request, view: str) -> list[int]:
-    """Numbers of the passages in a view."""
-    numbers = list(enumerate(places(request)))
-    return [number for number, at in numbers if view == "all" or (view == "gold" and at in request.gold)]
+def passages_in_view(request: Request, view: str) -> list[int]:
+    """Return the numbers of the passages in a view."""
+    numbers = list(enumerate(passage_indices(request)))
+    return [number for number, index in numbers if view == "all" or (view == "gold" and index in request.gold)]
 
 
 def in_view(requests: Sequence[Request], view: str) -> Sequence[Request]:
-    """The requests with the passages of a view alone."""
-    return requests if view == "all" else [with_passages(request, seen(request, view)) for request in requests]
+    """Return the requests with the passages of a view only."""
+    return (
+        requests if view == "all" else [with_passages(request, passages_in_view(request, view)) for request in requests]
+    )
 
 
 def with_passages(request: Request, numbers: Sequence[int]) -> Request:
-    """The request with these passages alone, in this order, at the places of the same ones in the given order."""
-    passages = places(request)
-    kept = dict(zip(sorted(passages[number] for number in numbers), numbers, strict=True))
-    dropped = set(passages) - kept.keys()
-    spans = [passages[kept[at]] if at in kept else at for at in range(len(request.spans)) if at not in dropped]
+    """Return the request with only these passages, in this order, where the same passages stood before."""
+    passages = passage_indices(request)
+    number_at = dict(zip(sorted(passages[number] for number in numbers), numbers, strict=True))
+    dropped = set(passages) - number_at.keys()
+    spans = [
+        passages[number_at[index]] if index in number_at else index
+        for index in range(len(request.spans))
+        if index not in dropped
+    ]
     if spans == list(range(len(request.spans))):
         return request
-    gold = tuple(at for at, span in enumerate(spans) if span in request.gold)
-    return replace(request, spans=tuple([request.spans[at] for at in spans]), gold=gold)
+    gold = tuple(index for index, span in enumerate(spans) if span in request.gold)
+    return replace(request, spans=tuple([request.spans[index] for index in spans]), gold=gold)
 
 
 def greedy(passages: Sequence[int], ranks: Ranks) -> list[int]:
-    """The passages, each time the one of the highest rank next, of equal ones the first; the rest as they were given.
+    """Order passages greedily by rank; among equals the first one is next.
 
-    The rest begins where no passage has a rank above zero.
+    The order ends where no passage has a rank above zero; the remaining passages follow as given.
     """
     placed: list[int] = []
-    left = list(passages)
-    while left:
-        found = ranks(placed, left)
-        best = max(found)
+    remaining = list(passages)
+    while remaining:
+        scores = ranks(placed, remaining)
+        best = max(scores)
         if best <= 0:
             break
-        placed.append(left.pop(found.index(best)))
-    return placed + left
+        placed.append(remaining.pop(scores.index(best)))
+    return placed + remaining
 
 
 def by_cache(request: Request, policy: Policy, now: int) -> list[int]:
-    """Numbers of the passages such that, one after another, the longest stored beginning of the prompt follows."""
-    passages = places(request)
+    """Order passages one by one for the longest stored beginning of the prompt; returns their numbers."""
+    passages = passage_indices(request)
 
-    def ranks(placed: list[int], left: list[int]) -> list[int]:
-        asked = [with_passages(request, _first(one, placed, left)) for one in left]
+    def ranks(placed: list[int], remaining: list[int]) -> list[int]:
+        candidates = [with_passages(request, _next_first(candidate, placed, remaining)) for candidate in remaining]
         before = passages[len(placed)]
-        start = sum(len(span.tokens) for span in asked[0].spans[:before])
-        return [stored_beginning(policy.match(one, now)) - start for one in asked]
+        start = sum(len(span.tokens) for span in candidates[0].spans[:before])
+        return [stored_beginning(policy.match(candidate, now)) - start for candidate in candidates]
 
     return greedy(range(len(passages)), ranks)
 
 
-def _first(one: int, placed: list[int], left: list[int]) -> list[int]:
-    return [*placed, one, *(other for other in left if other != one)]
+def _next_first(passage: int, placed: list[int], remaining: list[int]) -> list[int]:
+    return [*placed, passage, *(other for other in remaining if other != passage)]
 
 
 def stored_beginning(plan: ReusePlan) -> int:
-    """Tokens of a prompt's beginning that are stored as computing them here would give them, or repairing them."""
+    """Return the tokens at the prompt's beginning that are stored exactly, or with a stored repair."""
     if not plan.cache_spans:
         return plan.matched
     end = 0
-    for part in plan.cache_spans:
-        if not part.cache_span.exact and part.link is None:
+    for plan_of_span in plan.cache_spans:
+        if not plan_of_span.cache_span.exact and plan_of_span.link is None:
             break
-        end = part.cache_span.start + part.matched
-        if end < part.cache_span.stop:
+        end = plan_of_span.cache_span.start + plan_of_span.matched
+        if end < plan_of_span.cache_span.stop:
             break
     return end

@@ -1,4 +1,4 @@
-"""A step as forwards of the model: what may run packed together, and what must wait for it."""
+"""The forward passes of a step: chunks that may run packed together, and chunks that must wait for them."""
 
 from __future__ import annotations
 
@@ -10,50 +10,51 @@ from spanlab.core.work import RepairPass
 
 
 def stages(chunks: Iterable[ScheduledChunk], copies: bool) -> list[list[ScheduledChunk]]:
-    """One sequence's chunks of a step, cut where rows read copies of what the chunks before them compute.
+    """Split one sequence's chunks of a step where rows read copies of what earlier chunks compute.
 
-    Rows of one forward may read each other's keys, for every layer writes all of them before it reads any. A copy is
-    made between forwards. So where spans are copied or repaired, what reads across them waits until they are there.
+    Rows of one forward may read each other's keys, since every layer writes all keys before it reads any. Copies
+    are made between forwards. So where spans are copied or repaired, chunks that read across them wait for the next
+    forward.
     """
-    cut: list[list[ScheduledChunk]] = []
-    spans_so_far = False
+    groups: list[list[ScheduledChunk]] = []
+    has_spans = False
     for chunk in chunks:
         crosses = not of_span(chunk)
-        behind_repair = cut and cut[-1] and is_repair(cut[-1][-1])
-        if not cut or (copies and crosses and spans_so_far) or behind_repair:
-            cut.append([])
-            spans_so_far = False
-        cut[-1].append(chunk)
-        spans_so_far = spans_so_far or not crosses
-    return cut
+        behind_repair = groups and groups[-1] and is_repair(groups[-1][-1])
+        if not groups or (copies and crosses and has_spans) or behind_repair:
+            groups.append([])
+            has_spans = False
+        groups[-1].append(chunk)
+        has_spans = has_spans or not crosses
+    return groups
 
 
 def of_span(chunk: ScheduledChunk) -> bool:
-    """Whether its rows are those of an independent span."""
+    """Whether the rows of a chunk belong to an independent span."""
     allocation, work = chunk.sequence.allocation, chunk.work
     assert allocation is not None
     return not isinstance(work, RepairPass) and allocation.plan.cache_spans[work.cache_span].cache_span.independent
 
 
 def is_repair(chunk: ScheduledChunk) -> bool:
-    """Whether its rows are those of a repair."""
+    """Whether a chunk belongs to a repair."""
     return isinstance(chunk.work, RepairPass)
 
 
 def passes(step: ScheduledStep, copies: bool, measured: bool) -> list[list[ScheduledChunk]]:
-    """Chunks of a step by forward, in order; decodes go with the first, which may have no chunks for them.
+    """Return the chunks of each forward of a step, in order; decodes run in the first, which may have no chunks.
 
-    A measured repair drops rows on its way, so it runs alone.
+    A measured repair drops rows between layers, so it runs alone.
     """
-    own: dict[Sequence, list[ScheduledChunk]] = {}
+    by_sequence: dict[Sequence, list[ScheduledChunk]] = {}
     for chunk in step.chunks:
-        own.setdefault(chunk.sequence, []).append(chunk)
-    found: list[list[ScheduledChunk]] = []
-    for level in zip_longest(*(stages(chunks, copies) for chunks in own.values()), fillvalue=()):
+        by_sequence.setdefault(chunk.sequence, []).append(chunk)
+    forwards: list[list[ScheduledChunk]] = []
+    for level in zip_longest(*(stages(chunks, copies) for chunks in by_sequence.values()), fillvalue=()):
         packed = [chunk for stage in level for chunk in stage]
         together = [chunk for chunk in packed if not (measured and is_repair(chunk))]
         alone = [[chunk] for chunk in packed if measured and is_repair(chunk)]
-        found += [together] * bool(together) + alone
-    if step.decodes and (not found or (measured and is_repair(found[0][0]))):
-        found.insert(0, [])
-    return found
+        forwards += [together] * bool(together) + alone
+    if step.decodes and (not forwards or (measured and is_repair(forwards[0][0]))):
+        forwards.insert(0, [])
+    return forwards

@@ -1,4 +1,4 @@
-"""Where prefixes are looked up and stored: one root per cache salt and parent hash."""
+"""Lookup and storage of prefixes: one root per cache salt and parent hash."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from spanlab.core.tree import Node, PrefixTree
 RootKey = tuple[str, int, bytes]
 
 
-def name_of(key: RootKey) -> bytes:
-    """What a root is called: equal for equal keys alone."""
+def root_name(key: RootKey) -> bytes:
+    """Return the name of a root; different keys have different names."""
     return repr(key).encode()
 
 
 class PrefixIndex(Protocol):
-    """Finds what a cache span of a prompt may share, and says under which root it is stored."""
+    """Finds the stored prefix that a cache span may share, and the root under which it is stored."""
 
     def key(self, request: Request, cache_span: CacheSpan) -> RootKey:
-        """Cache spans with equal keys may share; others never do."""
+        """Return the key of a cache span; only cache spans with equal keys may share entries."""
         ...
 
     def find(self, request: Request, cache_span: CacheSpan) -> tuple[Node, int]:
-        """The node that the longest match ends in, and its length in tokens."""
+        """Return the node that the longest match ends in, and its length in tokens."""
         ...
 
     def insertion_root(self, request: Request, cache_span: CacheSpan) -> Node:
-        """The root under which this cache span's whole entry goes."""
+        """Return the root under which the entry of this cache span is stored."""
         ...
 
     def all(self) -> Iterable[Node]: ...
 
 
 def shared_name(request: Request, cache_span: CacheSpan) -> bytes:
-    """The name of the root that a cache span has in a `SharedIndex`."""
-    return name_of(_shared_key(request, cache_span))
+    """Return the name of a cache span's root in a `SharedIndex`."""
+    return root_name(_shared_key(request, cache_span))
 
 
 def _shared_key(request: Request, cache_span: CacheSpan) -> RootKey:
@@ -45,7 +45,7 @@ def _shared_key(request: Request, cache_span: CacheSpan) -> RootKey:
 
 
 class SharedIndex:
-    """One root per salt and parent hash: equal tokens after an equal parent hash share their nodes."""
+    """One root per salt and parent hash: equal tokens with equal parent hashes share their nodes."""
 
     def __init__(self, tree: PrefixTree) -> None:
         self._tree = tree
@@ -63,7 +63,7 @@ class SharedIndex:
     def insertion_root(self, request: Request, cache_span: CacheSpan) -> Node:
         key = self.key(request, cache_span)
         if key not in self._roots:
-            self._roots[key] = self._tree.new_root(name_of(key))
+            self._roots[key] = self._tree.new_root(root_name(key))
         return self._roots[key]
 
     def all(self) -> Iterable[Node]:

@@ -1,4 +1,4 @@
-"""What a scheduler asks of a cache: the contract of every policy."""
+"""The contract between a scheduler and a cache policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spanlab.core.work import Work
 
 
 class StoredBytes(Protocol):
-    """What the cache holds, in bytes: findable KV and states, and what has come and gone."""
+    """Bytes of a store: cached KV and states, and bytes inserted and evicted so far."""
 
     state_bytes: int
     """Bytes of one state."""
@@ -31,12 +31,12 @@ class StoredBytes(Protocol):
 
 
 class Allocation(Protocol):
-    """What an admitted request holds.
+    """The memory and the work of an admitted request.
 
-    `work`      what it computes before its next output token
-    `captures`  positions of recurrent states that its prefill leaves
+    `work`      computation before its next output token, in order
+    `captures`  positions at which its prefill captures recurrent states
     `captured`  states stored for it so far; `captured_maps` of them are maps of spans
-    `loading`   KV that it reuses is still on its way from a lower tier, so that it cannot run
+    `loading`   KV that it reuses is still being loaded from a lower tier, so that it cannot run
     """
 
     plan: ReusePlan
@@ -53,9 +53,9 @@ class Allocation(Protocol):
 
 
 class Policy(Protocol):
-    """Decides what prompts reuse and what is kept; positions count prompt and output tokens together.
+    """Decides which tokens prompts reuse and which are stored; positions count prompt and output tokens together.
 
-    `stores_when_scheduled`  what a step computes can be found by requests of the same step
+    `stores_when_scheduled`  tokens that a step computes can be matched by requests of the same step
     `retries_each_step`      a refused admission may succeed after a step of decoding alone
     """
 
@@ -72,50 +72,52 @@ class Policy(Protocol):
     def retries_each_step(self) -> bool: ...
 
     def start_step(self, now: int) -> None:
-        """Note that another step is being scheduled."""
+        """Start the scheduling of another step."""
         ...
 
     def match(self, request: Request, now: int, generated: int = 0) -> Any:
-        """How much of a request, with `generated` output tokens, can be reused; changes nothing."""
+        """Return a plan of what a request, with `generated` output tokens, can reuse; read-only."""
         ...
 
     def allocate(self, plan: Any, now: int, generated: int = 0, drafts: int = 0) -> Any:
-        """What the request holds from now on; None, and no change, where it does not fit, with `drafts` behind it."""
+        """Lock and reserve memory, also for `drafts` behind; None, without a change, where it does not fit."""
         ...
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
-        """Where a chunk of tokens `[start, stop)` ends; `most` tokens fit into an empty step."""
+        """Return where a chunk of tokens `[start, stop)` ends; `most` tokens fit into an empty step."""
         ...
 
     def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
-        """Give a request memory for tokens `[start, stop)` and for `drafts` behind them, which may not stay; False, and
-        nothing given, where there is not enough."""
+        """Reserve memory for tokens `[start, stop)` and for `drafts` behind them, which may not stay.
+
+        Returns False, without a change, where memory is short.
+        """
         ...
 
     def repeat(self, allocations: list[Any], starts: list[int], times: int) -> None:
-        """Extend each allocation by one token from its start, `times` times over; there must be room."""
+        """Extend each allocation by `times` tokens from its start, one per step; memory must suffice."""
         ...
 
     def spare_steps(self, allocations: list[Any]) -> int:
-        """Tokens that each of `allocations` can certainly take."""
+        """Return the number of tokens that each of `allocations` can certainly take."""
         ...
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
-        """Keep what has been computed of a cache span, up to prompt token `computed`."""
+        """Store the computed tokens of a cache span, up to prompt token `computed`."""
         ...
 
     def finish(self, allocation: Any, generated: int, now: int) -> None:
-        """Keep `generated` output tokens of a request that has ended; `free` follows."""
+        """Store `generated` output tokens of a finished request; `free` follows."""
         ...
 
     def free(self, allocation: Any, now: int) -> None:
-        """Take back all that a request holds."""
+        """Free everything that a request holds."""
         ...
 
     def need(self, request: Request) -> Need:
-        """What one request may hold by itself."""
+        """Return the largest memory of one request by itself."""
         ...
 
     def checkpoints(self, request: Request) -> list[int]:
-        """Positions of the states that are stored along a prompt, increasing."""
+        """Return the positions of the states that are stored along a prompt, increasing."""
         ...

@@ -1,13 +1,13 @@
-"""Which tokens of reused spans are computed again, in the prompt's full context, and how many that is.
+"""The tokens of reused spans that are recomputed in the prompt's full context: their selection and their number.
 
-A span that was computed elsewhere has never seen what stands before it now. A repair recomputes some of its tokens with
-everything in view, all in one pass, together with the ordered text between the spans. Which tokens is a rule over
-lengths (LegoLink, the controls), or is measured while the pass runs (CacheBlend, neighbours) or by a pass before it
-(the query's attention); how many is known beforehand.
+A span that was computed elsewhere has not attended to the text that stands before it now. A repair recomputes some
+of its tokens with the whole prompt in view, in one pass, together with the ordered text between the spans. The
+tokens are selected by a rule over lengths (LegoLink, the controls), by measurements during the pass (CacheBlend,
+neighbours) or by a pass before it (the query's attention). Their number is known beforehand.
 
 Sources of the measured rules: CacheBlend, arXiv 2405.16444; its published code, YaoJiayi/CacheBlend
-(`vllm_blend/vllm/attention/backends/xformers.py`); LMCache (`lmcache/v1/compute/blend/blender.py`). A pass of the query
-alone that ranks tokens: ProphetKV, arXiv 2602.02579. Attention between chunks: Cache-Craft, arXiv 2502.15734.
+(`vllm_blend/vllm/attention/backends/xformers.py`); LMCache (`lmcache/v1/compute/blend/blender.py`). A pass of the
+query alone that ranks tokens: ProphetKV, arXiv 2602.02579. Attention between chunks: Cache-Craft, arXiv 2502.15734.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CHOICES = {
 UNREAD = {"neighbours": ("score", "filter", "writes"), "attention": ("check_layer", "score", "filter", "writes")}
 
 
-class Reused(NamedTuple):
-    """Prompt tokens `[start, stop)` of a span that a repair may choose from; the first `found` came from the store."""
+class ReusedSpan(NamedTuple):
+    """Prompt tokens `[start, stop)` of a span that a repair may recompute; the first `stored` were in the store."""
 
     start: int
     stop: int
-    found: int
+    stored: int
 
 
 @dataclass
@@ -81,28 +81,34 @@ class Repair:
     layers: list[int] | None = None
 
     def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
+        """Raise ValueError for invalid settings; `arm` is the prefix of their keys."""
         one_of(f"{arm}.kind", self.kind, REPAIRS)
         positive(f"{arm}.k", self.k)
         for key, choices in CHOICES.items():
             one_of(f"{arm}.{key}", getattr(self, key), choices)
-        self._check_check(arm)
+        self._check_measurement(arm)
         self._check_profile(arm)
         not_negative(f"{arm}.seed", self.seed)
         if self.ratio is not None:
             share(f"{arm}.ratio", self.ratio)
         by_length = self.kind in ("first", "last")
         by_share = self.compares
-        wanted = {"none": 0}.get(self.kind, 1)
-        given = (self.k is not None) + (self.ratio is not None)
-        if given != wanted or (by_length and self.k is None) or (by_share and self.ratio is None):
+        num_required = {"none": 0}.get(self.kind, 1)
+        num_set = (self.k is not None) + (self.ratio is not None)
+        if num_set != num_required or (by_length and self.k is None) or (by_share and self.ratio is None):
             expected = (
-                "neither k nor ratio" if not wanted else "k" if by_length else "ratio" if by_share else "k or ratio"
+                "neither k nor ratio"
+                if not num_required
+                else "k"
+                if by_length
+                else "ratio"
+                if by_share
+                else "k or ratio"
             )
             raise ValueError(f"{arm}.kind={self.kind} with k={self.k}, ratio={self.ratio}: expected {expected}")
 
-    def _check_check(self, arm: str) -> None:
-        """Refuse measurements that say nothing, and rules that contradict one another."""
+    def _check_measurement(self, arm: str) -> None:
+        """Raise ValueError for measurements without effect and for contradictory rules."""
         if self.check_layer < 1:
             raise ValueError(f"{arm}.check_layer={self.check_layer}: expected 1 or more")
         if self.kind == "deviation_gradual" and self.filter == "queries":
@@ -117,10 +123,10 @@ class Repair:
             raise ValueError(f"{arm}.base=prompt with k={self.k}: expected ratio")
 
     def _check_profile(self, arm: str) -> None:
-        """Refuse keys that the kind does not read, and layers that are no list of layers."""
-        usual = Repair()
+        """Raise ValueError for keys that the kind does not read, and for an invalid list of layers."""
+        defaults = Repair()
         for key in UNREAD.get(self.kind, ()):
-            value, expected = getattr(self, key), getattr(usual, key)
+            value, expected = getattr(self, key), getattr(defaults, key)
             if value != expected:
                 raise ValueError(f"{arm}.{key}={value} with kind={self.kind}: expected {expected}")
         layers = self.layers
@@ -130,22 +136,22 @@ class Repair:
             raise ValueError(f"{arm}.layers={layers}: expected layers from 0 on, each once and in order")
 
     def last_check_layer(self, layers: int) -> int:
-        """The last layer of so many that this rule can check and still leave out tokens of."""
+        """Return the last of `layers` layers that can be the check layer and still leave out tokens."""
         return layers - (1 if self.filter == "queries" else 2)
 
     @property
     def tokens(self) -> int:
-        """Tokens per span; 0 where a share decides."""
+        """Tokens per span; 0 where `ratio` decides."""
         return self.k or 0
 
     @property
     def measured(self) -> bool:
-        """Whether the tokens are known only while the pass runs."""
+        """Whether measurements select the tokens, so that they are unknown before the pass or its probe."""
         return self.kind in MEASURED
 
     @property
     def compares(self) -> bool:
-        """Whether new keys and values of all tokens are compared with the stored ones, however few are chosen."""
+        """Whether new keys and values of all tokens are compared with the stored ones, even if few are chosen."""
         return self.kind in DEVIATIONS
 
     @property
@@ -165,24 +171,24 @@ class Repair:
 
     @property
     def filters_queries(self) -> bool:
-        """Whether tokens that are not chosen leave the check layer before its attention."""
+        """Whether tokens that are not chosen are dropped in the check layer, before its attention."""
         return self.kind == "neighbours" or (self.kind == "deviation" and self.filter == "queries")
 
     @property
     def projects(self) -> bool:
-        """Whether shallow rows leave within a layer: of that one they have query, key and value."""
+        """Whether shallow rows end within a layer, which computes only their query, key and value."""
         return self.filters_queries or self.probes
 
     @property
     def shallow_layers(self) -> int:
-        """Layers that every shallow row of a measured repair passes whole."""
+        """Number of layers that every shallow row of a measured repair passes in full."""
         if self.probes:
             assert self.layers, "the layers of a profile are named once the model is known"
             return self.layers[-1]
         return self.check_layer if self.filters_queries else self.check_layer + 1
 
     def of_model(self, layers: int) -> Repair:
-        """The same rule for a model of so many attention layers: it names the layers that are profiled.
+        """Return the rule for a model of `layers` attention layers, with the profiled layers set.
 
         The middle third is the default: layers before it attend to words, and it costs a third less than all.
         """
@@ -193,11 +199,11 @@ class Repair:
 
     @property
     def by_span(self) -> bool:
-        """Whether a span alone decides which of its tokens are computed again: not the request, nor other spans."""
+        """Whether a span alone determines its recomputed tokens, not the request nor other spans."""
         return self.kind in ("none", "first", "last") or (self.kind == "strided" and self.tokens > 0)
 
-    def count(self, spans: Sequence[Reused]) -> int:
-        """Tokens that will be computed again at full depth: sum of min(k, length), or floor(ratio · base)."""
+    def count(self, spans: Sequence[ReusedSpan]) -> int:
+        """Return the number of tokens recomputed at full depth: sum of min(k, length), or floor(ratio · base)."""
         if self.kind == "none":
             return 0
         if self.tokens:
@@ -206,15 +212,15 @@ class Repair:
         base = total if self.base == "spans" or not spans else spans[-1].stop
         return min(total, math.floor((self.ratio or 0.0) * base + 1e-9))
 
-    def lost(self, spans: Sequence[Reused]) -> int:
-        """Of those, the ones that the store had: exact for `first`, in proportion for the others, rounded down."""
+    def num_stored(self, spans: Sequence[ReusedSpan]) -> int:
+        """Return how many of these tokens were stored: exact for `first`, else in proportion, rounded down."""
         if self.kind == "first":
-            return sum(min(self.tokens, span.found) for span in spans)
+            return sum(min(self.tokens, span.stored) for span in spans)
         total = sum(span.stop - span.start for span in spans)
-        return self.count(spans) * sum(span.found for span in spans) // max(total, 1)
+        return self.count(spans) * sum(span.stored for span in spans) // max(total, 1)
 
-    def private(self, spans: Sequence[Reused], block_size: int) -> int:
-        """Tokens on the blocks that the repair writes to, which the request needs for itself: at most a block a row."""
+    def private(self, spans: Sequence[ReusedSpan], block_size: int) -> int:
+        """Return the tokens of the blocks that the repair writes, which must be private: at most a block a row."""
         lengths = [span.stop - span.start for span in spans]
         if self.kind == "first":
             return sum(min(length, -(-self.tokens // block_size) * block_size) for length in lengths)
@@ -222,21 +228,21 @@ class Repair:
             return sum(length - max(0, length - self.tokens) // block_size * block_size for length in lengths)
         return min(sum(lengths), self.count(spans) * block_size)
 
-    def rows(self, spans: Sequence[Reused], request_id: int) -> list[int]:
-        """Prompt positions to compute again, increasing; only where they are not measured."""
+    def rows(self, spans: Sequence[ReusedSpan], request_id: int) -> list[int]:
+        """Return the prompt positions to recompute, increasing; only for repairs that are not measured."""
         assert not self.measured, "a measured repair chooses while it runs"
         if self.kind == "first":
-            return [place for span in spans for place in range(span.start, min(span.stop, span.start + self.tokens))]
+            return [p for span in spans for p in range(span.start, min(span.stop, span.start + self.tokens))]
         if self.kind == "last":
-            return [place for span in spans for place in range(max(span.start, span.stop - self.tokens), span.stop)]
+            return [p for span in spans for p in range(max(span.start, span.stop - self.tokens), span.stop)]
         if self.tokens:
             chosen = [self._pick(range(span.start, span.stop), self.tokens, request_id, span.start) for span in spans]
-            return [place for places in chosen for place in places]
+            return [p for positions in chosen for p in positions]
         return self._pick([p for span in spans for p in range(span.start, span.stop)], self.count(spans), request_id)
 
-    def _pick(self, places: Sequence[int], count: int, *key: int) -> list[int]:
-        count = min(count, len(places))
+    def _pick(self, positions: Sequence[int], count: int, *key: int) -> list[int]:
+        count = min(count, len(positions))
         if self.kind == "strided":
-            return [places[index * len(places) // count] for index in range(count)]
-        chosen = np.random.default_rng([self.seed, *key]).choice(len(places), count, replace=False)
-        return [places[index] for index in np.sort(chosen)]
+            return [positions[index * len(positions) // count] for index in range(count)]
+        chosen = np.random.default_rng([self.seed, *key]).choice(len(positions), count, replace=False)
+        return [positions[index] for index in np.sort(chosen)]

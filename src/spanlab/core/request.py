@@ -1,4 +1,4 @@
-"""Requests made of spans: what every workload produces and every policy reads."""
+"""Requests made of spans: the output of every workload and the input of every policy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from spanlab.core.token_string import TokenString, string_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Contiguous tokens that the workload names as one thing: a document, a system prompt, a question.
+    """Contiguous tokens that the workload names as one unit: a document, a system prompt, a question.
 
     `tokens`       int32 token ids, shape (length,).
     `independent`  the workload promises that its order among its siblings does not matter (a document, a passage).
-    `reusable`     the workload promises that the prompt up to this span's end will be asked for again, so its end is
+    `reusable`     the workload promises that the prompt up to this span's end will be requested again, so its end is
                    a *known boundary*, a position worth a recurrent checkpoint.
     """
 
@@ -27,7 +27,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One prompt, as ordered spans, and what is known about its output.
+    """One prompt, as ordered spans, and the known properties of its output.
 
     `output_len`  tokens that the answer will have; backends read it, schedulers and policies never do.
     `output`      the answer's token ids, int32, where the workload knows what will be generated; a later prompt can
@@ -37,7 +37,7 @@ class Request:
     `wait_ns`     think or tool time: nanoseconds from the end of the last of them to its arrival.
     `cache_salt`  tenant key: requests with different salts share nothing.
     `answer`      the gold answer, never part of the prompt.
-    `gold`        numbers of the spans that hold what the answer needs; empty where they are unknown or not there.
+    `gold`        numbers of the spans that the answer depends on; empty where they are unknown or absent.
     `options`     token ids of wrong answers, int32, that a backend may compare with `output`.
     """
 
@@ -56,7 +56,7 @@ class Request:
 
     @property
     def longest_output(self) -> int:
-        """Most tokens of an answer that a backend computes behind the prompt."""
+        """Largest number of output tokens that a backend computes behind the prompt."""
         return max(self.output_len, *map(len, self.options)) if self.options else self.output_len
 
     @property
@@ -66,25 +66,25 @@ class Request:
 
     @property
     def tokens(self) -> Tokens:
-        """The prompt's token ids, int32, shape (num_tokens,); joined anew at each call, so hold on to it."""
+        """The prompt's token ids, int32, shape (num_tokens,); concatenated at each call, so keep the result."""
         if len(self.spans) == 1:
             return self.spans[0].tokens
         return np.concatenate([span.tokens for span in self.spans])
 
     @property
     def string(self) -> TokenString:
-        """The prompt's token ids as the trees compare them."""
+        """The prompt's token ids as the `TokenString` that the trees compare."""
         return string_of([span.tokens for span in self.spans])
 
     def output_tokens(self, generated: int) -> Tokens:
-        """The first `generated` output tokens, int32."""
+        """Return the first `generated` output tokens, int32."""
         if self.output is None:
             return np.full(generated, -1 - self.id, np.int32)
-        assert len(self.output) >= generated, "more was generated than the workload knows"
+        assert len(self.output) >= generated, "more tokens were generated than the workload's output has"
         return self.output[:generated]
 
     def output_string(self, generated: int) -> TokenString:
-        """The first `generated` output tokens, as the trees compare them."""
+        """Return the first `generated` output tokens as a `TokenString`."""
         return string_of([self.output_tokens(generated)])
 
     @property

@@ -1,4 +1,4 @@
-"""The plain facts that a policy obeys."""
+"""Rules that a policy follows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CacheRules:
     states_per_path: int | None = None
 
     def check(self, path: str) -> None:
-        """Refuse what makes no sense; `path` is the key of these settings."""
+        """Raise ValueError for invalid settings; `path` is their key."""
         one_of(f"{path}.touch", self.touch, ("match", "resume"))
         one_of(f"{path}.age_by", self.age_by, ("release", "finish", "access"))
         one_of(f"{path}.store_to", self.store_to, ("computed", "state"))
@@ -44,25 +44,25 @@ class CacheRules:
 
 @dataclass(frozen=True, slots=True)
 class ReuseRules:
-    """The plain facts a policy obeys.
+    """Rules that a policy follows.
 
-    `keeps`         False keeps nothing: the cold baseline
+    `keeps`         False: nothing is stored (the cold baseline)
     `needs_states`  the model has recurrent layers: KV without a state saves nothing
     `grid`          states stand at multiples of it
-    `last_token`    False: a fully known prompt still computes one token, for its logits
-    `layout`        how a prompt is cut into what is stored
-    `repair`        which tokens of spans found elsewhere are computed again
-    `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
-    `cache`         what counts as a use, and what a request keeps and holds
-    `maps`          how spans are kept in recurrent layers; None without such layers, or for prompts of one cache span
+    `last_token`    False: a fully stored prompt still computes one token, for its logits
+    `layout`        how a prompt is cut into cache spans
+    `repair`        which tokens of spans that were computed elsewhere are recomputed
+    `copies`        a request reads private copies of the spans that it reuses
+    `cache`         what counts as a use, and what a running request stores and locks
+    `maps`          how recurrent layers store spans; None without such layers, or for prompts of one cache span
     `map_bytes`     of one map as it is stored
     `working_map_bytes`  of the map of a span that a running request computes
-    `progress`      states that are taken as tokens are computed; None: none
-    `replay`        takes a state through tokens whose KV is stored; None: they are computed
-    `backfills`     states come back from lower tiers
-    `state_format`  in which states are stored; None: that of running requests
-    `state_bytes_saved`  by the format, of one state
-    `drops_last`    the last block of a match is computed again, for a drafter's keys and values at its end depend on
+    `progress`      states that are captured while tokens are computed; None: none
+    `replay`        advances a state through tokens whose KV is stored; None: they are computed
+    `backfills`     states are loaded back from lower tiers
+    `state_format`  format of stored states; None: that of running requests
+    `state_bytes_saved`  bytes that the format saves per state
+    `drops_last`    the last block of a match is recomputed, since a drafter's keys and values at its end depend on
                     the token after it
     """
 
@@ -88,8 +88,8 @@ class ReuseRules:
         composed = self.needs_states and self.layout is not whole
         assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several cache spans"
         assert not (composed and self.copies), "spans with maps are read as stored"
-        assert not composed or self.repair.kind in ("none", "first"), "a map is of what follows a repair"
+        assert not composed or self.repair.kind in ("none", "first"), "a map covers the tokens behind a repair"
         follows = self.progress is not None or self.replay is not None
         assert not follows or (self.needs_states and not composed), "positions are those of the prompt"
-        assert not (self.drops_last and self.needs_states), "drafts are for attention alone"
+        assert not (self.drops_last and self.needs_states), "drafts need a model without recurrent layers"
         assert not self.repair.rewrites or self.copies, "a measured repair writes to every span it looks at"

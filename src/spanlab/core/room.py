@@ -1,4 +1,4 @@
-"""Room in a byte budget: what fits, what is reserved, and what leaves to make more."""
+"""Byte accounting of a store: what fits, what is reserved, and what is evicted to make space."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from spanlab.core.tree import Node, PrefixTree, State, unlocked_tokens
 class Room:
     """Bytes of a tree's KV and states under a budget that holds after every operation.
 
-    Three kinds of bytes count: *cached* (in the tree), *reserved* (running requests, not in the tree) and, among the
-    cached, *locked* (in use, so they cannot leave). Only leaves are evicted, so what is cached is always closed under
-    prefixes. States leave with their leaf, or alone.
+    Three kinds of bytes count: *cached* (in the tree), *reserved* (running requests, not in the tree) and, among
+    the cached, *locked* (in use, so not evictable). Only leaves are evicted, so the cached tokens are always closed
+    under prefixes. States are evicted with their leaf, or alone.
     """
 
     def __init__(
@@ -26,14 +26,14 @@ class Room:
         self.tree, self.budget = tree, budget
         self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
         self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
-        self._states_may_leave = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
-        if not self._states_may_leave:  # nor are they ranked
+        self._states_evictable = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
+        if not self._states_evictable:  # ranks are not needed
             self._states = EvictionQueue(_by_serial, state_may_leave)
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
         self.evicted_bytes = 0
         self.on_drop: Callable[[State], None] = lambda state: None
-        self.on_leaving: Callable[[State], None] | None = None  # while the state is on its node
+        self.before_drop: Callable[[State], None] | None = None  # while the state is on its node
 
     @property
     def kv_cached(self) -> int:
@@ -42,33 +42,33 @@ class Room:
 
     @property
     def entries(self) -> int:
-        """Stored sequences that no other one extends."""
+        """Stored sequences that no other stored sequence extends."""
         return self.tree.num_leaves
 
     def fits(self, kv: int, state: int) -> bool:
-        """Whether `kv` and `state` more bytes could be held, evicting everything that may leave."""
+        """Whether `kv` and `state` more bytes fit after evicting all evictable entries."""
         kv += self.kv_reserved + self.kv_locked
         state += self.state_reserved + self.state_locked
         budget = self.budget
         return kv <= budget.kv_bytes and state <= budget.state_bytes and kv + state <= budget.total_bytes
 
-    def fits_beside(self, paths: Sequence[tuple[Node, int]], held: Iterable[State], kv: int, state: int) -> bool:
-        """Whether `kv` and `state` more bytes would fit if each path up to its depth, and states, were locked.
+    def fits_with_locks(self, paths: Sequence[tuple[Node, int]], states: Iterable[State], kv: int, state: int) -> bool:
+        """Whether `kv` and `state` more bytes would fit if each path up to its depth, and `states`, were locked.
 
-        A state may be named twice, as where a prompt holds one document twice; it counts once.
+        A state may be listed twice, as where a prompt contains one document twice; it counts once.
         """
         kv += unlocked_tokens(paths) * self.token_bytes
-        state += sum([one.num_bytes for one in set(held) if one.locks == 0])
+        state += sum([item.num_bytes for item in set(states) if item.locks == 0])
         return self.fits(kv, state)
 
     def free_bytes(self) -> int:
-        """Bytes that could be held without an eviction."""
+        """Return the bytes that fit without an eviction."""
         kv, state = self.kv_cached + self.kv_reserved, self.state_cached + self.state_reserved
         budget = self.budget
         return min(budget.kv_bytes - kv, budget.total_bytes - kv - state)
 
     def spare_tokens(self) -> int:
-        """How many more tokens of KV could be held, evicting everything that may leave."""
+        """Return how many more tokens of KV fit after evicting all evictable entries."""
         if self.token_bytes == 0:
             return UNLIMITED
         kv = self.kv_reserved + self.kv_locked
@@ -76,13 +76,13 @@ class Room:
         return min(self.budget.kv_bytes - kv, self.budget.total_bytes - both) // self.token_bytes
 
     def spare_state_bytes(self) -> int:
-        """How many more bytes of states could be held, evicting everything that may leave."""
+        """Return how many more bytes of states fit after evicting all evictable entries."""
         state = self.state_reserved + self.state_locked
         both = self.kv_reserved + self.kv_locked + state
         return min(self.budget.state_bytes - state, self.budget.total_bytes - both)
 
     def reserve(self, kv: int, state: int) -> bool:
-        """Set bytes aside for a running request, evicting what must leave; False, and no change, if they cannot fit."""
+        """Reserve bytes for a running request, evicting as needed; False, without a change, if they cannot fit."""
         if not self.fits(kv, state):
             return False
         self._make_room(kv, state)
@@ -91,13 +91,13 @@ class Room:
         return True
 
     def unreserve(self, kv: int, state: int) -> None:
-        """Give reserved bytes back."""
+        """Release reserved bytes."""
         self.kv_reserved -= kv
         self.state_reserved -= state
         assert self.kv_reserved >= 0 and self.state_reserved >= 0, "gave back more than was reserved"
 
     def reserve_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
-        """Make room for the entry, if any, that storing `[0, stop)` would add; False where no other can leave."""
+        """Evict entries for the one, if any, that storing `[0, stop)` adds; False where none is evictable."""
         if self.budget.entries >= UNLIMITED or not self._adds_entry(start, tokens, stop):
             return True
         while self.entries >= self.budget.entries:
@@ -127,27 +127,27 @@ class Room:
             self._evict_one(kv_over, state_over, over)
 
     def evict(self, tokens: int, states: int) -> None:
-        """Evict leaves until `tokens` are gone, then states until `states` are, or until nothing else may leave."""
-        kept, left = self.tree.num_tokens - tokens, self.state_cached - states * self.state_bytes
-        while (more := self.tree.num_tokens - kept) > 0 and (leaf := self._leaves.lowest()):
+        """Evict leaves for `tokens` tokens, then states for `states` states, as far as entries are evictable."""
+        target_tokens, target_bytes = self.tree.num_tokens - tokens, self.state_cached - states * self.state_bytes
+        while (more := self.tree.num_tokens - target_tokens) > 0 and (leaf := self._leaves.lowest()):
             self._drop(self._end_of(leaf[1], more))
-        while self.state_cached > left and (state := self._states.lowest()):
+        while self.state_cached > target_bytes and (state := self._states.lowest()):
             self._evict_state(state[1])
 
     def drop_states(self, states: Iterable[State]) -> None:
-        """Let these states leave alone, which nobody uses; their KV stays."""
+        """Remove unlocked states; their KV stays."""
         for state in states:
-            assert not state.locks, "a state in use stays"
+            assert not state.locks, "a state in use is not removed"
             self._drop_state(state)
 
     def _evict_one(self, kv_over: bool, state_over: bool, over: int) -> None:
-        """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves.
+        """Evict from the exceeded budget; where only the common one is, the entry with the lower rank.
 
-        `over`  bytes of KV that must leave, if it is KV that leaves
+        `over`  bytes of KV to evict, if KV is evicted
         """
         leaf = None if state_over and not kv_over else self._leaves.lowest()
         state = None if kv_over else self._states.lowest()
-        assert leaf or state, "room was promised, and nothing may leave"
+        assert leaf or state, "space was promised, and nothing is evictable"
         if state is None or (leaf is not None and leaf[0] <= state[0]):
             assert leaf
             self._drop(self._end_of(leaf[1], -(-over // max(1, self.token_bytes))))
@@ -155,9 +155,9 @@ class Room:
             self._evict_state(state[1])
 
     def _end_of(self, leaf: Node, tokens: int) -> Node:
-        """What leaves of a leaf when `tokens` must: all of it, or as many of its last blocks as hold them.
+        """Return the part of a leaf to evict for `tokens` tokens: all of it, or its last blocks.
 
-        States leave with their blocks, and may make it enough; so blocks of a leaf that has some leave one by one.
+        States are evicted with their blocks and may free enough, so a leaf with states is evicted block by block.
         """
         if not self.tree.fixed_blocks:
             return leaf
@@ -168,9 +168,9 @@ class Room:
         return leaf
 
     def _evict_state(self, state: State) -> None:
-        """Evict a state, with the end of a leaf where the rules say so, the leaf is unlocked and the state in there."""
+        """Evict a state; where the rules say so, with the unlocked end of its leaf that contains it."""
         node = state.node
-        assert node is not None, "a state leaves once"
+        assert node is not None, "a state is removed once"
         at_end = self._whole_leaves and leaf_may_leave(node) and state.position > self.tree.unit_start(node, node.depth)
         if at_end:
             self._drop(self._end_of(node, 1))
@@ -178,7 +178,7 @@ class Room:
             self._drop_state(state)
 
     def _drop(self, leaf: Node) -> Node:
-        """Take a leaf out, with its states; returns its parent, which may be a leaf now."""
+        """Remove a leaf with its states; returns its parent, which may be a leaf now."""
         states = sum([state.num_bytes for state in leaf.states])
         self.state_cached -= states
         self.evicted_bytes += states + (leaf.depth - leaf.start) * self.token_bytes
@@ -190,15 +190,15 @@ class Room:
         return parent
 
     def _drop_entry(self, leaf: Node) -> None:
-        """Take a leaf out, with the part of its path that is neither shared nor locked."""
+        """Remove a leaf, with the part of its path that is neither shared nor locked."""
         node = leaf
         while node.parent is not None and not node.children and not node.locks:
             node = self._drop(node)
 
     def _drop_state(self, state: State) -> None:
-        """Take one state out; its KV stays."""
+        """Remove one state; its KV stays."""
         node = state.node
-        assert node is not None, "a state leaves once"
+        assert node is not None, "a state is removed once"
         node.states.remove(state)
         insort(node.lost, state.position)
         self._forget(state)
@@ -206,8 +206,8 @@ class Room:
         self.evicted_bytes += state.num_bytes
 
     def _forget(self, state: State) -> None:
-        if self.on_leaving is not None:
-            self.on_leaving(state)
+        if self.before_drop is not None:
+            self.before_drop(state)
         state.node = None
         self._states.removed(state)
         self.on_drop(state)

@@ -1,4 +1,4 @@
-"""What steps compute: sequences on their way, chunks of their work, and whole steps."""
+"""Sequences, chunks of their work, and whole steps."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from spanlab.core.work import RepairPass, Work
 
 
 class Sequence:
-    """One request on its way through the work that its allocation lists, and then through its output.
+    """One request during the work that its allocation lists, and then during its output.
 
-    `at`, `done`  the work in progress, and how many of its rows have been computed
-    `reached`     by cache span: how far into prompt and output its rows were ever computed
-    `repaired`    how many of the rows of its repair were ever computed
-    `seat`        how many sequences began to run before it did, the last time that it did
+    `work_index`, `rows_done`  the work in progress, and the number of its rows computed so far
+    `reached`     by cache span: end of the prompt and output tokens that were ever computed
+    `repaired`    number of the rows of its repair that were ever computed
+    `start_rank`  number of sequences that had started before it, at its last start
     """
 
     __slots__ = (
         "admitted_at",
         "allocation",
-        "at",
         "captured",
         "captured_maps",
-        "done",
         "finished_at",
         "first_plan",
         "first_token_at",
@@ -38,14 +36,16 @@ class Sequence:
         "recomputed",
         "repaired",
         "request",
-        "seat",
+        "rows_done",
+        "start_rank",
         "work",
+        "work_index",
     )
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.prompt = request.num_tokens
-        self.at = self.done = self.seat = 0
+        self.work_index = self.rows_done = self.start_rank = 0
         self.generated = self.preemptions = self.recomputed = self.repaired = 0
         self.captured = self.captured_maps = 0
         self.reached: dict[int, int] = {}
@@ -57,23 +57,23 @@ class Sequence:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose KV is in memory: everything but the newest output token."""
+        """Tokens whose KV is in memory: all but the newest output token."""
         return self.prompt + self.generated - 1
 
     @property
     def prefilled(self) -> bool:
-        """Whether all work before the next output token is done."""
-        return self.allocation is not None and self.at == len(self.work)
+        """Whether all work before the next output token is computed."""
+        return self.allocation is not None and self.work_index == len(self.work)
 
     def admit(self, allocation: Allocation, now: int) -> None:
-        """Take what the policy has given; its first admission is remembered."""
+        """Take an allocation; plan, work and time of the first admission are kept."""
         self.allocation, self.work = allocation, allocation.work
         if self.first_plan is None:
             self.first_plan, self.first_work, self.admitted_at = allocation.plan, self.work, now
 
     def advance(self, chunk: ScheduledChunk, now: int) -> None:
-        """Move past a chunk that has been computed, and count its rows that were computed before."""
-        assert self.allocation is not None, "only who is admitted computes"
+        """Advance past a computed chunk, and count its rows that were computed before."""
+        assert self.allocation is not None, "only admitted sequences compute"
         work, plan = chunk.work, self.allocation.plan
         for cache_span, start, stop in work.cache_span_rows(plan, chunk.start, chunk.stop):
             reached = self.reached.get(cache_span, 0)
@@ -83,25 +83,25 @@ class Sequence:
             start, stop = work.repaired_rows(plan, chunk.start, chunk.stop)
             self.recomputed += max(0, min(stop, self.repaired) - start)
             self.repaired = max(stop, self.repaired)
-        self.done += chunk.tokens
-        if self.done == work.tokens:
-            self.at, self.done = self.at + 1, 0
+        self.rows_done += chunk.tokens
+        if self.rows_done == work.tokens:
+            self.work_index, self.rows_done = self.work_index + 1, 0
         if chunk.last:
             self.generated += 1
             if self.first_token_at < 0:
                 self.first_token_at = now
 
-    def start_over(self) -> None:
-        """Go back to the start of its work: it has been preempted."""
+    def reset_progress(self) -> None:
+        """Return to the start of its work after a preemption."""
         if self.prefilled:
             self.reached[self.work[-1].cache_spans[-1]] = self.held_tokens
-        self.at = self.done = 0
+        self.work_index = self.rows_done = 0
         self.preemptions += 1
 
-    def hand_back(self) -> Allocation:
-        """Give up what it holds, which is not freed yet, and count what was captured for it."""
+    def detach_allocation(self) -> Allocation:
+        """Detach and return the allocation, which is not freed yet, and count its captured states."""
         allocation = self.allocation
-        assert allocation is not None, "who runs is admitted"
+        assert allocation is not None, "a running sequence is admitted"
         self.captured += allocation.captured
         self.captured_maps += allocation.captured_maps
         self.allocation, self.work = None, ()
@@ -111,9 +111,9 @@ class Sequence:
 class ScheduledChunk(NamedTuple):
     """Rows `[start, stop)` of one work of one sequence, computed in one step.
 
-    `tokens`    rows that pass every layer: stop - start, but for a repair, which chooses its rows
-    `captures`  positions in (start, stop] whose recurrent state is kept, or the map of the span that ends there
-    `last`      nothing is left after it, so it yields an output token
+    `tokens`    rows that pass through every layer: stop - start, except in a repair, which selects its rows
+    `captures`  positions in (start, stop] whose recurrent state, or the map of the span that ends there, is stored
+    `last`      no work follows it, so it yields an output token
     """
 
     sequence: Sequence
@@ -131,11 +131,11 @@ class ScheduledChunk(NamedTuple):
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """What one step computes; with `repeats` > 1, that many equal decode steps in a row.
+    """The work of one step; with `repeats` > 1, that many equal decode steps in a row.
 
     `loads`        sequences whose stored state is read at the start of the step
-    `drafts`       tokens that each of `decodes` has drafted and that the step verifies; empty: none do
-    `max_repeats`  how often it could run in a row before memory or the queue would change what is computed
+    `drafts`       number of draft tokens of each of `decodes`, which the step verifies; empty without drafts
+    `max_repeats`  how often it could run in a row before memory or the queue would change its content
     """
 
     chunks: list[ScheduledChunk]
@@ -151,8 +151,8 @@ class ScheduledStep:
         return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats, *self.drafts
 
 
-class Decoding:
-    """Sequences that decode, and what they hold, in order; one object for as long as they are the same."""
+class DecodeBatch:
+    """Sequences that decode, and their allocations, in order; one object for as long as they are the same."""
 
     __slots__ = ("allocations", "sequences")
 
@@ -161,16 +161,16 @@ class Decoding:
         self.allocations = [sequence.allocation for sequence in sequences if sequence.allocation is not None]
 
     def starts(self, ahead: int) -> list[int]:
-        """Where the next token of each but `ahead` goes."""
+        """Return the position of each sequence's next token, plus `ahead`."""
         return [sequence.prompt + sequence.generated - 1 + ahead for sequence in self.sequences]
 
 
-def chunk_of(sequence: Sequence, at: int, done: int, take: int) -> ScheduledChunk:
-    """`take` rows of a sequence's work number `at`, of which `done` are computed."""
-    work, allocation = sequence.work[at], sequence.allocation
+def chunk_of(sequence: Sequence, index: int, computed: int, take: int) -> ScheduledChunk:
+    """Return the chunk of the next `take` rows of work number `index`, after the first `computed` rows."""
+    work, allocation = sequence.work[index], sequence.allocation
     assert allocation is not None
-    start, stop = work.stretch(allocation.plan, done, take)
+    start, stop = work.token_range(allocation.plan, computed, take)
     reached = [position for position in allocation.captures if start < position <= stop]
-    captures = tuple([position for position in reached if work.captured(allocation.plan, position)])
-    last = at == len(sequence.work) - 1 and done + take == work.tokens
+    captures = tuple([position for position in reached if work.captures_at(allocation.plan, position)])
+    last = index == len(sequence.work) - 1 and computed + take == work.tokens
     return ScheduledChunk(sequence, start, stop, captures, work, take, last)

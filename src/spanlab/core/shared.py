@@ -1,8 +1,8 @@
-"""One policy for many threads.
+"""A policy for use by many threads.
 
-A policy is not safe under threads: what a plan has found may leave before it is allocated. Here a plan is made and
-allocated in one operation, and one lock is held around each operation. So every history is that of some sequence of
-operations, in the order in which they got the lock.
+A policy is not safe under threads: entries that a plan has matched may be evicted before it is allocated. Here
+planning and allocation are one operation, and one lock is held around each operation. So every history is that of a
+sequence of operations, in the order in which they acquired the lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spanlab.core.request import Request
 
 
 class SharedPolicy:
-    """Operations of a policy, one at a time; arguments and results are those of `Policy`."""
+    """A policy whose operations run one at a time; arguments and results are those of `Policy`."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy, self._lock = policy, Lock()
@@ -28,28 +28,28 @@ class SharedPolicy:
             return self._policy.allocate(plan, now, generated)
 
     def reusable(self, request: Request, now: int) -> int:
-        """Tokens that a request would reuse at this moment; changes nothing."""
+        """Return the tokens that a request would reuse now; read-only."""
         with self._lock:
             reused: int = self._policy.match(request, now).reused
             return reused
 
     def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
-        """Give a request memory for tokens `[start, stop)`; False where there is none."""
+        """Reserve memory for tokens `[start, stop)`; False where memory is short."""
         with self._lock:
             return self._policy.append(allocation, start, stop, drafts)
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
-        """Keep what has been computed of a cache span, up to prompt token `computed`."""
+        """Store the computed tokens of a cache span, up to prompt token `computed`."""
         with self._lock:
             self._policy.insert(allocation, computed, now, cache_span)
 
     def finish(self, allocation: Any, generated: int, now: int) -> None:
-        """Keep output tokens of a request that has ended, and take back all that it holds."""
+        """Store output tokens of a finished request, and free its memory."""
         with self._lock:
             self._policy.finish(allocation, generated, now)
             self._policy.free(allocation, now)
 
     def free(self, allocation: Any, now: int) -> None:
-        """Take back all that a request holds, which has not ended."""
+        """Free the memory of a request that has not finished."""
         with self._lock:
             self._policy.free(allocation, now)

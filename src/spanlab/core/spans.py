@@ -1,7 +1,7 @@
-"""How independent spans are reused wherever they stand: the independent choices behind every published method.
+"""Settings of position-independent reuse of spans: the independent choices behind every published method.
 
-Policies read the half that decides what is stored, the engine the half that says how keys are read. Checked by the
-study, which knows the arm's name.
+Policies read the settings that decide what is stored, the engine those that decide how keys are read. The study
+checks them, since it has the arm's name.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class SpanSettings:
 
     @property
     def copies(self) -> bool:
-        """Whether a request reads its own copies of spans."""
+        """Whether a request reads private copies of spans."""
         return self.sharing == "private"
 
     @property
     def rotates_copies(self) -> bool:
-        """Whether copied keys are rotated to where they stand now."""
+        """Whether copied keys are rotated to their positions in the prompt."""
         return self.copies and self.kernel == "pre_rotated"
 
     @property
@@ -60,14 +60,14 @@ class SpanSettings:
         return (self.temperature, self.scale) != (1.0, 1.0)
 
     def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
+        """Raise ValueError for invalid settings; `arm` is the prefix of their keys."""
         one_of(f"{arm}.provenance", self.provenance, PROVENANCES)
         one_of(f"{arm}.positions", self.positions, ("sequential", "overlapping", "original"))
         one_of(f"{arm}.sharing", self.sharing, ("canonical", "private"))
         one_of(f"{arm}.kernel", self.kernel, KEYS_OF_KERNEL)
-        fitting = KEYS_OF_KERNEL[self.kernel]
-        if self.keys not in fitting:
-            expected = f"expected {' or '.join(fitting)}"
+        expected_keys = KEYS_OF_KERNEL[self.kernel]
+        if self.keys not in expected_keys:
+            expected = f"expected {' or '.join(expected_keys)}"
             raise ValueError(f"{arm}.keys={self.keys} with kernel={self.kernel}: {expected}")
         positive(f"{arm}.temperature", self.temperature)
         positive(f"{arm}.scale", self.scale)
@@ -81,9 +81,12 @@ class SpanSettings:
             self._check_maps(arm)
 
     def _check_maps(self, arm: str) -> None:
-        """A map is of a span alone, read where it is stored; rows that are computed again come before its own."""
-        usual = {"provenance": "isolated", "sharing": "canonical"}
-        for key, value in usual.items():
+        """Raise ValueError for settings that do not work with maps.
+
+        A map is of a span computed alone, read where it is stored; recomputed rows come before the rows of the map.
+        """
+        required = {"provenance": "isolated", "sharing": "canonical"}
+        for key, value in required.items():
             if getattr(self, key) != value:
                 raise ValueError(f"{arm}.{key}={getattr(self, key)} with {arm}.maps: expected {value}")
         if self.repair.kind not in ("none", "first"):
@@ -91,13 +94,16 @@ class SpanSettings:
             raise ValueError(f"{arm}.repair.kind={self.repair.kind} {reason}")
 
     def _check_pages(self, arm: str) -> None:
-        """Who writes into pages needs his own, and who leaves keys where they were has nothing to write."""
+        """Raise ValueError for contradictory keys and positions, and for writes to shared pages.
+
+        A rule that writes into pages needs private copies. Keys at original positions have nothing to write.
+        """
         if self.positions == "original" and (self.kernel, self.keys) != ("pre_rotated", "absolute"):
-            given = f"kernel={self.kernel}, keys={self.keys}"
-            raise ValueError(f"{arm}.positions=original with {given}: expected kernel=pre_rotated, keys=absolute")
+            setting = f"kernel={self.kernel}, keys={self.keys}"
+            raise ValueError(f"{arm}.positions=original with {setting}: expected kernel=pre_rotated, keys=absolute")
         if self.keys == "absolute" and self.positions != "original":
             raise ValueError(f"{arm}.keys=absolute with positions={self.positions}: expected keys=local")
-        if self.provenance == "conditioned" and self.positions != "overlapping":  # how far the opening text is, counts
+        if self.provenance == "conditioned" and self.positions != "overlapping":  # the opening text's distance counts
             raise ValueError(f"{arm}.provenance=conditioned with positions={self.positions}: expected overlapping")
         rotates = self.kernel == "pre_rotated" and self.positions != "original"
         if (rotates or self.repair.rewrites) and self.sharing != "private":
@@ -105,5 +111,5 @@ class SpanSettings:
             raise ValueError(f"{arm}.sharing={self.sharing} with {reason}, which writes to spans: expected private")
 
 
-#: How arms that reuse prefixes alone read them: keys carry the position that they keep.
+#: Settings of arms that reuse prefixes only: keys are stored rotated by their final positions.
 PREFIXES_ALONE = SpanSettings(keys="absolute", kernel="pre_rotated")

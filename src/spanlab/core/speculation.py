@@ -28,22 +28,22 @@ class Speculation:
     draft_layers: int = 0
 
     def check(self, path: str) -> None:
-        """Refuse what makes no sense; `path` is the key of these settings."""
+        """Raise ValueError for invalid settings; `path` is their key."""
         not_negative(f"{path}.draft_tokens", self.draft_tokens)
         share(f"{path}.acceptance", self.acceptance)
         not_negative(f"{path}.draft_cost", self.draft_cost)
         one_of(f"{path}.method", self.method, ("ngram", "eagle"))
-        given = f"{path}.draft_layers={self.draft_layers}"
+        setting = f"{path}.draft_layers={self.draft_layers}"
         if self.has_kv and self.draft_layers < 1:
-            raise ValueError(f"{given} with {path}.method={self.method}: expected 1 or more, the drafter's layers")
+            raise ValueError(f"{setting} with {path}.method={self.method}: expected 1 or more, the drafter's layers")
         if self.draft_layers and not self.has_kv:
-            raise ValueError(f"{given} with {path}.method={self.method}: expected 0, for it has no layers")
+            raise ValueError(f"{setting} with {path}.method={self.method}: expected 0, for it has no layers")
         if self.has_kv and not self.draft_tokens:
             raise ValueError(f"{path}.method={self.method} with {path}.draft_tokens=0: expected 1 or more drafts")
 
     @property
     def has_kv(self) -> bool:
-        """Whether the drafter holds keys and values of its own."""
+        """Whether the drafter has separate keys and values."""
         return self.method == "eagle"
 
     @property
@@ -52,9 +52,9 @@ class Speculation:
         return self.draft_tokens if self.has_kv else 0
 
     def accepted(self, request_id: int, generated: int, drafts: int) -> int:
-        """How many of `drafts` tokens hold behind the output token `generated` of a request.
+        """Return how many of `drafts` tokens are accepted behind output token `generated` of a request.
 
-        The same for every arm and replica: a hash of both numbers decides.
+        A hash of both numbers decides, so the result is the same for every arm and replica.
         """
         if self.acceptance == 0:
             return 0
@@ -65,7 +65,7 @@ class Speculation:
 
 
 def _uniform(request_id: int, generated: int) -> float:
-    """A number in (0, 1] from a hash of two others: the finalizer of SplitMix64."""
+    """Return a number in (0, 1] from a hash of two integers: the finalizer of SplitMix64."""
     bits = (request_id * 0x9E3779B97F4A7C15 + generated * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _MASK

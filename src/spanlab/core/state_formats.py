@@ -1,7 +1,7 @@
-"""Formats in which recurrent states are stored; a running request has its state in the model's own.
+"""Formats of stored recurrent states; a running request has its state in the model's format.
 
-The inputs of the convolution stay as they are. Quantising compares, multiplies and rounds every number, dequantising
-multiplies it. Rounded states change what follows: docs/engine.md says by how much.
+The inputs of the convolution are stored unchanged. Quantising compares, multiplies and rounds every number,
+dequantising multiplies it. Rounded states change what follows: docs/engine.md says by how much.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ SCALE_BYTES = 4  # a float32
 
 @dataclass(frozen=True, slots=True)
 class StateFormat:
-    """One stored state.
+    """Size and conversion cost of one stored state.
 
-    `num_bytes`  of it, scales and the convolution's inputs included
+    `num_bytes`  its bytes, scales and the convolution's inputs included
     `store_flops`, `load_flops`  operations of converting it into the format, and back
     """
 

@@ -1,4 +1,4 @@
-"""The byte-budgeted store: what is kept, how old it is, and what is locked."""
+"""The byte-budgeted store: stored prefixes and states, their ages and their locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.core.tree import Node, PrefixTree, State, position_of
 
 
 class Store(Room):
-    """Keeps prefixes and states within its room; it refuses, it never overshoots."""
+    """Stores prefixes and states within its budget; it refuses an entry rather than exceed the budget."""
 
     def __init__(
         self,
@@ -36,29 +36,29 @@ class Store(Room):
         self._clock = self._state_serial = 0
 
     def note(self, now: int, request: Request | None = None) -> None:
-        """Say when, and for which request, the store is used next."""
+        """Set the time of the next operation, and its request."""
         self._moment.now = now
         if request is not None:
             self._moment.request = request
 
     def cut(self, node: Node, tokens: TokenString, depth: int) -> Node:
-        """The node that ends at `depth` on the stored path of `tokens` below `node`.
+        """Return the node that ends at `depth` on the stored path of `tokens` below `node`.
 
-        An edge is split if it must be; both of its parts count as used now.
+        An edge is split if needed; both of its parts count as used now.
         """
         return self.tree.extend(node, tokens, depth, self._tick())
 
     def _tick(self) -> int:
-        """The next time stamp of uses: one for each operation, so that no two operations tie."""
+        """Return the next use time: one for each operation, so that no two operations tie."""
         self._clock += 1
         return self._clock
 
     def insert(self, start: Node, tokens: TokenString, stop: int, states: Sequence[int], each: int) -> Node:
-        """Keep tokens `[0, stop)` below `start`, which they contain, and a state of `each` bytes at each of `states`.
+        """Store tokens `[0, stop)` below `start`, which they contain, and states of `each` bytes at `states`.
 
-        `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved and given back just
-        before, so nothing is evicted here. Returns the node at `stop`. A state that is there already is not stored
-        twice. Everything on the path counts as used now, as do the states that were there.
+        `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved and released just
+        before, so nothing is evicted here. Returns the node at `stop`. A stored state is not stored twice. The whole
+        path counts as used now, as do the states that were stored already.
         """
         before, now = self.tree.num_tokens, self._tick()
         end = self.tree.extend(start, tokens, stop, now)
@@ -67,26 +67,26 @@ class Store(Room):
             self._leaves.add([end])
         self._leaves.renewed(end.path())
         self.inserted_bytes += (self.tree.num_tokens - before) * self.token_bytes
-        todo, node = list(states), end
-        while todo:
-            while todo[-1] <= node.start:
-                assert node.parent is not None, "a state was placed above where its insertion starts"
+        pending, node = list(states), end
+        while pending:
+            while pending[-1] <= node.start:
+                assert node.parent is not None, "a state lies above the start of its insertion"
                 node = node.parent
-            first = bisect_right(todo, self.tree.unit_start(node, todo[-1]))
-            self._put_states(node, todo[first:], each, now)
-            todo = todo[:first]
+            first = bisect_right(pending, self.tree.unit_start(node, pending[-1]))
+            self._put_states(node, pending[first:], each, now)
+            pending = pending[:first]
         self._leaves.offer(end)
         return end
 
     def _put_states(self, node: Node, positions: list[int], each: int, now: int) -> None:
-        """Add states to a node at those of `positions`, increasing, that have none."""
+        """Add states to a node at those `positions`, increasing, that have none."""
         if node.states:
-            there = {state.position: state for state in node.states}
-            known = [there[position] for position in positions if position in there]
-            for state in known:
+            stored = {state.position: state for state in node.states}
+            renewed = [stored[position] for position in positions if position in stored]
+            for state in renewed:
                 state.used = now
-            self._states.renewed(known)
-            positions = [position for position in positions if position not in there]
+            self._states.renewed(renewed)
+            positions = [position for position in positions if position not in stored]
         if node.lost:
             again = set(positions)
             node.lost = [position for position in node.lost if position not in again]
@@ -98,14 +98,14 @@ class Store(Room):
         added = len(fresh) * each
         self.state_cached += added
         self.inserted_bytes += added
-        if self._states_may_leave:
+        if self._states_evictable:
             self._states.add(fresh)
         if self.on_stored is not None:
             for state in fresh:
                 self.on_stored(state)
 
     def touch(self, node: Node, depth: int) -> None:
-        """Count a use of a prefix, all the way up; of its blocks up to `depth`, where they have ages of their own."""
+        """Count a use of a prefix and its ancestors; with fixed blocks, of its blocks up to `depth`."""
         now = self._tick()
         if self.tree.fixed_blocks:
             node = self.tree.end_at(node, depth)
@@ -117,13 +117,13 @@ class Store(Room):
         self._leaves.used(end.path())
 
     def refresh(self, node: Node, states_from: int) -> None:
-        """Give a prefix, and its states from a position on, the age of what is used now; counts no use."""
+        """Set the last use of a prefix, and of its states from a position on, to now; counts no use."""
         now = self._tick()
         states: list[State] = []
-        for one in node.path():
-            one.used = now
-            if one.depth >= states_from:
-                states += [state for state in one.states if state.position >= states_from]
+        for ancestor in node.path():
+            ancestor.used = now
+            if ancestor.depth >= states_from:
+                states += [state for state in ancestor.states if state.position >= states_from]
         for state in states:
             state.used = now
         self._leaves.renewed(node.path())
@@ -138,7 +138,7 @@ class Store(Room):
     # -- locks --------------------------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> None:
-        """Keep a node and its ancestors from leaving until `unlock`."""
+        """Lock a node and its ancestors against eviction, until `unlock`."""
         while node.parent is not None:
             if node.locks == 0:
                 self.kv_locked += (node.depth - node.start) * self.token_bytes
@@ -157,7 +157,7 @@ class Store(Room):
             self._leaves.offer(node)
 
     def lock_state(self, state: State) -> None:
-        """Keep a state from leaving until `unlock_state`; its node must be locked too."""
+        """Lock a state against eviction, until `unlock_state`; its node must be locked too."""
         if state.locks == 0:
             self.state_locked += state.num_bytes
         state.locks += 1
@@ -167,7 +167,7 @@ class Store(Room):
         state.locks -= 1
         if state.locks == 0:
             self.state_locked -= state.num_bytes
-            if self._states_may_leave:
+            if self._states_evictable:
                 self._states.offer(state)
 
 

@@ -12,11 +12,11 @@ Tokens = NDArray[np.int32]
 
 
 class TokenString:
-    """Token ids in order: cut and joined without copying them, compared by identity before they are looked at.
+    """Token ids in order: cut and joined without copies, compared by identity before content.
 
-    `arrays`  where slices lie
-    `ends`    where each slice ends in the string, increasing
-    `shifts`  added to a position in the string, its index in the slice's array
+    `arrays`  the array of each slice
+    `ends`    end of each slice in the string, increasing
+    `shifts`  for each slice, the offset from a position in the string to the index in the array
     """
 
     __slots__ = ("arrays", "ends", "shifts")
@@ -49,39 +49,39 @@ class TokenString:
         return TokenString(self.arrays[first : last + 1], (*ends, stop - start), tuple(shifts))
 
     def key(self, start: int, length: int) -> bytes:
-        """The ids of `length` tokens from `start` on, or of as many as there are, as bytes; four each."""
-        at = bisect_right(self.ends, start)
-        if at < len(self.ends) and start + length <= self.ends[at]:
-            index = self.shifts[at] + start
-            part: np.generic | Tokens = self.arrays[at][index if length == 1 else slice(index, index + length)]
-            return part.tobytes()  # one token is a number, which takes half the time of an array
+        """Return the ids of up to `length` tokens from `start` on, as bytes; four each."""
+        number = bisect_right(self.ends, start)
+        if number < len(self.ends) and start + length <= self.ends[number]:
+            index = self.shifts[number] + start
+            ids: np.generic | Tokens = self.arrays[number][index if length == 1 else slice(index, index + length)]
+            return ids.tobytes()  # one token is a number, which takes half the time of an array
         return self.cut(start, min(start + length, len(self))).tobytes()
 
     def tobytes(self) -> bytes:
         """All ids as bytes; four each, in the machine's order."""
-        start, parts = 0, []
+        start, pieces = 0, []
         for array, end, shift in zip(self.arrays, self.ends, self.shifts, strict=True):
-            parts.append(array[start + shift : end + shift].data)
+            pieces.append(array[start + shift : end + shift].data)
             start = end
-        return b"".join(parts)
+        return b"".join(pieces)
 
     def common(self, start: int, other: TokenString) -> int:
-        """Length of the longest common prefix of what begins at `start` and of another string."""
+        """Return the length of the longest common prefix of `self[start:]` and another string."""
         most = min(len(self) - start, len(other))
-        mine, theirs, done = bisect_right(self.ends, start), 0, 0
-        while done < most:
-            end, other_end = self.ends[mine] - start, other.ends[theirs]
+        number, other_number, compared = bisect_right(self.ends, start), 0, 0
+        while compared < most:
+            end, other_end = self.ends[number] - start, other.ends[other_number]
             stop = end if end < other_end else other_end
-            here, there = self.arrays[mine], other.arrays[theirs]
-            shift, other_shift = self.shifts[mine] + start, other.shifts[theirs]
-            if here is not there or shift != other_shift:
-                ours = here[shift + done : shift + stop]
-                equal = common_prefix(ours, there[other_shift + done : other_shift + stop])
-                if equal < len(ours):
-                    return done + equal
-            mine += end == stop
-            theirs += other_end == stop
-            done = stop
+            array, other_array = self.arrays[number], other.arrays[other_number]
+            shift, other_shift = self.shifts[number] + start, other.shifts[other_number]
+            if array is not other_array or shift != other_shift:
+                piece = array[shift + compared : shift + stop]
+                equal = common_prefix(piece, other_array[other_shift + compared : other_shift + stop])
+                if equal < len(piece):
+                    return compared + equal
+            number += end == stop
+            other_number += other_end == stop
+            compared = stop
         return most
 
 
@@ -89,20 +89,20 @@ EMPTY = TokenString((), (), ())
 
 
 def string_of(arrays: Iterable[Tokens]) -> TokenString:
-    """The arrays, int32 and contiguous, one behind the other."""
-    kept, ends, shifts, position = [], [], [], 0
+    """Join arrays, int32 and contiguous."""
+    nonempty, ends, shifts, position = [], [], [], 0
     for array in arrays:
         length = len(array)
         if length:
-            kept.append(array)
+            nonempty.append(array)
             shifts.append(-position)
             position += length
             ends.append(position)
-    return TokenString(tuple(kept), tuple(ends), tuple(shifts))
+    return TokenString(tuple(nonempty), tuple(ends), tuple(shifts))
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Length of the longest common prefix of two arrays of one length, at least 1."""
+    """Return the length of the longest common prefix of two arrays of equal length, at least 1."""
     differ = a != b
     first = int(differ.argmax())
     return first if differ[first] else len(a)

@@ -1,8 +1,8 @@
-"""A forest of token prefixes: where a stored prefix lies and where a prompt leaves it.
+"""A forest of token prefixes: finds the longest stored prefix of a prompt.
 
-Two ages of what one edge holds: with `block_size` alone an edge is used and evicted whole (radix); with `fixed_blocks`
-its blocks are used and evicted one by one, as in a table of blocks by hash chain. An edge then is a run of blocks that
-were stored and used together, so that a long prompt costs as much as a short one.
+An edge is used and evicted in one of two ways. With `block_size` alone, it is used and evicted as a whole (radix).
+With `fixed_blocks`, its blocks are used and evicted one by one, as in a table of blocks by hash chain. An edge then
+is a run of blocks that were stored and used together, so that a long prompt costs as much as a short one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from spanlab.core.token_string import EMPTY, TokenString
 
 
 class State:
-    """A stored recurrent state: what the layers hold after the first `position` tokens of its node's path.
+    """A stored recurrent state: the state of all layers after the first `position` tokens of its node's path.
 
-    In the tree of an independent span it is a map of states instead. `node` is None once it has left the store.
+    In the tree of an independent span it is a map of states instead. `node` is None once it is removed from the
+    store.
     """
 
     __slots__ = ("created", "in_heap", "locks", "node", "num_bytes", "position", "serial", "used", "uses")
@@ -31,16 +32,16 @@ class State:
 
 
 def position_of(state: State) -> int:
-    """The key by which states are sorted."""
+    """Return the sort key of a state."""
     return state.position
 
 
 class Node:
     """Tokens `[start, depth)` of a prefix, and the recurrent states at positions in `(start, depth]`.
 
-    `key`     its first block as bytes, by which its parent finds it
+    `key`     its first block as bytes, its key among its parent's children
     `states`  by position, increasing
-    `lost`    positions whose state was stored once and has left, increasing
+    `lost`    positions whose state was stored once and has been removed, increasing
     `locks`   users of this node and of everything below it, so a locked node's ancestors are locked too
     """
 
@@ -81,7 +82,7 @@ class Node:
             node = node.parent
 
     def deepest_state(self, limit: int) -> State | None:
-        """The deepest state of this path at a position within `limit`."""
+        """Return the deepest state of this path at a position up to `limit`; None where there is none."""
         node: Node | None = self
         while node is not None:
             if node.states:
@@ -92,7 +93,7 @@ class Node:
         return None
 
     def deepest_loss(self, above: int, limit: int) -> int:
-        """The deepest position of this path in (above, limit] that has lost its state; `above` where there is none."""
+        """Return the deepest position of this path in (above, limit] whose state was removed, else `above`."""
         node: Node | None = self
         while node is not None and node.depth > above:
             within = bisect_right(node.lost, limit)
@@ -103,9 +104,9 @@ class Node:
 
 
 def unlocked_tokens(paths: Sequence[tuple[Node, int]]) -> int:
-    """Unlocked tokens on the paths of nodes, each up to a depth.
+    """Return the number of unlocked tokens on the paths of nodes, each up to a depth.
 
-    Paths may meet, as where a prompt holds one document twice; what they share counts once.
+    Paths may overlap, as where a prompt contains one document twice; shared tokens count once.
     """
     if len(paths) == 1:
         return _unlocked_on(*paths[0])
@@ -127,21 +128,21 @@ def _unlocked_on(node: Node, depth: int) -> int:
 
 
 class Watcher(Protocol):
-    """What keeps something for each node, such as the memory of a device, and must follow what happens to it."""
+    """An observer that keeps data for each node, such as device memory, and must follow changes of the tree."""
 
     def split(self, upper: Node, lower: Node) -> None:
-        """`upper` has just been cut off the top of `lower`."""
+        """Note that `upper` has just been split off the top of `lower`."""
         ...
 
     def removed(self, node: Node) -> None:
-        """`node` has left the tree."""
+        """Note that `node` has been removed from the tree."""
         ...
 
 
 class PrefixTree:
-    """Finds and extends prefixes at block granularity; knows nothing of bytes, budgets or eviction.
+    """Finds and extends prefixes at block granularity, independently of bytes, budgets and eviction.
 
-    It counts what it holds: `num_tokens`, and `num_leaves`, the stored prefixes that no other one extends.
+    It counts `num_tokens`, and `num_leaves`, the stored prefixes that no other one extends.
 
     `block_size`    tokens per block, the unit of matching: lengths returned are multiples of it.
     `fixed_blocks`  every block has its own age, so use and eviction go block by block too.
@@ -154,13 +155,14 @@ class PrefixTree:
         self.watchers: list[Watcher] = []
 
     def new_root(self, name: bytes = b"") -> Node:
-        """A root of its own, whose key is `name`: prefixes under different roots never meet."""
+        """Return a new root with the key `name`; prefixes under different roots are never shared."""
         return Node(name, EMPTY, 0, 0, None, 0, 0)
 
     def match(self, start: Node, tokens: TokenString) -> tuple[Node, int]:
-        """The deepest node that `tokens` reaches from `start`, which they contain, and the matched length in tokens.
+        """Return the deepest node that `tokens` reach from `start`, and the matched length in tokens.
 
-        The length is less than the node's depth when the match ends inside its edge. Changes nothing.
+        `tokens` contain those of `start`. The length is less than the node's depth when the match ends inside its edge.
+        Changes nothing.
         """
         node, depth, block_size = start, start.depth, self.block_size
         while True:
@@ -173,7 +175,7 @@ class PrefixTree:
             node, depth = child, child.depth
 
     def extend(self, node: Node, tokens: TokenString, stop: int, now: int) -> Node:
-        """Make sure that a node ends at `stop` below `node`, along `tokens`, and return it.
+        """Ensure that a node ends at `stop` below `node`, along `tokens`, and return it.
 
         `stop` is a multiple of the block size and lies within `tokens`.
         """
@@ -181,7 +183,7 @@ class PrefixTree:
             depth = node.depth
             child = node.children.get(key := tokens.key(depth, self.block_size))
             if child is None:
-                child = self._grow(node, key, tokens.cut(depth, stop), now)
+                child = self._add_child(node, key, tokens.cut(depth, stop), now)
             elif (common := min(tokens.common(depth, child.edge), stop - depth)) < child.depth - depth:
                 lower, child = child, self.split(child, depth + common // self.block_size * self.block_size)
                 if not self.fixed_blocks:
@@ -189,7 +191,7 @@ class PrefixTree:
             node = child
         return node
 
-    def _grow(self, parent: Node, key: bytes, edge: TokenString, now: int) -> Node:
+    def _add_child(self, parent: Node, key: bytes, edge: TokenString, now: int) -> Node:
         length = len(edge)
         self._serial += self._serials(length)
         child = Node(key, edge, parent.depth, parent.depth + length, parent, self._serial, now)
@@ -200,19 +202,20 @@ class PrefixTree:
         return child
 
     def split(self, node: Node, depth: int) -> Node:
-        """Cut a node's edge at `depth`, strictly inside it; returns the new upper part.
+        """Split a node's edge at `depth`, strictly inside it; returns the new upper part.
 
-        The lower part keeps its identity and its depth; states stay at their positions, with the part that holds them.
+        The lower part keeps its identity and its depth; states stay at their positions, in the part that contains
+        them.
         """
-        parent, edge, at = node.parent, node.edge, depth - node.start
+        parent, edge, offset = node.parent, node.edge, depth - node.start
         assert parent is not None and node.start < depth < node.depth, "a split lies strictly inside an edge"
         serial = self._serial_above(node, depth)
-        upper = Node(node.key, edge.cut(0, at), node.start, depth, parent, serial, node.created)
+        upper = Node(node.key, edge.cut(0, offset), node.start, depth, parent, serial, node.created)
         upper.used, upper.uses, upper.locks = node.used, node.uses, node.locks
         parent.children[upper.key] = upper
         node.key, node.edge, node.start, node.parent = (
-            edge.key(at, self.block_size),
-            edge.cut(at, len(edge)),
+            edge.key(offset, self.block_size),
+            edge.cut(offset, len(edge)),
             depth,
             upper,
         )
@@ -223,30 +226,30 @@ class PrefixTree:
         return upper
 
     def end_at(self, node: Node, depth: int) -> Node:
-        """The node of a path that ends at `depth`, cut off if it must be; the path's own end where that is higher."""
+        """Return the node of a path that ends at `depth`, split off if needed; the path's end if it is higher."""
         while node.parent is not None and node.start >= depth:
             node = node.parent
         return self.split(node, depth) if node.depth > depth else node
 
     def unit_start(self, node: Node, position: int) -> int:
-        """Where what is kept and evicted together with a position of a node begins: its block, or the whole edge."""
+        """Return where the unit of eviction that contains a position begins: its block, or the whole edge."""
         return (position - 1) // self.block_size * self.block_size if self.fixed_blocks else node.start
 
     def _serials(self, tokens: int) -> int:
-        """Serial numbers that a new edge takes: one for each of its blocks where they have ages of their own."""
+        """Return how many serial numbers a new edge takes: one per block with fixed blocks, else one."""
         return tokens // self.block_size if self.fixed_blocks else 1
 
     def _serial_above(self, node: Node, depth: int) -> int:
-        """The serial number of the part of an edge above `depth`: of its last block, where blocks have their own."""
+        """Return the serial number of an edge's part above `depth`; with fixed blocks, of its last block."""
         if self.fixed_blocks:
             return node.serial - self._serials(node.depth - depth)
         self._serial += 1
         return self._serial
 
     def remove(self, node: Node) -> Node:
-        """Take a childless node out; returns its parent."""
+        """Remove a childless node; returns its parent."""
         parent = node.parent
-        assert parent is not None and not node.children, "only leaves leave"
+        assert parent is not None and not node.children, "only leaves are removed"
         del parent.children[node.key]
         node.parent = None
         if parent.children or parent.parent is None:
@@ -258,7 +261,7 @@ class PrefixTree:
 
 
 def _split_states(upper: Node, lower: Node, depth: int) -> None:
-    """Give the upper part of an edge cut at `depth` its states and losses."""
+    """Move the states and losses above `depth` to the upper part of a split edge."""
     if lower.states:
         above = bisect_right(lower.states, depth, key=position_of)
         upper.states, lower.states = lower.states[:above], lower.states[above:]

@@ -1,1 +1,1 @@
-"""The real backend: a transformers model, our own paged keys and values, and the same scheduler as the simulator's."""
+"""The real backend: a transformers model on a paged KV pool, driven by the same scheduler as the simulator."""

@@ -1,4 +1,4 @@
-"""Whether what an engine is made of goes together: model, pools, policy, and how keys are read."""
+"""Consistency checks on the parts of an engine: model, pools, policy and key layout."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from spanlab.core.cache_spans import whole
 from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.spans import SpanSettings
+from spanlab.engine.map_check import check_maps
 from spanlab.engine.map_pool import SpanMaps
-from spanlab.engine.map_proof import prove_maps
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool
 from spanlab.engine.state_pool import StatePool
 from spanlab.models.sizes import SCAN_CHUNK
 
 
-def check_parts(model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: SpanSettings) -> None:
-    """What the engine cannot run, or would run wrongly."""
+def check_components(model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: SpanSettings) -> None:
+    """Raise if model, KV pool, policy and key layout do not fit together."""
     rules, repair = policy.rules, policy.rules.repair
     assert policy.store.tree.block_size == pool.shape.page_size, "the policy's pages are not the pool's"
     private = isinstance(policy, PublishedStudyPolicy)
@@ -32,7 +32,7 @@ def check_parts(model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout
 
 
 def check_memory(model: SpanModel, policy: TreePolicy, states: StatePool | None, maps: SpanMaps | None) -> None:
-    """States and maps that are not the model's, weigh more than the policy counts, or are no maps."""
+    """Raise if states or maps differ from the model's, or from the sizes that the policy counts."""
     rules = policy.rules
     shape = None if states is None else states.shape
     assert shape == model.state_shape, "the pool of states is not the model's"
@@ -42,4 +42,4 @@ def check_memory(model: SpanModel, policy: TreePolicy, states: StatePool | None,
     assert (rules.maps is None) == (maps is None), "policy and engine disagree on whether spans have maps"
     assert maps is None or maps.stored.slot_bytes == rules.map_bytes, "a map weighs more than it is counted"
     if maps is not None:
-        prove_maps(model)
+        check_maps(model)

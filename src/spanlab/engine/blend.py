@@ -1,4 +1,4 @@
-"""The forward of a repair that chooses among its rows: what it writes and reads changes with those that are left."""
+"""The forward of a repair that selects among its rows; KV writes and attention follow the remaining rows."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows
 from spanlab.engine.row_chooser import RowChooser
 
-Reader = Callable[..., AttentionMetadata]
-"""reader(*rows) -> the attention of those `QueryRows`, packed in that order."""
+BuildAttention = Callable[..., AttentionMetadata]
+"""build_attention(*rows) -> the attention of these `QueryRows`, packed in order."""
 
 
-class NothingLeft(Exception):  # noqa: N818 - no error
-    """Ends a forward of which no row goes on: transformers' layers take no empty batch."""
+class NoRowsLeft(Exception):  # noqa: N818 - control flow, no error
+    """Stops a forward without remaining rows, because transformers' layers accept no empty batch."""
 
 
 class Blend(ABC):
-    """The attention of one repair, and which of its `rows` go on from each layer; these are chosen on the device.
+    """The attention of one repair, and the selection of its `rows` in each layer, on the device.
 
-    `slots`   where the rows' keys and values are stored and written, int64 [T]
-    `reader`  builds the attention of all rows
+    `slots`            slots from which stored keys and values of the rows are read and to which new ones are written
+    `build_attention`  builds the attention of all rows
     """
 
-    def __init__(self, chooser: RowChooser, rows: QueryRows, slots: Tensor, pool: PagePool, reader: Reader) -> None:
+    def __init__(
+        self, chooser: RowChooser, rows: QueryRows, slots: Tensor, pool: PagePool, build_attention: BuildAttention
+    ) -> None:
         self._chooser, self._slots, self._pool = chooser, slots, pool
-        self._whole = self._attention = reader(rows)
+        self._full_attention = self._attention = build_attention(rows)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One layer's attention, see `hook.Attend`."""
@@ -39,28 +41,28 @@ class Blend(ABC):
         return self._attention.attend(layer, query)
 
     def project(self, layer: int) -> Projected | None:
-        """What takes the projections of a layer that filters its own queries, see `hook.Project`."""
+        """The callback for projections of a layer that filters its queries, see `hook.Project`."""
         return self._projected if self._chooser.projects(layer) else None
 
     def keep(self, layer: int) -> Tensor | None:
-        """Rows that go on, see `hook.Keep`; NothingLeft where there are none."""
+        """Select the rows of a layer, see `hook.Keep`; NoRowsLeft if none remain."""
         chosen = self._chooser.keep(layer)
         if chosen is not None and len(chosen) == 0:
-            raise NothingLeft
+            raise NoRowsLeft
         if chosen is not None:
-            self._attention = self._whole.of_rows(self._chooser.kept)
+            self._attention = self._full_attention.of_rows(self._chooser.rows)
         return chosen
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self._pool.write(layer, self._slots[self._chooser.kept], key, value)
+        self._pool.write(layer, self._slots[self._chooser.rows], key, value)
 
     @abstractmethod
     def _projected(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Rank the rows that reach a layer by its projections, and write what it keeps of all of them."""
+        """Rank the rows that reach a layer by its projections, and write keys and values if the rule requires it."""
 
 
 class DeviationBlend(Blend):
-    """CacheBlend: keys and values are compared with those that are stored; `writes` as `core.repair.Repair` has it."""
+    """CacheBlend: compares new keys and values with stored ones; `writes` as in `core.repair.Repair`."""
 
     def __init__(
         self,
@@ -68,14 +70,14 @@ class DeviationBlend(Blend):
         rows: QueryRows,
         slots: Tensor,
         pool: PagePool,
-        reader: Reader,
+        build_attention: BuildAttention,
         writes: str,
     ) -> None:
-        super().__init__(chooser, rows, slots, pool, reader)
+        super().__init__(chooser, rows, slots, pool, build_attention)
         self._deviations, self._writes = chooser, writes
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """One layer's attention; where rows leave between layers, its keys and values decide."""
+        """One layer's attention; its keys and values rank the rows if rows are dropped between layers."""
         if self._chooser.measures(layer):
             self._measure(layer, key, value)
         return super().attend(layer, query, key, value)
@@ -86,6 +88,6 @@ class DeviationBlend(Blend):
             self._write(layer, key, value)
 
     def _measure(self, layer: int, key: Tensor, value: Tensor) -> None:
-        at = self._slots[self._chooser.kept]
-        stored = self._pool.keys(layer).flatten(0, 1)[at], self._pool.values(layer).flatten(0, 1)[at]
+        slots = self._slots[self._chooser.rows]
+        stored = self._pool.keys(layer).flatten(0, 1)[slots], self._pool.values(layer).flatten(0, 1)[slots]
         self._deviations.measure((key, value), stored)

@@ -1,8 +1,8 @@
-"""The gated delta rule over rows of many sequences at once, in chunks, in plain torch.
+"""The gated delta rule over packed rows of many sequences, in chunks, in plain torch.
 
 S_t = exp(g_t) (I - b_t k_t k_tᵀ) S_{t-1} + b_t k_t v_tᵀ and o_t = S_tᵀ q_t. A chunk of rows is a triangular system
 (the UT transform of DeltaNet, arXiv 2406.06484; gated: arXiv 2412.06464) and products with the state before it. Chunks
-of all sequences are prepared together; then the first of each sequence run in one batch, then the second of each.
+of all sequences are prepared together; then the first chunks of all sequences run in one batch, then the second chunks.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch import Tensor
 
 from spanlab_kernels.attention import Send, to_device
 
-WIDTHS = (1, 8, 32)  # rows of a chunk: the smallest that holds a whole segment, else the last
-_ROWS_AT_ONCE = 256  # more rows at once leave a processor's caches, and take longer for each
-_EPSILON = 1e-6  # of the L2 norm of queries and keys
+WIDTHS = (1, 8, 32)  # rows per chunk: the smallest that fits the longest run between stops, else the last
+_ROWS_AT_ONCE = 256  # more rows exceed a CPU's caches and take longer per row
+_EPSILON = 1e-6  # in the L2 normalisation of queries and keys
 
 
 class Segment(NamedTuple):
-    """Rows of one sequence, from `start` to the last of `stops`; the state is reported at each of these."""
+    """Rows of one sequence, from `start` to the last of `stops`; the state is reported at every stop."""
 
     start: int
     stops: tuple[int, ...]
 
 
-Reached = Callable[[int, int, Tensor], None]
-"""reached(segment, stop, state [heads, d_k, d]): the state of a segment at one of its stops, both as indexes."""
+OnStop = Callable[[int, int, Tensor], None]
+"""on_stop(segment, stop, state [heads, d_k, d]): the state of a segment at one of its stops, both as indexes."""
 
 
 class ScanInputs(NamedTuple):
-    """What a mixer gives its scan: query and key [T, key heads, d_k], value [T, heads, d], g and beta [T, heads]."""
+    """Scan inputs of a mixer: query and key [T, key heads, d_k], value [T, heads, d], g and beta [T, heads]."""
 
     query: Tensor
     key: Tensor
@@ -46,7 +46,7 @@ class ScanInputs(NamedTuple):
 
 
 class _Stop(NamedTuple):
-    """A stop of a segment, and the segment's index in its batch."""
+    """A stop of a segment; `rank` is the segment's position in its batch."""
 
     rank: int
     segment: int
@@ -54,74 +54,74 @@ class _Stop(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """The next chunk of so many first `segments` of a batch, and which stops they then reach."""
+    """One chunk of each of the first `segments` segments of a batch, and the stops at their ends."""
 
     segments: int
-    reached: list[_Stop]
+    stops: list[_Stop]
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Chunks that are prepared together: those of one or more steps, each step's in the order of segments.
+    """Chunks of one or more steps that are prepared together, in the order of segments within each step.
 
-    `rows`     int64 [chunks · width], row of each place; places beyond a chunk's end repeat its last row
-    `valid`    int64 [chunks · width], 0 beyond the end, else 1
-    `written`  int64, the places that are rows
+    `rows`           int64 [chunks · width], row of each position; positions past a chunk's end repeat its last row
+    `valid`          int64 [chunks · width], 0 past a chunk's end, else 1
+    `valid_indices`  int64, indexes of the valid positions
     """
 
     rows: Tensor
     valid: Tensor
-    written: Tensor
+    valid_indices: Tensor
     steps: list[_Step]
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Segments whose chunks are of one width, those of most chunks first.
+    """Segments with chunks of one width, in descending order of chunk count.
 
-    `order`  int64, their indexes among all segments
-    `whole`  whether they are all segments, in their own order
+    `order`     int64, their indexes among all segments
+    `in_order`  whether the batch is all segments in their original order
     """
 
     width: int
     order: Tensor
-    whole: bool
+    in_order: bool
     blocks: list[_Block]
 
 
 class ChunkScan:
-    """A scan of segments, planned once and run for every layer."""
+    """A scan of segments, planned once per forward and run for every layer."""
 
     def __init__(self, segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> None:
         widths = [_width(segment) for segment in segments]
-        chunks = {at: list(_chunks(segment, widths[at])) for at, segment in enumerate(segments)}
-        ranked = sorted(chunks, key=lambda at: (widths[at], -len(chunks[at])))
+        chunks = {index: list(_chunks(segment, widths[index])) for index, segment in enumerate(segments)}
+        ranked = sorted(chunks, key=lambda index: (widths[index], -len(chunks[index])))
         limit = _ROWS_AT_ONCE if device.type == "cpu" else None
         self._batches = []
-        for width, members in groupby(ranked, lambda at: widths[at]):
+        for width, members in groupby(ranked, lambda index: widths[index]):
             order = list(members)
-            places = list(_places({at: chunks[at] for at in order}, width, limit))
-            arrays = [np.array(order), *(array for place in places for array in place.arrays)]
-            indexes, *rest = send(arrays, torch.int64, device)
-            parts = zip(rest[::3], rest[1::3], rest[2::3], places, strict=True)
-            blocks = [_Block(rows, valid, written, place.steps) for rows, valid, written, place in parts]
+            plans = list(_plan_blocks({index: chunks[index] for index in order}, width, limit))
+            arrays = [np.array(order), *(array for plan in plans for array in plan.arrays)]
+            indexes, *flat = send(arrays, torch.int64, device)
+            parts = zip(flat[::3], flat[1::3], flat[2::3], plans, strict=True)
+            blocks = [_Block(rows, valid, valid_indices, plan.steps) for rows, valid, valid_indices, plan in parts]
             self._batches.append(_Batch(width, indexes, order == list(range(len(segments))), blocks))
 
-    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, reached: Reached) -> None:
-        """Move states float32 [segments, heads, d_k, d] on in place; outputs go to their rows of `out` [T, heads, d_v].
+    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, on_stop: OnStop) -> None:
+        """Update states, float32 [segments, heads, d_k, d], in place; write outputs to `out` [T, heads, d_v].
 
-        Where `d` is larger than `d_v`, values are taken to be zero there, and further outputs are not computed.
+        If `d` is larger than `d_v`, values are zero and outputs are not computed in the remaining columns.
         """
         for batch in self._batches:
-            state = states if batch.whole else states.index_select(0, batch.order)
+            state = states if batch.in_order else states.index_select(0, batch.order)
             for block in batch.blocks:
-                _run_block(block, batch.width, inputs, state, out, reached)
-            if not batch.whole:
+                _run_block(block, batch.width, inputs, state, out, on_stop)
+            if not batch.in_order:
                 states.index_copy_(0, batch.order, state)
 
 
 class _Chunk(NamedTuple):
-    """Rows `[start, end)`; the number of the stop there, if it is one."""
+    """Rows `[start, end)`; `stop` is the index of the stop at `end`, or None."""
 
     start: int
     end: int
@@ -140,31 +140,31 @@ def _width(segment: Segment) -> int:
     return next((width for width in WIDTHS if longest <= width), WIDTHS[-1])
 
 
-class _Places(NamedTuple):
-    """The arrays of a block: rows, valid and written; and its steps."""
+class _BlockPlan(NamedTuple):
+    """The arrays of a block (rows, valid, valid_indices) and its steps."""
 
     arrays: tuple[NDArray[np.int64], ...]
     steps: list[_Step]
 
 
-def _places(chunks: Mapping[int, Sequence[_Chunk]], width: int, limit: int | None) -> Iterator[_Places]:
+def _plan_blocks(chunks: Mapping[int, Sequence[_Chunk]], width: int, limit: int | None) -> Iterator[_BlockPlan]:
     names = list(chunks)
     columns = [[chunk for chunk in column if chunk is not None] for column in zip_longest(*chunks.values())]
-    for first, last in _together([len(column) for column in columns], width, limit):
-        together = list(chain.from_iterable(columns[first:last]))
-        ends = np.array([[chunk.end] for chunk in together])
-        rows = np.array([[chunk.start] for chunk in together]) + np.arange(width)
+    for first, last in _group_steps([len(column) for column in columns], width, limit):
+        selected = list(chain.from_iterable(columns[first:last]))
+        ends = np.array([[chunk.end] for chunk in selected])
+        rows = np.array([[chunk.start] for chunk in selected]) + np.arange(width)
         valid = (rows < ends).ravel()
         arrays = np.minimum(rows, ends - 1).ravel(), valid.astype(np.int64), np.flatnonzero(valid)
-        yield _Places(arrays, [_Step(len(column), _stops(names, column)) for column in columns[first:last]])
+        yield _BlockPlan(arrays, [_Step(len(column), _stops(names, column)) for column in columns[first:last]])
 
 
 def _stops(names: Sequence[int], column: Sequence[_Chunk]) -> list[_Stop]:
-    return [_Stop(at, names[at], chunk.stop) for at, chunk in enumerate(column) if chunk.stop is not None]
+    return [_Stop(rank, names[rank], chunk.stop) for rank, chunk in enumerate(column) if chunk.stop is not None]
 
 
-def _together(counts: Sequence[int], width: int, limit: int | None) -> Iterator[tuple[int, int]]:
-    """Ranges of steps whose rows are not more than the limit, or which are one step."""
+def _group_steps(counts: Sequence[int], width: int, limit: int | None) -> Iterator[tuple[int, int]]:
+    """Ranges of steps with at most `limit` rows, or of a single step."""
     first, rows = 0, 0
     for step, count in enumerate(counts):
         if limit is not None and step > first and rows + count * width > limit:
@@ -174,46 +174,46 @@ def _together(counts: Sequence[int], width: int, limit: int | None) -> Iterator[
     yield first, len(counts)
 
 
-def _run_block(block: _Block, width: int, inputs: ScanInputs, state: Tensor, out: Tensor, reached: Reached) -> None:
+def _run_block(block: _Block, width: int, inputs: ScanInputs, state: Tensor, out: Tensor, on_stop: OnStop) -> None:
     chunks = _prepare(block, width, inputs)
-    heads, found, first = state.shape[1], [], 0
+    heads, computed, first = state.shape[1], [], 0
     for count, stops in block.steps:
-        part = slice(first * heads, (first + count) * heads)
+        selected = slice(first * heads, (first + count) * heads)
         moving = state[:count].view(count * heads, *state.shape[2:])
-        found.append(_step(_Parts(*(each[part] for each in chunks)), moving))
+        computed.append(_step(_ChunkTensors(*(tensor[selected] for tensor in chunks)), moving))
         for rank, segment, stop in stops:
-            reached(segment, stop, state[rank])
+            on_stop(segment, stop, state[rank])
         first += count
-    outputs = torch.cat(found).view(-1, heads, width, out.shape[-1]).transpose(1, 2).reshape(-1, *out.shape[1:])
+    outputs = torch.cat(computed).view(-1, heads, width, out.shape[-1]).transpose(1, 2).reshape(-1, *out.shape[1:])
     rows = block.rows
-    if len(block.written) < len(rows):
-        rows, outputs = rows[block.written], outputs[block.written]
+    if len(block.valid_indices) < len(rows):
+        rows, outputs = rows[block.valid_indices], outputs[block.valid_indices]
     out.index_copy_(0, rows, outputs.to(out.dtype))
 
 
-class _Parts(NamedTuple):
-    """Chunks [chunks · heads, …]: what they write to an empty state, and how they read and change the one before.
+class _ChunkTensors(NamedTuple):
+    """Tensors [chunks · heads, …] of the chunkwise form of the rule.
 
-    `written`   [width, d_v], values to be written where the state is empty
-    `erased`    [width, d_k], how the state before changes them
-    `read`      [width, d_k], queries to the state before
-    `attended`  [width, width], queries to keys of the chunk
-    `keys`      [d_k, width], keys of what is written, as the end of the chunk sees them
-    `decay`     [1, 1], of the state
+    `values`      [width, d_v], values that the chunk writes to an empty state
+    `erase_keys`  [width, d_k], keys whose product with the previous state is subtracted from `values`
+    `queries`     [width, d_k], queries to the previous state
+    `scores`      [width, width], queries times keys within the chunk
+    `keys`        [d_k, width], keys of the written values, decayed to the end of the chunk
+    `decay`       [1, 1], decay of the state over the chunk
     """
 
-    written: Tensor
-    erased: Tensor
-    read: Tensor
-    attended: Tensor
+    values: Tensor
+    erase_keys: Tensor
+    queries: Tensor
+    scores: Tensor
     keys: Tensor
     decay: Tensor
 
 
-def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Parts:
-    query, key, value = (_gather(each, block.rows, width) for each in inputs[:3])
-    g, beta = (_gather(each[..., None], block.rows, width)[..., 0] for each in inputs[3:])
-    if len(block.written) < len(block.rows):
+def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _ChunkTensors:
+    query, key, value = (_gather(tensor, block.rows, width) for tensor in inputs[:3])
+    g, beta = (_gather(tensor[..., None], block.rows, width)[..., 0] for tensor in inputs[3:])
+    if len(block.valid_indices) < len(block.rows):
         valid = block.valid.view(-1, 1, width)
         g, beta = g * valid, beta * valid
     groups = value.shape[1] // key.shape[1]
@@ -222,7 +222,7 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Parts:
     pairs = (decay[..., :, None] - decay[..., None, :]).tril_().exp_().tril_()
     system = per_head(key @ key.mT, groups).mul(pairs).mul_(beta[..., None])
     size = per_head(inverse_norm(query) * query.shape[-1] ** -0.5, groups)
-    attended = per_head(query @ key.mT, groups).mul(pairs.mul_(size))
+    scores = per_head(query @ key.mT, groups).mul(pairs.mul_(size))
     query, key, factor = per_head(query, groups), per_head(key, groups), decay.exp()
     solved = _inverse(system) * beta[..., None, :]
     last = decay[..., -1:]
@@ -230,41 +230,41 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Parts:
         solved @ value,
         (solved * factor[..., None, :]) @ key,
         query * (factor[..., None] * size),
-        attended,
+        scores,
         (key * (last - decay).exp()[..., None]).mT,
         last.exp()[..., None],
     )
-    return _Parts(*(each.flatten(0, 1) for each in chunks))
+    return _ChunkTensors(*(tensor.flatten(0, 1) for tensor in chunks))
 
 
 def _inverse(system: Tensor) -> Tensor:
-    """The inverse of unit lower triangles [..., width, width]; what a tensor holds elsewhere is not read."""
+    """The inverse of unit lower triangular matrices [..., width, width]; other entries are not read."""
     identity = torch.eye(system.shape[-1], device=system.device).expand_as(system)
     inverse: Tensor = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
     return inverse
 
 
-def _gather(rows: Tensor, at: Tensor, width: int) -> Tensor:
-    """Rows [T, heads, d] in chunks [chunks, heads, width, d], float32."""
-    return rows.index_select(0, at).float().view(-1, width, *rows.shape[1:]).transpose(1, 2).contiguous()
+def _gather(rows: Tensor, indices: Tensor, width: int) -> Tensor:
+    """Gather rows [T, heads, d] into chunks [chunks, heads, width, d], float32."""
+    return rows.index_select(0, indices).float().view(-1, width, *rows.shape[1:]).transpose(1, 2).contiguous()
 
 
 def inverse_norm(vectors: Tensor) -> Tensor:
-    """1 / sqrt(|x|² + epsilon) [..., 1], as the mixers of Qwen3.5 and Qwen3-Next have their scan normalise."""
+    """1 / sqrt(|x|² + epsilon) [..., 1], the L2 normalisation in the scans of Qwen3.5 and Qwen3-Next."""
     return torch.rsqrt(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).square() + _EPSILON)
 
 
 def per_head(tensor: Tensor, groups: int) -> Tensor:
-    """Key heads [T, key heads, …] as heads: each serves so many that follow each other."""
+    """Repeat key heads [T, key heads, …] for the value heads; each serves `groups` consecutive heads."""
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 
-def _step(chunks: _Parts, state: Tensor) -> Tensor:
-    """Outputs [sequences · heads, width, d_v] of one chunk of each sequence; `state` moves on in place."""
-    channels = chunks.written.shape[-1]
-    written = torch.bmm(chunks.erased, state).neg_()
-    written[..., :channels] += chunks.written
-    outputs = torch.bmm(chunks.read, state[..., :channels])
-    outputs.baddbmm_(chunks.attended, written[..., :channels])
+def _step(chunks: _ChunkTensors, state: Tensor) -> Tensor:
+    """Outputs [sequences · heads, width, d_v] of one chunk of each sequence; updates `state` in place."""
+    channels = chunks.values.shape[-1]
+    written = torch.bmm(chunks.erase_keys, state).neg_()
+    written[..., :channels] += chunks.values
+    outputs = torch.bmm(chunks.queries, state[..., :channels])
+    outputs.baddbmm_(chunks.scores, written[..., :channels])
     state.mul_(chunks.decay).baddbmm_(chunks.keys, written)
     return outputs

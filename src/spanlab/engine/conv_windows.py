@@ -1,7 +1,7 @@
-"""The short convolution of recurrent layers over packed rows: once for all rows, with what stands before each sequence.
+"""The short convolution of recurrent layers over packed rows, in one call, with the earlier inputs of each sequence.
 
-Which rows and which stored inputs every sequence goes on from is the same in every layer. So it is worked out once, as
-indexes; a layer then only gathers.
+The earlier inputs of every sequence are at the same rows and stored positions in every layer. So their indexes are
+computed once; a layer only gathers.
 """
 
 from __future__ import annotations
@@ -17,101 +17,101 @@ from spanlab.engine.slot_pool import Layers
 from spanlab_kernels.attention import Send, to_device
 
 Window = tuple[int, ...]
-"""The last `kernel` inputs of a sequence: rows of a forward from 0 on, -1 for zeros, stored inputs from -2 down."""
+"""The last `kernel` inputs of a sequence: rows of a forward (>= 0), zeros (-1), or stored inputs (<= -2)."""
 
 _ZEROS = -1
 _STORED = -2
 
 
 class ConvPool(Protocol):
-    """Slots that hold, among other things, the last inputs of the convolution."""
+    """A pool whose slots have a conv state."""
 
     def conv(self, layer: Layers, slot: int) -> Tensor:
-        """The last convolution inputs [channels, kernel], or of all layers: the memory itself."""
+        """Conv state [channels, kernel] of one layer, or of all, as a view."""
         ...
 
 
-class Place(NamedTuple):
+class SlotRef(NamedTuple):
     """A slot of a pool."""
 
     pool: ConvPool
     slot: int
 
     def memory(self, layer: Layers) -> Tensor:
-        """Its inputs [channels, kernel]; for all layers [layers · channels, kernel]."""
+        """The slot's conv inputs [channels, kernel]; for all layers [layers · channels, kernel]."""
         return self.pool.conv(layer, self.slot).flatten(0, -2)
 
 
 class Windows:
-    """What the slots hold while the actions of a forward are gone through in order."""
+    """Conv windows of slots, updated by the actions of a forward in order."""
 
     def __init__(self, kernel: int) -> None:
         self.kernel = kernel
-        self.sources: list[Place] = []
-        self.held: dict[Place, Window] = {}
-        self.written: set[Place] = set()
-        self.before: list[tuple[int, Window]] = []  # for each piece its first row, and what stands before it
+        self.sources: list[SlotRef] = []
+        self.by_slot: dict[SlotRef, Window] = {}
+        self.changed: set[SlotRef] = set()
+        self.before: list[tuple[int, Window]] = []  # per scan: first row, and inputs before it
 
-    def __getitem__(self, place: Place) -> Window:
-        """What a slot holds; where nothing was noted, what it held before the forward."""
-        if place not in self.held:
+    def __getitem__(self, ref: SlotRef) -> Window:
+        """Window of a slot; initially its stored window before the forward."""
+        if ref not in self.by_slot:
             first = _STORED - len(self.sources) * self.kernel
-            self.held[place] = tuple(range(first, first - self.kernel, -1))
-            self.sources.append(place)
-        return self.held[place]
+            self.by_slot[ref] = tuple(range(first, first - self.kernel, -1))
+            self.sources.append(ref)
+        return self.by_slot[ref]
 
-    def clear(self, place: Place) -> None:
-        """Note that a slot has seen nothing."""
-        self._put(place, (_ZEROS,) * self.kernel)
+    def clear(self, ref: SlotRef) -> None:
+        """Set a slot's window to zeros."""
+        self._set(ref, (_ZEROS,) * self.kernel)
 
-    def copy(self, source: Place, target: Place) -> None:
-        """Note that a slot holds what another does."""
-        self._put(target, self[source])
+    def copy(self, source: SlotRef, target: SlotRef) -> None:
+        """Copy a slot's window to another slot."""
+        self._set(target, self[source])
 
-    def follow(self, source: Place, target: Place, inputs: int) -> None:
-        """Note that the last so many inputs of one slot come behind those of another."""
-        own = self[source][-inputs:] if inputs else ()
-        self._put(target, (*self[target], *own)[-self.kernel :])
+    def append(self, source: SlotRef, target: SlotRef, inputs: int) -> None:
+        """Append the last `inputs` inputs of one slot to the window of another."""
+        tail = self[source][-inputs:] if inputs else ()
+        self._set(target, (*self[target], *tail)[-self.kernel :])
 
-    def scan(self, place: Place, start: int, stop: int) -> None:
-        """Note that what a slot stands for goes on over rows `[start, stop)` of the forward."""
-        before = self[place]
+    def scan(self, ref: SlotRef, start: int, stop: int) -> None:
+        """Advance a slot's window over rows `[start, stop)` of the forward."""
+        before = self[ref]
         self.before.append((start, before[1:]))
-        self._put(place, (*before, *range(max(start, stop - self.kernel), stop))[-self.kernel :])
+        self._set(ref, (*before, *range(max(start, stop - self.kernel), stop))[-self.kernel :])
 
-    def _put(self, place: Place, window: Window) -> None:
-        self.held[place] = window
-        self.written.add(place)
+    def _set(self, ref: SlotRef, window: Window) -> None:
+        self.by_slot[ref] = window
+        self.changed.add(ref)
 
 
 class ConvRows:
-    """The convolution's inputs of one layer: every piece of rows behind what stands before it, and what is kept.
+    """Convolution inputs of a layer: the rows of every scan after their earlier inputs, and updates of conv states.
 
-    They form a table: pieces in the order of rows, each behind `kernel - 1` inputs; zeros; stored inputs. Its indexes
-    may be sent later, before a layer runs.
+    The inputs form a table: the rows of scans in order, each after `kernel - 1` earlier inputs; zeros; stored inputs.
+    Its indexes may be sent later, before the first layer runs.
     """
 
     def __init__(self, windows: Windows, rows: int, device: torch.device, send: Send = to_device) -> None:
         before = sorted(windows.before)
         reach, starts = windows.kernel - 1, np.array([start for start, _ in before], np.int64)
         self._length = rows + reach * len(before)
-        pieces = np.searchsorted(starts, np.arange(rows), side="right")
-        self._places = np.arange(rows) + reach * pieces
+        scans = np.searchsorted(starts, np.arange(rows), side="right")
+        self._row_indices = np.arange(rows) + reach * scans
         self._sources, self._kernel = windows.sources, windows.kernel
-        self._targets = sorted(windows.written, key=lambda place: (id(place.pool), place.slot))
-        seen = [window for _, window in before], [windows.held[place] for place in self._targets]
+        self._targets = sorted(windows.changed, key=lambda ref: (id(ref.pool), ref.slot))
+        windows_by_use = [window for _, window in before], [windows.by_slot[ref] for ref in self._targets]
         history = starts[:, None] + reach * np.arange(len(before))[:, None] + np.arange(reach)
-        arrays = [self._places, history.ravel(), *(self._in_table(each) for each in seen)]
-        self._rows, self._history, self._read, self._kept = send(arrays, torch.int64, device)
+        arrays = [self._row_indices, history.ravel(), *(self._in_table(group) for group in windows_by_use)]
+        self._rows, self._history, self._history_sources, self._window_sources = send(arrays, torch.int64, device)
 
     def _in_table(self, windows: list[Window]) -> np.ndarray:
         ids = np.array(windows, np.int64).ravel()
-        found = self._length - 1 - ids
-        found[ids >= 0] = self._places[ids[ids >= 0]]
-        return found
+        indices = self._length - 1 - ids
+        indices[ids >= 0] = self._row_indices[ids[ids >= 0]]
+        return indices
 
-    def keep(self, layer: Layers) -> None:
-        """Copy between slots, where there are no rows."""
+    def copy_windows(self, layer: Layers) -> None:
+        """Update conv states of slots without rows."""
         if self._sources:
             like = self._sources[0].memory(layer)
         elif self._targets:
@@ -120,23 +120,23 @@ class ConvRows:
             return
         self._inputs(layer, like.new_empty(0, len(like)))
 
-    def convolve(self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *given: object) -> Tensor:
-        """The convolution's outputs [1, channels, T] for rows likewise; slots get the inputs that they are to hold."""
+    def convolve(self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *args: object) -> Tensor:
+        """Compute the convolution's outputs [1, channels, T] of rows [1, channels, T], and update conv states."""
         inputs = self._inputs(layer, rows[0].mT)
-        outputs = convolution(inputs.mT.contiguous()[None], *given)[0]
+        outputs = convolution(inputs.mT.contiguous()[None], *args)[0]
         return outputs.mT.contiguous().index_select(0, self._rows).mT[None]
 
     def _inputs(self, layer: Layers, rows: Tensor) -> Tensor:
-        """The first part of the table [length, channels]; `rows` are [T, channels]."""
+        """Fill the table from `rows` [T, channels], update conv states, and return its rows [length, channels]."""
         channels, length = rows.shape[1], self._length
         table = rows.new_empty(length + 1 + self._kernel * len(self._sources), channels)
         table[length] = 0
         if self._sources:
-            stored = torch.stack([place.memory(layer) for place in self._sources])
+            stored = torch.stack([ref.memory(layer) for ref in self._sources])
             torch.stack(tuple(stored.unbind(-1)), dim=1, out=table[length + 1 :].view(-1, self._kernel, channels))
         table.index_copy_(0, self._rows, rows)
-        table.index_copy_(0, self._history, table.index_select(0, self._read))
+        table.index_copy_(0, self._history, table.index_select(0, self._history_sources))
         if self._targets:
-            kept = table.index_select(0, self._kept).view(-1, self._kernel, channels).mT
-            torch._foreach_copy_([place.memory(layer) for place in self._targets], list(kept))
+            windows = table.index_select(0, self._window_sources).view(-1, self._kernel, channels).mT
+            torch._foreach_copy_([ref.memory(layer) for ref in self._targets], list(windows))
         return table[:length]

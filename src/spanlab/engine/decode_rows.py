@@ -1,4 +1,4 @@
-"""The rows of all sequences that decode: one each, carried on from step to step."""
+"""Query rows of decoding sequences, one per sequence, updated from step to step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 from spanlab.core.scheduled import Sequence
 from spanlab.core.spans import SpanSettings
+from spanlab.engine.attention_context import AttentionContext
 from spanlab.engine.key_layout import carried_rotation
 from spanlab.engine.page_table import append_to_each
-from spanlab.engine.query_rows import seen_spans
-from spanlab.engine.reader import Reader
+from spanlab.engine.query_rows import visible_spans
 from spanlab.engine.request_state import RequestState
 from spanlab_kernels.attention import Group, GroupArrays, flatten, joined
 
 
 class Reads(NamedTuple):
-    """What the row of one sequence reads, and which of the spans are independent ones."""
+    """Spans that the row of one sequence attends to, and a mask of the independent ones."""
 
     groups: GroupArrays
     independent: NDArray[np.bool_]
 
 
 class TailRows(Protocol):
-    """One row each of sequences that decode, see `DecodeRows`."""
+    """One row per decoding sequence, see `DecodeRows`."""
 
     rotations: NDArray[np.int64]
     slots: NDArray[np.int64]
@@ -35,66 +35,66 @@ class TailRows(Protocol):
     independent: NDArray[np.bool_]
 
     def ids(self, outputs: Mapping[int, list[int]]) -> NDArray[np.int64]:
-        """The token of each row, by the tokens generated so far by request id."""
+        """Input token of each row; `outputs` are the generated tokens by request id."""
         ...
 
 
 class DecodeRows:
-    """One row of each of some sequences, in order; nothing here grows with the length of what they read.
+    """One row per sequence, in order; sizes do not depend on context lengths.
 
-    `indices`      in prompt and output, int64 [G]
-    `rotations`    what the model is to rotate query and key by
-    `slots`        where key and value are written
-    `groups`       what the rows read
-    `independent`  for each span of `groups`, whether it is an independent one
-    `reads`        what each request reads; whoever decodes on does not find that out again
+    `indices`      token indices in prompt and output, int64 [G]
+    `rotations`    RoPE positions that the model applies to query and key
+    `slots`        slots for key and value
+    `groups`       spans that the rows attend to
+    `independent`  mask of the independent spans of `groups`
+    `reads`        spans by request, reused while the request decodes
     """
 
     def __init__(
         self,
         sequences: Ordered[Sequence],
         request_states: Ordered[RequestState],
-        reader: Reader,
-        known: dict[RequestState, Reads],
+        context: AttentionContext,
+        previous: dict[RequestState, Reads],
     ) -> None:
-        self.sequences, self._reader = sequences, reader
+        self.sequences, self._context = sequences, context
         lasts = [request_state.spans[-1] for request_state in request_states]
         self._pages = [last.pages for last in lasts]
-        self._cache_span = lasts[0].cache_span  # all are ordered text, and rotated alike
+        self._cache_span = lasts[0].cache_span  # all are ordered text with the same rotation
         self._starts = np.array([last.cache_span.start for last in lasts], np.int64)
         self._bases = np.array([last.base for last in lasts], np.int64)
-        self.reads = {state: known.get(state) or _read(state, reader.key_layout) for state in request_states}
+        self.reads = {state: previous.get(state) or _spans_of(state, context.key_layout) for state in request_states}
         self._groups = joined([reads.groups for reads in self.reads.values()])
         self.independent = np.concatenate([reads.independent for reads in self.reads.values()])
-        self._own = np.cumsum(self._groups.spans) - 1  # of each row's spans the last is its own text
+        self._last_spans = np.cumsum(self._groups.spans) - 1  # the last span of each row is its own cache span
 
     def advance(self) -> None:
-        """Go to the token that each sequence computes next, and give it a page where it begins one."""
-        self.indices = np.array([s.prompt + s.generated - 1 for s in self.sequences], np.int64)
-        rows, page = self.indices - self._starts, self._reader.pool.shape.page_size
-        self._hold(rows // page)
+        """Advance every row to its next token, and allocate pages for rows that start a new one."""
+        self.indices = np.array([sequence.prompt + sequence.generated - 1 for sequence in self.sequences], np.int64)
+        rows, page = self.indices - self._starts, self._context.pool.shape.page_size
+        self._extend_lists(rows // page)
         firsts = np.fromiter((pages.start for pages in self._pages), np.int64, len(self._pages))
-        self.slots = self._reader.pages.ids[firsts + rows // page] * page + rows % page
-        self.rotations = carried_rotation(self._reader.key_layout, self._cache_span, self._bases, rows)
+        self.slots = self._context.pages.ids[firsts + rows // page] * page + rows % page
+        self.rotations = carried_rotation(self._context.key_layout, self._cache_span, self._bases, rows)
         spans = self._groups.of_span
-        spans.length[self._own], spans.first_page[self._own] = rows + 1, firsts
+        spans.length[self._last_spans], spans.first_page[self._last_spans] = rows + 1, firsts
         shifts = self._bases + rows - self.rotations
         self.groups = self._groups._replace(query_index=self.indices, query_shift=shifts)
 
     def ids(self, outputs: Mapping[int, list[int]]) -> NDArray[np.int64]:
-        """The token of each row, by the tokens generated so far by request id."""
-        return np.array([outputs[one.request.id][one.generated - 1] for one in self.sequences], np.int64)
+        """Input token of each row; `outputs` are the generated tokens by request id."""
+        return np.array([outputs[sequence.request.id][sequence.generated - 1] for sequence in self.sequences], np.int64)
 
-    def _hold(self, last: np.ndarray) -> None:
-        """Let every list of pages reach to its `last` one."""
-        short = [pages for pages, place in zip(self._pages, last.tolist(), strict=True) if pages.length <= place]
+    def _extend_lists(self, last: np.ndarray) -> None:
+        """Append a page to each list that does not contain its page index `last`."""
+        short = [pages for pages, index in zip(self._pages, last.tolist(), strict=True) if pages.length <= index]
         if short:
-            append_to_each(self._reader.pages, short, self._reader.pool.take(len(short)))
+            append_to_each(self._context.pages, short, self._context.pool.allocate(len(short)))
 
 
-def _read(request_state: RequestState, key_layout: SpanSettings) -> Reads:
+def _spans_of(request_state: RequestState, key_layout: SpanSettings) -> Reads:
     last = len(request_state.spans) - 1
     text = request_state.spans[last]
-    spans = seen_spans(request_state, last, text.cache_span.start + text.pages.length, key_layout)
+    spans = visible_spans(request_state, last, text.cache_span.start + text.pages.length, key_layout)
     groups = flatten([Group([0], [span for span, _ in spans])])
     return Reads(groups, np.array([independent for _, independent in spans]))

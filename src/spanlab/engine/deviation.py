@@ -1,4 +1,4 @@
-"""The scores of CacheBlend: how far new keys and values are from the stored ones."""
+"""Row scores of CacheBlend: deviation of new keys and values from the stored ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SCORED = {"keys": (0,), "values": (1,), "both": (0, 1)}
 
 
 class DeviationChooser(RowChooser):
-    """Keeps the rows whose new keys or values differ most from the stored ones, in the sum of squares."""
+    """Keeps the rows with the largest sum of squared differences from the stored keys or values."""
 
     def __init__(
         self, rule: Repair, count: int, layers: int, free: NDArray[np.bool_], device: torch.device = HOST
@@ -23,6 +23,6 @@ class DeviationChooser(RowChooser):
         self._scored = _SCORED[rule.score]
 
     def measure(self, new: tuple[Tensor, Tensor], stored: tuple[Tensor, Tensor]) -> None:
-        """Note how far keys and values [T, Hkv, D] of the kept rows are from the stored ones."""
-        parts = [(new[at].float() - stored[at].float()).square().sum((1, 2)) for at in self._scored]
-        self.rank(sum(parts[1:], parts[0]))
+        """Score the kept rows by the deviation of keys and values [T, Hkv, D] from the stored ones."""
+        deviations = [(new[index].float() - stored[index].float()).square().sum((1, 2)) for index in self._scored]
+        self.rank(sum(deviations[1:], deviations[0]))

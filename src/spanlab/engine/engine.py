@@ -1,4 +1,4 @@
-"""The real backend: executes the scheduler's step plans on a model and a paged pool."""
+"""The real backend: executes scheduled steps on a model and a paged KV pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from spanlab.core.request import Tokens
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
-from spanlab.engine.agreement import check_memory, check_parts
+from spanlab.engine.agreement import check_components, check_memory
+from spanlab.engine.alternative_answers import AlternativeAnswers
+from spanlab.engine.attention_context import AttentionContext
 from spanlab.engine.copies import Copier, Move
 from spanlab.engine.forced import known_steps
 from spanlab.engine.forwards import Forwards
@@ -26,12 +28,10 @@ from spanlab.engine.measured_repair import MeasuredRepair
 from spanlab.engine.memory import Memory
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
-from spanlab.engine.other_answers import OtherAnswers
 from spanlab.engine.packer import Packer
 from spanlab.engine.page_table import PageTable
 from spanlab.engine.phase_clock import PHASES, clock_of, phase_of
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reader import Reader
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.running_state import state_rows
 from spanlab.engine.sampling import Sampler
@@ -44,16 +44,16 @@ OnFinished = Callable[[Sequence, Callable[[Ordered[Tokens]], list[Tensor]]], Non
 
 
 class Engine:
-    """One model, its pools and one policy: the real backend. A step lasts as long as it took, host work included.
+    """The real backend: one model, its pools and one policy. Step durations are measured and include host work.
 
-    `states`     where a model with recurrent layers keeps theirs
-    `maps`       where it keeps the maps of spans, if the policy's rules have any
-    `positions`  the largest prompt and output together that will be asked for
+    `states`     pool of recurrent states, for a model with recurrent layers
+    `maps`       pools of span maps, if the policy's rules use maps
+    `positions`  maximum length of prompt and output together
     `outputs`    tokens generated so far, by request id
-    `on_finished`  gets each request whose answer is complete, and what yields the logits of other answers, as
-                 `OtherAnswers.of`; the time that it takes belongs to no step
-    `at_once`    whether the known rest of an answer is computed in one step, where no arrival is due meanwhile
-    `decode`     how forwards are launched in which every row decodes, see `graphs.DECODERS`
+    `on_finished`  called with each finished sequence and a function that returns logits of alternative answers, see
+                 `AlternativeAnswers.logits`; its time counts for no step
+    `at_once`    whether the remaining tokens of known answers are computed in one step while no arrival is due
+    `decode`     launch mode of decode-only forwards, see `graphs.DECODERS`
     `counter`    nanoseconds of a monotonic clock
     """
 
@@ -76,10 +76,10 @@ class Engine:
     ) -> None:
         self.model, self.pool, self.policy, self.key_layout = model, pool, policy, key_layout
         self.memory = None if states is None else Memory(states, maps)
-        check_parts(model, pool, policy, key_layout)
+        check_components(model, pool, policy, key_layout)
         check_memory(model, policy, states, maps)
         tree = policy.store.tree
-        self.nodes = NodePages(tree.block_size, pool.give)
+        self.nodes = NodePages(tree.block_size, pool.free)
         tree.watchers.append(self.nodes)
         if self.memory is not None:
             policy.store.on_drop = self.memory.drop
@@ -89,11 +89,11 @@ class Engine:
         table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._pages = PageTable(model.device)
         self._copier = Copier(pool, table, key_layout, model.rotation.interleaved)
-        reader = Reader(model, pool, self._pages, table, key_layout)
+        context = AttentionContext(model, pool, self._pages, table, key_layout)
         self._request_states: dict[Sequence, RequestState] = {}
         packer = Packer(self._request_states, self.outputs, self._copier, model.device)
-        self._others = OtherAnswers(reader, packer)
-        self._forwards = forwards = Forwards(reader, self.memory, packer, self._request_states, decode)
+        self._alternatives = AlternativeAnswers(context, packer)
+        self._forwards = forwards = Forwards(context, self.memory, packer, self._request_states, decode)
         rule, layers = policy.rules.repair, model.layers
         self._measured = MeasuredRepair(rule, layers, key_layout, pool, forwards.attention, forwards.without_logits)
         self.steps = 0
@@ -101,11 +101,11 @@ class Engine:
         self._counter, self._since = counter, counter()
 
     def resume(self) -> None:
-        """Count the next step's time from here."""
+        """Restart the clock of the next step."""
         self._since = self._counter()
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
-        """Compute everything that a step plans, once; what it takes counts from the end of the step before it."""
+        """Execute a scheduled step; its duration is measured from the end of the previous step."""
         began, times = self._counter(), self._steps_ahead(step) if self._at_once and deadline_ns is None else 1
         phases = self.run(step, times)
         before, self._since = self._since, self._counter()
@@ -113,38 +113,40 @@ class Engine:
         result = StepResult(self._since - before, finished_after(step, times), times, phases)
         if self._on_finished is not None:
             for sequence in result.finished:
-                self._on_finished(sequence, partial(self._others.of, sequence, self._request_states[sequence]))
+                self._on_finished(
+                    sequence, partial(self._alternatives.logits, sequence, self._request_states[sequence])
+                )
             self.resume()
         return result
 
     def _steps_ahead(self, step: ScheduledStep) -> int:
-        """Known tokens that one forward computes of each answer: more than one only where pages for all are free.
+        """Number of known tokens per answer that one forward computes: more than one only if enough pages are free.
 
-        The policy makes room for those beyond the first once they are computed.
+        The policy reserves memory for the tokens after the first once they are computed.
         """
-        times, lacking = known_steps(step), 0
+        times, missing = known_steps(step), 0
         for sequence in step.decodes if times > 1 else ():
             state = self._request_states[sequence]
             stop = sequence.held_tokens + times - state.spans[-1].cache_span.start
-            lacking += state.missing(len(state.spans) - 1, stop)
-        return times if lacking <= self.pool.free_pages else 1
+            missing += state.missing(len(state.spans) - 1, stop)
+        return times if missing <= self.pool.free_pages else 1
 
     def run(self, step: ScheduledStep, times: int = 1) -> dict[str, float]:
-        """Compute what a step plans, `times` tokens of each that decodes; returns the seconds of its phases."""
+        """Compute a scheduled step, with `times` tokens per decode; return the seconds of its phases."""
         self._clear()
         self._claim(step)
         repair = self.policy.rules.repair
         across = self.key_layout.copies or repair.kind != "none"
         clock = clock_of(self.model.device)
-        for at, chunks in enumerate(passes(step, across, repair.measured)):
+        for index, chunks in enumerate(passes(step, across, repair.measured)):
             clock.run("copy_s", self._copy, chunks)
-            clock.run(phase_of(chunks), self._forward, chunks, step.decodes if at == 0 else [], times)
+            clock.run(phase_of(chunks), self._forward, chunks, step.decodes if index == 0 else [], times)
         self._tokens.read(self.steps)
         self.steps += 1
         return {**dict.fromkeys(PHASES, 0.0), **clock.seconds()}
 
     def completed(self, step: ScheduledStep) -> None:
-        """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
+        """Register the pages and states that the policy stored; call directly after `Scheduler.complete`."""
         for chunk in step.chunks:
             request_state = self._request_states[chunk.sequence]
             for index in chunk.work.cache_spans:
@@ -153,26 +155,26 @@ class Engine:
                 request_state.adopt_links()
         for sequence in step.decodes:
             request_state = self._request_states[sequence]
-            if sequence.allocation is None:  # it has ended, and its output may be stored
+            if sequence.allocation is None:  # finished; its output may be stored
                 request_state.adopt(len(request_state.spans) - 1)
-            elif request_state.state is not None:  # a newer state of its output may have taken the place of one
+            elif request_state.state is not None:  # a state of its output may have been replaced by a newer one
                 request_state.state.adopt()
 
     def close(self) -> None:
-        """Give back what ended requests still hold; what is stored stays."""
+        """Free the memory of finished requests; stored blocks stay."""
         self._clear()
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        """Take back the pages of those who have ended or were preempted since the last step."""
+        """Free the pages of requests that finished or were preempted since the last step."""
         for sequence, request_state in list(self._request_states.items()):
             if sequence.allocation is not request_state.allocation:
-                request_state.leave()
+                request_state.free()
                 del self._request_states[sequence]
 
     def _claim(self, step: ScheduledStep) -> None:
-        """Give pages to what the policy stored while it planned this step, in the order in which it did."""
+        """Allocate pages for blocks that the policy stored during scheduling, in the same order."""
         if not self.policy.stores_when_scheduled:
             return
         for chunk in step.chunks:
@@ -182,7 +184,7 @@ class Engine:
     def _request_state(self, sequence: Sequence) -> RequestState:
         if sequence not in self._request_states:
             allocation = sequence.allocation
-            assert isinstance(allocation, TreeAllocation), "only who is admitted is seated, by the policy `tree`"
+            assert isinstance(allocation, TreeAllocation), "the engine runs allocations of `tree` only"
             state = None if self.memory is None else self.memory.begin(allocation)
             parts = self.pool, self.nodes, self._pages, self.key_layout, state
             self._request_states[sequence] = RequestState(sequence, allocation, *parts)
@@ -200,7 +202,7 @@ class Engine:
                 self.memory.load(self._request_states[sequence].running, state_rows(chunk)[0])
 
     def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
-        """Prompt positions that a repair computes again, all of them, where no row leaves on its way."""
+        """Prompt positions in a chunk that a repair recomputes, for repairs that do not drop rows between layers."""
         if not is_repair(chunk):
             return None
         chosen = self._request_states[chunk.sequence].repaired_by(self.policy.rules.repair)
@@ -218,7 +220,7 @@ class Engine:
             self._measured.blend(self._request_state(chunks[0].sequence), chunks[0])
 
     def _probe(self, chunk: ScheduledChunk) -> None:
-        """A repair whose tokens the query chooses first, and so where it writes."""
+        """Run a repair whose tokens are selected by a probe before pages are copied."""
         request_state = self._request_state(chunk.sequence)
         request_state.repaired = chosen = self._measured.probe(request_state, chunk)
         self._copier.copy(self._copier.moves_before(request_state, chunk, chosen))

@@ -1,4 +1,4 @@
-"""Answers whose tokens are known before they are computed: teacher forcing."""
+"""Teacher forcing: answers with known tokens."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from spanlab.core.scheduled import ScheduledStep
 
 
 def known_steps(step: ScheduledStep) -> int:
-    """How many tokens of each sequence of a decoding step one forward may compute: all that are left, if all are known.
+    """Number of tokens per sequence that one forward may compute: all remaining ones if all answers are known.
 
-    One where a prompt is computed too, or where an answer is not known or would outgrow the memory.
+    The number is limited by memory (`max_repeats`), and is 1 for a step with a prompt chunk or an unknown answer.
     """
     if step.chunks or any(sequence.request.output is None for sequence in step.decodes):
         return 1
-    left = min((sequence.request.output_len - sequence.generated for sequence in step.decodes), default=1)
-    return min(left, step.max_repeats)
+    remaining = min((sequence.request.output_len - sequence.generated for sequence in step.decodes), default=1)
+    return min(remaining, step.max_repeats)

@@ -1,7 +1,7 @@
-"""How a forward in which every row decodes is launched: as it is, or padded to a few sizes and replayed.
+"""Launch modes of decode-only forwards: unpadded, or padded to a few sizes and for_replay as CUDA graphs.
 
-A replay needs the same launches and the same addresses: so rows and spans are padded to powers of two, all numbers of a
-step lie in one buffer, and what still differs from step to step is part of a key. One graph is captured for each key.
+A replay needs equal launches and addresses. So rows and spans are padded to powers of two, all inputs of a step are in
+one buffer, and other values that affect launches are part of a key. One graph is captured per key.
 """
 
 from __future__ import annotations
@@ -18,61 +18,64 @@ from spanlab.engine.decode_rows import TailRows
 from spanlab.engine.page_table import PageList, PageTable
 from spanlab.engine.pool import PagePool
 from spanlab.engine.settings import GRAPHS, PADDED, PLAIN
-from spanlab.engine.shipment import LEAST, Shipment
+from spanlab.engine.transfer import MIN_BYTES, TransferBatch
 from spanlab_kernels.attention import GroupArrays, Spans, joined
 
 _SPARE_PAGES = 1
 
 Work = Callable[[], Tensor]
-"""work() -> logits of all rows, from what was shipped; may be called again on other numbers in the same places."""
+"""work() -> logits of all rows from the transferred inputs; may be called again after new inputs replace them."""
 
 
 class Prepare(Protocol):
-    """Adds what a forward of some rows reads to a shipment.
+    """Adds the inputs of a forward to a transfer; returns a graph key and the work.
 
-    With `replayed` nothing may depend on the numbers but their places and the key that comes with the work.
+    With `for_replay` the launches of the work may depend only on input addresses and the key, not on input values.
     """
 
-    def __call__(self, tails: TailRows | None, shipment: Shipment, *, replayed: bool) -> tuple[Hashable, Work]: ...
+    def __call__(
+        self, tails: TailRows | None, transfer: TransferBatch, *, for_replay: bool
+    ) -> tuple[Hashable, Work]: ...
 
 
 class Decoder(Protocol):
-    """Runs forwards in which every row decodes."""
+    """Runs decode-only forwards."""
 
     def run(self, tails: TailRows, prepare: Prepare) -> Tensor:
-        """Logits of the rows."""
+        """Run the forward; return logits of the rows."""
         ...
 
 
 class Plain:
-    """Launches every forward as it is."""
+    """Launches every forward unpadded."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def run(self, tails: TailRows | None, prepare: Prepare) -> Tensor:
-        """Logits of the rows."""
-        shipment = Shipment(self._device)
-        _, work = prepare(tails, shipment, replayed=False)
-        shipment.send()
+        """Run the forward; return logits of the rows."""
+        transfer = TransferBatch(self._device)
+        _, work = prepare(tails, transfer, for_replay=False)
+        transfer.send()
         return work()
 
 
 class Replay(Protocol):
-    """Does work that only differs in numbers from other work of the same key."""
+    """Runs work; work of equal keys differs only in input values."""
 
     def __call__(self, key: Hashable, work: Work) -> Tensor: ...
 
 
-def rerun(key: Hashable, work: Work) -> Tensor:
-    """Do the work itself: what a CPU can do, and what a replay is compared with."""
+def run_eager(key: Hashable, work: Work) -> Tensor:
+    """Run the work without graphs: the CPU's mode, and the reference for replays."""
     return work()
 
 
 class CudaGraphs:
-    """Captures the work of each key once, and replays it; all graphs share their memory, since one runs at a time.
+    """Captures the work of each key once and replays it; graphs share one memory pool, since one runs at a time.
 
-    Work moves states on, so each call does it once, first as it is and later by the graph; a capture does nothing.
+    Work advances recurrent states, so each call runs it exactly once: first eagerly, later by replay. A capture does
+    not execute it.
     """
 
     def __init__(self) -> None:
@@ -81,61 +84,61 @@ class CudaGraphs:
 
     def __call__(self, key: Hashable, work: Work) -> Tensor:
         if key not in self._captured:
-            done = self._begin(work)
+            logits = self._warm_up(work)
             self._captured[key] = self._capture(work)
-            return done
+            return logits
         graph, out = self._captured[key]
         graph.replay()
         return out
 
-    def _begin(self, work: Work) -> Tensor:
-        """Do it beside the stream, where kernels are compiled and libraries begun, as no capture may."""
-        current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
-            done = work()
-        current.wait_stream(beside)
-        return done
+    def _warm_up(self, work: Work) -> Tensor:
+        """Run the work on a side stream, to compile kernels and initialise libraries before the capture."""
+        current, side_stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        side_stream.wait_stream(current)
+        with torch.cuda.stream(side_stream):
+            logits = work()
+        current.wait_stream(side_stream)
+        return logits
 
     def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        from spanlab_kernels.attention.work import forget_lists  # needs Triton, as a CPU does not
+        from spanlab_kernels.attention.work import forget_lists  # imports Triton, which a CPU does not need
 
         forget_lists()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             out = work()
-        forget_lists()  # what lies in the graph's memory belongs to its replays
+        forget_lists()  # tensors in the graph's memory belong to its replays
         return graph, out
 
 
 class Padded:
-    """Pads forwards to powers of two rows and spans. Rows that stand for nobody read and write one page of their own.
+    """Pads forwards to powers of two of rows and spans. Padding rows read and write a reserved page.
 
-    `replay`  does the work of a forward
+    `replay`  runs the work of a forward
     """
 
     def __init__(self, device: torch.device, pages: PageTable, pool: PagePool, replay: Replay) -> None:
         self._device, self._replay = device, replay
-        spare = pool.take(_SPARE_PAGES)
+        spare = pool.allocate(_SPARE_PAGES)
         self._slot, self._spare = int(spare[0]) * pool.shape.page_size, PageList(pages, spare)
         self._buffers: dict[tuple[int, int], Tensor] = {}
 
     def run(self, tails: TailRows, prepare: Prepare) -> Tensor:
-        """Logits of the rows."""
+        """Run the padded forward; return logits of the rows without padding."""
         rows = PaddedRows(tails, self._slot, self._spare.start)
         size = len(rows.slots), len(rows.independent)
         if size not in self._buffers:
-            room = max(LEAST, 256 * sum(size))  # a few arrays of each, as int64, and their alignment
+            room = max(MIN_BYTES, 256 * sum(size))  # several int64 arrays per row and span, with alignment
             self._buffers[size] = torch.empty(room, dtype=torch.uint8, device=self._device)
-        shipment = Shipment(self._device, self._buffers[size])
-        key, work = prepare(rows, shipment, replayed=True)
-        shipment.send()
-        # the next replay writes where this one's logits are
+        transfer = TransferBatch(self._device, self._buffers[size])
+        key, work = prepare(rows, transfer, for_replay=True)
+        transfer.send()
+        # cloned, because the next replay overwrites these logits
         return self._replay((size, key), work)[: len(tails.slots)].clone()
 
 
 class PaddedRows:
-    """Rows that decode, and behind them rows of no request up to the next power of two; their spans likewise."""
+    """Decode rows and spans, padded to the next power of two."""
 
     def __init__(self, tails: TailRows, slot: int, page: int) -> None:
         self._tails = tails
@@ -143,24 +146,24 @@ class PaddedRows:
         spans = len(tails.independent) + more
         self.slots = np.concatenate([tails.slots, np.full(more, slot)])
         self.rotations = np.concatenate([tails.rotations, np.zeros(more, np.int64)])
-        self.groups = _with_spans(joined([tails.groups, _rows_of_nobody(more, page)]), _next_power(spans) - spans)
+        self.groups = _with_spans(joined([tails.groups, _padding_rows(more, page)]), _next_power(spans) - spans)
         padding = np.zeros(len(self.groups.of_span.index) - len(tails.independent), bool)
         self.independent = np.concatenate([tails.independent, padding])
 
     def ids(self, outputs: Mapping[int, list[int]]) -> NDArray[np.int64]:
-        """The token of each row, 0 for those of no request."""
-        known = self._tails.ids(outputs)
-        return np.concatenate([known, np.zeros(len(self.slots) - len(known), np.int64)])
+        """Input token of each row; 0 for padding rows."""
+        tokens = self._tails.ids(outputs)
+        return np.concatenate([tokens, np.zeros(len(self.slots) - len(tokens), np.int64)])
 
 
-def _rows_of_nobody(count: int, page: int) -> GroupArrays:
-    """Groups of one row, each of which reads the one key that it writes."""
+def _padding_rows(count: int, page: int) -> GroupArrays:
+    """Padding groups of one row, which reads only the key that it writes."""
     ones, none = np.ones(count, np.int64), np.zeros(count, np.int64)
     return GroupArrays(ones, ones, none, none, Spans(none, ones, none, none + page, none))
 
 
 def _with_spans(groups: GroupArrays, more: int) -> GroupArrays:
-    """The same with spans of no keys behind, which no group reads."""
+    """Append empty spans that no group reads."""
     none = np.zeros(more, np.int64)
     return groups._replace(of_span=Spans(*(np.concatenate([values, none]) for values in groups.of_span)))
 
@@ -174,7 +177,7 @@ def _plain(device: torch.device, pages: PageTable, pool: PagePool) -> Decoder:
 
 
 def _padded(device: torch.device, pages: PageTable, pool: PagePool) -> Decoder:
-    return Padded(device, pages, pool, rerun)
+    return Padded(device, pages, pool, run_eager)
 
 
 def _graphs(device: torch.device, pages: PageTable, pool: PagePool) -> Decoder:
@@ -186,9 +189,9 @@ DECODERS: dict[str, Callable[[torch.device, PageTable, PagePool], Decoder]] = {
     PADDED: _padded,
     GRAPHS: _graphs,
 }
-"""By `engine.decode`."""
+"""Decoder constructors by `engine.decode`."""
 
 
 def spare_pages(decode: str) -> int:
-    """Pages that a decoder takes from the pool for itself."""
+    """Number of pages that a decoder reserves in the pool."""
     return 0 if decode == PLAIN else _SPARE_PAGES

@@ -1,4 +1,4 @@
-"""The one place where a transformers model calls us: its attention, its recurrent layers, and the rows that go on."""
+"""Hooks of a transformers model: its attention, its recurrent layers, and row selection between layers."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from transformers import AttentionInterface, PreTrainedModel
 ATTENTION = "spanlab"
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attend(layer, query[T, Hq, D], key[T, Hkv, D], value[T, Hkv, D]) -> out[T, Hq, D], rows as packed.
+"""attend(layer, query[T, Hq, D], key[T, Hkv, D], value[T, Hkv, D]) -> out[T, Hq, D], in the order of packed rows.
 
-Query and key come rotated by the rotations given to the forward. They may be strided views; their last axis is dense.
-Attention layers are counted from 0, as if there were no others.
+Query and key are rotated by the rotations passed to the forward. They may be strided views; their last axis is dense.
+`layer` is an index among attention layers only.
 """
 
 Recur = Callable[[int, nn.Module, Tensor], Tensor]
-"""recur(layer, mixer, hidden[1, T, H]) -> out[1, T, H], rows as packed; `mixer` is transformers' own recurrent module.
+"""recur(layer, mixer, hidden[1, T, H]) -> out[1, T, H], in the order of packed rows; `mixer` is transformers' module.
 
-Recurrent layers are counted from 0, as if there were no others.
+`layer` is an index among recurrent layers only.
 """
 
 Keep = Callable[[int], Tensor | None]
-"""keep(layer) -> row indices, int64 on the model's device, into the rows that reach `layer` (>= 1); None keeps all."""
+"""keep(layer) -> indices, int64 on the model's device, into the rows that reach `layer` (>= 1); None keeps all."""
 
 Projected = Callable[[int, Tensor, Tensor, Tensor], None]
-"""projected(layer, query, key, value) of all rows that reach a layer, as `Attend` gets them."""
+"""projected(layer, query, key, value): called with the projections of all rows that reach a layer, as in `Attend`."""
 
 Project = Callable[[int], Projected | None]
-"""project(layer >= 1) -> what takes the layer's projections before `keep` is asked about it; None: nothing does.
+"""project(layer >= 1) -> a callback for the layer's projections before `keep` is called, or None.
 
-Rows that then are kept are projected a second time, with the layer.
+The kept rows are projected again when the layer runs.
 """
 
 
 @dataclass(slots=True)
 class Forward:
-    """What one forward carries through the model's keyword arguments, so that two forwards never share anything.
+    """Callbacks of one forward, passed through the model's keyword arguments, so that forwards share no state.
 
-    `order`  for each decoder layer, its rank among those of its kind, attention or recurrent
-    `kept`   what belongs to the rows that are left: the model's loop goes on handing every layer that of all rows.
+    `order`       for each decoder layer, its index among the layers of the same kind, attention or recurrent
+    `row_kwargs`  keyword arguments for the kept rows; the model's loop still passes every layer those of all rows.
     """
 
     attend: Attend
@@ -52,37 +52,37 @@ class Forward:
     keep: Keep | None = None
     recur: Recur | None = None
     project: Project | None = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    row_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def register() -> None:
-    """Make our attention known to transformers under `ATTENTION`.
+    """Register spanlab's attention with transformers under `ATTENTION`.
 
-    No mask function is registered beside it: for a name without one, transformers builds no mask at all, whereas with
-    one it would first search the position ids for packed sequences, and wait for the device to do so.
+    No mask function is registered: without one, transformers builds no mask. With one, it would first search the
+    position ids for packed sequences, which synchronizes with the device.
     """
     AttentionInterface.register(ATTENTION, _attention)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The decoder layers of a model, attention and recurrent ones."""
+    """The decoder layers of a model, both attention and recurrent."""
     layers = model.base_model.layers
-    assert isinstance(layers, nn.ModuleList), "transformers' causal models all have one"
+    assert isinstance(layers, nn.ModuleList), "transformers' causal models have a list of decoder layers"
     return layers
 
 
 def hook_rows(model: PreTrainedModel) -> None:
-    """Let every decoder layer but the first ask the running forward which rows to go on with."""
+    """Add a row-selection hook to every decoder layer but the first."""
     for layer, module in enumerate(decoder_layers(model)):
         if layer:
             module.register_forward_pre_hook(partial(_drop_rows, layer), with_kwargs=True)
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **rest: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """One layer's attention [1, H, T, D] -> [1, T, Hq, D], in the form that transformers asks for."""
-    forward: Forward | None = rest.get("span_forward")
+    """One layer's attention [1, H, T, D] -> [1, T, Hq, D], with the signature of transformers' interface."""
+    forward: Forward | None = kwargs.get("span_forward")
     if attention_mask is not None or forward is None:
         config: Any = module.config
         kind, fault = config.model_type, "builds masks of its own" if forward else "keeps arguments from them"
@@ -95,26 +95,26 @@ def _attention(
 def _drop_rows(
     layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Before a decoder layer: its hidden states, cosines and sines, all [1, T, …], for the rows to go on with."""
+    """Pre-hook of a decoder layer: select the kept rows of hidden states, cosines and sines, all [1, T, …]."""
     forward: Forward | None = kwargs.get("span_forward")
     if forward is None or forward.keep is None:
         return None
-    kwargs = kwargs | forward.kept
+    kwargs = kwargs | forward.row_kwargs
     projected = None if forward.project is None else forward.project(layer)
     if projected is not None:
         _run_projections(module, args, kwargs, projected)
     rows = forward.keep(layer)
     if rows is not None:
-        hidden, *others = args
-        args = (hidden.index_select(1, rows), *others)
+        hidden, *rest = args
+        args = (hidden.index_select(1, rows), *rest)
         cos, sin = kwargs["position_embeddings"]
-        forward.kept["position_embeddings"] = (cos.index_select(1, rows), sin.index_select(1, rows))
-        forward.kept["position_ids"] = kwargs["position_ids"].index_select(1, rows)
-    return args, kwargs | forward.kept
+        forward.row_kwargs["position_embeddings"] = (cos.index_select(1, rows), sin.index_select(1, rows))
+        forward.row_kwargs["position_ids"] = kwargs["position_ids"].index_select(1, rows)
+    return args, kwargs | forward.row_kwargs
 
 
-class _Enough(Exception):  # noqa: N818 - no error
-    """Ends a layer whose queries, keys and values are known."""
+class _ProjectionsDone(Exception):  # noqa: N818 - control flow, no error
+    """Stops a layer after its query, key and value projections."""
 
 
 def _run_projections(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], projected: Projected) -> None:
@@ -122,7 +122,7 @@ def _run_projections(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         projected(layer, query, key, value)
-        raise _Enough
+        raise _ProjectionsDone
 
-    with suppress(_Enough):
+    with suppress(_ProjectionsDone):
         module.forward(*args, **kwargs | {"span_forward": replace(kwargs["span_forward"], attend=attend)})

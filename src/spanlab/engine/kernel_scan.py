@@ -1,8 +1,8 @@
-"""The gated delta rule by flash-linear-attention's kernels, where they are installed and there is a card.
+"""The gated delta rule by flash-linear-attention's kernels, used on CUDA devices if they are installed.
 
-They keep packed sequences apart and return each one's final state. So a scan is cut at stops: the next rows of every
-sequence up to its stop are one call. Never run here, for want of a card; tests give it transformers' scans in their
-place.
+The kernels separate packed sequences and return their final states. So a scan is cut at stops: one call computes the
+next rows of every sequence up to its stop. Never run on a GPU here; tests use transformers' scans in place of
+the kernels.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab.engine.chunk_scan import ChunkScan, Reached, ScanInputs, Segment
+from spanlab.engine.chunk_scan import ChunkScan, OnStop, ScanInputs, Segment
 from spanlab_kernels.attention import Send, to_device
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
-"""A gated delta rule over sequences that `cu_seqlens` keeps apart; returns outputs and final states."""
+"""A gated delta rule over the sequences in `cu_seqlens`; returns outputs and final states."""
 
 
 class Kernels(NamedTuple):
-    """A kernel for sequences of many rows, and one for single rows."""
+    """Kernels for sequences of many rows (`chunks`) and of one row (`single`)."""
 
     chunks: Kernel
     single: Kernel
 
 
 class ScanPlan(Protocol):
-    """A scan of segments, planned once and run for every layer."""
+    """A scan of segments, planned once per forward and run for every layer."""
 
-    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, reached: Reached) -> None:
+    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, on_stop: OnStop) -> None:
         """As `ChunkScan.run`."""
         ...
 
 
 def plan_scan(segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> ScanPlan:
-    """The fastest scan that is installed for a device; `send` may bring its numbers later, before it runs."""
-    kernels = installed() if device.type == "cuda" else None
+    """The fastest scan installed for a device; `send` may copy its indexes later, before the scan runs."""
+    kernels = installed_kernels() if device.type == "cuda" else None
     return ChunkScan(segments, device, send) if kernels is None else KernelScan(segments, device, kernels, send)
 
 
 @cache
-def installed() -> Kernels | None:
-    """The kernels of flash-linear-attention; None where it is not installed."""
+def installed_kernels() -> Kernels | None:
+    """The kernels of flash-linear-attention; None if it is not installed."""
     try:
         module = import_module("fla.ops.gated_delta_rule")
     except ImportError:
@@ -56,7 +56,7 @@ def installed() -> Kernels | None:
 
 
 class _Call(NamedTuple):
-    """Stop `number` of each of `segments`: their rows up to there, one segment behind the other."""
+    """One kernel call: the concatenated rows of `segments` up to their stop `number`."""
 
     kernel: Kernel
     number: int
@@ -67,21 +67,21 @@ class _Call(NamedTuple):
 
 
 class KernelScan:
-    """A scan of segments by kernels, planned once and run for every layer."""
+    """A scan of segments by kernels, planned once per forward and run for every layer."""
 
     def __init__(
         self, segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send = to_device
     ) -> None:
         self._calls = list(_calls(segments, device, kernels, send))
 
-    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, reached: Reached) -> None:
+    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, on_stop: OnStop) -> None:
         """As `ChunkScan.run`."""
         heads, width = inputs.value.shape[1:]
         for call in self._calls:
-            query, key, value, g, beta = (each.index_select(0, call.rows)[None] for each in inputs)
-            query, key = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (query, key))
+            query, key, value, g, beta = (tensor.index_select(0, call.rows)[None] for tensor in inputs)
+            query, key = (tensor.repeat_interleave(heads // tensor.shape[2], dim=2) for tensor in (query, key))
             value = torch.nn.functional.pad(value, (0, states.shape[-1] - width))
-            found, after = call.kernel(
+            outputs, after = call.kernel(
                 query,
                 key,
                 value,
@@ -92,19 +92,21 @@ class KernelScan:
                 use_qk_l2norm_in_kernel=True,
                 cu_seqlens=call.edges,
             )
-            out.index_copy_(0, call.rows, found[0, ..., :width].to(out.dtype))
+            out.index_copy_(0, call.rows, outputs[0, ..., :width].to(out.dtype))
             states.index_copy_(0, call.order, after.float())
             for segment, state in zip(call.segments, after, strict=True):
-                reached(segment, call.number, state)
+                on_stop(segment, call.number, state)
 
 
 def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send) -> Iterator[_Call]:
     for number in range(max(len(segment.stops) for segment in segments)):
-        found = {at: _rows(segment, number) for at, segment in enumerate(segments) if len(segment.stops) > number}
+        rows_of = {
+            index: _rows(segment, number) for index, segment in enumerate(segments) if len(segment.stops) > number
+        }
         for kernel, single in ((kernels.single, True), (kernels.chunks, False)):
-            rows = {at: each for at, each in found.items() if (len(each) == 1) == single}
+            rows = {index: indexes for index, indexes in rows_of.items() if (len(indexes) == 1) == single}
             if rows:
-                edges = np.cumsum([0, *(len(each) for each in rows.values())])
+                edges = np.cumsum([0, *(len(indexes) for indexes in rows.values())])
                 arrays = [np.concatenate([*rows.values()]), edges, np.array([*rows])]
                 yield _Call(kernel, number, [*rows], *send(arrays, torch.int64, device))
 

@@ -1,4 +1,4 @@
-"""How stored keys are read: what rotation they carry, and where they count as standing."""
+"""Key layout: rotation of stored keys, and positions of cache spans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Indices = NDArray[np.int64]
 
 
 def carried_rotation(key_layout: SpanSettings, cache_span: CacheSpan, base: int | Indices, rows: Indices) -> Indices:
-    """What keys carry when they are computed and stored: those at `rows` of a cache span at position `base`.
+    """Rotation of stored keys, in positions, for tokens `rows` of a cache span at position `base`.
 
-    Ordered text is rotated to its position at once: nobody reads it at another one.
+    Ordered text is stored at its position, because it is never read at another one.
     """
     if key_layout.keys == "raw":
         return np.zeros_like(rows)
@@ -22,18 +22,18 @@ def carried_rotation(key_layout: SpanSettings, cache_span: CacheSpan, base: int 
 
 
 def bases(cache_spans: tuple[CacheSpan, ...], overlapping: bool) -> list[int]:
-    """The position of each cache span's first token."""
+    """Position of each cache span's first token."""
     if not overlapping:
         return [cache_span.start for cache_span in cache_spans]
     head = next((cache_span.start for cache_span in cache_spans if cache_span.independent), 0)
     spans = [cache_span.stop - cache_span.start for cache_span in cache_spans if cache_span.independent]
-    position, found = head + max(spans, default=0), []
+    position, positions = head + max(spans, default=0), []
     for cache_span in cache_spans:
         if cache_span.independent:
-            found.append(head)
+            positions.append(head)
         elif cache_span.start < head or not spans:
-            found.append(cache_span.start)
+            positions.append(cache_span.start)
         else:
-            found.append(position)
+            positions.append(position)
             position += cache_span.stop - cache_span.start
-    return found
+    return positions

@@ -1,4 +1,4 @@
-"""From settings to a model that runs: random, from the hub or from a folder."""
+"""Loading of models: random weights, or weights from the hub, a folder or a package."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from spanlab.engine.hook import ATTENTION, hook_rows, register
 from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.recurrent import pack_mixers
-from spanlab.engine.self_check import prove
+from spanlab.engine.self_check import check_model
 from spanlab.engine.settings import EngineSettings, dtype_of
-from spanlab.engine.supported import judge, refuse
+from spanlab.engine.supported import check_support, require_exact
 from spanlab.engine.weight_bars import no_weight_bars
 from spanlab.engine.weight_layout import store_by_input
 from spanlab.model_spec import ModelSpec
@@ -25,20 +25,20 @@ from spanlab.models.packaged import packaged, packaged_folder
 
 
 def load_model(settings: EngineSettings, spec: ModelSpec) -> SpanModel:
-    """The model that settings name, judged by the support check and proven on a few tokens.
+    """Load the model of the settings, with support check and numeric self-check.
 
-    ValueError, one sentence, for a model that cannot be had, whose sizes are not those of `spec`, or that spans cannot
-    be reused in, and for a device that is not there.
+    ValueError for a model that cannot be loaded, differs from the sizes in `spec` or does not allow reuse of spans, and
+    for a missing device.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    name, device = settings.name or spec.name, found_device(settings.device)
+    name, device = settings.name or spec.name, resolve_device(settings.device)
     config, dtype = read_config(settings, name), getattr(torch, dtype_of(spec))
-    refuse(name, judge(config))
+    require_exact(name, check_support(config))
     _check_sizes(spec, config, dtype, settings.path or name)
     if settings.weights == "random":
         return random_model(name, config, dtype=dtype, device=device, seed=settings.seed)
-    model = pretrained(settings, name, config, dtype)
+    model = load_pretrained(settings, name, config, dtype)
     return wrap(name, model.to(device))  # type: ignore[arg-type]  # transformers' wrapper of `to` loses `self`
 
 
@@ -50,8 +50,8 @@ def random_model(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> SpanModel:
-    """A model of that configuration with random weights, judged and proven; torch's own generators are left alone."""
-    refuse(name, judge(config))
+    """A checked model with random weights for a config; torch's random generators are unchanged."""
+    require_exact(name, check_support(config))
     register()
     device = torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
@@ -60,29 +60,29 @@ def random_model(
 
 
 def wrap(name: str, model: PreTrainedModel) -> SpanModel:
-    """Make a transformers model ours that the support check lets through; ValueError if it is then not exact."""
+    """Hook a transformers model that passed the support check; ValueError if the numeric self-check fails."""
     register()
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
     hook_rows(model)
     pack_mixers(model)
     store_by_input(model)
-    return prove(name, model)
+    return check_model(name, model)
 
 
 def read_config(settings: EngineSettings, name: str) -> PreTrainedConfig:
-    """The transformers config of a model; ValueError, one sentence, where there is none."""
+    """The transformers config of a model; ValueError if it cannot be loaded."""
     try:
         if settings.weights != "random":
             config: PreTrainedConfig = AutoConfig.from_pretrained(_source(settings, name)).get_text_config(decoder=True)
             return config
-        return described(name)
+        return named_config(name)
     except (OSError, KeyError, StrictDataclassError) as error:
-        raise _cannot_be_had(settings, name, error) from error
+        raise _load_error(settings, name, error) from error
 
 
-def described(name: str) -> PreTrainedConfig:
-    """The transformers config of a choice of conf/model, of a file, of a folder, or of a repository's config.json."""
+def named_config(name: str) -> PreTrainedConfig:
+    """The transformers config for a choice of conf/model, a file, a folder, or a repository's config.json."""
     keys = dict(find_config(name, "engine.name").keys)
     kind = keys.pop("model_type", None)
     if kind not in CONFIG_MAPPING:
@@ -91,17 +91,17 @@ def described(name: str) -> PreTrainedConfig:
 
 
 def _check_sizes(spec: ModelSpec, config: PreTrainedConfig, dtype: torch.dtype, name: str) -> None:
-    """Refuse a model that policies and timing models would count wrongly."""
-    found = asdict(replace(spec_of(spec.name, config, dtype), name=spec.name))
+    """Raise if the model differs from the sizes that policies and timing models use."""
+    sizes = asdict(replace(spec_of(spec.name, config, dtype), name=spec.name))
     for key, value in asdict(spec).items():
-        if found[key] != value:
+        if sizes[key] != value:
             raise ValueError(
-                f"model.{key}={value}: {name} has {found[key]}; expected the sizes of the model that the engine runs"
+                f"model.{key}={value}: {name} has {sizes[key]}; expected the sizes of the model that the engine runs"
             )
 
 
 def _source(settings: EngineSettings, name: str) -> str:
-    """What transformers loads from: a folder, looked at first, or the name of a repository."""
+    """The argument of `from_pretrained`: an existing folder, or the name of a repository."""
     if settings.weights == "package":
         return str(packaged_folder(packaged(name, "engine.name")))
     if settings.path is None:
@@ -111,19 +111,21 @@ def _source(settings: EngineSettings, name: str) -> str:
     return settings.path
 
 
-def pretrained(settings: EngineSettings, name: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Stored weights, all of them; what a checkpoint lacks transformers would draw at random."""
+def load_pretrained(
+    settings: EngineSettings, name: str, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Load stored weights; ValueError if any are missing, because transformers would initialise them randomly."""
     register()
     source = _source(settings, name)
     try:
         with no_weight_bars():
-            found: Any = AutoModelForCausalLM.from_pretrained(  # a pair, unlike what its type says
+            loaded: Any = AutoModelForCausalLM.from_pretrained(  # returns a pair, unlike its declared type
                 source, config=config, dtype=dtype, output_loading_info=True
             )
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise _cannot_be_had(settings, name, error) from error
-    model: PreTrainedModel = found[0]
-    missing = sorted(found[1]["missing_keys"])
+        raise _load_error(settings, name, error) from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise ValueError(
             f"{_setting(settings, name)}: expected all weights of the model; {len(missing)} are missing, "
@@ -136,15 +138,15 @@ def _setting(settings: EngineSettings, name: str) -> str:
     return f"engine.path={settings.path}" if settings.path else f"engine.name={name}"
 
 
-def _cannot_be_had(settings: EngineSettings, name: str, error: BaseException) -> ValueError:
+def _load_error(settings: EngineSettings, name: str, error: BaseException) -> ValueError:
     reason = " ".join(str(error).split()).rstrip(".")
     return ValueError(
         f"{_setting(settings, name)} with engine.weights={settings.weights}: expected a model to load: {reason}"
     )
 
 
-def found_device(name: str) -> torch.device:
-    """The device of that name, `auto` being the first card or else the processor; ValueError where there is none."""
+def resolve_device(name: str) -> torch.device:
+    """Resolve a device name; `auto` is the first GPU, or else the CPU; ValueError for a missing device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,6 +1,6 @@
-"""Forms in which the map of a span is stored: what is kept of A, and what stands in for it when the map is applied.
+"""Storage forms of a span's map: which tensors represent A, and how they are applied to a state.
 
-B, and the convolution's last inputs, are kept in every form. A map is always applied in float32.
+B and the conv state are stored in every form. A map is always applied in float32.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from spanlab.core.maps import MapRules
 from spanlab.engine.affine import AffineMap, Dense, LowRank, Transition, low_rank, scalar
-from spanlab.engine.slot_pool import Part
+from spanlab.engine.slot_pool import TensorSpec
 from spanlab.engine.state_pool import StateShape
 
-Parts = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
 class MapForm(Protocol):
-    """What is stored of A, as named tensors of all value heads.
+    """The stored representation of A, as named tensors of all value heads.
 
-    `dtype`      of matrices; factors are always float32
-    `carries_a`  whether a scan must carry A along
+    `dtype`      data type of matrices; factors are always float32
+    `carries_a`  whether a scan must compute A next to B
     """
 
     @property
@@ -33,110 +33,110 @@ class MapForm(Protocol):
     @property
     def carries_a(self) -> bool: ...
 
-    def parts(self, shape: StateShape) -> dict[str, Part]:
-        """The tensors of one layer."""
+    def specs(self, shape: StateShape) -> dict[str, TensorSpec]:
+        """Shapes and types of the tensors of one layer."""
         ...
 
-    def pack(self, span: AffineMap) -> Parts:
-        """The tensors of a map."""
+    def pack(self, span: AffineMap) -> Tensors:
+        """The tensors that store a map."""
         ...
 
-    def transition(self, parts: Parts, written: Tensor) -> Transition:
-        """What stands in for A; `written` is the map's B."""
+    def transition(self, tensors: Tensors, state: Tensor) -> Transition:
+        """The stored A as an operator on states; `state` is the map's B."""
         ...
 
-    def decay(self, parts: Parts, written: Tensor) -> Tensor:
-        """γ [..., heads] where it is stored, else ones."""
+    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
+        """γ [..., heads] if it is stored, else ones."""
         ...
 
 
 @dataclass(frozen=True)
 class Exact:
-    """All of A."""
+    """The full matrix A."""
 
     dtype: torch.dtype
     carries_a: bool = True
 
-    def parts(self, shape: StateShape) -> dict[str, Part]:
-        return {"transition": Part((shape.heads, shape.key_dim, shape.key_dim), self.dtype)}
+    def specs(self, shape: StateShape) -> dict[str, TensorSpec]:
+        return {"transition": TensorSpec((shape.heads, shape.key_dim, shape.key_dim), self.dtype)}
 
-    def pack(self, span: AffineMap) -> Parts:
+    def pack(self, span: AffineMap) -> Tensors:
         return {"transition": span.transition}
 
-    def transition(self, parts: Parts, written: Tensor) -> Transition:
-        return Dense(parts["transition"])
+    def transition(self, tensors: Tensors, state: Tensor) -> Transition:
+        return Dense(tensors["transition"])
 
-    def decay(self, parts: Parts, written: Tensor) -> Tensor:
-        return written.new_ones(written.shape[:-2], dtype=torch.float32)
+    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
+        return state.new_ones(state.shape[:-2], dtype=torch.float32)
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A = γ I: what a span makes a state forget, without what it overwrites."""
+    """A = γ I: the decay of a span, without its overwriting of the state."""
 
     dtype: torch.dtype
     carries_a: bool = False
 
-    def parts(self, shape: StateShape) -> dict[str, Part]:
-        return {"decay": Part((shape.heads,), torch.float32)}
+    def specs(self, shape: StateShape) -> dict[str, TensorSpec]:
+        return {"decay": TensorSpec((shape.heads,), torch.float32)}
 
-    def pack(self, span: AffineMap) -> Parts:
+    def pack(self, span: AffineMap) -> Tensors:
         return {"decay": span.decay}
 
-    def transition(self, parts: Parts, written: Tensor) -> Transition:
-        return scalar(parts["decay"], written.shape[-2])
+    def transition(self, tensors: Tensors, state: Tensor) -> Transition:
+        return scalar(tensors["decay"], state.shape[-2])
 
-    def decay(self, parts: Parts, written: Tensor) -> Tensor:
-        return parts["decay"]
+    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
+        return tensors["decay"]
 
 
 @dataclass(frozen=True)
 class LowRankForm:
-    """A = γ I and the best `rank` directions of the rest."""
+    """A = γ I plus the best approximation of A − γ I of rank `rank`."""
 
     dtype: torch.dtype
     rank: int
     carries_a: bool = True
 
-    def parts(self, shape: StateShape) -> dict[str, Part]:
+    def specs(self, shape: StateShape) -> dict[str, TensorSpec]:
         heads, width = shape.heads, shape.key_dim
         return {
-            "decay": Part((heads,), torch.float32),
-            "left": Part((heads, width, self.rank), self.dtype),
-            "right": Part((heads, self.rank, width), self.dtype),
+            "decay": TensorSpec((heads,), torch.float32),
+            "left": TensorSpec((heads, width, self.rank), self.dtype),
+            "right": TensorSpec((heads, self.rank, width), self.dtype),
         }
 
-    def pack(self, span: AffineMap) -> Parts:
-        found = low_rank(span, self.rank)
-        return {"decay": found.factor, "left": found.left, "right": found.right}
+    def pack(self, span: AffineMap) -> Tensors:
+        approximation = low_rank(span, self.rank)
+        return {"decay": approximation.factor, "left": approximation.left, "right": approximation.right}
 
-    def transition(self, parts: Parts, written: Tensor) -> Transition:
-        return LowRank(parts["decay"], parts["left"], parts["right"])
+    def transition(self, tensors: Tensors, state: Tensor) -> Transition:
+        return LowRank(tensors["decay"], tensors["left"], tensors["right"])
 
-    def decay(self, parts: Parts, written: Tensor) -> Tensor:
-        return parts["decay"]
+    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
+        return tensors["decay"]
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A = factor I with the same factor for every span: one is a sum of what spans write, zero the last span alone."""
+    """A = factor I for every span: factor 1 sums the spans' states, factor 0 keeps the last span only."""
 
     dtype: torch.dtype
     factor: float
     carries_a: bool = False
 
-    def parts(self, shape: StateShape) -> dict[str, Part]:
+    def specs(self, shape: StateShape) -> dict[str, TensorSpec]:
         return {}
 
-    def pack(self, span: AffineMap) -> Parts:
+    def pack(self, span: AffineMap) -> Tensors:
         return {}
 
-    def transition(self, parts: Parts, written: Tensor) -> Transition:
-        factor = written.new_full(written.shape[:-2], self.factor, dtype=torch.float32)
-        return scalar(factor, written.shape[-2])
+    def transition(self, tensors: Tensors, state: Tensor) -> Transition:
+        factor = state.new_full(state.shape[:-2], self.factor, dtype=torch.float32)
+        return scalar(factor, state.shape[-2])
 
-    def decay(self, parts: Parts, written: Tensor) -> Tensor:
-        return written.new_ones(written.shape[:-2], dtype=torch.float32)
+    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
+        return state.new_ones(state.shape[:-2], dtype=torch.float32)
 
 
 FORMS: dict[str, Callable[[torch.dtype, int], MapForm]] = {
@@ -146,30 +146,30 @@ FORMS: dict[str, Callable[[torch.dtype, int], MapForm]] = {
     "sum": lambda dtype, rank: Constant(dtype, 1.0),
     "last": lambda dtype, rank: Constant(dtype, 0.0),
 }
-"""By the name that rules have for them."""
+"""Constructors by `MapRules.form`."""
 
 
 def form_of(rules: MapRules) -> MapForm:
-    """The form that a policy's rules name."""
+    """The form that a policy's map rules select."""
     return FORMS[rules.form](getattr(torch, rules.dtype), rules.rank or 0)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredMap:
-    """A map in its form: B [..., heads, d_k, d_v] and what is kept of A."""
+    """A map in its stored form: `state` is B [..., heads, d_k, d_v]; `transition_tensors` represent A."""
 
     form: MapForm
-    written: Tensor
-    of_a: Parts
+    state: Tensor
+    transition_tensors: Tensors
 
     def apply(self, state: Tensor) -> Tensor:
         """The state after the span, float32."""
-        return self.form.transition(self.of_a, self.written).apply(state) + self.written.float()
+        return self.form.transition(self.transition_tensors, self.state).apply(state) + self.state.float()
 
-    def unpacked(self) -> AffineMap:
-        """The map to go on from inside the span; no column of A where the form needs none."""
-        width = self.written.shape[-2]
-        columns = torch.eye(width, device=self.written.device)[:, : width * self.form.carries_a]
-        shape = (*self.written.shape[:-2], *columns.shape)
-        transition = self.form.transition(self.of_a, self.written).apply(columns.expand(shape))
-        return AffineMap(transition, self.written.float(), self.form.decay(self.of_a, self.written))
+    def to_affine(self) -> AffineMap:
+        """The map as the start of a scan over further tokens; A has no columns if the form needs none."""
+        width = self.state.shape[-2]
+        columns = torch.eye(width, device=self.state.device)[:, : width * self.form.carries_a]
+        shape = (*self.state.shape[:-2], *columns.shape)
+        transition = self.form.transition(self.transition_tensors, self.state).apply(columns.expand(shape))
+        return AffineMap(transition, self.state.float(), self.form.decay(self.transition_tensors, self.state))

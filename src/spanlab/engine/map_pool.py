@@ -1,4 +1,4 @@
-"""Maps of spans in numbered slots: those that are stored, in their form, and those of spans that are being computed."""
+"""Slots for maps of spans: stored maps in their storage form, and working maps of spans under computation."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from spanlab.engine.affine import AffineMap
 from spanlab.engine.map_forms import MapForm, StoredMap
-from spanlab.engine.slot_pool import Layers, Part, SlotPool
+from spanlab.engine.slot_pool import Layers, SlotPool, TensorSpec
 from spanlab.engine.state_pool import StateShape
 
 
 @dataclass(frozen=True)
 class MapShape:
-    """What maps of spans are made of.
+    """Shapes and types of span maps.
 
     `state`     shapes of a recurrent state
-    `form`      what is stored of A
-    `dtype`     of the convolution's inputs
-    `repaired`  tokens at the beginning of every span that are computed again: a map is of the tokens behind them
+    `form`      storage form of A
+    `dtype`     data type of the conv state
+    `repaired`  number of leading tokens of every span that are recomputed; a map covers the tokens after them
     """
 
     state: StateShape
@@ -30,121 +30,122 @@ class MapShape:
 
 
 class WorkingMaps(SlotPool):
-    """Maps of the beginnings of spans in float32: exact, but for columns of A that the form has no use for.
+    """Maps of span prefixes in float32; columns of A that the form does not use are omitted.
 
-    Behind tokens that are repaired the scan goes on from the state B that they leave, as it must for its outputs, and
-    takes what becomes of that state along: B of the tokens behind them is the difference of the two.
+    After repaired tokens the scan continues from their state, as its outputs require. The scan also transforms a copy
+    of that state without writing values to it; B of the tokens after the repair is the difference of the two.
     """
 
     def __init__(self, shape: MapShape, device: torch.device | str, *, poison: bool = False) -> None:
         self._repairs, state = shape.repaired > 0, shape.state
         columns = state.key_dim if shape.form.carries_a else 0
-        parts = {
-            "written": state.memory(),
-            "transition": Part((state.heads, state.key_dim, columns), torch.float32),
-            "decay": Part((state.heads,), torch.float32),
-            "conv": state.window(shape.dtype),
+        specs = {
+            "written": state.state_spec(),
+            "transition": TensorSpec((state.heads, state.key_dim, columns), torch.float32),
+            "decay": TensorSpec((state.heads,), torch.float32),
+            "conv": state.window_spec(shape.dtype),
         }
         if self._repairs:
-            parts["before"] = state.memory()
-        super().__init__(state.layers, parts, device, poison=poison)
+            specs["before"] = state.state_spec()
+        super().__init__(state.layers, specs, device, poison=poison)
 
     def clear(self, layer: Layers, slot: int) -> None:
-        """Make it the map of no tokens, with zeros before it."""
+        """Make a slot the map of no tokens, with a zero conv window."""
         super().clear(layer, slot)
-        self.empty(layer, slot)
+        self.reset(layer, slot)
 
-    def empty(self, layer: Layers, slot: int) -> None:
-        """Make it the map of no tokens, A = I and B = 0, but for its convolution's inputs."""
-        self.part("written", layer, slot).zero_()
+    def reset(self, layer: Layers, slot: int) -> None:
+        """Make a slot the map of no tokens, A = I and B = 0; the conv window is unchanged."""
+        self.tensor("written", layer, slot).zero_()
         if self._repairs:
-            self.part("before", layer, slot).zero_()
-        self._begin(layer, slot)
+            self.tensor("before", layer, slot).zero_()
+        self._reset_transition(layer, slot)
 
-    def _begin(self, layer: Layers, slot: int) -> None:
-        self.part("transition", layer, slot).zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
-        self.part("decay", layer, slot).fill_(1)
+    def _reset_transition(self, layer: Layers, slot: int) -> None:
+        self.tensor("transition", layer, slot).zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
+        self.tensor("decay", layer, slot).fill_(1)
 
-    def begin_behind_repair(self, layer: Layers, slot: int) -> None:
-        """Make it the map of no tokens behind those that it is of."""
-        self.part("before", layer, slot).copy_(self.part("written", layer, slot))
-        self._begin(layer, slot)
+    def begin_after_repair(self, layer: Layers, slot: int) -> None:
+        """Restart a map after the tokens that it covers, which are recomputed on reuse."""
+        self.tensor("before", layer, slot).copy_(self.tensor("written", layer, slot))
+        self._reset_transition(layer, slot)
 
     def columns(self, layer: Layers, slot: int) -> tuple[Tensor, ...]:
-        """What runs through rows, side by side, values being written to the first alone: the memory itself."""
+        """Views of the columns that a scan updates; values are written to the first tensor only."""
         names = ("written", "before", "transition") if self._repairs else ("written", "transition")
-        return tuple(self.part(name, layer, slot) for name in names)
+        return tuple(self.tensor(name, layer, slot) for name in names)
 
     def decay(self, layer: Layers, slot: int) -> Tensor:
-        """γ of one layer or of all: the memory itself."""
-        return self.part("decay", layer, slot)
+        """γ of one layer or of all, as a view."""
+        return self.tensor("decay", layer, slot)
 
-    def alone(self, layer: Layers, slot: int) -> Tensor:
-        """B of all tokens, those that are computed again among them."""
-        return self.part("written", layer, slot)
+    def span_state(self, layer: Layers, slot: int) -> Tensor:
+        """B of all tokens, including recomputed ones."""
+        return self.tensor("written", layer, slot)
 
     def map(self, layer: Layers, slot: int) -> AffineMap:
-        """The map of one layer or of all."""
-        transition, written, decay = (self.part(name, layer, slot) for name in ("transition", "written", "decay"))
-        return AffineMap(transition, written - self.part("before", layer, slot) if self._repairs else written, decay)
+        """The working map of one layer or of all."""
+        transition, written, decay = (self.tensor(name, layer, slot) for name in ("transition", "written", "decay"))
+        return AffineMap(transition, written - self.tensor("before", layer, slot) if self._repairs else written, decay)
 
-    def go_on_from(self, layer: Layers, slot: int, span: AffineMap, alone: Tensor) -> None:
-        """Make it a map, and B of all tokens, but for its convolution's inputs."""
-        for name, tensor in (("transition", span.transition), ("decay", span.decay), ("written", alone)):
-            self.part(name, layer, slot).copy_(tensor)
+    def load_map(self, layer: Layers, slot: int, span: AffineMap, span_state: Tensor) -> None:
+        """Set a slot to a map and to `span_state`, B of all tokens; the conv window is unchanged."""
+        for name, tensor in (("transition", span.transition), ("decay", span.decay), ("written", span_state)):
+            self.tensor(name, layer, slot).copy_(tensor)
         if self._repairs:
-            self.part("before", layer, slot).copy_(alone - span.state)
+            self.tensor("before", layer, slot).copy_(span_state - span.state)
 
     def conv(self, layer: Layers, slot: int) -> Tensor:
-        """The span's last convolution inputs [channels, kernel], zeros where it has fewer: the memory itself."""
-        return self.part("conv", layer, slot)
+        """The span's last conv inputs [channels, kernel], zero-padded, as a view."""
+        return self.tensor("conv", layer, slot)
 
 
 class StoredMaps(SlotPool):
-    """Maps as they are stored: B and the convolution's inputs, and what the form keeps of A.
+    """Maps in storage form: B, the conv state, and the form's representation of A.
 
-    Where tokens are repaired, B of all tokens is stored, too.
+    If leading tokens are repaired, B of all tokens is stored too.
     """
 
     def __init__(self, shape: MapShape, device: torch.device | str, *, poison: bool = False) -> None:
         form, state = shape.form, shape.state
-        self.form, self._repairs, self._of_a = form, shape.repaired > 0, form.parts(state)
-        parts = {"written": state.memory(form.dtype), "conv": state.window(shape.dtype)} | self._of_a
+        self.form, self._repairs, self._transition_specs = form, shape.repaired > 0, form.specs(state)
+        specs = {"written": state.state_spec(form.dtype), "conv": state.window_spec(shape.dtype)}
+        specs |= self._transition_specs
         if self._repairs:
-            parts["alone"] = state.memory(form.dtype)
-        super().__init__(state.layers, parts, device, poison=poison)
+            specs["alone"] = state.state_spec(form.dtype)
+        super().__init__(state.layers, specs, device, poison=poison)
 
     def packed(self, span: AffineMap) -> StoredMap:
-        """A map as a slot would hold it, rounding included."""
+        """Convert a map to its stored form, including rounding."""
         packed = self.form.pack(span)
-        of_a = {name: packed[name].to(part.dtype) for name, part in self._of_a.items()}
-        return StoredMap(self.form, span.state.to(self.form.dtype), of_a)
+        tensors = {name: packed[name].to(spec.dtype) for name, spec in self._transition_specs.items()}
+        return StoredMap(self.form, span.state.to(self.form.dtype), tensors)
 
-    def put(self, layer: Layers, slot: int, span: AffineMap, alone: Tensor) -> None:
-        """Store a map, and B of all tokens where that is another, but for its convolution's inputs."""
-        target, source = self.held(layer, slot), self.packed(span)
+    def write(self, layer: Layers, slot: int, span: AffineMap, span_state: Tensor) -> None:
+        """Store a map and `span_state`, B of all tokens; the conv window is unchanged."""
+        target, source = self.map(layer, slot), self.packed(span)
         if self._repairs:
-            self.part("alone", layer, slot).copy_(alone)
-        target.written.copy_(source.written)
-        for name, tensor in source.of_a.items():
-            target.of_a[name].copy_(tensor)
+            self.tensor("alone", layer, slot).copy_(span_state)
+        target.state.copy_(source.state)
+        for name, tensor in source.transition_tensors.items():
+            target.transition_tensors[name].copy_(tensor)
 
-    def held(self, layer: Layers, slot: int) -> StoredMap:
-        """The map of one layer or of all: the memory itself."""
-        of_a = {name: self.part(name, layer, slot) for name in self._of_a}
-        return StoredMap(self.form, self.part("written", layer, slot), of_a)
+    def map(self, layer: Layers, slot: int) -> StoredMap:
+        """The stored map of one layer or of all, as views."""
+        tensors = {name: self.tensor(name, layer, slot) for name in self._transition_specs}
+        return StoredMap(self.form, self.tensor("written", layer, slot), tensors)
 
-    def alone(self, layer: Layers, slot: int) -> Tensor:
-        """B of all tokens, those that are computed again among them: the memory itself."""
-        return self.part("alone" if self._repairs else "written", layer, slot)
+    def span_state(self, layer: Layers, slot: int) -> Tensor:
+        """B of all tokens, including recomputed ones, as a view."""
+        return self.tensor("alone" if self._repairs else "written", layer, slot)
 
     def conv(self, layer: Layers, slot: int) -> Tensor:
-        """The span's last convolution inputs [channels, kernel], zeros where it has fewer: the memory itself."""
-        return self.part("conv", layer, slot)
+        """The span's last conv inputs [channels, kernel], zero-padded, as a view."""
+        return self.tensor("conv", layer, slot)
 
 
 class SpanMaps:
-    """The maps of one engine: those being computed, and those of its policy's store."""
+    """The maps of one engine: working maps, and maps in the policy's store."""
 
     def __init__(self, shape: MapShape, device: torch.device | str, *, poison: bool = False) -> None:
         self.shape = shape
@@ -152,10 +153,10 @@ class SpanMaps:
         self.stored = StoredMaps(shape, device, poison=poison)
 
     def store(self, layer: Layers, working: int, stored: int) -> None:
-        """Put a working map, in its form, into a slot of stored ones, but for its convolution's inputs."""
-        self.stored.put(layer, stored, self.working.map(layer, working), self.working.alone(layer, working))
+        """Write a working map to a slot of the stored maps; the conv window is not copied."""
+        self.stored.write(layer, stored, self.working.map(layer, working), self.working.span_state(layer, working))
 
-    def go_on_from(self, stored: int, layer: Layers, working: int) -> None:
-        """Make a working map one that is stored, but for its convolution's inputs."""
-        alone = self.stored.alone(layer, stored).float()
-        self.working.go_on_from(layer, working, self.stored.held(layer, stored).unpacked(), alone)
+    def load_map(self, stored: int, layer: Layers, working: int) -> None:
+        """Load a stored map into a working map; the conv window is not copied."""
+        span_state = self.stored.span_state(layer, stored).float()
+        self.working.load_map(layer, working, self.stored.map(layer, stored).to_affine(), span_state)

@@ -1,4 +1,4 @@
-"""The forwards by which a measured repair finds its tokens."""
+"""Forwards of measured repairs, which select the tokens to recompute from model outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from spanlab.core.repair import Repair
 from spanlab.core.scheduled import ScheduledChunk, Sequence
 from spanlab.core.spans import SpanSettings
-from spanlab.engine.blend import Blend, DeviationBlend, NothingLeft, Reader
+from spanlab.engine.blend import Blend, BuildAttention, DeviationBlend, NoRowsLeft
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep, Project
 from spanlab.engine.neighbours import NeighbourBlend
@@ -25,43 +25,54 @@ from spanlab_kernels.attention import to_device
 
 
 class Forward(Protocol):
-    """A forward of rows of one sequence that asks for no logits; see `hook` for the others."""
+    """A forward of rows of one sequence without logits; other parameters as in `hook`."""
 
     def __call__(
-        self, of: Sequence, rows: QueryRows, attend: Attend, keep: Keep | None = None, project: Project | None = None
+        self,
+        sequence: Sequence,
+        rows: QueryRows,
+        attend: Attend,
+        keep: Keep | None = None,
+        project: Project | None = None,
     ) -> None: ...
 
 
 class MeasuredRepair:
-    """One rule on one model: a blend recomputes on its way, a probe only chooses.
+    """A repair rule on one model: a blend recomputes tokens while it selects them, a probe only selects.
 
-    `layers`   attention layers of the model
-    `reader`   builds the attention of rows
-    `forward`  runs rows through the model
+    `layers`           number of attention layers
+    `build_attention`  builds the attention of rows
+    `forward`          runs rows through the model
     """
 
     def __init__(
-        self, rule: Repair, layers: int, key_layout: SpanSettings, pool: PagePool, reader: Reader, forward: Forward
+        self,
+        rule: Repair,
+        layers: int,
+        key_layout: SpanSettings,
+        pool: PagePool,
+        build_attention: BuildAttention,
+        forward: Forward,
     ) -> None:
         self._rule, self._layers, self._key_layout, self._pool = rule, layers, key_layout, pool
-        self._reader, self._forward = reader, forward
+        self._build_attention, self._forward = build_attention, forward
 
     def blend(self, request_state: RequestState, chunk: ScheduledChunk) -> None:
-        """Recompute tokens that are chosen among the rows of this forward, which change from layer to layer."""
+        """Recompute tokens selected among the rows of this forward; the selection changes from layer to layer."""
         spans = request_state.allocation.plan.spans
         everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
         rows = chunk_rows(request_state, chunk, self._key_layout, everything)
         blend = self._blend(request_state, rows, self._rule.count(spans))
-        with suppress(NothingLeft):
+        with suppress(NoRowsLeft):
             self._forward(chunk.sequence, rows, blend.attend, blend.keep, blend.project)
 
     def probe(self, request_state: RequestState, chunk: ScheduledChunk) -> np.ndarray:
-        """Prompt positions that the query attends to most, increasing."""
+        """Prompt positions with the highest attention from the query, increasing."""
         assert self._rule.layers is not None, "the layers of a profile are named once the model is known"
         rows = probe_rows(request_state, chunk.start, self._key_layout)
         query = rows_of_query(request_state, rows, self._key_layout)
-        probe = Probe(rows, self._tensor(rows.slots), self._pool, self._reader, self._rule.layers, query)
-        with suppress(NothingLeft):
+        probe = Probe(rows, self._tensor(rows.slots), self._pool, self._build_attention, self._rule.layers, query)
+        with suppress(NoRowsLeft):
             self._forward(chunk.sequence, rows, probe.attend)
         return probe.chosen(self._rule.count(request_state.allocation.plan.spans))
 
@@ -69,10 +80,10 @@ class MeasuredRepair:
         rule, slots = self._rule, self._tensor(rows.slots)
         if rule.compares:
             chooser = DeviationChooser(rule, count, self._layers, rows.free, slots.device)
-            return DeviationBlend(chooser, rows, slots, self._pool, self._reader, rule.writes)
+            return DeviationBlend(chooser, rows, slots, self._pool, self._build_attention, rule.writes)
         before = reading_before(request_state, rows)
         neighbours = RowChooser(rule, count, self._layers, rows.free, slots.device)
-        return NeighbourBlend(neighbours, rows, slots, self._pool, self._reader, before)
+        return NeighbourBlend(neighbours, rows, slots, self._pool, self._build_attention, before)
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
         return to_device([numbers], torch.int64, self._pool.keys(0).device)[0]

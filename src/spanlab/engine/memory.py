@@ -1,4 +1,4 @@
-"""The recurrent layers' part of an engine: pools of states and maps, and what the policy's store keeps in them."""
+"""Memory of the recurrent layers of an engine: pools of states and maps, and the slots of stored ones."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import torch
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.tree import State
 from spanlab.engine.decode_recurrence import DecodeRecurrence
-from spanlab.engine.kept_states import KeptMaps, KeptStates
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.mixer_calls import LayeredRows
-from spanlab.engine.recurrent import Action, Piece, Recurrence, run_at_once
+from spanlab.engine.recurrent import Action, Recurrence, StateScan, run_changes
 from spanlab.engine.running_state import RunningState, StateRows
 from spanlab.engine.state_pool import StatePool
+from spanlab.engine.stored_slots import MapSlots, StateSlots
 from spanlab_kernels.attention import Send, to_device
 
 
 class Memory:
-    """States, and maps of spans where the policy's rules have any."""
+    """States, and maps of spans if the policy's rules use them."""
 
     def __init__(self, states: StatePool, maps: SpanMaps | None) -> None:
-        self.states = KeptStates(states)
-        self.maps = None if maps is None else KeptMaps(maps)
+        self.states = StateSlots(states)
+        self.maps = None if maps is None else MapSlots(maps)
         self._last: LayeredRows | None = None
 
     @property
-    def room(self) -> int:
-        """Rows of the slab of states that run, which moves when there are more of them."""
+    def slab_rows(self) -> int:
+        """Rows of the slab of running states; the slab's address changes with this number."""
         return self.states.pool.slab.rows
 
     def begin(self, allocation: TreeAllocation) -> RunningState:
-        """The state of a request that has just been admitted."""
+        """Create the running state of an admitted request."""
         return RunningState(allocation, self.states, self.maps)
 
     def drop(self, state: State) -> None:
-        """Follow a state, or a map, out of the store."""
-        self.states.drop(state)
+        """Free the slot of a state or map that the store evicted."""
+        self.states.remove(state)
         if self.maps is not None:
-            self.maps.drop(state)
+            self.maps.remove(state)
 
     def load(self, state: RunningState, rows: StateRows) -> None:
-        """Load and compose what these rows begin with, where no rows of the same forward come before."""
-        run_at_once(state.enter(rows), self.states.pool)
+        """Load states and apply maps before these rows; no rows of the state may precede them in the same forward."""
+        run_changes(state.enter(rows), self.states.pool)
 
     def recurrence(
         self, packed: Iterable[tuple[RunningState, StateRows]], device: torch.device, send: Send = to_device
     ) -> LayeredRows:
-        """What the recurrent layers do with rows that are packed in this order; `send` may bring numbers later."""
+        """Build the recurrent layers' computation for rows packed in this order; `send` may copy indexes later."""
         sequences: dict[RunningState, list[Action]] = {}
         row = 0
         for state, rows in packed:
@@ -57,17 +57,17 @@ class Memory:
         self._last = Recurrence(self.states.pool, list(sequences.values()), device, send)
         return self._last
 
-    def decodes(
+    def decode_recurrence(
         self, packed: Iterable[tuple[RunningState, StateRows]], rows: int, device: torch.device, send: Send = to_device
     ) -> LayeredRows:
-        """The same where each state runs through one row; of `rows` in all, those behind are of no request."""
-        actions = [action for row, (state, each) in enumerate(packed) for action in state.actions(each, row)]
-        pieces = [action for action in actions if isinstance(action, Piece)]
-        assert len(pieces) == len(actions), "what decodes is in its text already"
-        self._last = DecodeRecurrence(self.states.pool, pieces, rows, device, send)
+        """As `recurrence`, for one row per state; further rows, up to `rows`, are padding."""
+        actions = [action for row, (state, state_row) in enumerate(packed) for action in state.actions(state_row, row)]
+        scans = [action for action in actions if isinstance(action, StateScan)]
+        assert len(scans) == len(actions), "a decode has no loads or map applications"
+        self._last = DecodeRecurrence(self.states.pool, scans, rows, device, send)
         return self._last
 
-    def done(self) -> None:
-        """Note what every state has seen, once all layers of the last recurrence have run."""
+    def finish(self) -> None:
+        """Update slot positions after all layers of the last recurrence have run."""
         assert self._last is not None, "a forward has a recurrence"
-        self._last.done()
+        self._last.finish()

@@ -1,7 +1,7 @@
-"""The two steps of a recurrent mixer at which rows meet those before them: its convolution, and its scan.
+"""Interception of the two sequential operations of a recurrent mixer: its convolution and its scan.
 
-A mixer of transformers hands further keyword arguments on to both. So a forward of ours rides along, and takes both
-over; projections, gates and norms are the mixer's own code, over all rows at once.
+Transformers' mixers pass extra keyword arguments to both. So a forward is passed as a keyword argument and replaces
+both; projections, gates and norms are the mixer's code, over all rows at once.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ Convolution = Callable[..., Tensor]
 
 
 class PackedRows(Protocol):
-    """One layer's rows of many sequences."""
+    """Packed rows of many sequences in one layer."""
 
-    def convolve(self, convolution: Convolution, rows: Tensor, *given: object) -> Tensor:
-        """The convolution's outputs [1, channels, T]."""
+    def convolve(self, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
+        """Compute the convolution's outputs [1, channels, T]."""
         ...
 
     def scan(self, inputs: ScanInputs) -> Tensor:
-        """The scan's outputs [T, heads, d_v]."""
+        """Compute the scan's outputs [T, heads, d_v]."""
         ...
 
 
 class LayeredRows(ABC):
-    """One forward's rows in all recurrent layers; each mixer is one that was given to `take_over`."""
+    """Rows of one forward in all recurrent layers; mixers must be patched by `intercept_mixer`."""
 
     def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
-        """One layer's output [1, T, H]; states in the pool move on, copies are kept."""
+        """Compute one layer's output [1, T, H]; updates states in the pool and copies captured states."""
         out: Tensor = mixer(hidden, **{KEYWORD: _LayerRows(self, layer)})
         return out
 
     @abstractmethod
-    def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *given: object) -> Tensor:
-        """What a layer's convolution makes of rows [1, channels, T]."""
+    def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
+        """Compute a layer's convolution of rows [1, channels, T]."""
 
     @abstractmethod
     def scan(self, layer: int, inputs: ScanInputs) -> Tensor:
-        """What a layer's scan makes of rows: [T, heads, d_v]."""
+        """Compute a layer's scan outputs [T, heads, d_v]."""
 
     @abstractmethod
-    def done(self) -> None:
-        """Note what every state has seen, once all layers have run."""
+    def finish(self) -> None:
+        """Update slot positions after all layers have run."""
 
 
 class _LayerRows(NamedTuple):
-    """A forward's rows in one layer."""
+    """Rows of a forward in one layer."""
 
     rows: LayeredRows
     layer: int
 
-    def convolve(self, convolution: Convolution, rows: Tensor, *given: object) -> Tensor:
-        return self.rows.convolve(self.layer, convolution, rows, *given)
+    def convolve(self, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
+        return self.rows.convolve(self.layer, convolution, rows, *args)
 
     def scan(self, inputs: ScanInputs) -> Tensor:
         return self.rows.scan(self.layer, inputs)
 
 
-def take_over(mixer: nn.Module) -> None:
-    """Let a mixer's convolution and scan be ours in forwards of ours; in others they do what they did.
+def intercept_mixer(mixer: nn.Module) -> None:
+    """Patch a mixer's convolution and scan to use `PackedRows` if they are passed; other calls are unchanged.
 
-    They are attributes of the mixer, or of the module that defines it.
+    Both functions are attributes of the mixer, or of the module that defines it.
     """
     for suffix, method in ((_CONVOLUTION, _convolution), (_SCAN, _scan)):
         owners = (mixer, sys.modules[type(mixer).__module__])
@@ -87,31 +87,31 @@ def _names(owner: object, suffix: str) -> list[str]:
     return [name for name in vars(owner) if name.endswith(suffix)]
 
 
-def _convolution(own: Convolution) -> Convolution:
-    @wraps(own)
+def _convolution(original: Convolution) -> Convolution:
+    @wraps(original)
     def run(
         rows: Tensor,
-        *given: Any,
+        *args: Any,
         activation: str | None = None,
         span_rows: PackedRows | None = None,
-        **rest: Any,
+        **kwargs: Any,
     ) -> Tensor:
         if span_rows is None:
-            return own(rows, *given, activation=activation, **rest)
-        return span_rows.convolve(lambda *inputs: own(*inputs, activation=activation), rows, *given)
+            return original(rows, *args, activation=activation, **kwargs)
+        return span_rows.convolve(lambda *inputs: original(*inputs, activation=activation), rows, *args)
 
     setattr(run, _MARK, True)
     return run
 
 
-def _scan(own: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(own)
+def _scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
     def run(
-        query: Tensor, key: Tensor, value: Tensor, *given: Any, span_rows: PackedRows | None = None, **rest: Any
+        query: Tensor, key: Tensor, value: Tensor, *args: Any, span_rows: PackedRows | None = None, **kwargs: Any
     ) -> Any:
         if span_rows is None:
-            return own(query, key, value, *given, **rest)
-        inputs = ScanInputs(query[0], key[0], value[0], rest["g"][0], rest["beta"][0])
+            return original(query, key, value, *args, **kwargs)
+        inputs = ScanInputs(query[0], key[0], value[0], kwargs["g"][0], kwargs["beta"][0])
         return span_rows.scan(inputs)[None], None
 
     setattr(run, _MARK, True)

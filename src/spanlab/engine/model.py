@@ -1,4 +1,4 @@
-"""A transformers causal LM whose attention and states are ours: packed rows in, logits out."""
+"""A transformers causal LM with spanlab's attention and recurrent states: packed rows in, logits out."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from spanlab.models.config import ModelConfig
 
 @dataclass(frozen=True, eq=False)
 class SpanModel:
-    """A model that passed the support check, ready to be run on packed rows of several requests.
+    """A model that passed the support check and runs packed rows of several requests.
 
-    `hf`        the transformers model itself, in evaluation mode; it runs only through `forward`.
+    `hf`        the transformers model in evaluation mode; it runs only through `forward`.
     `rotation`  how all layers rotate queries and keys.
-    `scales`    per attention layer, what query-key products are multiplied by before the softmax.
+    `scales`    softmax scale of each attention layer.
     """
 
     name: str
@@ -39,28 +39,28 @@ class SpanModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and where all tensors given to `forward` must be."""
+        """Device of the weights, and of all tensors passed to `forward`."""
         return self.hf.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What weights, queries, keys and values are made of."""
+        """Data type of weights, queries, keys and values."""
         return self.hf.dtype
 
     @property
     def layers(self) -> int:
-        """Attention layers: those that keys and values are kept of."""
+        """Number of attention layers, the layers with a KV cache."""
         return len(self.scales)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """For each decoder layer, its rank among those of its kind, attention or recurrent."""
+        """For each decoder layer, its index among the layers of the same kind, attention or recurrent."""
         kinds = [hasattr(layer, MIXER) for layer in decoder_layers(self.hf)]
-        return tuple(kinds[:at].count(kind) for at, kind in enumerate(kinds))
+        return tuple(kinds[:layer].count(kind) for layer, kind in enumerate(kinds))
 
     @property
     def state_shape(self) -> StateShape | None:
-        """Sizes of a recurrent state; None where all layers are attention."""
+        """Sizes of a recurrent state; None if all layers are attention layers."""
         layers = len(self.order) - self.layers
         if not layers:
             return None
@@ -72,13 +72,13 @@ class SpanModel:
 
     @property
     def query_heads(self) -> int:
-        """Heads of the query."""
+        """Number of query heads."""
         heads: int = self.config.num_attention_heads
         return heads
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values; query head h reads head h // (query_heads // kv_heads)."""
+        """Number of KV heads; query head h reads KV head h // (query_heads // kv_heads)."""
         return getattr(self.config, "num_key_value_heads", None) or self.query_heads
 
     @property
@@ -89,13 +89,13 @@ class SpanModel:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are [0, vocab_size)."""
+        """Vocabulary size; token ids are in [0, vocab_size)."""
         size: int = self.config.vocab_size
         return size
 
     @property
     def context(self) -> int:
-        """Positions the model was made for: [0, context)."""
+        """Maximum context length; positions are in [0, context)."""
         positions: int = self.config.max_position_embeddings
         return positions
 
@@ -110,17 +110,17 @@ class SpanModel:
         recur: Recur | None = None,
         project: Project | None = None,
     ) -> Tensor:
-        """Run packed rows through all layers; logits float32 [len(logits_rows), vocab_size] of the rows asked for.
+        """Run packed rows through all layers; return float32 logits [len(logits_rows), vocab_size].
 
-        `ids`          int64 [T], rows of several requests one behind the other; the model knows no border between them.
-        `rotations`    int64 [T], positions by which the model itself rotates query and key of each row: where the row
-                       stands in its span, or in its prompt, or 0 to get both unrotated.
-        `logits_rows`  int64, among the rows that are left after the last layer; may be empty.
-        `keep`         which rows go on from each layer >= 1, see `hook.Keep`.
-        `recur`        what recurrent layers do, where there are any.
-        `project`      what is told of a layer's keys and values before `keep` is, see `hook.Project`.
+        `ids`          int64 [T], concatenated rows of several requests; the model has no boundaries between them.
+        `rotations`    int64 [T], RoPE positions for query and key of each row: the position in the span or in the
+                       prompt, or 0 to leave both unrotated.
+        `logits_rows`  int64, row indices after the last layer; may be empty.
+        `keep`         selects the rows that enter each layer >= 1, see `hook.Keep`.
+        `recur`        computes recurrent layers; required if the model has any.
+        `project`      receives a layer's queries, keys and values before `keep` is called, see `hook.Project`.
 
-        Nothing here waits for the device; whether logits are finite numbers is for the caller to ask.
+        The call does not synchronize with the device. The caller checks that logits are finite.
         """
         logits: Tensor = self.hf(
             input_ids=ids[None],
@@ -132,14 +132,14 @@ class SpanModel:
         return logits.float()
 
     def spec(self) -> ModelSpec:
-        """What this model costs, as the policies and the timing models count it."""
+        """The model sizes that policies and timing models use."""
         return spec_of(self.name, self.config, self.dtype)
 
 
 def spec_of(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> ModelSpec:
-    """What a model of that config costs with all numbers in `dtype`, but recurrent states in float32.
+    """Model sizes for a config with all tensors in `dtype` and recurrent states in float32.
 
-    ValueError for a type of model whose sizes are not known.
+    ValueError for an unsupported model type.
     """
     numbers = {"dtype": str(dtype).removeprefix("torch."), "mamba_ssm_dtype": "float32"}
     return sizes.spec_of(ModelConfig(f"model={name}", name, config.to_dict() | numbers))

@@ -1,4 +1,4 @@
-"""Which pages of the device hold what the policy's tree says is stored."""
+"""Device pages of the nodes in the policy's prefix tree."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _NONE = np.empty(0, np.int64)
 
 
 class NodePages:
-    """Page ids by node of the tree; follows the tree as its edges split and its leaves leave.
+    """Page ids by tree node, updated when the tree splits or removes a node.
 
-    `give` takes back the pages of a node that has left.
+    `free`  called with the pages of a removed node
     """
 
-    def __init__(self, page_size: int, give: Callable[[PageIds], None]) -> None:
-        self._page_size, self._give = page_size, give
+    def __init__(self, page_size: int, free: Callable[[PageIds], None]) -> None:
+        self._page_size, self._free = page_size, free
         self._pages: dict[Node, PageIds] = {}
 
     def __contains__(self, node: Node) -> bool:
@@ -33,22 +33,22 @@ class NodePages:
         self._pages[node] = pages
 
     def path(self, node: Node, stop: int) -> PageIds:
-        """The pages of the first `stop` tokens of the path to `node`, in order; a node ends there."""
+        """Pages of the first `stop` tokens of the path to `node`, in order; a node must end at `stop`."""
         parts = [self._pages[step] for step in node.path() if step.depth <= stop]
         return np.concatenate([_NONE, *reversed(parts)])
 
     def all(self) -> list[int]:
-        """Every page that holds something stored."""
+        """All pages of stored nodes."""
         return [page for pages in self._pages.values() for page in pages.tolist()]
 
-    # -- what the tree tells ------------------------------------------------------------------------------------------
+    # -- tree callbacks -----------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """The pages go with their tokens; a node not yet entered here has none."""
+        """Divide a node's pages at the split; a node that is not registered yet has none."""
         if lower in self._pages:
             pages, cut = self._pages[lower], (upper.depth - upper.start) // self._page_size
             self._pages[upper], self._pages[lower] = pages[:cut], pages[cut:]
 
     def removed(self, node: Node) -> None:
-        """Its pages are free."""
-        self._give(self._pages.pop(node, _NONE))
+        """Free the pages of a removed node."""
+        self._free(self._pages.pop(node, _NONE))

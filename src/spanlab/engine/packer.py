@@ -1,4 +1,4 @@
-"""From rows of several requests to the tensors of one forward."""
+"""Packing of rows of several requests into the input tensors of one forward."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from spanlab.engine.copies import Copier
 from spanlab.engine.decode_rows import TailRows
 from spanlab.engine.query_rows import QueryRows
 from spanlab.engine.request_state import RequestState
-from spanlab.engine.shipment import Shipment
+from spanlab.engine.transfer import TransferBatch
 
 
 class PackedRows(NamedTuple):
-    """Rows of one forward on the device, int64 [T]: token ids, rotations, slots; and `asked`, rows that need logits."""
+    """Inputs of one forward, int64 [T]: token ids, rotations, slots; and `logits_rows`, rows that need logits."""
 
     ids: Tensor
     rotations: Tensor
     slots: Tensor
-    asked: Tensor
+    logits_rows: Tensor
 
 
 class Packer:
-    """Packs rows for one engine, and tells the copier what the keys that they write are rotated by.
+    """Packs rows of one engine and records the rotations of the written keys in the copier.
 
     `outputs`  tokens generated so far, by request id
     """
@@ -46,34 +46,36 @@ class Packer:
 
     def pack(
         self,
-        owners: Ordered[Sequence],
+        sequences: Ordered[Sequence],
         parts: Ordered[QueryRows],
-        counts: Ordered[int],
+        logits_counts: Ordered[int],
         tails: TailRows | None,
-        shipment: Shipment,
-        said: Tokens | None = None,
+        transfer: TransferBatch,
+        answer: Tokens | None = None,
     ) -> PackedRows:
-        """Parts of their owners, then rows that decode; of each part so many last rows need logits.
+        """Pack the `parts` of `sequences`, then decode rows; the last `logits_counts` rows of each part need logits.
 
-        `said`  token ids that stand behind the prompts, in place of the owners' own answers
+        `answer`  token ids after the prompts, in place of the sequences' outputs
         """
         columns = [
-            (self._ids(owner, part.indices, said), part.rotations, part.slots)
-            for owner, part in zip(owners, parts, strict=True)
+            (self._ids(sequence, rows.indices, answer), rows.rotations, rows.slots)
+            for sequence, rows in zip(sequences, parts, strict=True)
         ]
-        ends = np.cumsum([len(part.indices) for part in parts], dtype=np.int64).tolist()
-        asked = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        ends = np.cumsum([len(rows.indices) for rows in parts], dtype=np.int64).tolist()
+        logits_rows = [np.arange(end - count, end) for end, count in zip(ends, logits_counts, strict=True)]
         if tails is not None:
             columns.append((tails.ids(self._outputs), tails.rotations, tails.slots))
-            asked.append(np.arange(len(tails.slots)) + (ends[-1] if ends else 0))
+            logits_rows.append(np.arange(len(tails.slots)) + (ends[-1] if ends else 0))
         ids, rotations, slots = (np.concatenate(column) for column in zip(*columns, strict=True))
         self._copier.note(slots, rotations)
-        return PackedRows(*shipment.add([ids, rotations, slots, np.concatenate(asked)], torch.int64, self._device))
+        return PackedRows(
+            *transfer.add([ids, rotations, slots, np.concatenate(logits_rows)], torch.int64, self._device)
+        )
 
-    def _ids(self, sequence: Sequence, indices: NDArray[np.int64], said: Tokens | None) -> NDArray[np.int64]:
+    def _ids(self, sequence: Sequence, indices: NDArray[np.int64], answer: Tokens | None) -> NDArray[np.int64]:
         tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
         if not len(indices) or indices[-1] < prompt:
             return tokens[indices]
-        known = sequence.request.output if said is None else said
-        answer = self._outputs[sequence.request.id] if known is None else known
-        return np.concatenate([tokens, np.array(answer, np.int64)])[indices]
+        known_tokens = sequence.request.output if answer is None else answer
+        output = self._outputs[sequence.request.id] if known_tokens is None else known_tokens
+        return np.concatenate([tokens, np.array(output, np.int64)])[indices]

@@ -1,4 +1,4 @@
-"""How long the phases of a step last on the device that computes them."""
+"""Durations of the phases of a step on the device that computes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from spanlab.core.passes import is_repair, of_span
 from spanlab.core.scheduled import ScheduledChunk
 
-#: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
+#: Seconds of one step by phase. Each forward counts as the first phase below `copy_s` that applies to it.
 PHASES = (
-    "plan_s",  # since the step before: storing, records, scheduling
-    "copy_s",  # no forward: copies of spans, rotated or not, copy-on-write, states loaded, stored maps composed
+    "plan_s",  # since the previous step: storing, records, scheduling
+    "copy_s",  # outside forwards: span copies, rotation, copy-on-write, loads of states, application of maps
     "repair_s",
     "prefill_s",  # ordered text
     "fill_s",  # spans
@@ -24,27 +24,27 @@ PHASES = (
 
 
 class PhaseClock(Protocol):
-    """Runs the work of one step, and adds up what each phase took."""
+    """Runs the work of one step and sums the time of each phase."""
 
-    def run(self, phase: str, work: Callable[..., None], *given: object) -> None:
-        """Do some work of a phase."""
+    def run(self, phase: str, work: Callable[..., None], *args: object) -> None:
+        """Run work of a phase."""
         ...
 
     def seconds(self) -> Mapping[str, float]:
-        """Seconds by phase; waits until all of them are over."""
+        """Seconds by phase; waits for the end of all phases."""
         ...
 
 
 class HostClock:
-    """For work that is done when its call returns."""
+    """Clock for synchronous work."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
-    def run(self, phase: str, work: Callable[..., None], *given: object) -> None:
-        """Do some work of a phase."""
+    def run(self, phase: str, work: Callable[..., None], *args: object) -> None:
+        """Run work of a phase."""
         began = perf_counter()
-        work(*given)
+        work(*args)
         self._seconds[phase] += perf_counter() - began
 
     def seconds(self) -> Mapping[str, float]:
@@ -53,39 +53,39 @@ class HostClock:
 
 
 class StreamClock:
-    """For work that a CUDA stream does later: events stand between the phases, and time in which it has none counts.
+    """Clock for asynchronous work of a CUDA stream, by events around each phase; idle time of the stream counts.
 
-    Nothing waits before `seconds` is asked for, and mostly nothing then, as the tokens were read by that time.
+    Only `seconds` synchronizes, and usually without waiting, because the tokens have been read by then.
     """
 
     def __init__(self) -> None:
         self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
-    def run(self, phase: str, work: Callable[..., None], *given: object) -> None:
-        """Launch some work of a phase."""
+    def run(self, phase: str, work: Callable[..., None], *args: object) -> None:
+        """Launch work of a phase."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        work(*given)
+        work(*args)
         end.record()
         self._spans.append((phase, begin, end))
 
     def seconds(self) -> Mapping[str, float]:
-        """Seconds by phase; waits until all of them are over."""
-        found: defaultdict[str, float] = defaultdict(float)
+        """Seconds by phase; waits for the end of all phases."""
+        totals: defaultdict[str, float] = defaultdict(float)
         if self._spans and not self._spans[-1][2].query():
             self._spans[-1][2].synchronize()
         for phase, begin, end in self._spans:
-            found[phase] += begin.elapsed_time(end) * 1e-3
-        return found
+            totals[phase] += begin.elapsed_time(end) * 1e-3
+        return totals
 
 
 def clock_of(device: torch.device) -> PhaseClock:
-    """A clock for one step on a device."""
+    """Create a clock for one step on a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
 
 
 def phase_of(chunks: list[ScheduledChunk]) -> str:
-    """The phase that a forward of some chunks, and of what decodes with them, counts as."""
+    """The phase of a forward with these chunks and any decodes."""
     if not chunks:
         return "decode_s"
     if any(is_repair(chunk) for chunk in chunks):

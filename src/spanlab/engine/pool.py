@@ -1,4 +1,4 @@
-"""Pages of keys and values: one allocation for all layers, integer page ids, references counted."""
+"""Paged KV memory: one allocation for all layers, integer page ids, reference counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PageIds = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PoolShape:
-    """Sizes of a pool, all positive: layers, pages, tokens per page, key-value heads, channels per head."""
+    """Sizes of a pool, all positive: layers, pages, tokens per page, KV heads, channels per head."""
 
     layers: int
     pages: int
@@ -34,12 +34,12 @@ class PoolShape:
 
 
 class PagePool:
-    """Keys and values of all layers in pages, handed out by id; a page is free once nobody refers to it.
+    """Keys and values of all layers in reference-counted pages; a page without references is free.
 
-    A *slot* is page · page_size + offset: the place of one token, the same in every layer. With `poison` every page
-    holds NaN until it is written, and again once it is free, so that a test sees whoever reads what is not there.
+    A *slot* is page · page_size + offset: the row of one token, the same in every layer. With `poison`, unwritten and
+    free pages hold NaN, so that tests detect reads of unwritten memory.
 
-    `free_pages`  pages that `take` could hand out now
+    `free_pages`  number of pages that `allocate` can return now
     """
 
     def __init__(
@@ -50,55 +50,55 @@ class PagePool:
         self._storage = torch.zeros(sizes, dtype=dtype, device=device)
         if poison:
             self._storage.fill_(torch.nan)
-        self._free = np.arange(shape.pages)[::-1].copy()  # the last of the first `free_pages` is taken first
+        self._free = np.arange(shape.pages)[::-1].copy()  # a stack: the top is at index free_pages - 1
         self.free_pages = shape.pages
         self._references = np.zeros(shape.pages, np.int64)
 
     def keys(self, layer: int) -> Tensor:
-        """Keys of a layer, [pages, page_size, Hkv, D]: the memory itself."""
+        """Keys of a layer, [pages, page_size, Hkv, D], as a view."""
         return self._storage[layer, 0]
 
     def values(self, layer: int) -> Tensor:
-        """Values of a layer, [pages, page_size, Hkv, D]: the memory itself."""
+        """Values of a layer, [pages, page_size, Hkv, D], as a view."""
         return self._storage[layer, 1]
 
-    # -- who holds what -----------------------------------------------------------------------------------------------
+    # -- allocation ---------------------------------------------------------------------------------------------------
 
-    def take(self, count: int) -> PageIds:
-        """`count` free pages, each with one reference; all or none: ShortageError where there are not enough."""
-        held, free = self.shape.pages, self.free_pages
+    def allocate(self, count: int) -> PageIds:
+        """Allocate `count` pages with one reference each; OutOfMemoryError if fewer are free."""
+        total, free = self.shape.pages, self.free_pages
         if count > free:
-            raise OutOfMemoryError(f"The pool of {held} pages has {free} free, and {count} were wanted at once.")
+            raise OutOfMemoryError(f"The pool of {total} pages has {free} free, and {count} were wanted at once.")
         self.free_pages -= count
-        taken = self._free[self.free_pages : free][::-1].copy()
-        self._references[taken] = 1
-        return taken
+        pages = self._free[self.free_pages : free][::-1].copy()
+        self._references[pages] = 1
+        return pages
 
     def share(self, pages: Sequence[int] | PageIds) -> None:
-        """Add a reference to each of the pages, which are held already."""
+        """Add a reference to each of the pages, which must be allocated."""
         np.add.at(self._references, pages, 1)
         assert (self._references[pages] > 1).all(), "a free page was shared"
 
-    def give(self, pages: Sequence[int] | PageIds) -> None:
-        """Drop a reference to each of the pages; what nobody refers to any more is free, the first page taken first."""
+    def free(self, pages: Sequence[int] | PageIds) -> None:
+        """Drop a reference to each page; pages without references are free, the first to be reallocated first."""
         pages = np.asarray(pages, np.int64)
         np.subtract.at(self._references, pages, 1)
         assert (self._references[pages] >= 0).all(), "a page was given back more often than it was held"
-        each = pages[np.sort(np.unique(pages, return_index=True)[1])]
-        left = each[self._references[each] == 0]
-        self._free[self.free_pages : self.free_pages + len(left)] = left[::-1]
-        self.free_pages += len(left)
-        if self.poison and len(left):
-            self._storage[:, :, torch.from_numpy(left).to(self._storage.device)] = torch.nan
+        unique = pages[np.sort(np.unique(pages, return_index=True)[1])]
+        unreferenced = unique[self._references[unique] == 0]
+        self._free[self.free_pages : self.free_pages + len(unreferenced)] = unreferenced[::-1]
+        self.free_pages += len(unreferenced)
+        if self.poison and len(unreferenced):
+            self._storage[:, :, torch.from_numpy(unreferenced).to(self._storage.device)] = torch.nan
 
     def references(self, page: int) -> int:
-        """How many hold a page; 0 means that it is free."""
+        """Reference count of a page; 0 if it is free."""
         return int(self._references[page])
 
-    # -- what lies where ----------------------------------------------------------------------------------------------
+    # -- memory -------------------------------------------------------------------------------------------------------
 
     def slots(self, pages: Sequence[int], start: int, stop: int) -> Tensor:
-        """Slots, int64 [stop - start], of tokens [start, stop) of a sequence that fills `pages` from the first on."""
+        """Slots, int64 [stop - start], of tokens [start, stop) of a sequence stored in `pages`."""
         size = self.shape.page_size
         assert 0 <= start <= stop <= len(pages) * size, "tokens outside their pages"
         tokens = torch.arange(start, stop, device=self._storage.device)
@@ -106,19 +106,19 @@ class PagePool:
         return ids[tokens // size] * size + tokens % size
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values [N, Hkv, D] of one layer into slots [N]."""
+        """Write keys and values [N, Hkv, D] of one layer to slots [N]."""
         blocks.scatter(self.keys(layer), slots, keys)
         blocks.scatter(self.values(layer), slots, values)
 
     def copy(self, source_slots: Tensor, target_slots: Tensor) -> None:
         """Copy keys and values of all layers from slots [N] to other slots [N]: copy-on-write."""
-        # All planes as one long row of pages: a single launch, whatever the number of layers.
+        # All planes as one long row of pages: a single launch for all layers.
         pages = self._storage.view(-1, *self._storage.shape[3:])
         planes = torch.arange(2 * self.shape.layers, device=pages.device)[:, None]
         first = planes * self.shape.pages * self.shape.page_size
         blocks.copy(pages, (first + source_slots).flatten(), (first + target_slots).flatten())
 
     def checksum(self, pages: Sequence[int]) -> str:
-        """A digest of the bytes of pages in all layers; for tests that what is shared is never written."""
-        held = self._storage[:, :, torch.tensor(pages, device=self._storage.device)].contiguous()
-        return hashlib.blake2b(held.cpu().view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
+        """Digest of the bytes of pages in all layers, for tests that shared pages are never written."""
+        contents = self._storage[:, :, torch.tensor(pages, device=self._storage.device)].contiguous()
+        return hashlib.blake2b(contents.cpu().view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The rows of one chunk: which tokens, rotated by what, written where, and what they see."""
+"""Query rows of one chunk: tokens, rotations, slots, and the spans that they attend to."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from spanlab_kernels.attention import Span
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryRows:
-    """Packed rows of one request that see the same spans; arrays are int64 [T].
+    """Packed rows of one request that attend to the same spans; arrays are int64 [T].
 
-    `indices`    in prompt and output, increasing
-    `rotations`  what the model is to rotate query and key by
-    `shifts`     what the query is still to be rotated by, to stand at its position
-    `slots`      where key and value are written
-    `spans`      what they read: (span, whether it is an independent one that ordered text reads) each; their pages are
-                 ranges of the engine's table
-    `free`       False for rows that a measured repair must keep
-    `together`   the common shift of all rows, where keys that lack the same need not be rotated; None for raw keys
+    `indices`       token indices in prompt and output, increasing
+    `rotations`     RoPE positions that the model applies to query and key
+    `shifts`        remaining rotation of the query to its position
+    `slots`         slots for key and value
+    `spans`         pairs of a span and a flag: an independent span that ordered text reads; pages are ranges of the
+                    page table
+    `free`          False for rows that a measured repair must compute
+    `common_shift`  the shift of all rows if it is equal; keys that lack the same shift need no rotation. Else, and for
+                    raw keys, None
     """
 
     indices: np.ndarray
@@ -35,23 +36,23 @@ class QueryRows:
     slots: np.ndarray
     spans: list[tuple[Span, bool]]
     free: np.ndarray
-    together: int | None
+    common_shift: int | None
 
-    def chosen(self, kept: np.ndarray) -> QueryRows:
-        """Some of the rows, by index; they read the same."""
+    def chosen(self, selected: np.ndarray) -> QueryRows:
+        """Select rows by index; the spans are unchanged."""
         return replace(
             self,
-            indices=self.indices[kept],
-            rotations=self.rotations[kept],
-            shifts=self.shifts[kept],
-            slots=self.slots[kept],
+            indices=self.indices[selected],
+            rotations=self.rotations[selected],
+            shifts=self.shifts[selected],
+            slots=self.slots[selected],
         )
 
 
 def chunk_rows(
     request_state: RequestState, chunk: ScheduledChunk, key_layout: SpanSettings, repaired: np.ndarray | None
 ) -> QueryRows:
-    """Rows of a chunk; of a repair, those of the `repaired` prompt positions and of the text between the spans."""
+    """Rows of a chunk; for a repair, the `repaired` prompt positions and the text between the spans."""
     if isinstance(chunk.work, PrefillRange):
         return cache_span_rows(request_state, chunk.work.cache_span, chunk.start, chunk.stop, key_layout)
     assert repaired is not None, "a repair has no rows"
@@ -61,69 +62,73 @@ def chunk_rows(
 def cache_span_rows(
     request_state: RequestState, index: int, start: int, stop: int, key_layout: SpanSettings
 ) -> QueryRows:
-    """Prompt and output tokens `[start, stop)` of one cache span, in the cache span's own context."""
+    """Rows of prompt and output tokens `[start, stop)` of one cache span, in the context of that span."""
     span_pages = request_state.spans[index]
     rows = np.arange(start, stop) - span_pages.cache_span.start
-    request_state.hold(index, stop - span_pages.cache_span.start)
+    request_state.ensure_pages(index, stop - span_pages.cache_span.start)
     positions = span_pages.base + rows
     rotations = _rotations(request_state, index, rows, key_layout)
-    spans = seen_spans(request_state, index, stop, key_layout)
+    spans = visible_spans(request_state, index, stop, key_layout)
     if span_pages.cache_span.independent:
         spans = [(span, False) for span, _ in spans]
     slots = request_state.slots(index, rows)
     shifts = positions - rotations
-    together = int(shifts[0]) if key_layout.keys != "raw" and len(rows) and (shifts == shifts[0]).all() else None
-    return QueryRows(np.arange(start, stop), rotations, shifts, slots, spans, np.zeros(len(rows), bool), together)
+    common_shift = int(shifts[0]) if key_layout.keys != "raw" and len(rows) and (shifts == shifts[0]).all() else None
+    return QueryRows(np.arange(start, stop), rotations, shifts, slots, spans, np.zeros(len(rows), bool), common_shift)
 
 
-def seen_spans(request_state: RequestState, index: int, stop: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
-    """What rows of one cache span up to `stop` read, as `QueryRows.spans`; their own cache span comes last."""
+def visible_spans(
+    request_state: RequestState, index: int, stop: int, key_layout: SpanSettings
+) -> list[tuple[Span, bool]]:
+    """Spans that rows of one cache span up to `stop` attend to, as `QueryRows.spans`; the cache span itself is last."""
     cache_span = request_state.spans[index].cache_span
-    spans = [span for other in visible(request_state, cache_span) for span in _whole(request_state, other, key_layout)]
-    own = request_state.own_views(index, stop - cache_span.start)
-    return spans + _in_place(request_state, index, own, key_layout)
+    spans = [
+        span for other in visible(request_state, cache_span) for span in _full_span(request_state, other, key_layout)
+    ]
+    span_views = request_state.own_views(index, stop - cache_span.start)
+    return spans + _view_spans(request_state, index, span_views, key_layout)
 
 
 def visible(request_state: RequestState, cache_span: CacheSpan) -> list[int]:
-    """The cache spans before a cache span that its rows see."""
+    """Earlier cache spans that are visible to rows of a cache span."""
     return [index for index, other in enumerate(request_state.spans) if other.cache_span.stop <= cache_span.context]
 
 
 def _repair_rows(
     request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray, key_layout: SpanSettings
 ) -> QueryRows:
-    """All rows of a repair by place: tokens of spans go to the request's own copies, text between them to its pages."""
+    """Rows of a repair in prompt order; span tokens are written to private copies, text between spans to its pages."""
     parts, spans = [], []
     for index, span_pages in enumerate(request_state.spans):
         start, stop = span_pages.cache_span.start, min(span_pages.cache_span.stop, chunk.stop)
         if stop <= start:
             break
         if index in chunk.work.cache_spans:
-            request_state.hold(index, stop - start)
+            request_state.ensure_pages(index, stop - start)
             resume = max(request_state.allocation.plan.cache_spans[index].resume, chunk.start - start)
-            parts.append(_part(request_state, index, np.arange(resume, stop - start), False, key_layout))
+            parts.append(_cache_span_arrays(request_state, index, np.arange(resume, stop - start), False, key_layout))
         rows = repaired[(repaired >= start) & (repaired < stop)] - start
-        parts.append(_part(request_state, index, rows, True, key_layout))
+        parts.append(_cache_span_arrays(request_state, index, rows, True, key_layout))
         spans += _spans(request_state, index, stop - start, key_layout)
     return _packed(parts, spans)
 
 
 def probe_rows(request_state: RequestState, begin: int, key_layout: SpanSettings) -> QueryRows:
-    """Missing text from prompt position `begin` on, the query at its end, and all that they read as it is stored."""
+    """Rows of missing text from prompt position `begin`, with the query at the end; they read spans as stored."""
     parts, spans = [], []
     plans = request_state.allocation.plan.cache_spans
     for index, (span_pages, plan) in enumerate(zip(request_state.spans, plans, strict=True)):
         cache_span = span_pages.cache_span
         length = cache_span.stop - cache_span.start
         if cache_span.context == cache_span.start and begin <= cache_span.start + plan.resume < cache_span.stop:
-            request_state.hold(index, length)
-            parts.append(_part(request_state, index, np.arange(plan.resume, length), False, key_layout))
+            request_state.ensure_pages(index, length)
+            parts.append(_cache_span_arrays(request_state, index, np.arange(plan.resume, length), False, key_layout))
         spans += _spans(request_state, index, length, key_layout)
     return _packed(parts, spans)
 
 
 def rows_of_query(request_state: RequestState, rows: QueryRows, key_layout: SpanSettings) -> QueryRows:
-    """Those rows of a probe that belong to the query; they read only what a repair may choose from."""
+    """The query's rows of a probe; they attend only to tokens that a repair may select."""
     query = request_state.spans[-1].cache_span
     spans = []
     for index, span_pages in enumerate(request_state.spans):
@@ -135,7 +140,7 @@ def rows_of_query(request_state: RequestState, rows: QueryRows, key_layout: Span
 
 
 def reading_before(request_state: RequestState, rows: QueryRows) -> list[QueryRows]:
-    """Rows of a repair by cache span, in order, each reading only what stands before that."""
+    """Rows of a repair by cache span, in order; each reads only the spans before its cache span."""
     parts = []
     for span_pages in request_state.spans:
         start, stop = span_pages.cache_span.start, span_pages.cache_span.stop
@@ -147,20 +152,22 @@ def reading_before(request_state: RequestState, rows: QueryRows) -> list[QueryRo
 
 
 def _packed(parts: list[tuple[np.ndarray, ...]], spans: list[tuple[Span, bool]]) -> QueryRows:
-    """Rows of several cache spans by place; they read the same."""
+    """Merge rows of several cache spans in prompt order; all attend to the same spans."""
     indices, rotations, shifts, slots, free = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(indices, kind="stable")
     return QueryRows(indices[order], rotations[order], shifts[order], slots[order], spans, free[order], None)
 
 
-def _part(
-    request_state: RequestState, index: int, rows: np.ndarray, own: bool, key_layout: SpanSettings
+def _cache_span_arrays(
+    request_state: RequestState, index: int, rows: np.ndarray, in_copy: bool, key_layout: SpanSettings
 ) -> tuple[np.ndarray, ...]:
     span_pages = request_state.spans[index]
     positions = span_pages.base + rows
-    rotations = positions if own and key_layout.rotates_copies else _rotations(request_state, index, rows, key_layout)
-    slots = request_state.slots(index, rows, in_copy=own) if len(rows) else rows
-    return span_pages.cache_span.start + rows, rotations, positions - rotations, slots, np.full(len(rows), own)
+    rotations = (
+        positions if in_copy and key_layout.rotates_copies else _rotations(request_state, index, rows, key_layout)
+    )
+    slots = request_state.slots(index, rows, in_copy=in_copy) if len(rows) else rows
+    return span_pages.cache_span.start + rows, rotations, positions - rotations, slots, np.full(len(rows), in_copy)
 
 
 def _rotations(request_state: RequestState, index: int, rows: np.ndarray, key_layout: SpanSettings) -> np.ndarray:
@@ -168,24 +175,24 @@ def _rotations(request_state: RequestState, index: int, rows: np.ndarray, key_la
     return carried_rotation(key_layout, span_pages.cache_span, span_pages.base, rows)
 
 
-def _whole(request_state: RequestState, index: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
+def _full_span(request_state: RequestState, index: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
     cache_span = request_state.spans[index].cache_span
     return _spans(request_state, index, cache_span.stop - cache_span.start, key_layout)
 
 
 def _spans(request_state: RequestState, index: int, stop: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
-    return _in_place(request_state, index, request_state.views(index, stop), key_layout)
+    return _view_spans(request_state, index, request_state.views(index, stop), key_layout)
 
 
-def _in_place(
+def _view_spans(
     request_state: RequestState, index: int, views: list[SpanView], key_layout: SpanSettings
 ) -> list[tuple[Span, bool]]:
-    cache_span, page = request_state.spans[index].cache_span, request_state.page
-    found = []
+    cache_span, page = request_state.spans[index].cache_span, request_state.page_size
+    spans = []
     for start, end, pages, shift in views:
-        held = pages.range(start // page, -(-end // page))
+        page_range = pages.range(start // page, -(-end // page))
         # raw keys are rotated one by one, others together
         position = shift + start if key_layout.keys == "raw" else shift
-        span = Span(cache_span.start + start, end - start, position, held, start % page)
-        found.append((span, cache_span.independent))
-    return found
+        span = Span(cache_span.start + start, end - start, position, page_range, start % page)
+        spans.append((span, cache_span.independent))
+    return spans

@@ -1,4 +1,4 @@
-"""DeviceRates of the device, measured: a large matrix product and a large copy."""
+"""Measurement of a device's peak rates by large matrix products and a large copy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from spanlab.device_rates import DeviceRates
 
-_PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # rows of square products; the fastest counts
-_COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far beyond any cache
+_PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # rows of square matrices; the highest rate counts
+_COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far larger than any cache
 _ROUNDS = 3
 
 Clock = Callable[[], float]
@@ -19,9 +19,9 @@ Clock = Callable[[], float]
 
 @cache
 def measure(dtype: torch.dtype, device: torch.device, clock: Clock = time.perf_counter) -> DeviceRates:
-    """Take the fastest of some rounds, once in a process, by a clock of seconds.
+    """Measure FLOP and memory rates as the best of several rounds, once per process; `clock` returns seconds.
 
-    A rate is a limit, which nothing that disturbs the machine meanwhile lowers.
+    The best round is used because a rate is an upper limit: other load on the machine must not lower it.
     """
     flops = max(_product_rate(size, dtype, device, clock) for size in _PRODUCT[device.type])
     source = torch.ones(_COPIED[device.type], dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""What the engine writes down of a run's outputs: tokens, and the logits that they were chosen from."""
+"""Recording of a run's outputs: tokens, and the logits that they were sampled from."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from spanlab.engine.scoring import LogitsOf, Scorer
 
 @dataclass
 class Recording:
-    """Collects one run. `on_logits` of the engine is `note`.
+    """Collects the outputs of one run; `note` is the engine's `on_logits` callback.
 
     `what`    `engine.record`
-    `scorer`  scores given tokens as they are computed; None where they are not scored
+    `scorer`  scores the tokens of known answers as they are computed; None without scoring
     """
 
     what: str
@@ -28,7 +28,7 @@ class Recording:
     _keys: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, sequence: Sequence, row: Tensor) -> None:
-        """Keep the logits of a sequence's next token, shape (vocabulary,)."""
+        """Record the logits of a sequence's next token, shape (vocabulary,)."""
         if self.scorer is not None:
             self.scorer.note(sequence, row)
         elif self.what == "logits" or (self.what == "first_logits" and sequence.generated == 0):
@@ -36,17 +36,19 @@ class Recording:
             self._keys.append((sequence.request.id, sequence.generated))
 
     def finished(self, sequence: Sequence, logits_of: LogitsOf) -> None:
-        """Score the options of a request whose answer is complete."""
+        """Score the options of a request with a complete answer."""
         if self.scorer is not None:
             self.scorer.finished(sequence, logits_of)
 
     def write(self, path: Path, outputs: Mapping[int, list[int]]) -> None:
-        """Write everything to `path`; `outputs` are the generated tokens by request."""
+        """Write the recording to `path`; `outputs` are the generated tokens by request."""
         lengths = [len(tokens) for tokens in outputs.values()]
         arrays = {
             "requests": np.array(list(outputs), np.int64),
             "ends": np.cumsum([0, *lengths]),
-            "tokens": np.concatenate([np.empty(0, np.int32), *(np.array(one, np.int32) for one in outputs.values())]),
+            "tokens": np.concatenate(
+                [np.empty(0, np.int32), *(np.array(tokens, np.int32) for tokens in outputs.values())]
+            ),
             "keys": np.array(self._keys, np.int64).reshape(-1, 2),
             "logits": np.array(self._logits, np.float32),
         }

@@ -1,7 +1,7 @@
-"""Recurrent layers over packed rows: every sequence's state runs through its own rows, and is kept where planned.
+"""Recurrent layers over packed rows: every sequence's state advances over its rows and is copied at checkpoints.
 
-A layer's mixer is transformers' own module, run once over all rows. Its convolution and its scan begin with the state
-of each sequence. Rows are cut where a state is to be kept, so that it is taken in the one prefill that happens anyway.
+A layer's mixer is transformers' module, run once over all rows. Its convolution and its scan start from the state of
+each sequence. Scans are split at checkpoint positions, so that states are captured during the regular prefill.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from spanlab.engine.chunk_scan import ScanInputs, Segment
-from spanlab.engine.conv_windows import ConvRows, Place, Windows
+from spanlab.engine.conv_windows import ConvRows, SlotRef, Windows
 from spanlab.engine.hook import Forward, decoder_layers
 from spanlab.engine.kernel_scan import ScanPlan, plan_scan
-from spanlab.engine.mixer_calls import Convolution, LayeredRows, take_over
+from spanlab.engine.mixer_calls import Convolution, LayeredRows, intercept_mixer
 from spanlab.engine.slot_pool import ALL, Layers
 from spanlab.engine.state_pool import StatePool
 from spanlab_kernels.attention import Send, to_device
@@ -30,30 +30,30 @@ from spanlab_kernels.attention import Send, to_device
 MIXER = "linear_attn"
 
 
-class Step(Protocol):
-    """One thing that a forward does to states, in one layer after the other; steps of a sequence keep their order."""
+class BaseAction(Protocol):
+    """An operation of a forward on states, run per layer; the actions of a sequence run in order."""
 
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """Note what becomes of the last inputs of the convolution."""
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """Record the action's effect on the conv windows."""
         ...
 
-    def done(self, states: StatePool) -> None:
-        """Note what every slot has seen, once all layers have run."""
+    def finish(self, states: StatePool) -> None:
+        """Update slot positions after all layers have run."""
         ...
 
 
-class Change(Step, Protocol):
-    """A step that scans no rows; it may also run outside of a forward, in all layers at once."""
+class Change(BaseAction, Protocol):
+    """An action without rows; it can also run outside a forward, in all layers at once."""
 
     def run(self, states: StatePool, layer: Layers) -> None:
-        """Do it in one layer, but for the convolution's inputs."""
+        """Run the action in one layer, or in all; conv windows are handled separately."""
         ...
 
 
 class Scan(ABC):
-    """A step over rows `[start, stop)` of the forward, which what `slot` holds runs through.
+    """An action that scans rows `[start, stop)` of the forward from the contents of `slot`.
 
-    A base class, as checks against protocols take longer than the steps.
+    An abstract class, because `isinstance` checks against protocols take longer than the actions.
     """
 
     __slots__ = ()
@@ -62,121 +62,121 @@ class Scan(ABC):
     slot: int
 
     @abstractmethod
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """As a `Step`."""
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """As `BaseAction`."""
 
     @abstractmethod
     def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
-        """What runs through the rows, [heads, d_k, …] each: the memory itself."""
+        """Views of the tensors that the scan updates, [heads, d_k, …] each."""
 
     @abstractmethod
-    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
-        """Take what is needed of the memory after the rows, its parts side by side; it may yet go on."""
+    def on_stop(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
+        """Process the concatenated tensors `after` the rows; a later scan may overwrite them."""
 
     @abstractmethod
-    def done(self, states: StatePool) -> None:
-        """As a `Step`."""
+    def finish(self, states: StatePool) -> None:
+        """As `BaseAction`."""
 
 
 Action = Change | Scan
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(Scan):
-    """Rows `[start, stop)` of a forward, which the state in `slot` runs through; then `keep`, if any, gets a copy.
+class StateScan(Scan):
+    """Scan rows `[start, stop)` of a forward with the state in `slot`, then copy the state to `copy_slot`, if any.
 
-    `position`  tokens that the state has seen before these rows
-    `kept_as`   tokens that the copy stands for; None: all that the state has seen
+    `position`       position of the state before these rows
+    `copy_position`  position of the copy; None: the position of the state
     """
 
     start: int
     stop: int
     slot: int
     position: int = field(compare=False)
-    keep: int | None = None
-    kept_as: int | None = None
+    copy_slot: int | None = None
+    copy_position: int | None = None
 
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """The last inputs are those of the rows."""
-        windows.scan(Place(states, self.slot), self.start, self.stop)
-        if self.keep is not None:
-            windows.copy(Place(states, self.slot), Place(states, self.keep))
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """Advance the conv window over the rows."""
+        windows.scan(SlotRef(states, self.slot), self.start, self.stop)
+        if self.copy_slot is not None:
+            windows.copy(SlotRef(states, self.slot), SlotRef(states, self.copy_slot))
 
     def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
-        """The state."""
+        """The recurrent state."""
         return (states.recurrent(layer, self.slot),)
 
-    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
-        """Copy."""
-        if self.keep is not None:
-            states.recurrent(layer, self.keep).copy_(after)
+    def on_stop(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
+        """Copy the state."""
+        if self.copy_slot is not None:
+            states.recurrent(layer, self.copy_slot).copy_(after)
 
-    def done(self, states: StatePool) -> None:
-        """Move the state's position on."""
+    def finish(self, states: StatePool) -> None:
+        """Advance the state's position."""
         stop = self.position + self.stop - self.start
-        states.reach(self.slot, self.position, stop)
-        if self.keep is not None:
-            states.reach(self.keep, 0, stop if self.kept_as is None else self.kept_as)
+        states.advance(self.slot, self.position, stop)
+        if self.copy_slot is not None:
+            states.advance(self.copy_slot, 0, stop if self.copy_position is None else self.copy_position)
 
 
 class PackedMixer(nn.Module):
-    """Stands where a decoder layer keeps its recurrent mixer; outside a forward of ours it is that mixer."""
+    """Replaces the recurrent mixer of a decoder layer; without a `Forward` it calls the mixer unchanged."""
 
     def __init__(self, layer: int, mixer: nn.Module) -> None:
         super().__init__()
         self.layer, self.mixer = layer, mixer
 
-    def forward(self, hidden_states: Tensor, **rest: Any) -> Tensor:
-        """Hidden states [1, T, H] to the layer's output, likewise."""
-        forward: Forward | None = rest.pop("span_forward", None)
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """Compute the layer's output [1, T, H] from hidden states [1, T, H]."""
+        forward: Forward | None = kwargs.pop("span_forward", None)
         if forward is None:
-            own: Tensor = self.mixer(hidden_states, **rest)
-            return own
-        assert forward.recur is not None, "a forward through recurrent layers was given no states"
+            out: Tensor = self.mixer(hidden_states, **kwargs)
+            return out
+        assert forward.recur is not None, "a forward through recurrent layers needs states"
         return forward.recur(forward.order[self.layer], self.mixer, hidden_states)
 
 
 def pack_mixers(model: PreTrainedModel) -> None:
-    """Let every recurrent layer of a model run over packed rows."""
-    hush_kernels(model)
+    """Replace every recurrent mixer of a model by a `PackedMixer`."""
+    silence_kernel_warnings(model)
     for layer, module in enumerate(decoder_layers(model)):
         if hasattr(module, MIXER):
-            take_over(getattr(module, MIXER))
+            intercept_mixer(getattr(module, MIXER))
             setattr(module, MIXER, PackedMixer(layer, getattr(module, MIXER)))
 
 
-def hush_kernels(model: PreTrainedModel) -> None:
-    """Do not tell of faster kernels on a processor, where they do not run."""
+def silence_kernel_warnings(model: PreTrainedModel) -> None:
+    """Disable the log messages about faster kernels on the CPU, which cannot run them."""
     if model.device.type == "cpu":
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
 
-class _Turn(NamedTuple):
-    """Scans of a sequence that go on from each other, and what comes before them; none where the sequence ends."""
+class _ScanGroup(NamedTuple):
+    """Consecutive scans of a sequence and the changes before them; no scans at the end of the sequence."""
 
     changes: list[Change]
     scans: list[Scan]
 
 
 class _Batch(NamedTuple):
-    """Scans of states of one shape, for each sequence those that go on from each other."""
+    """Scans of states of one shape: the consecutive scans of each sequence."""
 
     scans: list[list[Scan]]
     plan: ScanPlan
 
 
 class _Round(NamedTuple):
-    """One turn of every sequence that has so many."""
+    """The scan groups with the same index in all sequences."""
 
     changes: list[Change]
     batches: list[_Batch]
 
 
 class Recurrence(LayeredRows):
-    """One forward's recurrent layers: built once, called by each of them.
+    """The recurrent layers of one forward: built once, called by every layer.
 
-    `sequences`  for each sequence what it does, in order; sequences do not depend on each other
-    `send`       brings its numbers to the device, before a layer runs
+    `sequences`  actions of each sequence, in order; sequences are independent of each other
+    `send`       copies indexes to the device before the first layer runs
     """
 
     def __init__(
@@ -187,17 +187,17 @@ class Recurrence(LayeredRows):
         send: Send = to_device,
     ) -> None:
         self._pool, self._actions = pool, list(chain.from_iterable(sequences))
-        together = zip_longest(*(_turns(each) for each in sequences), fillvalue=_Turn([], []))
-        self._rounds = [_round(pool, turns, partial(plan_scan, device=device, send=send)) for turns in together]
+        grouped = zip_longest(*(_scan_groups(actions) for actions in sequences), fillvalue=_ScanGroup([], []))
+        self._rounds = [_round(pool, groups, partial(plan_scan, device=device, send=send)) for groups in grouped]
         rows = sum(action.stop - action.start for action in self._actions if isinstance(action, Scan))
         self._conv = ConvRows(_windows(pool, self._actions), rows, device, send)
 
-    def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *given: object) -> Tensor:
-        """As `LayeredRows`."""
-        return self._conv.convolve(layer, convolution, rows, *given)
+    def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
+        """See `LayeredRows`."""
+        return self._conv.convolve(layer, convolution, rows, *args)
 
     def scan(self, layer: int, inputs: ScanInputs) -> Tensor:
-        """As `LayeredRows`."""
+        """See `LayeredRows`."""
         out = torch.empty_like(inputs.value)
         for changes, batches in self._rounds:
             for change in changes:
@@ -207,51 +207,51 @@ class Recurrence(LayeredRows):
         return out
 
     def _run_batch(self, layer: int, batch: _Batch, inputs: ScanInputs, out: Tensor) -> None:
-        held = list(zip(*(scans[0].memory(self._pool, layer) for scans in batch.scans), strict=True))
-        stacked = [torch.stack(parts) for parts in held]
+        memory = list(zip(*(scans[0].memory(self._pool, layer) for scans in batch.scans), strict=True))
+        stacked = [torch.stack(tensors) for tensors in memory]
         states = stacked[0] if len(stacked) == 1 else torch.cat(stacked, dim=-1)
 
-        def reached(sequence: int, number: int, after: Tensor) -> None:
-            batch.scans[sequence][number].reached(self._pool, layer, inputs, after)
+        def on_stop(sequence: int, number: int, after: Tensor) -> None:
+            batch.scans[sequence][number].on_stop(self._pool, layer, inputs, after)
 
-        batch.plan.run(inputs, states, out, reached)
-        found = states.split([parts.shape[-1] for parts in stacked], dim=-1)
-        for parts, after in zip(held, found, strict=True):
-            torch._foreach_copy_(list(parts), list(after))
+        batch.plan.run(inputs, states, out, on_stop)
+        final = states.split([tensors.shape[-1] for tensors in stacked], dim=-1)
+        for tensors, after in zip(memory, final, strict=True):
+            torch._foreach_copy_(list(tensors), list(after))
 
-    def done(self) -> None:
-        """As `LayeredRows`."""
+    def finish(self) -> None:
+        """See `LayeredRows`."""
         for action in self._actions:
-            action.done(self._pool)
+            action.finish(self._pool)
 
 
-def _turns(actions: Iterable[Action]) -> Iterator[_Turn]:
-    turn = _Turn([], [])
+def _scan_groups(actions: Iterable[Action]) -> Iterator[_ScanGroup]:
+    group = _ScanGroup([], [])
     for action in actions:
-        if turn.scans and not _goes_on(turn.scans[-1], action):
-            yield turn
-            turn = _Turn([], [])
+        if group.scans and not _continues(group.scans[-1], action):
+            yield group
+            group = _ScanGroup([], [])
         if isinstance(action, Scan):
-            turn.scans.append(action)
+            group.scans.append(action)
         else:
-            turn.changes.append(action)
-    yield turn
+            group.changes.append(action)
+    yield group
 
 
-def _goes_on(before: Scan, action: Action) -> bool:
-    """Whether an action scans the rows behind those of a scan, from where that one has left its memory."""
+def _continues(before: Scan, action: Action) -> bool:
+    """Whether an action scans the rows after those of a scan, in the same slot."""
     return isinstance(action, type(before)) and (action.slot, action.start) == (before.slot, before.stop)
 
 
-def _round(pool: StatePool, turns: Iterable[_Turn], plan: Callable[[Sequence[Segment]], ScanPlan]) -> _Round:
+def _round(pool: StatePool, groups: Iterable[_ScanGroup], plan: Callable[[Sequence[Segment]], ScanPlan]) -> _Round:
     changes: list[Change] = []
-    alike: dict[object, list[list[Scan]]] = {}
-    for turn in turns:
-        changes += turn.changes
-        if turn.scans:
-            shapes = tuple(part.shape for part in turn.scans[0].memory(pool, 0))
-            alike.setdefault(shapes, []).append(turn.scans)
-    return _Round(changes, [_Batch(scans, plan(_segments(scans))) for scans in alike.values()])
+    by_shape: dict[object, list[list[Scan]]] = {}
+    for group in groups:
+        changes += group.changes
+        if group.scans:
+            shapes = tuple(tensor.shape for tensor in group.scans[0].memory(pool, 0))
+            by_shape.setdefault(shapes, []).append(group.scans)
+    return _Round(changes, [_Batch(scans, plan(_segments(scans))) for scans in by_shape.values()])
 
 
 def _segments(sequences: Iterable[Sequence[Scan]]) -> list[Segment]:
@@ -261,15 +261,15 @@ def _segments(sequences: Iterable[Sequence[Scan]]) -> list[Segment]:
 def _windows(pool: StatePool, actions: Iterable[Action]) -> Windows:
     windows = Windows(pool.shape.kernel)
     for action in actions:
-        action.note(pool, windows)
+        action.record_windows(pool, windows)
     return windows
 
 
-def run_at_once(changes: Iterable[Action], pool: StatePool) -> None:
-    """Do what scans no rows outside of a forward, in all layers together."""
-    done = list(changes)
-    ConvRows(_windows(pool, done), 0, pool.device).keep(ALL)
-    for change in done:
-        assert not isinstance(change, Scan), "rows are scanned in a forward only"
+def run_changes(changes: Iterable[Action], pool: StatePool) -> None:
+    """Run changes outside a forward, in all layers at once."""
+    actions = list(changes)
+    ConvRows(_windows(pool, actions), 0, pool.device).copy_windows(ALL)
+    for change in actions:
+        assert not isinstance(change, Scan), "rows can be scanned only in a forward"
         change.run(pool, ALL)
-        change.done(pool)
+        change.finish(pool)

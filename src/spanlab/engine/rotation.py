@@ -1,4 +1,4 @@
-"""How a model rotates queries and keys by their positions, read from its own rotary module."""
+"""RoPE parameters of a model, read from its rotary module."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """One rotation for all layers: R(p) rotates channel pair i of each head by p · frequencies[i] radians.
+    """RoPE of all layers: R(p) rotates channel pair i of each head by p · frequencies[i] radians.
 
-    `frequencies`  float64 [rotary_dim / 2] on the CPU, radians per position; the model's own, scaling included.
-    `factor`       what the model's cos and sin are multiplied by (YaRN's attention factor, else 1). Queries and keys
-                   carry it as soon as the model has rotated them, by 0 positions too: R(p) is applied to them without.
-    `interleaved`  pairs are channels (2i, 2i + 1), and not (i, i + rotary_dim / 2).
+    `frequencies`  float64 [rotary_dim / 2] on the CPU, radians per position, including the model's scaling.
+    `factor`       factor of the model's cos and sin (YaRN's attention factor, else 1). The model multiplies queries and
+                   keys by it, also at position 0, so later rotations R(p) omit it.
+    `interleaved`  channel pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
     """
 
     frequencies: Tensor
@@ -27,11 +27,11 @@ class Rotation:
 
     @cached_property
     def rotary_dim(self) -> int:
-        """Leading channels of each head that are rotated; those behind them are left alone."""
+        """Number of leading channels of each head that are rotated; the others are copied."""
         return 2 * len(self.frequencies)
 
 
 def read_rotation(model: PreTrainedModel, interleaved: bool = False) -> Rotation:
-    """The rotation of a model that the support check lets through."""
+    """Read the rotation of a model that passed the support check."""
     rotary: Any = model.base_model.rotary_emb
     return Rotation(rotary.inv_freq.detach().to("cpu", torch.float64), float(rotary.attention_scaling), interleaved)

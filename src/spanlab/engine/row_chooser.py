@@ -1,4 +1,4 @@
-"""Which rows of a measured repair go on from layer to layer: those that score highest, and those that must."""
+"""Selection of the rows that a measured repair computes in each layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ HOST = torch.device("cpu")
 
 
 class RowChooser:
-    """Chooses rows while a forward runs; rows that are not `free` always go on.
+    """Selects rows during a forward by their scores; rows that are not `free` are always computed.
 
-    Once: the `count` free rows go on that score highest at the layer that `Repair.check` says. Gradually: ever fewer,
-    from 1.5 to 0.5 of `count`, equal in the mean, scored anew in every layer among those that are left.
+    Single selection: the `count` free rows with the highest scores at the layer that `Repair` names. Gradual selection:
+    from 1.5 to 0.5 of `count` rows, `count` on average, scored in every layer among the remaining rows.
 
-    `kept`  indices, increasing, of the rows that are still computed.
+    `rows`  indices, increasing, of the rows that are still computed
     """
 
     def __init__(
@@ -27,37 +27,37 @@ class RowChooser:
     ) -> None:
         self._layers = layers
         (self._free,) = to_device([free], torch.bool, device)
-        self._first = min(rule.shallow_layers, layers)  # the first layer that fewer rows pass whole
+        self._first = min(rule.shallow_layers, layers)  # the first layer that computes fewer rows in full
         self._gradual = rule.kind == "deviation_gradual"
-        self._inside = rule.filters_queries
+        self._filters_queries = rule.filters_queries
         self._count, self._total = count, int(np.count_nonzero(free))
-        self.kept = torch.arange(len(free), device=device)
+        self.rows = torch.arange(len(free), device=device)
         self._scores = torch.zeros(len(free), dtype=torch.float32, device=device)
 
     def projects(self, layer: int) -> bool:
-        """Whether the projections of this layer decide which rows pass the rest of it."""
-        return self._inside and layer == self._first
+        """Whether this layer's projections select the rows for the rest of the same layer."""
+        return self._filters_queries and layer == self._first
 
     def measures(self, layer: int) -> bool:
-        """Whether the keys and values of this layer decide about the next."""
-        return not self._inside and layer + 1 >= self._first and (self._gradual or layer + 1 == self._first)
+        """Whether this layer's keys and values select the rows of the next layer."""
+        return not self._filters_queries and layer + 1 >= self._first and (self._gradual or layer + 1 == self._first)
 
     def rank(self, scores: Tensor) -> None:
-        """Note the scores, float32 [T], of the kept rows."""
-        self._scores = torch.where(self._free[self.kept], scores, torch.inf)
+        """Set the scores, float32 [T], of the remaining rows."""
+        self._scores = torch.where(self._free[self.rows], scores, torch.inf)
 
     def keep(self, layer: int) -> Tensor | None:
-        """Rows, among those that reach `layer`, that go on; None where all do."""
+        """Select among the rows that enter `layer`; return their indices, or None to compute all of them."""
         if layer < self._first or not (self.projects(layer) or self.measures(layer - 1)):
             return None
-        wanted = self._wanted(layer) + len(self._free) - self._total
-        if wanted >= len(self.kept):
+        target = self._target_count(layer) + len(self._free) - self._total
+        if target >= len(self.rows):
             return None
-        chosen = self._scores.topk(wanted).indices.sort().values
-        self.kept = self.kept[chosen]
+        chosen = self._scores.topk(target).indices.sort().values
+        self.rows = self.rows[chosen]
         return chosen
 
-    def _wanted(self, layer: int) -> int:
+    def _target_count(self, layer: int) -> int:
         if not self._gradual or self._layers - self._first < 2:
             return self._count
         spread = min(0.5, (self._total - self._count) / max(self._count, 1))

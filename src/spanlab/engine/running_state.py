@@ -1,4 +1,4 @@
-"""The recurrent state of one admitted request: how it runs through ordered text, and takes in spans by their maps."""
+"""The recurrent state of one admitted request: scans over ordered text, and application of span maps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 from spanlab.core.passes import is_repair
 from spanlab.core.reuse import CacheSpanPlan, TreeAllocation
 from spanlab.core.scheduled import ScheduledChunk
-from spanlab.engine.kept_states import Kept, KeptMaps, KeptStates
-from spanlab.engine.recurrent import Action, Piece
-from spanlab.engine.span_actions import BeginBehindRepair, BeginSpan, Fold, LoadState, SpanPiece, StoreMap
+from spanlab.engine.recurrent import Action, StateScan
+from spanlab.engine.span_actions import ApplyMap, BeginAfterRepair, BeginSpan, LoadState, MapScan, StoreMap
+from spanlab.engine.stored_slots import MapSlots, StateSlots, StoredSlots
 
 
 class StateRows(NamedTuple):
     """Prompt or output tokens `[start, stop)` of a cache span, computed in one forward.
 
-    `captures`  positions in (start, stop], increasing, of which a state or map is to be kept
-    `again`     tokens of a span that are computed in full view, whether or not they were computed alone
+    `captures`  positions in (start, stop], increasing, at which a state or map is captured
+    `again`     span tokens that are recomputed with the full prompt visible
     """
 
     cache_span: int
@@ -29,20 +29,20 @@ class StateRows(NamedTuple):
 
 
 def state_rows(chunk: ScheduledChunk) -> list[StateRows]:
-    """What of a chunk runs through recurrent layers without a gap, in order of its rows."""
-    allocation, found = chunk.sequence.allocation, []
-    assert allocation is not None, "only who is admitted computes"
-    for at, start, stop in chunk.work.runs(allocation.plan, chunk.start, chunk.stop):
+    """Contiguous token ranges of a chunk for the recurrent layers, in row order."""
+    allocation, ranges = chunk.sequence.allocation, []
+    assert allocation is not None, "a scheduled sequence has an allocation"
+    for index, start, stop in chunk.work.runs(allocation.plan, chunk.start, chunk.stop):
         captures = [position for position in chunk.captures if start < position <= stop]
-        again = is_repair(chunk) and allocation.plan.cache_spans[at].cache_span.independent
-        found.append(StateRows(at, start, stop, captures, again))
-    return found
+        again = is_repair(chunk) and allocation.plan.cache_spans[index].cache_span.independent
+        ranges.append(StateRows(index, start, stop, captures, again))
+    return ranges
 
 
-class _Stretch(NamedTuple):
-    """Tokens `[start, stop)` of a cache span that begins at `origin` of its prompt, from `row` of a forward on.
+class _ScanRange(NamedTuple):
+    """Tokens `[start, stop)` of a cache span that begins at prompt position `origin`; `row` is their first row.
 
-    `captured`  what they leave is to be kept
+    `captured`  whether the state or map at `stop` is captured
     """
 
     cache_span: int
@@ -53,172 +53,173 @@ class _Stretch(NamedTuple):
     captured: bool
 
 
-class Taken(NamedTuple):
-    """A slot with what may be stored for a cache span; `kept` says where it belongs."""
+class PendingSlot(NamedTuple):
+    """A captured state or map of a cache span that is not stored yet; `slots` is the collection for its slot."""
 
     cache_span: int
-    kept: Kept
+    slots: StoredSlots
     slot: int
 
 
 class RunningState:
-    """The one state of a request, from where it resumes, and the copies and maps that its prefill takes.
+    """The running state of a request from its resume point, and the states and maps that its prefill captures.
 
-    Cache spans come in prompt order. Ordered text runs the state on; an independent span has a map, found or computed,
-    and is folded in when the next cache span is entered. So one working map is enough. Where a repair computes a span's
-    first tokens again, the state runs through these, and the map of what follows is folded in behind them.
+    Cache spans are processed in prompt order. Ordered text advances the state; an independent span has a stored or
+    computed map, which is applied when the next cache span is entered. So one working map suffices. If a repair
+    recomputes a span's first tokens, the state scans them, and the map of the remaining tokens is applied after them.
     """
 
-    def __init__(self, allocation: TreeAllocation, kept: KeptStates, maps: KeptMaps | None = None) -> None:
-        self._allocation, self._kept, self._maps = allocation, kept, maps
-        self._slot = kept.pool.take_running()
+    def __init__(self, allocation: TreeAllocation, states: StateSlots, maps: MapSlots | None = None) -> None:
+        self._allocation, self._states, self._maps = allocation, states, maps
+        self._slot = states.pool.allocate_running()
         self._working: int | None = None
-        self._computed: int | None = None  # the span that the working map is of, until it is folded in
-        self._entered = -1  # the cache span that the state itself is in
-        self._passed = 0  # cache spans whose end the state has reached or is on its way to
-        self._taken: dict[int, Taken] = {}  # by prompt position; not stored yet
+        self._computed_map: int | None = None  # cache span of the working map, until the map is applied
+        self._entered = -1  # the cache span that the state is scanning
+        self._passed = 0  # cache spans whose end the state has reached or is scanning towards
+        self._pending: dict[int, PendingSlot] = {}  # by prompt position
 
     # -- from cache span to cache span --------------------------------------------------------------------------------
 
     def enter(self, rows: StateRows) -> list[Action]:
-        """What has to happen before these rows are computed; nothing once that has been asked for."""
+        """Actions before these rows; empty for further rows of the same cache span."""
         cache_span, plan = rows.cache_span, self._allocation.plan.cache_spans[rows.cache_span]
         if plan.cache_span.independent and not rows.again:
-            if self._computed == cache_span:
+            if self._computed_map == cache_span:
                 return []
-            found = self._advance(cache_span)
-            self._computed = cache_span
-            return _from_last_load([*found, self._begin(plan)])
+            actions = self._advance(cache_span)
+            self._computed_map = cache_span
+            return _from_last_load([*actions, self._begin(plan)])
         if self._entered == cache_span:
             return []
-        found = self._advance(cache_span)
+        actions = self._advance(cache_span)
         assert self._passed == cache_span, "a cache span is neither computed nor reused"
         self._entered, self._passed = cache_span, cache_span + 1
-        return _from_last_load([*found, *self._resume(plan)])
+        return _from_last_load([*actions, *self._resume(plan)])
 
     def _advance(self, cache_span: int) -> list[Action]:
-        """Let the state run up to a cache span, or up to tokens before it that are to be computed in full view."""
-        plan, found = self._allocation.plan, []
+        """Advance the state to a cache span, or to earlier tokens that are recomputed with the full prompt visible."""
+        plan, actions = self._allocation.plan, []
         while self._passed < cache_span:
-            part = plan.cache_spans[self._passed]
-            if part.again(plan.repair) or not (part.whole or self._passed == self._computed):
+            span_plan = plan.cache_spans[self._passed]
+            complete = span_plan.fully_reused or self._passed == self._computed_map
+            if span_plan.recomputed_prefix(plan.repair) or not complete:
                 break
-            found.append(self._fold(self._passed) if part.cache_span.independent else self._load(part))
+            actions.append(self._apply_map(self._passed) if span_plan.cache_span.independent else self._load(span_plan))
             self._passed += 1
-        return found
+        return actions
 
     def _resume(self, plan: CacheSpanPlan) -> list[Action]:
-        """A state to go on from within text."""
+        """Load the state at the resume point within ordered text, if any."""
         return [] if plan.cache_span.independent or plan.resume_state is None else [self._load(plan)]
 
-    def _fold(self, at: int, repaired: int = 0) -> Action:
-        """Take in the map of a span, which was stored or has just been computed."""
+    def _apply_map(self, index: int, repaired: int = 0) -> Action:
+        """Apply the stored or just computed map of a span."""
         assert self._maps is not None, "spans of hybrid models have maps"
-        plan, stored, working = self._allocation.plan.cache_spans[at], None, None
-        if at == self._computed:
-            working, self._computed = self._working, None
+        plan, stored, working = self._allocation.plan.cache_spans[index], None, None
+        if index == self._computed_map:
+            working, self._computed_map = self._working, None
         else:
             assert plan.resume_state is not None, "a reused span has a stored map"
             stored = self._maps[plan.resume_state]
         start, stop = plan.cache_span.start + repaired, plan.cache_span.stop
-        return Fold(self._maps.maps, self._slot, start, stop, stored, working, repaired)
+        return ApplyMap(self._maps.maps, self._slot, start, stop, stored, working, repaired)
 
     def _load(self, plan: CacheSpanPlan) -> Action:
         assert plan.resume_state is not None, "reused text ends at a stored state"
-        return LoadState(self._slot, self._kept[plan.resume_state], plan.cache_span.start + plan.resume)
+        return LoadState(self._slot, self._states[plan.resume_state], plan.cache_span.start + plan.resume)
 
     def _begin(self, plan: CacheSpanPlan) -> Action:
         assert self._maps is not None, "spans of hybrid models have maps"
         if self._working is None:
-            self._working = self._maps.maps.working.take(cleared=False)
+            self._working = self._maps.maps.working.allocate(cleared=False)
         source = None if plan.resume_state is None else self._maps[plan.resume_state]
         return BeginSpan(self._maps.maps, self._working, plan.resume, source)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def actions(self, rows: StateRows, row: int) -> list[Action]:
-        """All that computing these rows does, from `row` of the forward on, cut where a state or map is to be kept."""
+        """Actions of these rows, starting at `row` of the forward and split at captures."""
         cache_span = self._allocation.plan.cache_spans[rows.cache_span].cache_span
-        run = self._run_map if cache_span.independent and not rows.again else self._run_state
-        found = self.enter(rows)
+        scan = self._scan_map if cache_span.independent and not rows.again else self._scan_state
+        actions = self.enter(rows)
         for start, stop in self._cut(rows):
             first = row + start - rows.start
-            found += run(_Stretch(rows.cache_span, cache_span.start, start, stop, first, stop in rows.captures))
-        return found + self._behind_repair(rows) if rows.again else found
+            actions += scan(_ScanRange(rows.cache_span, cache_span.start, start, stop, first, stop in rows.captures))
+        return actions + self._after_repair(rows) if rows.again else actions
 
     def _cut(self, rows: StateRows) -> Iterable[tuple[int, int]]:
-        """The same tokens up to each capture, up to where a span's map begins, and the rest."""
+        """Split token ranges at captures and at the start of the span's map."""
         begin = self._map_start(rows.cache_span)
         inside = {begin} if rows.start < begin < rows.stop else set()
         return pairwise(sorted({rows.start, *rows.captures, *inside, rows.stop}))
 
-    def _map_start(self, at: int) -> int:
-        """Where the tokens of a cache span begin that a repair leaves as they are."""
-        part = self._allocation.plan.cache_spans[at]
-        return part.cache_span.start + part.first(self._allocation.plan.repair)
+    def _map_start(self, index: int) -> int:
+        """Prompt position of the first token of a cache span that a repair does not recompute."""
+        span_plan = self._allocation.plan.cache_spans[index]
+        return span_plan.cache_span.start + span_plan.repaired_prefix(self._allocation.plan.repair)
 
-    def _behind_repair(self, rows: StateRows) -> list[Action]:
-        """What follows a span's last token that is computed again: the map of the others, if there are any."""
+    def _after_repair(self, rows: StateRows) -> list[Action]:
+        """Application of the map of the remaining tokens after a span's last recomputed token, if any remain."""
         if rows.stop < self._map_start(rows.cache_span):
             return []
-        part = self._allocation.plan.cache_spans[rows.cache_span].cache_span
-        if rows.stop < part.stop:
-            return [self._fold(rows.cache_span, rows.stop - part.start)]
-        self._computed = None
+        cache_span = self._allocation.plan.cache_spans[rows.cache_span].cache_span
+        if rows.stop < cache_span.stop:
+            return [self._apply_map(rows.cache_span, rows.stop - cache_span.start)]
+        self._computed_map = None
         return []
 
-    def _run_state(self, part: _Stretch) -> list[Action]:
-        keep = self._take(self._kept, part) if part.captured else None
-        last = part.row + part.stop - part.start
-        return [Piece(part.row, last, self._slot, part.start, keep, part.stop - part.origin)]
+    def _scan_state(self, tokens: _ScanRange) -> list[Action]:
+        copy_slot = self._capture(self._states, tokens) if tokens.captured else None
+        last = tokens.row + tokens.stop - tokens.start
+        return [StateScan(tokens.row, last, self._slot, tokens.start, copy_slot, tokens.stop - tokens.origin)]
 
-    def _run_map(self, part: _Stretch) -> list[Action]:
+    def _scan_map(self, tokens: _ScanRange) -> list[Action]:
         assert self._maps is not None and self._working is not None, "a span is entered before it is computed"
-        maps, working, last = self._maps.maps, self._working, part.row + part.stop - part.start
-        done: list[Action] = [SpanPiece(maps, part.row, last, working, part.start - part.origin)]
-        position = part.stop - part.origin
-        if part.start < part.stop == self._map_start(part.cache_span):
-            done.append(BeginBehindRepair(maps, working, position))
-        if part.captured:
-            done.append(StoreMap(maps, working, position, self._take(self._maps, part)))
-        return done
+        maps, working, last = self._maps.maps, self._working, tokens.row + tokens.stop - tokens.start
+        actions: list[Action] = [MapScan(maps, tokens.row, last, working, tokens.start - tokens.origin)]
+        position = tokens.stop - tokens.origin
+        if tokens.start < tokens.stop == self._map_start(tokens.cache_span):
+            actions.append(BeginAfterRepair(maps, working, position))
+        if tokens.captured:
+            actions.append(StoreMap(maps, working, position, self._capture(self._maps, tokens)))
+        return actions
 
-    # -- what is stored, and what is given back -----------------------------------------------------------------------
+    # -- captured states and maps -------------------------------------------------------------------------------------
 
-    def _take(self, kept: Kept, part: _Stretch) -> int:
-        slot = kept.take()
-        self._taken[part.stop] = Taken(part.cache_span, kept, slot)
+    def _capture(self, slots: StoredSlots, tokens: _ScanRange) -> int:
+        slot = slots.allocate()
+        self._pending[tokens.stop] = PendingSlot(tokens.cache_span, slots, slot)
         return slot
 
     def adopt(self) -> None:
-        """Hand over what has been stored since; what the store had already, or counts no longer, is given back."""
-        for position in [position for position in self._taken if position not in self._allocation.captures]:
-            cache_span, kept, slot = self._taken.pop(position)
+        """Register slots of newly stored states and maps; free those that the store already had or has evicted."""
+        for position in [position for position in self._pending if position not in self._allocation.captures]:
+            cache_span, slots, slot = self._pending.pop(position)
             start = self._allocation.plan.cache_spans[cache_span].cache_span.start
             path = self._allocation.nodes[cache_span].path()
             stored = {state.position: state for node in path for state in node.states}
             state = stored.get(position - start)
-            if state is None or state in kept:
-                kept.give(slot)
+            if state is None or state in slots:
+                slots.free(slot)
             else:
-                kept.keep(state, slot)
+                slots.add(state, slot)
         if not self._allocation.working_map:
-            self._give_working()
+            self._free_working()
 
-    def leave(self) -> None:
-        """Give back everything that is the request's own."""
-        self._kept.pool.give([self._slot])
-        for _, kept, slot in self._taken.values():
-            kept.give(slot)
-        self._give_working()
+    def free(self) -> None:
+        """Free the request's running state, pending slots and working map."""
+        self._states.pool.free([self._slot])
+        for _, slots, slot in self._pending.values():
+            slots.free(slot)
+        self._free_working()
 
-    def _give_working(self) -> None:
+    def _free_working(self) -> None:
         if self._maps is not None and self._working is not None:
-            self._maps.maps.working.give([self._working])
+            self._maps.maps.working.free([self._working])
             self._working = None
 
 
 def _from_last_load(actions: list[Action]) -> list[Action]:
-    """A state that is loaded owes nothing to what was done before."""
-    loads = [at for at, action in enumerate(actions) if isinstance(action, LoadState)]
+    """Drop actions before the last load of a state, which overwrites their results."""
+    loads = [index for index, action in enumerate(actions) if isinstance(action, LoadState)]
     return actions[loads[-1] :] if loads else actions

@@ -1,4 +1,4 @@
-"""What `backend=engine` runs, on which device, and what it keeps. Read by settings, so without torch."""
+"""Settings of `backend=engine`: model, device and recorded outputs. Imported by `settings`, so without torch."""
 
 from __future__ import annotations
 
@@ -65,28 +65,28 @@ class EngineSettings:
             )
 
     def _check_graphs(self) -> None:
-        """Refuse graphs where there is no card to capture them."""
+        """Raise if CUDA graphs are set for the CPU."""
         if self.decode == GRAPHS and self.device == "cpu":
             raise ValueError(f"engine.decode={self.decode} with engine.device=cpu: expected plain or padded")
 
     def _check_teacher(self) -> None:
-        """Refuse answers that are given and not looked at, and scores of others than gold answers."""
-        told = f"engine.teacher={self.teacher} with engine.record={self.record}"
+        """Raise if a teacher is set without a record of its effects, or scores without gold answers."""
+        pair = f"engine.teacher={self.teacher} with engine.record={self.record}"
         if self.teacher == BASELINE and self.record == "nothing":
-            raise ValueError(f"{told}: expected tokens or logits")
+            raise ValueError(f"{pair}: expected tokens or logits")
         if self.teacher == GOLD and self.record not in ("logits", "scores"):
-            raise ValueError(f"{told}: expected logits or scores")
+            raise ValueError(f"{pair}: expected logits or scores")
         if self.teacher != GOLD and self.record == "scores":
-            raise ValueError(f"{told}: expected engine.teacher=gold")
+            raise ValueError(f"{pair}: expected engine.teacher=gold")
 
 
-def compares(engine: EngineSettings) -> bool:
-    """Whether runs read what the baseline's run has left: its answers, or its logits."""
+def reads_baseline(engine: EngineSettings) -> bool:
+    """Whether runs read the answers or logits of the baseline's run."""
     return engine.teacher == BASELINE or engine.record == "scores"
 
 
 def dtype_of(model: ModelSpec) -> str:
-    """The type of numbers that a model runs in, by the bytes of its weights; ValueError where there is none."""
+    """The data type that a model runs in, by the bytes per weight; ValueError if the engine supports none."""
     if model.weight_itemsize not in DTYPES:
         raise ValueError(
             f"model.weight_itemsize={model.weight_itemsize}: expected 2 or 4, the bytes of numbers that the engine has"

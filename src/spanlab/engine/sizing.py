@@ -1,4 +1,4 @@
-"""How many pages a run may need, and which requests could never be served."""
+"""Pool size of a run, and checks that every request fits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ GIB = 1 << 30
 
 
 def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:
-    """Pages that hold all that the policy's store may promise at once, whatever the order of arrivals.
+    """Pages that suffice for every allocation of the policy's store, for any order of arrivals.
 
-    That is its budget, or what is there to be stored and the largest requests that may run at once, where that is less;
-    and up to page - 1 tokens more for every sequence of pages of those who run, and what their longest options have
-    more than their answers. ValueError for a request that alone
-    exceeds the budget, or `context`, the positions that the model was made for.
+    Sum of three terms: the budget, or all storable tokens plus the largest requests that run at once if that is less;
+    up to page - 1 tokens for every page sequence of running requests; the tokens by which their longest options
+    exceed their answers. ValueError for a request that alone exceeds the budget, or `context`, the model's context
+    length.
     """
     needs = [policy.need(request) for request in requests]
     for request, need in zip(requests, needs, strict=True):
@@ -30,17 +30,17 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
         _check_budget(policy, request, need)
     page, running_requests = policy.store.tree.block_size, rules.max_num_seqs
     running = sum(nlargest(running_requests, (need.tokens for need in needs)))
-    broken = sum(nlargest(running_requests, (need.sequences for need in needs)))
+    page_sequences = sum(nlargest(running_requests, (need.sequences for need in needs)))
     stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
-    others = sum(nlargest(running_requests, (one.longest_output - one.output_len for one in requests)))
-    return (min(_budget_tokens(policy), running + stored) + others + broken * (page - 1)) // page
+    options = sum(nlargest(running_requests, (request.longest_output - request.output_len for request in requests)))
+    return (min(_budget_tokens(policy), running + stored) + options + page_sequences * (page - 1)) // page
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
-    """Tokens stored in the end where nothing has to leave: equal cache spans of equal parents once, whole pages.
+    """Tokens stored after a run without evictions, in full pages; equal cache spans of equal parents count once.
 
-    Answers are not known beforehand, and of what is kept beside spans nobody knows which prompts share it, so each is
-    counted as one of its own.
+    Answers, and tokens stored beside spans, count for every request, because which requests share them is unknown
+    before the run.
     """
     tree, answers = PrefixTree(policy.store.tree.block_size), 0
     roots: dict[object, Node] = {}
@@ -51,17 +51,17 @@ def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
         for cache_span in cache_spans:
             if cache_span.storable:
                 root = roots.setdefault(policy.index.key(request, cache_span), tree.new_root())
-                tree.extend(root, cache_span.tokens, _whole_pages(cache_span, tree.block_size), 0)
+                tree.extend(root, cache_span.tokens, _full_page_tokens(cache_span, tree.block_size), 0)
     return tree.num_tokens + answers
 
 
 def _answer_tokens(request: Request, last: CacheSpan, page: int) -> int:
-    """Tokens by which an answer extends the whole pages of the last cache span; its last one is never computed."""
+    """Tokens by which an answer extends the full pages of the last cache span, without its last, uncomputed token."""
     length = last.stop - last.start
-    return (length + request.output_len - 1) // page * page - _whole_pages(last, page)
+    return (length + request.output_len - 1) // page * page - _full_page_tokens(last, page)
 
 
-def _whole_pages(cache_span: CacheSpan, page: int) -> int:
+def _full_page_tokens(cache_span: CacheSpan, page: int) -> int:
     return (cache_span.stop - cache_span.start) // page * page
 
 

@@ -1,4 +1,4 @@
-"""Rows of equal parts side by side, so that one index on the device finds those of a whole batch."""
+"""Contiguous tensors of many slots, so that one device index gathers the slots of a batch."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from spanlab.engine.slot_pool import Part
+from spanlab.engine.slot_pool import TensorSpec
 
-NOBODY = 0
-"""A row that stands for nobody: it begins as zeros, and whatever is written there is read for nobody."""
+PADDING_ROW = 0
+"""The row that padding reads and writes: initially zeros, never used for a request."""
 
 
 class Slab:
-    """Memory [rows, layers, …] of each part, which moves whenever there are to be more rows.
+    """Memory [rows, layers, …] of each tensor; its addresses change when rows are added.
 
-    `rows`  how many; while they are as many the memory lies where it does
+    `rows`  number of rows; addresses are constant while it is unchanged
     """
 
-    def __init__(self, layers: int, parts: Mapping[str, Part], device: torch.device) -> None:
+    def __init__(self, layers: int, specs: Mapping[str, TensorSpec], device: torch.device) -> None:
         self._memory = {
-            name: torch.zeros((1, layers, *part.shape), dtype=part.dtype, device=device) for name, part in parts.items()
+            name: torch.zeros((1, layers, *spec.shape), dtype=spec.dtype, device=device) for name, spec in specs.items()
         }
         self.rows = 1
 
     def extend(self) -> range:
-        """Double the rows beside that of nobody; the new ones, which hold anything."""
+        """Double the rows, without the padding row; return the new, uninitialised rows."""
         before, self.rows = self.rows, max(2, 2 * self.rows - 1)
         for name, old in self._memory.items():
             self._memory[name] = old.new_empty(self.rows, *old.shape[1:])
@@ -34,9 +34,9 @@ class Slab:
         return range(before, self.rows)
 
     def row(self, row: int) -> dict[str, Tensor]:
-        """The parts [layers, …] of a row: the memory itself, until the slab is extended."""
+        """Views [layers, …] of a row's tensors, valid until the slab is extended."""
         return {name: memory[row] for name, memory in self._memory.items()}
 
-    def part(self, name: str, layer: int) -> Tensor:
-        """A part of one layer in all rows, [rows, …]: the memory itself, until the slab is extended."""
+    def tensor(self, name: str, layer: int) -> Tensor:
+        """View [rows, …] of a tensor of one layer in all rows, valid until the slab is extended."""
         return self._memory[name][:, layer]

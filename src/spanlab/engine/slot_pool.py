@@ -1,4 +1,4 @@
-"""Tensors of all recurrent layers in numbered slots, each of which knows how many tokens it stands for."""
+"""Pool of slots with tensors for all recurrent layers; every slot has a position, its number of tokens."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Layers = int | slice
 ALL = slice(None)
 
 
-class Part(NamedTuple):
-    """What a slot holds of every layer: `shape` without the layers."""
+class TensorSpec(NamedTuple):
+    """Shape and type of one tensor per layer and slot; `shape` excludes the layer axis."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class SlotPool:
-    """Slots of the same parts [layers, …]; they are made when they are first needed, and used again.
+    """Slots with equal tensors [layers, …], created on demand and reused.
 
-    Every slot knows how many tokens it has seen, so that none can stand for a stretch of another length.
-    With `poison` a slot holds NaN until it is cleared or copied into, and again once it is free.
+    The position of a slot is checked on use, so that a state is never used for a prefix of another length.
+    With `poison` uncleared and free slots hold NaN.
     """
 
     def __init__(
-        self, layers: int, parts: Mapping[str, Part], device: torch.device | str, *, poison: bool = False
+        self, layers: int, specs: Mapping[str, TensorSpec], device: torch.device | str, *, poison: bool = False
     ) -> None:
-        self.layers, self.parts, self.poison = layers, dict(parts), poison
+        self.layers, self.specs, self.poison = layers, dict(specs), poison
         self.device = torch.device(device)
         self._slots: list[dict[str, Tensor]] = []
         self._positions: list[int] = []
@@ -40,80 +40,80 @@ class SlotPool:
 
     @property
     def used(self) -> int:
-        """Slots that somebody holds."""
+        """Number of allocated slots."""
         return sum(position >= 0 for position in self._positions)
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot, as its tensors count them."""
-        return self.layers * sum(prod(part.shape) * part.dtype.itemsize for part in self.parts.values())
+        """Bytes of the tensors of one slot."""
+        return self.layers * sum(prod(spec.shape) * spec.dtype.itemsize for spec in self.specs.values())
 
-    # -- who holds what -----------------------------------------------------------------------------------------------
+    # -- allocation ---------------------------------------------------------------------------------------------------
 
-    def take(self, *, cleared: bool = True) -> int:
-        """A slot that has seen nothing, or if not `cleared` whatever lies there, to be written whole."""
-        return self._taken(self._free.pop() if self._free else self._add(self._make()), cleared=cleared)
+    def allocate(self, *, cleared: bool = True) -> int:
+        """Allocate a slot at position 0; without `cleared` its contents are undefined and must be overwritten."""
+        return self._activate(self._free.pop() if self._free else self._add(self._new_tensors()), cleared=cleared)
 
     def clear(self, layer: Layers, slot: int) -> None:
-        """Make a slot, or one layer of it, that of nothing: zeros."""
-        for name in self.parts:
-            self.part(name, layer, slot).zero_()
+        """Zero a slot, or one layer of it."""
+        for name in self.specs:
+            self.tensor(name, layer, slot).zero_()
 
     def copy(self, layer: Layers, source: int, target: int) -> None:
-        """Copy a slot, or one layer of it, to another; positions are left to the caller."""
-        for name in self.parts:
-            self.part(name, layer, target).copy_(self.part(name, layer, source))
+        """Copy a slot, or one layer of it, to another; the caller sets positions."""
+        for name in self.specs:
+            self.tensor(name, layer, target).copy_(self.tensor(name, layer, source))
 
-    def give(self, slots: Iterable[int]) -> None:
-        """Give slots back."""
+    def free(self, slots: Iterable[int]) -> None:
+        """Free slots."""
         for slot in slots:
-            assert self._positions[slot] >= 0, "a slot was given back twice"
+            assert self._positions[slot] >= 0, "a slot was freed twice"
             self._positions[slot] = -1
-            self._waiting(slot).append(slot)
+            self._free_list(slot).append(slot)
             if self.poison:
-                for name in self.parts:
-                    self.part(name, ALL, slot).fill_(torch.nan)
+                for name in self.specs:
+                    self.tensor(name, ALL, slot).fill_(torch.nan)
 
-    def _waiting(self, slot: int) -> list[int]:
-        """Where a slot waits until it is used again."""
+    def _free_list(self, slot: int) -> list[int]:
+        """The free list of a slot."""
         return self._free
 
-    def _taken(self, slot: int, *, cleared: bool) -> int:
+    def _activate(self, slot: int, *, cleared: bool) -> int:
         if cleared:
             self.clear(ALL, slot)
         self._positions[slot] = 0
         return slot
 
-    def _make(self) -> dict[str, Tensor]:
+    def _new_tensors(self) -> dict[str, Tensor]:
         return {
-            name: torch.empty((self.layers, *part.shape), dtype=part.dtype, device=self.device)
-            for name, part in self.parts.items()
+            name: torch.empty((self.layers, *spec.shape), dtype=spec.dtype, device=self.device)
+            for name, spec in self.specs.items()
         }
 
-    def _add(self, made: dict[str, Tensor]) -> int:
-        self._slots.append(made)
+    def _add(self, tensors: dict[str, Tensor]) -> int:
+        self._slots.append(tensors)
         self._positions.append(-1)
         return len(self._slots) - 1
 
-    # -- which tokens they stand for ----------------------------------------------------------------------------------
+    # -- positions ----------------------------------------------------------------------------------------------------
 
-    def expect(self, slot: int, position: int) -> None:
-        """Refuse a slot that has not seen just so many tokens."""
-        seen = self._positions[slot]
-        assert seen == position, f"a state of {seen} tokens was taken for one of {position}"
+    def check_position(self, slot: int, position: int) -> None:
+        """Check that a slot is at a position."""
+        current = self._positions[slot]
+        assert current == position, f"a state of {current} tokens was used as one of {position}"
 
-    def reach(self, slot: int, start: int, stop: int) -> None:
-        """Note that what had seen `start` tokens has gone on to `stop`."""
-        self.expect(slot, start)
+    def advance(self, slot: int, start: int, stop: int) -> None:
+        """Advance a slot from position `start` to `stop`."""
+        self.check_position(slot, start)
         self._positions[slot] = stop
 
-    def set(self, slot: int, position: int) -> None:
-        """Note that a slot now stands for `position` tokens, whatever it stood for."""
+    def set_position(self, slot: int, position: int) -> None:
+        """Set the position of a slot without a check of the previous one."""
         assert self._positions[slot] >= 0, "a free slot was written"
         self._positions[slot] = position
 
-    # -- what lies where ----------------------------------------------------------------------------------------------
+    # -- memory -------------------------------------------------------------------------------------------------------
 
-    def part(self, name: str, layer: Layers, slot: int) -> Tensor:
-        """A part of a slot in one layer [*shape], or in all [layers, *shape]: the memory itself."""
+    def tensor(self, name: str, layer: Layers, slot: int) -> Tensor:
+        """A tensor of a slot in one layer [*shape], or in all layers [layers, *shape], as a view."""
         return self._slots[slot][name][layer]

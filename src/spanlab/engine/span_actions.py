@@ -1,4 +1,4 @@
-"""What a forward does with the maps of spans: compute them, store them, and fold them into a request's state."""
+"""Actions of a forward on maps of spans: compute them, store them, and apply them to a request's state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from spanlab.engine.chunk_scan import ScanInputs
-from spanlab.engine.conv_windows import Place, Windows
+from spanlab.engine.conv_windows import SlotRef, Windows
 from spanlab.engine.map_forms import StoredMap
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.recurrent import Scan
@@ -17,57 +17,57 @@ from spanlab.engine.state_pool import StatePool
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """The state in `slot` becomes a copy of the stored one in `source`, and stands at `position` of its prompt."""
+    """Copy the stored state in `source`, at `position` of the prompt, to the running state in `slot`."""
 
     slot: int
     source: int
     position: int
 
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """They are copied too."""
-        windows.copy(Place(states, self.source), Place(states, self.slot))
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """Copy the conv window too."""
+        windows.copy(SlotRef(states, self.source), SlotRef(states, self.slot))
 
     def run(self, states: StatePool, layer: Layers) -> None:
-        """Copy."""
+        """Copy the recurrent state."""
         states.recurrent(layer, self.slot).copy_(states.recurrent(layer, self.source))
 
-    def done(self, states: StatePool) -> None:
-        """Note where it stands."""
-        states.set(self.slot, self.position)
+    def finish(self, states: StatePool) -> None:
+        """Set the slot's position."""
+        states.set_position(self.slot, self.position)
 
 
 @dataclass(frozen=True, slots=True)
 class BeginSpan:
-    """The working map in `slot` becomes that of no tokens, or of the first `position`, stored in `source`."""
+    """Initialise the working map in `slot`: empty, or from the stored map of `position` tokens in `source`."""
 
     maps: SpanMaps
     slot: int
     position: int
     source: int | None
 
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """A span is computed as if nothing stood before it."""
-        working = Place(self.maps.working, self.slot)
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """Start with zeros or with the stored conv window."""
+        working = SlotRef(self.maps.working, self.slot)
         if self.source is None:
             windows.clear(working)
         else:
-            windows.copy(Place(self.maps.stored, self.source), working)
+            windows.copy(SlotRef(self.maps.stored, self.source), working)
 
     def run(self, states: StatePool, layer: Layers) -> None:
-        """Clear or copy."""
+        """Reset or load the map."""
         if self.source is None:
-            self.maps.working.empty(layer, self.slot)
+            self.maps.working.reset(layer, self.slot)
         else:
-            self.maps.go_on_from(self.source, layer, self.slot)
+            self.maps.load_map(self.source, layer, self.slot)
 
-    def done(self, states: StatePool) -> None:
-        """Note what the map is of."""
-        self.maps.working.set(self.slot, self.position)
+    def finish(self, states: StatePool) -> None:
+        """Set the map's position."""
+        self.maps.working.set_position(self.slot, self.position)
 
 
 @dataclass(frozen=True, slots=True)
-class SpanPiece(Scan):
-    """Rows `[start, stop)` of a forward, over which the working map in `slot` goes on, from `position` of the span."""
+class MapScan(Scan):
+    """Scan rows `[start, stop)` of a forward with the working map in `slot`, from `position` of the span."""
 
     maps: SpanMaps
     start: int
@@ -75,79 +75,81 @@ class SpanPiece(Scan):
     slot: int
     position: int
 
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """The last inputs are those of the rows."""
-        windows.scan(Place(self.maps.working, self.slot), self.start, self.stop)
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """Advance the conv window over the rows."""
+        windows.scan(SlotRef(self.maps.working, self.slot), self.start, self.stop)
 
     def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
-        """B and A: columns of a state do not mix, so a scan over values [v, 0] from [B, A] ends in the next [B, A]."""
+        """B and A: state columns are independent, so a scan over values [v, 0] from [B, A] yields the next [B, A]."""
         return self.maps.working.columns(layer, self.slot)
 
-    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
-        """Forget as much as every row does."""
+    def on_stop(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
+        """Multiply γ by the decay of the rows."""
         decay = self.maps.working.decay(layer, self.slot)
         decay.mul_(inputs.g[self.start : self.stop].float().sum(0).exp())
 
-    def done(self, states: StatePool) -> None:
-        """Move the map's position on."""
-        self.maps.working.reach(self.slot, self.position, self.position + self.stop - self.start)
+    def finish(self, states: StatePool) -> None:
+        """Advance the map's position."""
+        self.maps.working.advance(self.slot, self.position, self.position + self.stop - self.start)
 
 
 @dataclass(frozen=True, slots=True)
-class BeginBehindRepair:
-    """The working map in `slot`, at `position` of the span, becomes that of what follows what is repaired."""
+class BeginAfterRepair:
+    """Restart the working map in `slot`, at `position` of the span, as the map of tokens after the repaired ones."""
 
     maps: SpanMaps
     slot: int
     position: int
 
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """What follows sees the inputs before it."""
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """Keep the conv window: later tokens read the inputs before them."""
 
     def run(self, states: StatePool, layer: Layers) -> None:
-        """Begin."""
-        self.maps.working.begin_behind_repair(layer, self.slot)
+        """Restart the map of one layer."""
+        self.maps.working.begin_after_repair(layer, self.slot)
 
-    def done(self, states: StatePool) -> None:
-        """Its position stays."""
-        self.maps.working.expect(self.slot, self.position)
+    def finish(self, states: StatePool) -> None:
+        """Check that the position is unchanged."""
+        self.maps.working.check_position(self.slot, self.position)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMap:
-    """The stored map `keep` gets the working map in `slot`, of `position` tokens, which goes on from what is stored.
+    """Store the working map in `slot`, of `position` tokens, in `target`, and continue from the stored form.
 
-    So what a form leaves out is missing here as it is for whoever reuses the span.
+    So the approximation of a form affects this request like later requests that reuse the span.
     """
 
     maps: SpanMaps
     slot: int
     position: int
-    keep: int
+    target: int
 
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """They are stored as they are."""
-        windows.copy(Place(self.maps.working, self.slot), Place(self.maps.stored, self.keep))
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """Copy the conv window."""
+        windows.copy(SlotRef(self.maps.working, self.slot), SlotRef(self.maps.stored, self.target))
 
     def run(self, states: StatePool, layer: Layers) -> None:
-        """Pack and unpack."""
-        self.maps.store(layer, self.slot, self.keep)
-        self.maps.go_on_from(self.keep, layer, self.slot)
+        """Pack the map, store it, and reload the working map from it."""
+        self.maps.store(layer, self.slot, self.target)
+        self.maps.load_map(self.target, layer, self.slot)
 
-    def done(self, states: StatePool) -> None:
-        """Note what the stored map is of."""
-        self.maps.working.expect(self.slot, self.position)
-        self.maps.stored.reach(self.keep, 0, self.position)
+    def finish(self, states: StatePool) -> None:
+        """Set the stored map's position."""
+        self.maps.working.check_position(self.slot, self.position)
+        self.maps.stored.advance(self.target, 0, self.position)
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """The state in `slot`, at `start` of its prompt, becomes S ← A S + B, at `stop`; convolutions see the span's tail.
+class ApplyMap:
+    """Apply a span's map to the state in `slot`, S ← A S + B, from prompt position `start` to `stop`.
 
-    `stored`    the map's slot if it was stored
-    `working`   its slot if it has just been computed; it is folded in the form that it would be stored in
-    `repaired`  tokens of the span before `start`, which the state has run through; where maps are of what follows
-                such tokens and there are none, the span begins the prompt, and the state is what it leaves alone
+    The conv window becomes that of the span's last inputs.
+
+    `stored`    slot of a stored map
+    `working`   slot of a map that has just been computed; it is applied in the form in which it would be stored
+    `repaired`  number of span tokens before `start` that the state has scanned. If maps start after repaired tokens
+                and this is 0, the span begins the prompt, and the state becomes B of the whole span.
     """
 
     maps: SpanMaps
@@ -158,42 +160,42 @@ class Fold:
     working: int | None = None
     repaired: int = 0
 
-    def note(self, states: StatePool, windows: Windows) -> None:
-        """They are the span's, behind those of tokens that were computed again."""
-        target = Place(states, self.slot)
+    def record_windows(self, states: StatePool, windows: Windows) -> None:
+        """Set the window to the span's last inputs, after those of repaired tokens."""
+        target = SlotRef(states, self.slot)
         if self.repaired:
-            windows.follow(self._place(), target, self.stop - self.start)
+            windows.append(self._map_slot(), target, self.stop - self.start)
         else:
-            windows.copy(self._place(), target)
+            windows.copy(self._map_slot(), target)
 
     def run(self, states: StatePool, layer: Layers) -> None:
-        """Apply the map."""
+        """Apply the map in one layer."""
         state = states.recurrent(layer, self.slot)
         if self.maps.shape.repaired and not self.repaired:
-            state.copy_(self._alone(layer))
+            state.copy_(self._span_state(layer))
         else:
             state.copy_(self._map(layer).apply(state))
 
-    def done(self, states: StatePool) -> None:
-        """Move the state's position on."""
+    def finish(self, states: StatePool) -> None:
+        """Advance the state's position."""
         if self.working is not None:
-            self.maps.working.expect(self.working, self.repaired + self.stop - self.start)
-        states.reach(self.slot, self.start, self.stop)
+            self.maps.working.check_position(self.working, self.repaired + self.stop - self.start)
+        states.advance(self.slot, self.start, self.stop)
 
-    def _place(self) -> Place:
+    def _map_slot(self) -> SlotRef:
         if self.stored is not None:
-            return Place(self.maps.stored, self.stored)
+            return SlotRef(self.maps.stored, self.stored)
         assert self.working is not None, "a span has a map"
-        return Place(self.maps.working, self.working)
+        return SlotRef(self.maps.working, self.working)
 
     def _map(self, layer: Layers) -> StoredMap:
-        pool, slot = self._place()
+        pool, slot = self._map_slot()
         if pool is self.maps.stored:
-            return self.maps.stored.held(layer, slot)
+            return self.maps.stored.map(layer, slot)
         return self.maps.stored.packed(self.maps.working.map(layer, slot))
 
-    def _alone(self, layer: Layers) -> Tensor:
+    def _span_state(self, layer: Layers) -> Tensor:
         if self.stored is not None:
-            return self.maps.stored.alone(layer, self.stored)
+            return self.maps.stored.span_state(layer, self.stored)
         assert self.working is not None, "a span has a map"
-        return self.maps.working.alone(layer, self.working).to(self.maps.stored.form.dtype)
+        return self.maps.working.span_state(layer, self.working).to(self.maps.stored.form.dtype)

@@ -1,4 +1,4 @@
-"""The tokens that a step chooses: they stay on the device until all its forwards are launched, and come in one copy."""
+"""Sampled tokens of a step: they stay on the device until all forwards are launched, then are copied to the host."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ OnLogits = Callable[[Sequence, Tensor], None]
 _NO_TOKEN = -1
 
 
-class Due(NamedTuple):
-    """The token that is due at place `at` of the output of a sequence."""
+class DueToken(NamedTuple):
+    """The token to sample at `position` of the output of a sequence."""
 
     sequence: Sequence
-    at: int
+    position: int
 
 
 class StepTokens:
-    """Chooses the tokens of one step after the other.
+    """Samples the tokens of each step.
 
     `outputs`    tokens generated so far, by request id
-    `on_logits`  is given each row of logits that a token was chosen from
+    `on_logits`  called with each row of logits that a token was sampled from
     """
 
     def __init__(
         self, name: str, sampler: Sampler, outputs: dict[int, list[int]], on_logits: OnLogits | None = None
     ) -> None:
         self._name, self._sampler, self._outputs, self._on_logits = name, sampler, outputs, on_logits
-        self._due: list[Due] = []
+        self._due: list[DueToken] = []
         self._rows: list[Tensor] = []
         self._chosen: list[Tensor] = []
 
-    def choose(self, due: Ordered[Due], logits: Tensor) -> None:
-        """Choose tokens from their rows of logits [R, V], without waiting for the device."""
+    def choose(self, due: Ordered[DueToken], logits: Tensor) -> None:
+        """Sample tokens from their rows of logits [R, V], without synchronization."""
         if not due:
             return
-        tokens = self._sampler.choose(logits, (Draw(sequence.request.id, at) for sequence, at in due))
-        # One pass: what is no finite number leaves no finite sum. A sum in float16 would overflow where no logit does.
+        tokens = self._sampler.choose(logits, (Draw(sequence.request.id, position) for sequence, position in due))
+        # One pass: any non-finite logit makes the sum non-finite. A sum in float16 could overflow with finite logits.
         finite = logits.sum(-1, dtype=torch.float32).isfinite()
         self._chosen.append(torch.where(finite, tokens, _NO_TOKEN))
         self._due += due
         self._rows += [logits] if self._on_logits is not None else []
 
     def read(self, step: int) -> None:
-        """Bring the step's tokens to the host: the one time that a step waits for the device.
+        """Copy the step's tokens to the host: the only synchronization of a step.
 
-        FloatingPointError where a logit was no finite number; `step` is named in it.
+        FloatingPointError with the number `step` if a logit is not finite.
         """
         if not self._due:
             return
@@ -62,9 +62,10 @@ class StepTokens:
         if _NO_TOKEN in tokens:
             raise FloatingPointError(f"Model {self._name!r} gave logits that are no finite numbers in step {step}.")
         if self._on_logits is not None:
-            for one, row in zip(due, (row for logits in rows for row in logits), strict=False):
-                self._on_logits(one.sequence, row)
-        for (sequence, at), token in zip(due, tokens, strict=True):
-            known = sequence.request.output
-            said = token if known is None else int(known[at])  # teacher forcing
-            self._outputs.setdefault(sequence.request.id, [])[at:] = [said]  # the same id may have been served before
+            for token_due, row in zip(due, (row for logits in rows for row in logits), strict=False):
+                self._on_logits(token_due.sequence, row)
+        for (sequence, position), token in zip(due, tokens, strict=True):
+            answer = sequence.request.output
+            output_token = token if answer is None else int(answer[position])  # teacher forcing
+            # the slice replaces the output of an earlier request with the same id
+            self._outputs.setdefault(sequence.request.id, [])[position:] = [output_token]

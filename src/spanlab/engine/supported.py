@@ -1,8 +1,8 @@
-"""Which layers of a model are supported: where spans can be reused exactly, and why not in the others.
+"""The support check: which layers of a model allow exact reuse of spans, and the reasons for the others.
 
-What is stored of a span must be what the model would have computed for it elsewhere, up to one rotation per position.
-So every layer must attend to all of the past, with a softmax of scaled products and nothing else, and rotate queries
-and keys by angles that depend on the position alone. Whatever is not known to do so is refused.
+The stored keys of a span must equal those that the model would compute at another position, up to one rotation per
+position. So every layer must attend to all earlier tokens with a plain softmax of scaled products, and rotate queries
+and keys by angles that depend on the position alone. Models that are not known to do so are rejected.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ _DELTA_NET = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether spans can be reused exactly in one layer; if not, `reason` says why in words that follow 'it'."""
+    """Result of the support check for one layer; a non-empty `reason` completes a sentence after 'it'."""
 
     layer: int
     reason: str = ""
 
     @property
     def exact(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether spans can be reused exactly in this layer."""
         return not self.reason
 
 
-def judge(config: PreTrainedConfig) -> tuple[Verdict, ...]:
-    """One verdict per layer of the causal LM that `config` describes; no weights are made."""
+def check_support(config: PreTrainedConfig) -> tuple[Verdict, ...]:
+    """Check all layers of the causal LM that `config` describes, without allocating weights."""
     layers = range(getattr(config, "num_hidden_layers", None) or 1)
-    whole = _model_class(config)
-    told = tuple(Verdict(layer, _kind(config, layer) or whole or _rope(config)) for layer in layers)
-    if not all(verdict.exact for verdict in told):
-        return told
+    model_reason = _model_class(config)
+    verdicts = tuple(Verdict(layer, _kind(config, layer) or model_reason or _rope(config)) for layer in layers)
+    if not all(verdict.exact for verdict in verdicts):
+        return verdicts
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    whole = _structure(model)
-    return tuple(Verdict(layer, whole or _layer(model, layer)) for layer in layers)
+    model_reason = _structure(model)
+    return tuple(Verdict(layer, model_reason or _layer(model, layer)) for layer in layers)
 
 
-def refuse(name: str, verdicts: Sequence[Verdict]) -> None:
-    """ValueError, one sentence with the first reason and the layers it holds for, unless all layers are exact."""
+def require_exact(name: str, verdicts: Sequence[Verdict]) -> None:
+    """Raise a ValueError with the first reason and its layers, unless all layers are exact."""
     reasons = [verdict.reason for verdict in verdicts if not verdict.exact]
     if not reasons:
         return
     layers = [verdict.layer for verdict in verdicts if verdict.reason == reasons[0]]
-    where = "every layer" if len(layers) == len(verdicts) else f"layer {', '.join(map(str, layers))}"
+    location = "every layer" if len(layers) == len(verdicts) else f"layer {', '.join(map(str, layers))}"
     raise ValueError(
-        f"model.name is {name!r}, expected a model that spans can be reused in: in {where} it {reasons[0]}."
+        f"model.name is {name!r}, expected a model that spans can be reused in: in {location} it {reasons[0]}."
     )
 
 
 def _model_class(config: PreTrainedConfig) -> str:
-    """What speaks against the type of model as such."""
+    """Reason against the model class, or an empty string."""
     model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
         return f"is of type {config.model_type!r}, which is no causal language model of transformers"
-    if not (model_class.is_backend_compatible() or _is_delta_net(config)):  # which are, and do not say so
+    if not (model_class.is_backend_compatible() or _is_delta_net(config)):  # those are compatible but do not declare it
         return f"is of type {config.model_type!r}, whose attention does not go through transformers' interface"
     if "logits_to_keep" not in signature(model_class.forward).parameters:
         return f"is of type {config.model_type!r}, which computes the logits of all rows or none"
@@ -80,7 +80,7 @@ def _model_class(config: PreTrainedConfig) -> str:
 
 
 def _kind(config: PreTrainedConfig, layer: int) -> str:
-    """What a layer's kind of attention says against it."""
+    """Reason against a layer's type, or an empty string."""
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     kind = kinds[layer] if kinds else _WINDOWED if window else FULL
@@ -99,7 +99,7 @@ def _is_delta_net(config: PreTrainedConfig) -> bool:
 
 
 def _rope(config: PreTrainedConfig) -> str:
-    """What the rotary embedding's settings say against all layers."""
+    """Reason against the rotary embedding's settings, or an empty string."""
     rope: dict[str, Any] | None = getattr(config, "rope_parameters", None)
     if not rope:
         return "has no rotary position embedding"
@@ -114,7 +114,7 @@ def _rope(config: PreTrainedConfig) -> str:
 
 
 def _structure(model: PreTrainedModel) -> str:
-    """What the built modules say against all layers."""
+    """Reason against the modules of the whole model, or an empty string."""
     config, base = model.config, model.base_model
     layers = getattr(base, "layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) != config.num_hidden_layers:
@@ -129,17 +129,19 @@ def _structure(model: PreTrainedModel) -> str:
 
 
 def _layer(model: PreTrainedModel, layer: int) -> str:
-    """What a layer's settings and modules say against it."""
+    """Reason against a layer's settings and modules, or an empty string."""
     config: PreTrainedConfig = model.config
-    rotated = getattr(config, "no_rope_layers", None)  # 1 where a layer does rotate, despite the name
+    rotated = getattr(config, "no_rope_layers", None)  # 1 for layers that do rotate, despite the name
     if rotated and not rotated[layer]:
         return "does not rotate, unlike other layers"
     if getattr(config, "kv_lora_rank", None):
         return "keeps latent keys and values (MLA)"
     module = decoder_layers(model)[layer]
     if hasattr(module, MIXER):
-        taken = signature(getattr(module, MIXER).forward).parameters
-        return "" if "cache_params" in taken else "keeps its recurrent state in a way that is not transformers' own"
+        parameters = signature(getattr(module, MIXER).forward).parameters
+        return (
+            "" if "cache_params" in parameters else "keeps its recurrent state in a way that is not transformers' own"
+        )
     attention: Any = getattr(module, "self_attn", None)
     if not isinstance(getattr(attention, "scaling", None), float):
         return "has no attention module with a fixed softmax scale"

@@ -1,4 +1,4 @@
-"""Loading of weights without the bar that transformers prints for it."""
+"""Loading of weights without transformers' progress bar."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from transformers.utils import logging
 
 @contextmanager
 def no_weight_bars() -> Iterator[None]:
-    """Load in silence: reading a file takes seconds. Downloads, which take longer, keep the hub's own bar."""
+    """Hide the progress bar of weight loading, which takes seconds; downloads keep the hub's progress bar."""
     if not logging.is_progress_bar_enabled():
         yield
         return
     logging.disable_progress_bar()
-    enable_progress_bars()  # the call above switches those of the hub off, too
+    enable_progress_bars()  # the call above disables the hub's bars too
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The order in memory of the weights that a processor multiplies by."""
+"""Memory layout of weight matrices on the CPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from spanlab.engine.hook import decoder_layers
 
 
 def store_by_input(model: PreTrainedModel) -> None:
-    """Store the weights [out, in] of decoder layers so that numbers of one input lie side by side, on a processor.
+    """Store float32 weights [out, in] of decoder layers in column-major order, on the CPU only.
 
-    torch's product of a few rows by a float32 weight then takes 0.7 to 0.9 times as long, one of hundreds of rows the
-    same: a warm prompt computes few. The output head stays: it is read by one row, and may be the embedding table.
+    torch's product of a few rows with such a weight takes 0.7 to 0.9 times as long, and that of hundreds of rows as
+    long as before; prompts with cached prefixes compute few rows. The output head is unchanged: one row reads it, and
+    it may be the embedding table.
     """
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return

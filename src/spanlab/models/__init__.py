@@ -1,1 +1,1 @@
-"""Models by the config.json of Hugging Face: where it is found, and what sizes it says."""
+"""Models described by a config.json of Hugging Face: finding the file, and the sizes that it defines."""

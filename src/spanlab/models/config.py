@@ -1,4 +1,4 @@
-"""The keys of a config.json, read strictly: one that is missing or has no meaning here is named in one sentence."""
+"""Strict reading of a config.json: an error names the first key that is missing or has an unsupported value."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Keys that a file of text and vision may state beside `text_config` instead of in it.
+#: Keys that a config.json of a multimodal model may have at the top level instead of in `text_config`.
 _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The text model of a config.json.
+    """Configuration of the text model of a config.json.
 
-    `source`  the setting and its value that the file was found by, as error messages begin
-    `name`    the model's name
-    `keys`    what the file says of the text model
+    `source`  the setting and its value that selected the file: the prefix of error messages
+    `name`    name of the model
+    `keys`    keys of the text model
     """
 
     source: str
@@ -25,54 +25,54 @@ class ModelConfig:
 
     @staticmethod
     def of(source: str, name: str, content: object) -> ModelConfig:
-        """The text model of a file's content: of its `text_config` where it has one."""
+        """The text model of the content of a file: its `text_config` if it has one."""
         if not isinstance(content, dict):
             raise ValueError(f"{source}: expected the keys of a config.json")
-        whole = ModelConfig(source, name, content)
-        whole.refuse_unless("quantization_config", [None], "none, for sizes of quantised weights are not derived")
-        return ModelConfig(source, name, whole._text_keys())
+        config = ModelConfig(source, name, content)
+        config.check_value("quantization_config", [None], "none, for sizes of quantised weights are not derived")
+        return ModelConfig(source, name, config._text_keys())
 
     def _text_keys(self) -> dict[str, Any]:
         if "text_config" not in self.keys:
             return dict(self.keys)
         text = self.keys["text_config"]
         if not isinstance(text, dict):
-            raise self.mistake("text_config", "the keys of the text model")
-        above = {key: self.keys[key] for key in ("model_type", *_SHARED) if self.keys.get(key) is not None}
+            raise self.error("text_config", "the keys of the text model")
+        top_level = {key: self.keys[key] for key in ("model_type", *_SHARED) if self.keys.get(key) is not None}
         for key in _SHARED:
-            if key in above and text.get(key, above[key]) != above[key]:
-                raise self.mistake(key, f"{text[key]}, as in text_config")
-        return above | text
+            if key in top_level and text.get(key, top_level[key]) != top_level[key]:
+                raise self.error(key, f"{text[key]}, as in text_config")
+        return top_level | text
 
-    def mistake(self, key: str, expected: str) -> ValueError:
-        """The error of a key that is missing, or of a value without a meaning here."""
+    def error(self, key: str, expected: str) -> ValueError:
+        """The error for a key that is missing, or for an unsupported value."""
         if key in self.keys:
             return ValueError(f"{self.source}: {key}={self.keys[key]}: expected {expected}")
         return ValueError(f"{self.source}: {key} is missing: expected {expected}")
 
     def get(self, key: str) -> Any:
-        """A value, or None where the file has none."""
+        """The value of a key, or None if the file does not have the key."""
         return self.keys.get(key)
 
     def integer(self, key: str, least: int = 1) -> int:
-        """A whole number from `least` on, which must be there."""
+        """The value of a required key, a whole number of at least `least`."""
         value = self.keys.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.mistake(key, f"a whole number from {least} on")
+            raise self.error(key, f"a whole number from {least} on")
         return value
 
-    def integer_or(self, key: str, other: int) -> int:
-        """A whole number from 1 on; `other` where the file has none."""
-        return other if self.keys.get(key) is None else self.integer(key)
+    def integer_or(self, key: str, default: int) -> int:
+        """A whole number of at least 1; `default` if the key is missing or null."""
+        return default if self.keys.get(key) is None else self.integer(key)
 
     def flag(self, key: str) -> bool:
-        """True or false, which must be there."""
+        """The value of a required key, true or false."""
         value = self.keys.get(key)
         if not isinstance(value, bool):
-            raise self.mistake(key, "true or false")
+            raise self.error(key, "true or false")
         return value
 
-    def refuse_unless(self, key: str, allowed: list[object], expected: str) -> None:
-        """Refuse a value that is not among the allowed ones; None stands for a missing key."""
+    def check_value(self, key: str, allowed: list[object], expected: str) -> None:
+        """Raise ValueError for a value that is not in `allowed`; None represents a missing key."""
         if self.keys.get(key) not in allowed:
-            raise self.mistake(key, expected)
+            raise self.error(key, expected)

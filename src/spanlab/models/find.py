@@ -23,36 +23,36 @@ def choices() -> list[str]:
     return sorted(path.stem for path in CHOICES.glob("*.yaml"))
 
 
-def names_file(where: str) -> bool:
-    """Whether a name means a file, a folder or a repository of the hub, whether it is there or not."""
-    return "/" in where or where.startswith((".", "~")) or where.endswith(".json") or Path(where).exists()
+def names_file(name: str) -> bool:
+    """Whether `name` denotes a file, a folder or a repository of the hub, existing or not."""
+    return "/" in name or name.startswith((".", "~")) or name.endswith(".json") or Path(name).exists()
 
 
-def find_spec(where: str) -> ModelSpec:
-    """The sizes of a model; ValueError, one sentence, where it cannot be had or its config.json does not say them."""
-    return spec_of(find_config(where))
+def find_spec(name: str) -> ModelSpec:
+    """The sizes of a model; ValueError if it is not found or its config.json does not define them."""
+    return spec_of(find_config(name))
 
 
-def find_config(where: str, key: str = "model") -> ModelConfig:
-    """The config.json of a model that a setting names; ValueError, one sentence, where it cannot be had."""
-    if where in choices():
-        return ModelConfig.of(f"{key}={where}", where, _choice(where))
-    path = Path(where).expanduser()
+def find_config(name: str, key: str = "model") -> ModelConfig:
+    """The config.json of the model that the setting `key` names; ValueError if it is not found."""
+    if name in choices():
+        return ModelConfig.of(f"{key}={name}", name, _read_choice(name))
+    path = Path(name).expanduser()
     if path.is_dir():
         path = path / CONFIG
     if path.is_file():
-        return _read(path, f"{key}={path}", _name(path))
-    if _is_repository(where):
-        return _read(_download(where, key), f"{key}={where}", where)
-    raise ValueError(f"{key}={where}: there is no {path}; expected {EXPECTED}")
+        return _read_config(path, f"{key}={path}", _name(path))
+    if _is_repository(name):
+        return _read_config(_download(name, key), f"{key}={name}", name)
+    raise ValueError(f"{key}={name}: there is no {path}; expected {EXPECTED}")
 
 
-def _choice(name: str) -> dict[str, Any]:
-    """The keys of a file of conf/model over those of the choices in its `defaults`."""
+def _read_choice(name: str) -> dict[str, Any]:
+    """The keys of a file of conf/model, merged over those of the choices in its `defaults`."""
     content: dict[str, Any] = yaml.safe_load((CHOICES / f"{name}.yaml").read_text())
     parents = [parent for parent in content.pop("defaults", ()) if parent != "_self_"]
     merged: dict[str, Any] = {}
-    for keys in (*map(_choice, parents), content):
+    for keys in (*map(_read_choice, parents), content):
         merged |= keys
     return merged
 
@@ -61,7 +61,7 @@ def _name(file: Path) -> str:
     return file.resolve().parent.name if file.name == CONFIG else file.stem
 
 
-def _read(file: Path, source: str, name: str) -> ModelConfig:
+def _read_config(file: Path, source: str, name: str) -> ModelConfig:
     try:
         content = json.loads(file.read_bytes())
     except ValueError as error:
@@ -69,13 +69,13 @@ def _read(file: Path, source: str, name: str) -> ModelConfig:
     return ModelConfig.of(source, name, content)
 
 
-def _is_repository(where: str) -> bool:
-    owner, _, name = where.partition("/")
-    return bool(owner and name) and "/" not in name and owner[0] not in ".~" and not name.endswith(".json")
+def _is_repository(name: str) -> bool:
+    owner, _, repo = name.partition("/")
+    return bool(owner and repo) and "/" not in repo and owner[0] not in ".~" and not repo.endswith(".json")
 
 
 def _download(name: str, key: str) -> Path:
-    """The file in the cache of the hub's client, or from the hub where there is a network."""
+    """The file from the cache of the hub's client, or from the hub if there is a network."""
     look_for_network()
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

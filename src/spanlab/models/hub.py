@@ -1,4 +1,4 @@
-"""The hub without a network: its client would retry for half a minute before it says so."""
+"""Offline use of the hub: without a network its client would retry for half a minute before an error."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.request import getproxies
 
 
 def look_for_network() -> None:
-    """Let the hub's client read its cache alone where the hub has no address; call before the client is imported."""
+    """Set the hub's client to its cache only if the hub's host does not resolve; call before importing the client."""
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
-    if "https" in getproxies():  # the proxy knows the address
+    if "https" in getproxies():  # the proxy resolves the address
         return
     try:
         socket.getaddrinfo(host, 443)

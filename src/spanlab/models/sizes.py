@@ -1,8 +1,8 @@
 """Sizes of a model from its config.json; bytes and FLOPs follow from them (`spanlab.model_spec`).
 
 The keys and their defaults are those of transformers' configuration classes. A default that is a number of one model
-and no rule, such as 32 heads, is not taken: the key must be there. Left out are vision towers and layers that predict
-more than one token.
+and not a rule, such as 32 heads, is not used: the key is required. Vision towers and layers that predict more than one
+token are not counted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from spanlab.models.config import ModelConfig
 
 FULL, RECURRENT = "full_attention", "linear_attention"
 SCAN_CHUNK = 64
-"""Tokens that the scan of transformers and of flash-linear-attention takes together; states are kept at multiples."""
+"""Scan chunk, in tokens, of transformers and of flash-linear-attention; states are stored at multiples of it."""
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class ModelType:
-    """What layers a model type has, and which keys its file must have.
+    """Layers of a model type, and the keys that its file must have.
 
     `hybrid`         GatedDeltaNet layers, and a gate on the output of attention
     `experts`        layers with a mixture of experts: none; listed, by decoder_sparse_step and mlp_only_layers; every
-    `shared_expert`  an expert that all tokens pass
-    `own_head_dim`   head_dim must be there; otherwise it is hidden_size / num_attention_heads where it is missing
+    `shared_expert`  an expert that processes all tokens
+    `own_head_dim`   head_dim is required; otherwise it defaults to hidden_size / num_attention_heads
     """
 
     hybrid: bool = False
@@ -53,8 +53,8 @@ MODEL_TYPES = {
 
 
 def spec_of(config: ModelConfig) -> ModelSpec:
-    """The sizes that a config.json says; ValueError, one sentence that names file and key, where it does not."""
-    config.refuse_unless("kv_lora_rank", [None], "none, for models with latent attention (MLA) are not supported")
+    """The sizes that a config.json defines; ValueError, naming file and key, for a missing or unsupported value."""
+    config.check_value("kv_lora_rank", [None], "none, for models with latent attention (MLA) are not supported")
     kind = _model_type(config)
     layers, itemsize = config.integer("num_hidden_layers"), _itemsize(config)
     recurrent = _recurrent_layers(config, layers) if kind.hybrid else 0
@@ -82,18 +82,18 @@ def spec_of(config: ModelConfig) -> ModelSpec:
 def _model_type(config: ModelConfig) -> ModelType:
     name = config.get("model_type")
     if name not in MODEL_TYPES:
-        raise config.mistake("model_type", among(str(name), MODEL_TYPES))
+        raise config.error("model_type", among(str(name), MODEL_TYPES))
     return MODEL_TYPES[name]
 
 
 def _itemsize(config: ModelConfig) -> int:
     key = "torch_dtype" if config.get("dtype") is None else "dtype"
-    config.refuse_unless(key, list(ITEMSIZES), among(str(config.get(key)), ITEMSIZES))
+    config.check_value(key, list(ITEMSIZES), among(str(config.get(key)), ITEMSIZES))
     return ITEMSIZES[config.keys[key]]
 
 
 def _kv_heads(config: ModelConfig, heads: int) -> int:
-    """A key that says null means one head of keys for each of queries; Llama's file may leave it out for the same."""
+    """Number of KV heads: null means one per query head, and so does a missing key of a Llama model."""
     if "num_key_value_heads" in config.keys or config.get("model_type") == "llama":
         return config.integer_or("num_key_value_heads", heads)
     return config.integer("num_key_value_heads")
@@ -106,42 +106,42 @@ def _head_dim(config: ModelConfig, kind: ModelType, heads: int) -> int:
 def _share(config: ModelConfig, heads: int) -> int:
     width = config.integer("hidden_size")
     if width % heads and config.get("head_dim") is None:
-        raise config.mistake("hidden_size", f"a multiple of num_attention_heads={heads}, or head_dim")
+        raise config.error("hidden_size", f"a multiple of num_attention_heads={heads}, or head_dim")
     return width // heads
 
 
 def _check_window(config: ModelConfig) -> None:
-    """Refuse attention to a window: its cache does not grow with the prompt."""
+    """Raise ValueError for sliding-window attention, whose cache does not grow with the prompt."""
     kinds = [FULL, RECURRENT] if _model_type(config).hybrid else [FULL]
     for kind in config.get("layer_types") or ():
         if kind not in kinds:
             raise ValueError(f"{config.source}: {kind} in layer_types: expected {' or '.join(kinds)}")
     if config.get("model_type") == "mistral" and "sliding_window" not in config.keys:
-        raise config.mistake("sliding_window", "null; transformers takes 4096 for a missing one")
+        raise config.error("sliding_window", "null; transformers takes 4096 for a missing one")
     windowed = config.get("model_type") == "mistral" or bool(config.get("use_sliding_window"))
     if not windowed or config.get("sliding_window") is None:
         return
     positions = config.integer("max_position_embeddings")
     if config.integer("sliding_window") < positions:
-        raise config.mistake("sliding_window", f"null, or max_position_embeddings={positions} or more")
+        raise config.error("sliding_window", f"null, or max_position_embeddings={positions} or more")
 
 
 # Recurrent layers.
 
 
 def _recurrent_layers(config: ModelConfig, layers: int) -> int:
-    """Layers of GatedDeltaNet: those that `layer_types` lists, or all but every n-th."""
+    """Number of GatedDeltaNet layers: those that `layer_types` lists, or all but every n-th."""
     kinds = config.get("layer_types")
     if kinds is None:
         return layers - layers // config.integer("full_attention_interval")
     if not isinstance(kinds, list) or len(kinds) != layers:
-        raise config.mistake("layer_types", f"a list of num_hidden_layers={layers} kinds")
+        raise config.error("layer_types", f"a list of num_hidden_layers={layers} kinds")
     return kinds.count(RECURRENT)
 
 
 def _recurrent_sizes(config: ModelConfig, layers: int, itemsize: int) -> dict[str, Any]:
-    config.refuse_unless("attn_output_gate", [None, True], "true")
-    config.refuse_unless("mamba_ssm_dtype", [None, *ITEMSIZES], among("", ITEMSIZES))
+    config.check_value("attn_output_gate", [None, True], "true")
+    config.check_value("mamba_ssm_dtype", [None, *ITEMSIZES], among("", ITEMSIZES))
     return {
         "recurrent_layers": layers,
         "recurrent_key_heads": config.integer("linear_num_key_heads"),
@@ -149,7 +149,9 @@ def _recurrent_sizes(config: ModelConfig, layers: int, itemsize: int) -> dict[st
         "recurrent_key_dim": config.integer("linear_key_head_dim"),
         "recurrent_value_dim": config.integer("linear_value_head_dim"),
         "conv_kernel": config.integer("linear_conv_kernel_dim"),
-        "state_itemsize": ITEMSIZES[config.get("mamba_ssm_dtype") or "float32"],  # as transformers keeps the state
+        "state_itemsize": ITEMSIZES[
+            config.get("mamba_ssm_dtype") or "float32"
+        ],  # the dtype of the state in transformers
         "conv_itemsize": itemsize,
         "grid": SCAN_CHUNK,
     }
@@ -159,7 +161,7 @@ def _recurrent_sizes(config: ModelConfig, layers: int, itemsize: int) -> dict[st
 
 
 def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
-    """Layers with a mixture of experts in place of one SwiGLU block."""
+    """Number of layers with a mixture of experts instead of one SwiGLU block."""
     if kind.experts == "none":
         return 0
     if kind.experts == "every":
@@ -171,7 +173,7 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
 
 
 def _experts_key(config: ModelConfig) -> str:
-    """What transformers calls the number of experts in the files that it writes itself; published files do not."""
+    """The key of the number of experts: files written by transformers use another name than published files."""
     return "num_local_experts" if "num_local_experts" in config.keys else "num_experts"
 
 

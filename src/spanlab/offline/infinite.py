@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from spanlab.core.cache_spans import CacheSpan, stretches, whole
+from spanlab.core.cache_spans import CacheSpan, token_runs, whole
 from spanlab.core.request import Request
 from spanlab.core.token_string import TokenString
 from spanlab.offline.forest import StorageRules
@@ -34,7 +34,7 @@ class _Anywhere:
 
     def __call__(self, request: Request) -> tuple[CacheSpan, ...]:
         cache_spans, parent = [], 0
-        for start, stop, independent, tokens in stretches(request):
+        for start, stop, independent, tokens in token_runs(request):
             name = b"" if independent or not start else b"%d" % parent
             cache_spans.append(CacheSpan(start, stop, independent, tokens, name, start))
             parent = self.parents.setdefault((parent, independent, tokens), len(self.parents) + 1)

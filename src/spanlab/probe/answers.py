@@ -1,4 +1,4 @@
-"""Answers of one model by arm: what questions read of the same documents differs, nothing else."""
+"""Answers of one model by arm: arms differ only in the memory of the documents that questions read."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from transformers import PreTrainedModel
 
 from spanlab.analysis.recall import Answers
 from spanlab.engine.affine import AffineMap, Transition, exact, heads_above, low_rank, scalar
-from spanlab.probe.boundaries import encode_with_halo, read_repaired, separated
-from spanlab.probe.memory import Form, SpanMemory, ask, encode_apart, read_through
+from spanlab.probe.boundaries import encode_repaired, encode_with_halo, with_separators
+from spanlab.probe.memory import Form, SpanMemory, encode_apart, forward_logits, question_logits
 from spanlab.probe.model import mixers
 from spanlab.probe.task import Batch, Shape, draw
 from spanlab.settings.probe import HybridAnswers
 
-FULL_VIEW, EXACT = "full view", "exact"  # the references
+FULL_VIEW, EXACT = "full view", "exact"  # the reference arms
 
 
 @dataclass(frozen=True)
 class Case:
-    """Documents and questions of one batch, encoded apart once for all arms."""
+    """Documents and questions of one batch; the documents are encoded apart once for all arms."""
 
     model: PreTrainedModel
     documents: Tensor
@@ -32,7 +32,7 @@ class Case:
 
     @cached_property
     def spans(self) -> SpanMemory:
-        """The documents, each encoded alone."""
+        """Memory of the documents, each encoded alone."""
         return encode_apart(self.model, self.documents)
 
 
@@ -41,7 +41,7 @@ Arm = Callable[[Case], Tensor]
 
 
 def forms(settings: HybridAnswers) -> dict[str, Form]:
-    """Ways to store a document's transition, by name."""
+    """Storage forms of the transition of a document, by name."""
     ranks: dict[str, Form] = {f"rank {rank}": partial(low_rank, rank=rank) for rank in settings.ranks}
     drops: dict[str, Form] = {f"norm > {norm:g}": partial(heads_above, norm=norm) for norm in settings.drop}
     return {
@@ -63,19 +63,25 @@ def arms(settings: HybridAnswers) -> dict[str, Arm]:
     """All arms by name, the references first."""
     assembled: dict[str, Arm] = {name: partial(_assembled, form=form) for name, form in forms(settings).items()}
     return {
-        FULL_VIEW: _read_through,
-        "attention in blocks": lambda case: read_through(case.model, case.documents, case.questions, "blocks"),
+        FULL_VIEW: _full_view,
+        "attention in blocks": lambda case: forward_logits(case.model, case.documents, case.questions, "blocks"),
         **assembled,
         **_boundaries(settings),
-        "state only": lambda case: ask(case.model, case.spans.assembled(exact).without_kv(), case.questions),
-        "first state": lambda case: ask(case.model, case.spans.assembled(exact).with_first_state(), case.questions),
-        "KV only": lambda case: ask(case.model, case.spans.whole.without_state(), case.questions),
-        "no documents": lambda case: ask(case.model, case.spans.whole.without_state().without_kv(), case.questions),
+        "state only": lambda case: question_logits(
+            case.model, case.spans.assembled(exact).without_kv(), case.questions
+        ),
+        "first state": lambda case: question_logits(
+            case.model, case.spans.assembled(exact).with_first_state(), case.questions
+        ),
+        "KV only": lambda case: question_logits(case.model, case.spans.base.without_state(), case.questions),
+        "no documents": lambda case: question_logits(
+            case.model, case.spans.base.without_state().without_kv(), case.questions
+        ),
     }
 
 
 def _boundaries(settings: HybridAnswers) -> dict[str, Arm]:
-    """Arms whose documents begin otherwise: behind a separator or a halo, or with tokens that are computed again."""
+    """Arms that change the start of documents: a separator, a halo, or recomputed first tokens."""
     repaired = {f"exact, first {tokens} again": partial(_repaired, tokens=tokens) for tokens in settings.repaired}
     if not settings.separator:
         return {**repaired, "exact, halo": _with_halo}
@@ -83,35 +89,37 @@ def _boundaries(settings: HybridAnswers) -> dict[str, Arm]:
         **repaired,
         "exact, halo": _with_halo,
         "exact, separator": lambda case: _assembled(_separated(case, settings.separator), exact),
-        "full view, separator": lambda case: _read_through(_separated(case, settings.separator)),
+        "full view, separator": lambda case: _full_view(_separated(case, settings.separator)),
     }
 
 
 def _repaired(case: Case, tokens: int) -> Tensor:
-    return ask(case.model, read_repaired(case.model, case.documents, tokens, exact), case.questions)
+    return question_logits(case.model, encode_repaired(case.model, case.documents, tokens, exact), case.questions)
 
 
 def _with_halo(case: Case) -> Tensor:
-    """As many tokens as the convolution sees before the first."""
+    """Logits with a halo of the tokens that the convolution sees before the first token."""
     halo = mixers(case.model)[0].conv_kernel_size - 1
-    return ask(case.model, encode_with_halo(case.model, case.documents, halo).assembled(exact), case.questions)
+    return question_logits(
+        case.model, encode_with_halo(case.model, case.documents, halo).assembled(exact), case.questions
+    )
 
 
 def _separated(case: Case, tokens: int) -> Case:
-    return Case(case.model, separated(case.documents, tokens), case.questions)
+    return Case(case.model, with_separators(case.documents, tokens), case.questions)
 
 
-def _read_through(case: Case) -> Tensor:
-    return read_through(case.model, case.documents, case.questions)
+def _full_view(case: Case) -> Tensor:
+    return forward_logits(case.model, case.documents, case.questions)
 
 
 def _assembled(case: Case, form: Form) -> Tensor:
-    return ask(case.model, case.spans.assembled(form), case.questions)
+    return question_logits(case.model, case.spans.assembled(form), case.questions)
 
 
 @torch.no_grad()
 def answer(model: PreTrainedModel, settings: HybridAnswers, documents: int, tokens: int) -> dict[str, Answers]:
-    """Answers of every arm to the same sequences; ValueError where documents are shorter than the convolution."""
+    """Answers of every arm to the same sequences; ValueError if documents are shorter than the convolution."""
     kernel = mixers(model)[0].conv_kernel_size
     if tokens < kernel:
         expected = f"expected documents of {kernel} tokens or more, as many as the convolution sees"
@@ -120,16 +128,18 @@ def answer(model: PreTrainedModel, settings: HybridAnswers, documents: int, toke
     batch = draw(rng, settings.task, shape, settings.sequences)
     first = next(_cases(model, batch, settings.batch)).spans
     nbytes = {name: _bytes(first, form) for name, form in forms(settings).items()}
-    asked = arms(settings)
-    logits = [[arm(case).log_softmax(-1) for arm in asked.values()] for case in _cases(model, batch, settings.batch)]
-    own = zip(asked, map(torch.cat, zip(*logits, strict=True)), strict=True)
-    return {name: _scored(parts, batch, nbytes.get(name)) for name, parts in own}
+    arms_by_name = arms(settings)
+    logits = [
+        [arm(case).log_softmax(-1) for arm in arms_by_name.values()] for case in _cases(model, batch, settings.batch)
+    ]
+    by_arm = zip(arms_by_name, map(torch.cat, zip(*logits, strict=True)), strict=True)
+    return {name: _scored(arm_logits, batch, nbytes.get(name)) for name, arm_logits in by_arm}
 
 
 def _cases(model: PreTrainedModel, batch: Batch, size: int) -> Iterator[Case]:
     documents, questions = torch.from_numpy(batch.documents), torch.from_numpy(batch.questions)
-    for part, asked in zip(documents.split(size), questions.split(size), strict=True):
-        yield Case(model, part, asked)
+    for document_batch, question_batch in zip(documents.split(size), questions.split(size), strict=True):
+        yield Case(model, document_batch, question_batch)
 
 
 def _bytes(spans: SpanMemory, form: Form) -> int:

@@ -14,11 +14,11 @@ from spanlab.settings.probe import ProbeModel
 
 MAMBA_DT = (1e-3, 0.1)  # step sizes that Mamba-2 draws
 PROBE_DT = (1e-4, 1e-2)  # shorter ones, for sequences of hundreds of tokens that all matter
-READ_OUT = 3.0  # so much louder than at random is what a layer reads, for gates halve it
+READ_OUT = 3.0  # gain of the output of a layer over random initialisation, since gates halve it
 
 
 def config_of(sizes: ProbeModel, vocabulary: int) -> Qwen3_5TextConfig:
-    """The transformers config of these sizes; weights have the variance 1 / hidden."""
+    """The transformers config of these sizes; initial weights have the variance 1 / hidden."""
     return Qwen3_5TextConfig(
         vocab_size=vocabulary,
         hidden_size=sizes.hidden,
@@ -40,7 +40,7 @@ def config_of(sizes: ProbeModel, vocabulary: int) -> Qwen3_5TextConfig:
 
 
 def new_probe(sizes: ProbeModel, vocabulary: int) -> PreTrainedModel:
-    """New weights from torch's random numbers."""
+    """A probe with new weights from torch's random generator."""
     model = Qwen3_5ForCausalLM(config_of(sizes, vocabulary))
     for mixer in mixers(model):
         slow_decay(mixer, PROBE_DT)
@@ -49,7 +49,7 @@ def new_probe(sizes: ProbeModel, vocabulary: int) -> PreTrainedModel:
 
 
 class Mixer(Protocol):
-    """What transformers' GatedDeltaNet layers have in common."""
+    """The attributes of transformers' GatedDeltaNet layers used here."""
 
     layer_idx: int
     conv_kernel_size: int
@@ -68,7 +68,7 @@ def mixers(model: PreTrainedModel) -> list[Mixer]:
 
 @torch.no_grad()
 def slow_decay(mixer: Mixer, bounds: tuple[float, float]) -> None:
-    """Draw step sizes between bounds, uniform in their logarithm; transformers' own decay empties a state in tokens."""
+    """Draw log-uniform step sizes; with transformers' default decay, a state is forgotten after a few tokens."""
     low, high = (torch.tensor(bound).log() for bound in bounds)
     dt = torch.empty_like(mixer.dt_bias).uniform_(float(low), float(high)).exp()
     mixer.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
@@ -76,10 +76,10 @@ def slow_decay(mixer: Mixer, bounds: tuple[float, float]) -> None:
 
 @torch.no_grad()
 def associate_neighbours(mixer: Mixer) -> None:
-    """Let a layer begin as an associative memory that stores a token under the token before it.
+    """Initialise a layer as an associative memory that stores a token under the key of the token before it.
 
-    Queries and keys share their projection, and what is read goes back through the transposed projection of values.
-    The convolution takes keys of the token before (lag one), queries and values of the token itself (lag zero).
+    Queries and keys share their projection, and the output projection is the transposed projection of values. The
+    convolution reads keys of the token before (lag one), queries and values of the token itself (lag zero).
     """
     query, key, value = mixer.in_proj_qkv.weight.split([mixer.key_dim, mixer.key_dim, mixer.value_dim])
     key.copy_(query)
@@ -87,5 +87,5 @@ def associate_neighbours(mixer: Mixer) -> None:
     taps = mixer.conv1d.weight[:, 0]
     taps.mul_(0.1)
     query_taps, key_taps, value_taps = taps.split([mixer.key_dim, mixer.key_dim, mixer.value_dim])
-    for part, lag in ((query_taps, 0), (key_taps, 1), (value_taps, 0)):
-        part[:, -1 - lag] += 1
+    for channel_taps, lag in ((query_taps, 0), (key_taps, 1), (value_taps, 0)):
+        channel_taps[:, -1 - lag] += 1

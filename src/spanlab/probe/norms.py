@@ -1,4 +1,4 @@
-"""How much of a state survives a span: norm of the transition and decay, by layer, head and length."""
+"""Retention of a state over a span: norm of the transition and decay, by layer, head and length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanlab.settings.probe import HybridAnswers, NormSettings
 
 @torch.no_grad()
 def head_norms(model: PreTrainedModel, settings: HybridAnswers) -> Iterator[HeadNorm]:
-    """Norms of the same spans under these weights, and under new ones of the same sizes."""
+    """Norms of the same spans under the weights of the model, and under new weights of the same sizes."""
     for source, weights in sources(model, settings.norms, settings.seed):
         for tokens in settings.norms.lengths:
             for layer, (span,) in encode_apart(weights, _spans(model, settings, tokens)).maps.items():
@@ -36,7 +36,7 @@ def _spans(model: PreTrainedModel, settings: HybridAnswers, tokens: int) -> Tens
 
 
 def sources(model: PreTrainedModel, settings: NormSettings, seed: int) -> Iterator[tuple[str, PreTrainedModel]]:
-    """These weights, and new ones of the same sizes: as transformers initialises them, and with slow decay."""
+    """The model, and new ones of its sizes: with transformers' initial weights, and with slow decay."""
     yield "trained", model
     if not (settings.published or settings.slow):
         return

@@ -1,9 +1,9 @@
-"""Recoveries: a state at token s is brought to token k, up to which KV is resident; what runs over the gap differs.
+"""Recoveries of a state from token s to token k, up to which KV is resident, by the blocks that run over the gap.
 
 `recompute` is the forward of all layers over [s, k), keys and values included. A recurrent layer reads the residual
-stream, and that holds the outputs of the attention layers below it. So a replay is exact where attention runs, with
-queries of the gap against resident KV; keys and values need no projection, and nothing above the last recurrent block
-has to run. Where attention is left out, recurrent layers above it read another residual stream.
+stream, which includes the outputs of the attention layers below it. So a replay is exact if attention runs, with
+queries of the gap against resident KV; keys and values need no projection, and no block above the last recurrent block
+has to run. If attention is skipped, recurrent layers above it read a different residual stream.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from transformers import PreTrainedModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, apply_rotary_pos_emb
 
 from spanlab.engine.recurrent import MIXER
-from spanlab.probe.memory import EMPTY, Memory, cache_of, memory_of, read_on
+from spanlab.probe.memory import EMPTY, Memory, cache_of, extend_memory, memory_of
 
 Rotary = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Prompts [N] whose state stands at token `before.tokens`, and whose KV is resident to the end of `ids` [N, T]."""
+    """A gap of tokens `ids` [N, T]: the state is that of token `before.tokens`, and KV is resident to the end."""
 
     model: PreTrainedModel
     before: Memory
@@ -34,13 +34,13 @@ class Gap:
 
     @property
     def positions(self) -> Tensor:
-        """[T]"""
+        """Positions of the tokens of the gap, [T]."""
         return self.before.tokens + torch.arange(self.ids.shape[1])
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Which blocks run over a gap beside the recurrent ones.
+    """The blocks that run over a gap in addition to the recurrent ones.
 
     `attention`       attention blocks: queries of the gap, resident keys and values
     `attention_mlps`  MLP blocks of attention layers
@@ -52,7 +52,7 @@ class Replay:
     recurrent_mlps: bool
 
     def __call__(self, gap: Gap) -> Memory:
-        """Resident KV with the state that the replay brings to its end."""
+        """Resident KV with the state at the end of the gap after the replay."""
         base: Any = gap.model.base_model
         cache = cache_of(gap.model, replace(gap.before, kv={}))
         hidden = base.embed_tokens(gap.ids)
@@ -66,27 +66,27 @@ class Replay:
                 hidden = hidden + _attend(layer, hidden, rotary, gap)
             if number < last and (self.recurrent_mlps if is_recurrent else self.attention_mlps):
                 hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        reached = memory_of(cache, gap.resident.tokens)
-        return replace(gap.resident, conv=reached.conv, recurrent=reached.recurrent)
+        replayed = memory_of(cache, gap.resident.tokens)
+        return replace(gap.resident, conv=replayed.conv, recurrent=replayed.recurrent)
 
 
 def _attend(layer: Qwen3_5DecoderLayer, hidden: Tensor, rotary: Rotary, gap: Gap) -> Tensor:
-    """An attention block's output [N, T, H]: no key and no value of the gap is computed."""
+    """Output [N, T, H] of an attention block, without computing keys and values of the gap."""
     attention, (keys, values) = layer.self_attn, gap.resident.kv[layer.self_attn.layer_idx]
     shape = (*hidden.shape[:2], -1, 2 * attention.head_dim)
     query, gate = attention.q_proj(layer.input_layernorm(hidden)).view(shape).chunk(2, -1)
     query = attention.q_norm(query).transpose(1, 2)
     query, _ = apply_rotary_pos_emb(query, query, *rotary)
-    seen = torch.arange(keys.shape[2]) <= gap.positions[:, None]
-    read = nn.functional.scaled_dot_product_attention(
-        query, keys, values, attn_mask=seen, scale=attention.scaling, enable_gqa=True
+    visible = torch.arange(keys.shape[2]) <= gap.positions[:, None]
+    attended = nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=visible, scale=attention.scaling, enable_gqa=True
     )
-    out: Tensor = attention.o_proj((read.transpose(1, 2) * gate.sigmoid()).flatten(2))
+    out: Tensor = attention.o_proj((attended.transpose(1, 2) * gate.sigmoid()).flatten(2))
     return out
 
 
 def no_replay(gap: Gap) -> Memory:
-    """The state as it was before the gap, taken for that behind it: a control."""
+    """Resident KV with the state before the gap: a control."""
     return replace(gap.resident, conv=gap.before.conv, recurrent=gap.before.recurrent)
 
 
@@ -99,9 +99,9 @@ RECOVERIES: dict[str, Callable[[Gap], Memory]] = {
 }
 
 
-def captured(model: PreTrainedModel, ids: Tensor, stops: Iterable[int]) -> dict[int, Memory]:
-    """What the prefill of `ids` [N, T] holds at every stop and at its end, by number of tokens."""
-    found, memory = {}, EMPTY
+def capture_memories(model: PreTrainedModel, ids: Tensor, stops: Iterable[int]) -> dict[int, Memory]:
+    """Memories of the prefill of `ids` [N, T] at every stop and at its end, by number of tokens."""
+    memories, memory = {}, EMPTY
     for stop in sorted({*stops, ids.shape[1]}):
-        found[stop] = memory = read_on(model, memory, ids[:, memory.tokens : stop])
-    return found
+        memories[stop] = memory = extend_memory(model, memory, ids[:, memory.tokens : stop])
+    return memories

@@ -1,4 +1,4 @@
-"""How far composed states lie from those of the full view, by what the first tokens of every document see."""
+"""Errors of composed states relative to the full view, by the context of the first tokens of documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from spanlab.analysis.recall import StateError
 from spanlab.engine.affine import exact
-from spanlab.probe.boundaries import encode_with_halo, read_repaired, separated
+from spanlab.probe.boundaries import encode_repaired, encode_with_halo, with_separators
 from spanlab.probe.memory import Memory, distances, encode_apart
 from spanlab.probe.model import mixers
 from spanlab.probe.norms import sources
@@ -21,7 +21,7 @@ from spanlab.settings.probe import HybridAnswers, parse_case
 
 @torch.no_grad()
 def state_errors(model: PreTrainedModel, settings: HybridAnswers, case: str) -> Iterator[StateError]:
-    """Errors behind the last document, under the weights that norms are measured of."""
+    """Errors of states after the last document, under the same weights as the norms."""
     shape = Shape(*parse_case(case), settings.facts)
     rng = np.random.default_rng([settings.seed, shape.documents, shape.tokens])
     documents = torch.from_numpy(draw(rng, settings.task, shape, settings.norms.spans).documents)
@@ -34,14 +34,14 @@ def state_errors(model: PreTrainedModel, settings: HybridAnswers, case: str) -> 
 def _memories(
     model: PreTrainedModel, documents: Tensor, settings: HybridAnswers
 ) -> Iterator[tuple[str, Memory, Memory]]:
-    """Arms, what they leave, and what the full view of the same tokens leaves."""
+    """Arms, with their memory and the memory of the full view of the same tokens."""
     full, halo = _full_view(model, documents), mixers(model)[0].conv_kernel_size - 1
     yield "exact", encode_apart(model, documents).assembled(exact), full
     for tokens in settings.repaired:
-        yield f"exact, first {tokens} again", read_repaired(model, documents, tokens, exact), full
+        yield f"exact, first {tokens} again", encode_repaired(model, documents, tokens, exact), full
     yield "exact, halo", encode_with_halo(model, documents, halo).assembled(exact), full
     if settings.separator:
-        marked = separated(documents, settings.separator)
+        marked = with_separators(documents, settings.separator)
         yield "exact, separator", encode_apart(model, marked).assembled(exact), _full_view(model, marked)
 
 

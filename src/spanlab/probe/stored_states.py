@@ -1,4 +1,4 @@
-"""Recurrent states stored in fewer bytes than the four of a float32; the convolution's inputs stay as they are."""
+"""Storage formats of recurrent states smaller than float32; inputs of the convolution stay unchanged."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LARGEST = 127
 
 @dataclass(frozen=True)
 class Int8:
-    """A state as whole numbers of one byte.
+    """A state as int8 numbers with shared scales.
 
     `values`  int8 [..., heads, d_k, d_v]
-    `scale`   float32, one number for all that share it: [..., heads, 1 or d_k, 1 or d_v]
+    `scale`   float32, one number for all values that share it: [..., heads, 1 or d_k, 1 or d_v]
     """
 
     values: Tensor
@@ -28,7 +28,7 @@ class Int8:
         return self.values.nbytes + self.scale.nbytes
 
     def state(self) -> Tensor:
-        """The state that they stand for, float32."""
+        """The dequantised state, float32."""
         return self.values * self.scale
 
 
@@ -43,19 +43,19 @@ class BFloat16:
         return self.values.nbytes
 
     def state(self) -> Tensor:
-        """The state that they stand for, float32."""
+        """The dequantised state, float32."""
         return self.values.float()
 
 
 def int8(state: Tensor, shared: tuple[int, ...]) -> Int8:
-    """The nearest multiples of a scale that the largest number of the axes `shared` sets."""
+    """Round to the nearest multiples of a scale, set by the largest magnitude over the axes `shared`."""
     largest = state.abs().amax(shared, keepdim=True)
     scale = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
     return Int8((state / scale).round().to(torch.int8), scale)
 
 
 Format = Callable[[Tensor], Int8 | BFloat16]
-"""Stores a state [..., heads, d_k, d_v]."""
+"""Converts a state [..., heads, d_k, d_v] to its stored form."""
 
 FORMATS: dict[str, Format] = {
     "bf16": lambda state: BFloat16(state.bfloat16()),

@@ -1,4 +1,4 @@
-"""Training of the probe: one loop, in which the questions of a step read all of the documents or a part."""
+"""Training of the probe: one loop; the questions of a step read a memory that is drawn per step."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from transformers import PreTrainedModel
 
 from spanlab.analysis.recall import TrainingPoint
 from spanlab.engine.affine import exact
-from spanlab.probe.memory import ask, encode_apart, read_through
+from spanlab.probe.memory import encode_apart, forward_logits, question_logits
 from spanlab.probe.task import Batch, Shape, draw
 from spanlab.settings.probe import TrainProbe
 
 
 def train(model: PreTrainedModel, settings: TrainProbe) -> Iterator[TrainingPoint]:
-    """Train in place; yields a point per way of reading every `every` steps."""
+    """Train in place; yield one point per memory kind every `every` steps."""
     rng = np.random.default_rng(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings))
-    seen: dict[str, list[tuple[float, float]]] = {}
+    results: dict[str, list[tuple[float, float]]] = {}
     for step in range(1, settings.steps + 1):
-        read = _drawn(rng, settings)
-        loss, accuracy = _forward(model, _batch(rng, step, settings), read)
+        memory_kind = _draw_memory_kind(rng, settings)
+        loss, accuracy = _forward(model, _batch(rng, step, settings), memory_kind)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         rate.step()
-        seen.setdefault(read, []).append((float(loss.detach()), accuracy))
+        results.setdefault(memory_kind, []).append((float(loss.detach()), accuracy))
         if step % settings.every == 0 or step == settings.steps:
-            yield from (_point(step, read, values) for read, values in seen.items())
-            seen.clear()
+            yield from (_point(step, memory_kind, values) for memory_kind, values in results.items())
+            results.clear()
 
 
-def _point(step: int, read: str, values: list[tuple[float, float]]) -> TrainingPoint:
+def _point(step: int, memory_kind: str, values: list[tuple[float, float]]) -> TrainingPoint:
     loss, accuracy = np.mean(values, axis=0)
-    return TrainingPoint(step, read, len(values), float(loss), float(accuracy))
+    return TrainingPoint(step, memory_kind, len(values), float(loss), float(accuracy))
 
 
 def _rate(step: int, settings: TrainProbe) -> float:
-    """The learning rate's share of its highest: up, flat, down along a cosine."""
+    """Factor of the highest learning rate: linear warm-up, constant, cosine decay."""
     rise, fall = settings.warm_up * settings.steps, settings.decay * settings.steps
-    left = (settings.steps - step) / fall if fall else 1.0
-    return min(1.0, (step + 1) / (rise + 1)) * (0.5 - 0.5 * math.cos(math.pi * min(1.0, left)))
+    remaining = (settings.steps - step) / fall if fall else 1.0
+    return min(1.0, (step + 1) / (rise + 1)) * (0.5 - 0.5 * math.cos(math.pi * min(1.0, remaining)))
 
 
-def _drawn(rng: np.random.Generator, settings: TrainProbe) -> str:
-    """What the questions of a step read."""
+def _draw_memory_kind(rng: np.random.Generator, settings: TrainProbe) -> str:
+    """Draw the kind of memory that the questions of a step read."""
     shares = {"no KV": settings.hidden_kv, "spans": settings.isolated, "spans, no state": settings.empty_state}
     shares["all"] = 1 - sum(shares.values())
     return str(rng.choice(list(shares), p=list(shares.values())))
 
 
 def _batch(rng: np.random.Generator, step: int, settings: TrainProbe) -> Batch:
-    """Sequences of one shape; documents become more and longer while the curriculum lasts."""
+    """Sequences of one shape; the curriculum increases the number and the length of documents."""
     rise = settings.curriculum * settings.steps
     share = min(1.0, step / rise) if rise else 1.0
     most = 1 + int(share * (settings.documents - 1))
@@ -72,25 +72,27 @@ def _batch(rng: np.random.Generator, step: int, settings: TrainProbe) -> Batch:
     return draw(rng, settings.task, shape, count)
 
 
-def _forward(model: PreTrainedModel, batch: Batch, read: str) -> tuple[Tensor, float]:
+def _forward(model: PreTrainedModel, batch: Batch, memory_kind: str) -> tuple[Tensor, float]:
     """Loss and accuracy of the answers."""
     gold = torch.from_numpy(batch.gold).flatten()
-    logits = _READ[read](model, torch.from_numpy(batch.documents), torch.from_numpy(batch.questions)).flatten(0, 1)
+    logits = _MEMORY_KINDS[memory_kind](
+        model, torch.from_numpy(batch.documents), torch.from_numpy(batch.questions)
+    ).flatten(0, 1)
     accuracy = float((logits.argmax(-1) == gold).float().mean())
     return torch.nn.functional.cross_entropy(logits, gold), accuracy
 
 
-def _read_spans(model: PreTrainedModel, documents: Tensor, questions: Tensor) -> Tensor:
-    return ask(model, encode_apart(model, documents).assembled(exact), questions)
+def _spans_logits(model: PreTrainedModel, documents: Tensor, questions: Tensor) -> Tensor:
+    return question_logits(model, encode_apart(model, documents).assembled(exact), questions)
 
 
-def _read_kv(model: PreTrainedModel, documents: Tensor, questions: Tensor) -> Tensor:
-    return ask(model, encode_apart(model, documents).whole.without_state(), questions)
+def _kv_logits(model: PreTrainedModel, documents: Tensor, questions: Tensor) -> Tensor:
+    return question_logits(model, encode_apart(model, documents).base.without_state(), questions)
 
 
-_READ: dict[str, Callable[[PreTrainedModel, Tensor, Tensor], Tensor]] = {
-    "all": read_through,
-    "no KV": partial(read_through, view="no_kv"),
-    "spans": _read_spans,
-    "spans, no state": _read_kv,
+_MEMORY_KINDS: dict[str, Callable[[PreTrainedModel, Tensor, Tensor], Tensor]] = {
+    "all": forward_logits,
+    "no KV": partial(forward_logits, view="no_kv"),
+    "spans": _spans_logits,
+    "spans, no state": _kv_logits,
 }

@@ -1,4 +1,4 @@
-"""Weights of a probe on disk, as transformers saves them."""
+"""Weights of a probe on disk, in the format of transformers."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from spanlab.engine.load import pretrained, read_config
-from spanlab.engine.recurrent import hush_kernels
+from spanlab.engine.load import load_pretrained, read_config
+from spanlab.engine.recurrent import silence_kernel_warnings
 from spanlab.engine.settings import EngineSettings
 from spanlab.probe.model import config_of, mixers, new_probe
 from spanlab.settings.probe import TrainProbe
 
 
 def load(key: str, folder: str) -> PreTrainedModel:
-    """The model in a folder; ValueError where it has no weights, or no recurrent layers."""
+    """The model in a folder; ValueError if it has no weights or no recurrent layers."""
     if not (Path(folder) / "config.json").is_file():
         raise ValueError(f"{key}={folder}: expected a folder with a config.json and weights")
     settings = EngineSettings(weights="path", path=folder)
-    model = pretrained(settings, folder, read_config(settings, folder), torch.float32)
+    model = load_pretrained(settings, folder, read_config(settings, folder), torch.float32)
     if not mixers(model):
         raise ValueError(f"{key}={folder}: expected a model with GatedDeltaNet layers")
-    hush_kernels(model)
+    silence_kernel_warnings(model)
     model.eval()
     return model
 
 
-def to_train(settings: TrainProbe) -> PreTrainedModel:
-    """New weights, or those that training goes on from; ValueError where these have other sizes."""
+def initial_model(settings: TrainProbe) -> PreTrainedModel:
+    """The model to train, new or from `settings.start`; ValueError if stored weights have other sizes."""
     torch.manual_seed(settings.seed)
     if settings.start is None:
         model = new_probe(settings.model, settings.task.vocabulary)
-        hush_kernels(model)
+        silence_kernel_warnings(model)
         model.train()
         return model
-    model, wanted = load("start", settings.start), config_of(settings.model, settings.task.vocabulary)
+    model, config = load("start", settings.start), config_of(settings.model, settings.task.vocabulary)
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"):
-        found, expected = getattr(model.config, name), getattr(wanted, name)
-        if found != expected:
+        actual, expected = getattr(model.config, name), getattr(config, name)
+        if actual != expected:
             raise ValueError(
-                f"start={settings.start}: expected {name} of {expected}, as model and task say, not {found}"
+                f"start={settings.start}: expected {name} of {expected}, as model and task say, not {actual}"
             )
     model.train()
     return model

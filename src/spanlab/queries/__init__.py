@@ -1,4 +1,4 @@
-"""Queries with structure, in the shape of IBM's spnl, become requests whose spans map to token ranges exactly."""
+"""Structured queries, in the form of IBM's spnl, rendered to requests whose spans are exact token ranges."""
 
 from spanlab.queries.builtin import builtin_tokenizer
 from spanlab.queries.query import Group, Message, Query

@@ -1,4 +1,4 @@
-"""The token that begins a text: added where tokenizer and template leave it out, refused where it stands twice."""
+"""The BOS token: added if the tokenizer requires it and the template omits it; an error inside the prompt."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from spanlab.core.request import Tokens
 from spanlab.queries.template import ChatTemplate
 from spanlab.queries.tokenizer import ChatTokenizer
 
-# No role stands beside its like, since some templates refuse that.
+# No two adjacent messages have the same role, since some templates reject that.
 _ROLES = ("user", "assistant", "user")
 
 
 def missing_bos(first: int | None, tokenizer: ChatTokenizer) -> Tokens:
-    """The BOS that the tokenizer asks for and the template did not write before token `first`: one id or none."""
-    asked = tokenizer.bos_id if tokenizer.adds_bos else None
-    return np.array([] if asked is None or first == asked else [asked], dtype=np.int32)
+    """The BOS id that the tokenizer adds, unless the template already wrote it as token `first`: one id or none."""
+    bos = tokenizer.bos_id if tokenizer.adds_bos else None
+    return np.array([] if bos is None or first == bos else [bos], dtype=np.int32)
 
 
 def check_bos(tokens: Tokens, tokenizer: ChatTokenizer) -> None:
-    """Refuse a prompt that begins a second time inside, which makes a false sink of whatever follows."""
-    # Where one token begins and ends texts, its place cannot tell which of the two is meant.
+    """Raise ValueError for a BOS inside the prompt, which would act as a second attention sink."""
+    # If BOS and EOS are the same token, an occurrence inside the prompt may be an EOS.
     if tokenizer.bos_token is None or tokenizer.bos_token == tokenizer.eos_token:
         return
-    again = np.flatnonzero(tokens[1:] == tokenizer.bos_id) + 1
-    if len(again) and opens_messages(tokenizer.template, tokenizer.bos_token):
-        again = again[tokens[again - 1] == tokenizer.bos_id]
-    if len(again):
+    repeated = np.flatnonzero(tokens[1:] == tokenizer.bos_id) + 1
+    if len(repeated) and opens_messages(tokenizer.template, tokenizer.bos_token):
+        repeated = repeated[tokens[repeated - 1] == tokenizer.bos_id]
+    if len(repeated):
         raise ValueError(
             f"the chat template of {tokenizer.name} writes {tokenizer.bos_token} inside the prompt, at token"
-            f" {again[0]}; expected one at the beginning and none elsewhere, or one before every message"
+            f" {repeated[0]}; expected one at the beginning and none elsewhere, or one before every message"
         )
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer made in code, for machines without any tokenizer file: invented words, bytes and ChatML."""
+"""A tokenizer built in code, for machines without tokenizer files: invented words, bytes and ChatML."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CHATML = (
 _SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _ROLE_WORDS = ("system", "user", "assistant")
 _SYLLABLES = tuple(map("".join, product("bdfgklmnprstvz", "aeiou")))
-# Coprime to the number of syllables, so that the walk through all three-syllable words repeats none of them.
+# Coprime to the number of syllables, so that the sequence of three-syllable words has no repetition.
 _STRIDE = 104_729
 
 
 def invented_words() -> tuple[str, ...]:
-    """The NUM_WORDS words of the vocabulary, three syllables each, the same on every machine."""
+    """The NUM_WORDS words of the vocabulary, three syllables each, identical on every machine."""
     count = len(_SYLLABLES)
     numbers = ((index * _STRIDE) % count**3 for index in range(1, NUM_WORDS + 1))
     return tuple(_SYLLABLES[n // count**2] + _SYLLABLES[n // count % count] + _SYLLABLES[n % count] for n in numbers)
@@ -33,7 +33,7 @@ def builtin_tokenizer() -> ChatTokenizer:
     """One token for each invented word, with or without a space before it, and one for each byte of all other text.
 
     Ids: 256 bytes, then the words and the names of the roles, each in both forms, then the special tokens; ChatML as
-    the chat template; no BOS. Decoding gives back every text exactly.
+    the chat template; no BOS. Decoding restores every text exactly.
     """
     return ChatTokenizer("builtin", _tokenizer(), CHATML, eos_token="<|im_end|>")
 
@@ -42,9 +42,9 @@ def _tokenizer() -> Tokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     space = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" ")[0][0]
-    words = (form for word in (*_ROLE_WORDS, *invented_words()) for form in (word, space + word))
-    vocabulary = (*sorted(pre_tokenizers.ByteLevel.alphabet()), *words)
-    # Without merges, text falls into bytes, except where `ignore_merges` finds a whole word in the vocabulary.
+    word_tokens = (form for word in (*_ROLE_WORDS, *invented_words()) for form in (word, space + word))
+    vocabulary = (*sorted(pre_tokenizers.ByteLevel.alphabet()), *word_tokens)
+    # Without merges, text is encoded as bytes, except for words that `ignore_merges` finds in the vocabulary.
     model = models.BPE({token: number for number, token in enumerate(vocabulary)}, [], ignore_merges=True)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

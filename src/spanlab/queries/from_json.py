@@ -7,7 +7,7 @@ import json
 from spanlab.queries.query import EXPECTED_KINDS, GROUP_KINDS, MAX_DEPTH, ROLES, Group, Message, Query, text_mistake
 
 _EXPECTED_NODE = f"a string or an object with one key, {EXPECTED_KINDS}"
-# Objects arrive as their pairs, because a dict would silently keep only the last of two equal keys.
+# Objects are parsed as pairs, because a dict would silently keep only the last of two equal keys.
 _Pairs = tuple[tuple[str, object], ...]
 
 
@@ -15,8 +15,8 @@ def parse_json(text: str) -> Query:
     """Read one JSON value.
 
     A node is an object of one key: a group's kind with the list of its children, or a role with its text; a bare
-    string is a user's message. A mistake is a ValueError of one sentence that names the path, such as
-    `query.seq[1].plus[0]`, or line and column where the text is no JSON at all.
+    string is a user's message. ValueError names the path of an error, such as `query.seq[1].plus[0]`, or line and
+    column if the text is not JSON.
     """
     try:
         value = json.loads(text, object_pairs_hook=tuple)
@@ -47,7 +47,7 @@ def _node(value: object, path: str, depth: int) -> Query:
 
 def _only_pair(value: object, path: str) -> tuple[str, object]:
     if not isinstance(value, tuple):
-        raise ValueError(f"{path} is {_named(value)}; expected {_EXPECTED_NODE}")
+        raise ValueError(f"{path} is {_type_name(value)}; expected {_EXPECTED_NODE}")
     pairs: _Pairs = value
     if len(pairs) != 1:
         raise ValueError(f"{path} has {len(pairs)} keys; expected {_EXPECTED_NODE}")
@@ -56,22 +56,22 @@ def _only_pair(value: object, path: str) -> tuple[str, object]:
 
 def _children(value: object, path: str, depth: int) -> tuple[Query, ...]:
     if not isinstance(value, list):
-        raise ValueError(f"{path} is {_named(value)}; expected a list of nodes")
+        raise ValueError(f"{path} is {_type_name(value)}; expected a list of nodes")
     return tuple(_node(child, f"{path}[{index}]", depth) for index, child in enumerate(value))
 
 
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{path} is {_named(value)}; expected a string")
-    mistake = text_mistake(value)
-    if mistake:
-        raise ValueError(f"{path} {mistake}")
+        raise ValueError(f"{path} is {_type_name(value)}; expected a string")
+    error = text_mistake(value)
+    if error:
+        raise ValueError(f"{path} {error}")
     return value
 
 
-def _named(value: object) -> str:
-    """How JSON calls a value's kind."""
+def _type_name(value: object) -> str:
+    """The JSON name of the type of a value."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    named = ((tuple, "an object"), (list, "a list"), (str, "a string"))
-    return next((name for kind, name in named if isinstance(value, kind)), "a number")
+    names = ((tuple, "an object"), (list, "a list"), (str, "a string"))
+    return next((name for kind, name in names if isinstance(value, kind)), "a number")

@@ -1,4 +1,4 @@
-"""Where messages and spans stand in the rendered text, in characters."""
+"""Character ranges of messages and spans in the rendered text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.queries.wrapping import Wrapping, closings, unit_wrapping
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Characters `[start, stop)` of the prompt and the messages `[first, last)` whose contents lie in them."""
+    """Characters `[start, stop)` of the prompt, and the messages `[first, last)` whose contents they contain."""
 
     start: int
     stop: int
@@ -24,25 +24,26 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The prompt's text, the half-open range of each message's content, and spans that cover the text without gaps."""
+    """Text of the prompt, half-open range of each message's content, and spans that cover the text without gaps."""
 
     text: str
     contents: tuple[tuple[int, int], ...]
     spans: tuple[TextSpan, ...]
 
 
-def lay_out(chat: Chat, template: ChatTemplate) -> Layout:
-    """Apply the template once to all messages, an assistant's turn standing open, and find every range in the text.
+def compute_layout(chat: Chat, template: ChatTemplate) -> Layout:
+    """Apply the template once to all messages, with an open assistant's turn, and locate every range in the text.
 
-    An independent unit gets the wrapping that it has everywhere; an ordered message gets what else stands around it;
-    text that belongs to neither (a BOS, a default system prompt, the open turn) is an ordered span of its own. Raises
-    ValueError if the template changes a content or wraps an independent unit by its place.
+    The span of an independent unit includes its wrapping, which is the same at every position. The span of an ordered
+    message includes the other text around it. Text that belongs to neither (a BOS, a default system prompt, the open
+    turn) is a separate ordered span. Raises ValueError if the template changes a content or wraps an independent unit
+    differently by position.
     """
     roles = [message.role for message in chat.messages]
     gaps = template.gaps(roles, open_turn=True)
     text = template.apply(((message.role, message.text) for message in chat.messages), open_turn=True)
-    if text != _filled(gaps, [message.text for message in chat.messages]):
-        raise ValueError(_changed(chat.messages, template))
+    if text != _fill_gaps(gaps, [message.text for message in chat.messages]):
+        raise ValueError(_change_error(chat.messages, template))
     check_open_turn(template, roles, gaps)
     lengths = [len(message.text) for message in chat.messages]
     starts = [sum(pair) for pair in zip(accumulate(map(len, gaps[:-1])), accumulate(lengths, initial=0), strict=False)]
@@ -51,37 +52,37 @@ def lay_out(chat: Chat, template: ChatTemplate) -> Layout:
     return Layout(text, contents, tuple(_spans(chat, text, contents, fixed, closings(template, roles))))
 
 
-def _filled(gaps: Sequence[str], contents: Sequence[str]) -> str:
+def _fill_gaps(gaps: Sequence[str], contents: Sequence[str]) -> str:
     return gaps[0] + "".join(chain.from_iterable(zip(contents, gaps[1:], strict=True)))
 
 
-def _changed(messages: Sequence[Message], template: ChatTemplate) -> str:
-    """The sentence about the first message whose text does not come out of the template as it went in."""
+def _change_error(messages: Sequence[Message], template: ChatTemplate) -> str:
+    """The error message for the first message whose text the template changes."""
     roles = [message.role for message in messages]
     gaps = template.gaps(roles, open_turn=True)
     for number, message in enumerate(messages):
-        stand_ins = ["x"] * len(messages)
-        stand_ins[number] = message.text
-        if template.apply(zip(roles, stand_ins, strict=True), open_turn=True) != _filled(gaps, stand_ins):
+        placeholders = ["x"] * len(messages)
+        placeholders[number] = message.text
+        if template.apply(zip(roles, placeholders, strict=True), open_turn=True) != _fill_gaps(gaps, placeholders):
             shown = message.text if len(message.text) <= 40 else f"{message.text[:18]}…{message.text[-18:]}"
-            what = f"message {number + 1}, {message.role} {shown!r}"
+            description = f"message {number + 1}, {message.role} {shown!r}"
             break
     else:
-        what = "some of these messages"
+        description = "some of these messages"
     return (
-        f"the chat template of {template.name} changes {what}, so its place in the prompt cannot be found;"
+        f"the chat template of {template.name} changes {description}, so its place in the prompt cannot be found;"
         " expected a text that the template leaves as it is, often one without spaces at its ends"
     )
 
 
 def check_open_turn(template: ChatTemplate, roles: Sequence[str], gaps: Sequence[str]) -> None:
-    """Either the template writes an opening of the assistant's turn, or a user's turn ends where an answer begins."""
+    """Raise ValueError unless the template opens an assistant's turn, or ends a user's turn where an answer begins."""
     if len(gaps[-1]) > len(template.gaps(roles, open_turn=False)[-1]):
         return
-    asked = template.gaps(["user"], open_turn=True)[-1]
-    answered = template.gaps(["user", "assistant"], open_turn=False)[1]
-    # Spaces before an answer are the answer's own, as its first token carries them.
-    if roles[-1] != "user" or gaps[-1] != asked or answered.rstrip() != asked.rstrip():
+    open_gap = template.gaps(["user"], open_turn=True)[-1]
+    answer_gap = template.gaps(["user", "assistant"], open_turn=False)[1]
+    # Spaces before an answer belong to the answer, since its first token contains them.
+    if roles[-1] != "user" or gaps[-1] != open_gap or answer_gap.rstrip() != open_gap.rstrip():
         raise ValueError(
             f"the chat template of {template.name} leaves no assistant turn open behind these messages;"
             " expected a template with add_generation_prompt"
@@ -95,21 +96,21 @@ def _independent_spans(
     roles = {unit: tuple(message.role for message in chat.messages[unit.start : unit.stop]) for unit in units}
     wrappings = {kind: unit_wrapping(template, kind) for kind in dict.fromkeys(roles.values())}
     spans: dict[Unit, TextSpan] = {}
-    free = 0
+    previous_stop = 0
     for unit in units:
         wrapping = wrappings[roles[unit]]
         start = contents[unit.start][0] - len(wrapping.opening)
-        if start < free or not _fits(wrapping, gaps[unit.start : unit.stop + 1]):
+        if start < previous_stop or not _matches_gaps(wrapping, gaps[unit.start : unit.stop + 1]):
             raise ValueError(
                 f"the chat template of {template.name} wraps message {unit.start + 1} by its place in this chat, so it"
                 " cannot be an independent span; expected a template that wraps a message in the same way everywhere"
             )
-        free = contents[unit.stop - 1][1] + len(wrapping.closing)
-        spans[unit] = TextSpan(start, free, (unit.start, unit.stop), True)
+        previous_stop = contents[unit.stop - 1][1] + len(wrapping.closing)
+        spans[unit] = TextSpan(start, previous_stop, (unit.start, unit.stop), True)
     return spans
 
 
-def _fits(wrapping: Wrapping, gaps: Sequence[str]) -> bool:
+def _matches_gaps(wrapping: Wrapping, gaps: Sequence[str]) -> bool:
     return (
         gaps[0].endswith(wrapping.opening)
         and tuple(gaps[1:-1]) == wrapping.between
@@ -124,13 +125,13 @@ def _spans(
     fixed: dict[Unit, TextSpan],
     closing: dict[str, str],
 ) -> list[TextSpan]:
-    """All spans in order: the fixed ones, and ordered text cut behind each message, as far as its closing is known."""
+    """All spans in order: the fixed ones, and ordered text split after the known closing of each message."""
     spans: list[TextSpan] = []
     position = 0
     next_start = {unit.start: span.start for unit, span in fixed.items()}
     for unit in chat.units:
         if unit in fixed:
-            _fill(spans, position, fixed[unit].start, unit.start)
+            _append_text(spans, position, fixed[unit].start, unit.start)
             spans.append(fixed[unit])
         else:
             end = contents[unit.start][1]
@@ -139,11 +140,11 @@ def _spans(
             stop = min(closed_at, next_start.get(unit.stop, closed_at))
             spans.append(TextSpan(position, stop, (unit.start, unit.stop), False))
         position = spans[-1].stop
-    _fill(spans, position, len(text), len(chat.messages))
+    _append_text(spans, position, len(text), len(chat.messages))
     return spans
 
 
-def _fill(spans: list[TextSpan], start: int, stop: int, message: int) -> None:
-    """Text between messages becomes an ordered span, unless there is none."""
+def _append_text(spans: list[TextSpan], start: int, stop: int, message: int) -> None:
+    """Append an ordered span for text between messages, unless the text is empty."""
     if start < stop:
         spans.append(TextSpan(start, stop, (message, message), False))

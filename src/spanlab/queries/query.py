@@ -1,4 +1,4 @@
-"""A prompt with structure: messages, and how they stand to each other."""
+"""A structured prompt: messages, and the relations between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat; `text` stands in the prompt as it is."""
+    """One message of a chat; the prompt contains `text` unchanged."""
 
     role: Role
     text: str
@@ -25,13 +25,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes side by side.
+    """A group of nodes.
 
-    `seq`    one after the other: each child means something only behind those before it.
-    `plus`   children that do not look at each other, so that their order does not matter: documents, passages.
-    `cross`  like `seq`, and said explicitly: everything inside sees all that stands before it, siblings too.
+    `seq`    ordered children: each depends on the children before it.
+    `plus`   children that do not attend to each other, so that their order has no effect: documents, passages.
+    `cross`  like `seq`, stated explicitly: its content attends to everything before it, siblings included.
 
-    An empty group is allowed and adds nothing, as when a retriever found no document.
+    An empty group is allowed and adds nothing, for example for a retriever without results.
     """
 
     kind: GroupKind
@@ -41,20 +41,20 @@ class Group:
 Query = Message | Group
 
 
-def holds_a_message(query: Query) -> bool:
-    """Whether there is anything at all to put into a prompt."""
-    return isinstance(query, Message) or any(holds_a_message(child) for child in query.children)
+def has_message(query: Query) -> bool:
+    """Whether the query contains at least one message."""
+    return isinstance(query, Message) or any(has_message(child) for child in query.children)
 
 
 def with_a_message(query: Query) -> Query:
-    """The query; ValueError where it holds no message."""
-    if not holds_a_message(query):
+    """Return the query; ValueError if it has no message."""
+    if not has_message(query):
         raise ValueError("query holds no message; expected at least one of system, user, assistant")
     return query
 
 
 def text_mistake(text: str) -> str | None:
-    """What keeps a text from being encoded, as the rest of a sentence, or None."""
+    """The reason why a text cannot be encoded, as the predicate of an error message, or None."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         return "holds half of a surrogate pair; expected text that UTF-8 can write"
     return None

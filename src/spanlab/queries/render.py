@@ -1,4 +1,4 @@
-"""From a query to a request: text by the chat template, token ids span by span."""
+"""Rendering of a query to a request: text by the chat template, token ids span by span."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from spanlab.core.request import Request, Span, Tokens
 from spanlab.queries.bos import check_bos, missing_bos
-from spanlab.queries.layout import Layout, TextSpan, lay_out
+from spanlab.queries.layout import Layout, TextSpan, compute_layout
 from spanlab.queries.query import Query, Role
 from spanlab.queries.tokenizer import ChatTokenizer
 from spanlab.queries.units import Chat, flatten
@@ -20,11 +20,11 @@ from spanlab.queries.units import Chat, flatten
 class RenderedSpan:
     """One span of a rendered query.
 
-    `characters`   half-open range in the text; empty for a BOS that the tokenizer puts before it.
+    `characters`   half-open range in the text; empty for a BOS that the tokenizer adds.
     `tokens`       half-open range in the token ids.
-    `roles`        of the messages inside; empty for text that the template writes by itself, such as the open turn.
+    `roles`        roles of its messages; empty for text of the template alone, such as the open turn.
     `independent`  as in `core.request.Span`.
-    `reusable`     as there: true for ordered system messages, whose end other requests share.
+    `reusable`     as in `core.request.Span`: true for ordered system messages, whose end other requests share.
     """
 
     characters: tuple[int, int]
@@ -34,7 +34,7 @@ class RenderedSpan:
 
     @property
     def reusable(self) -> bool:
-        """Whether the span's end is a known boundary."""
+        """Whether the end of the span is a boundary that requests share."""
         return not self.independent and "system" in self.roles
 
 
@@ -42,12 +42,12 @@ class RenderedSpan:
 class Rendered:
     """A query as text and as token ids, with all ranges.
 
-    `text`                  what the chat template wrote, as a whole.
+    `text`                  complete output of the chat template.
     `contents`              half-open character range of each message's own text, in order.
-    `spans`                 cover the text and the token ids without gaps, in order.
-    `tokens`                int32 token ids, shape (n,): the spans' ids, each span tokenised on its own.
-    `retokenisation_delta`  number of these tokens that tokenising the whole text at once would not give at the same
-                            characters; 0 means the cuts at the spans' ends changed nothing; None if not measured.
+    `spans`                 spans in order, which cover the text and the token ids without gaps.
+    `tokens`                int32 token ids, shape (n,), of spans that are tokenised separately.
+    `retokenisation_delta`  number of these tokens that tokenising the complete text would not give at the same
+                            characters; 0: splitting at span ends changed nothing; None: not measured.
     """
 
     text: str
@@ -66,7 +66,7 @@ class Rendered:
         cache_salt: str = "",
         answer: str | None = None,
     ) -> Request:
-        """The same spans as the core knows them; arguments as in `core.request.Request`."""
+        """A request of the core with these spans; arguments as in `core.request.Request`."""
         spans = tuple(
             Span(self.tokens[slice(*span.tokens)], independent=span.independent, reusable=span.reusable)
             for span in self.spans
@@ -77,20 +77,19 @@ class Rendered:
 def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = True) -> Rendered:
     """Apply the chat template once and tokenise span by span.
 
-    An independent span's ids depend on its own messages and on the template alone, never on its neighbours or its
-    place, which is what makes its keys and values reusable anywhere. A BOS stands at the very beginning, if template or
-    tokenizer ask for one, and elsewhere only where the template opens every message with it. A message that spells a
-    special token cannot open or close a turn: its text is then tokenised apart, with the special token read as plain
-    characters. `measure_delta` costs as much as all the rest, because it tokenises the text a second time. Raises
-    ValueError, one sentence, if the tokenizer has no template or if template and query do not go together (see
-    `layout.lay_out`, `units.flatten`).
+    The ids of an independent span depend only on its messages and on the template, not on its neighbours or position,
+    so that its keys and values are reusable anywhere. The prompt begins with a BOS if template or tokenizer add one; a
+    BOS inside the prompt is allowed only if the template opens every message with it. A message that spells a special
+    token cannot open or close a turn: its text is tokenised separately, with the special token as plain characters.
+    `measure_delta` doubles the cost, because it tokenises the text a second time. Raises ValueError if the tokenizer
+    has no template or if template and query are incompatible (see `layout.compute_layout`, `units.flatten`).
     """
     chat = flatten(query)
-    layout = lay_out(chat, tokenizer.template)
-    parts = [_encode(span, layout, tokenizer) for span in layout.spans]
-    delta = _retokenisation_delta(layout.text, parts, tokenizer) if measure_delta else None
-    first = next((int(part.tokens[0]) for part in parts if len(part.tokens)), None)
-    spans, ids = _place(chat, layout, parts, missing_bos(first, tokenizer))
+    layout = compute_layout(chat, tokenizer.template)
+    encoded = [_encode(span, layout, tokenizer) for span in layout.spans]
+    delta = _retokenisation_delta(layout.text, encoded, tokenizer) if measure_delta else None
+    first = next((int(span.tokens[0]) for span in encoded if len(span.tokens)), None)
+    spans, ids = _token_ranges(chat, layout, encoded, missing_bos(first, tokenizer))
     if not spans:
         raise ValueError(f"query has no token in the chat template of {tokenizer.name}; expected some text")
     tokens = np.concatenate(ids)
@@ -99,24 +98,24 @@ def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = Tr
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A span's token ids, and for each the characters of the whole text that it stands for."""
+class _EncodedSpan:
+    """Token ids of a span, and for each the character range of the complete text that it encodes."""
 
     tokens: Tokens
     characters: list[tuple[int, int]]
 
 
-def _encode(span: TextSpan, layout: Layout, tokenizer: ChatTokenizer) -> _Part:
+def _encode(span: TextSpan, layout: Layout, tokenizer: ChatTokenizer) -> _EncodedSpan:
     tokens, characters = [np.empty(0, np.int32)], []
-    for start, stop, literal in _cut(span, layout, tokenizer.special_texts):
-        encoded = tokenizer.encode_with_places(layout.text[start:stop], literal=literal)
+    for start, stop, literal in _split_contents(span, layout, tokenizer.special_texts):
+        encoded = tokenizer.encode_with_offsets(layout.text[start:stop], literal=literal)
         tokens.append(encoded.tokens)
         characters += [(start + first, start + last) for first, last in encoded.characters]
-    return _Part(np.concatenate(tokens), characters)
+    return _EncodedSpan(np.concatenate(tokens), characters)
 
 
-def _cut(span: TextSpan, layout: Layout, special_texts: Sequence[str]) -> Iterator[tuple[int, int, bool]]:
-    """Ranges of a span to tokenise on their own: all of it, or around contents that spell special tokens."""
+def _split_contents(span: TextSpan, layout: Layout, special_texts: Sequence[str]) -> Iterator[tuple[int, int, bool]]:
+    """Ranges of a span to tokenise separately: the complete span, or split at contents that spell special tokens."""
     position = span.start
     for start, stop in layout.contents[slice(*span.messages)]:
         content = layout.text[start:stop]
@@ -127,41 +126,43 @@ def _cut(span: TextSpan, layout: Layout, special_texts: Sequence[str]) -> Iterat
     yield position, span.stop, False
 
 
-def _retokenisation_delta(text: str, parts: Sequence[_Part], tokenizer: ChatTokenizer) -> int:
-    whole = tokenizer.encode_with_places(text)
-    ours = Counter(pair for part in parts for pair in zip(part.tokens.tolist(), part.characters, strict=True))
-    return (ours - Counter(zip(whole.tokens.tolist(), whole.characters, strict=True))).total()
+def _retokenisation_delta(text: str, encoded: Sequence[_EncodedSpan], tokenizer: ChatTokenizer) -> int:
+    complete = tokenizer.encode_with_offsets(text)
+    ours = Counter(pair for span in encoded for pair in zip(span.tokens.tolist(), span.characters, strict=True))
+    return (ours - Counter(zip(complete.tokens.tolist(), complete.characters, strict=True))).total()
 
 
-def _place(chat: Chat, layout: Layout, parts: Sequence[_Part], bos: Tokens) -> tuple[list[RenderedSpan], list[Tokens]]:
-    """Spans with their token ranges; a BOS goes into an ordered first span or, before an independent one, its own."""
+def _token_ranges(
+    chat: Chat, layout: Layout, encoded_spans: Sequence[_EncodedSpan], bos: Tokens
+) -> tuple[list[RenderedSpan], list[Tokens]]:
+    """Spans with token ranges; a BOS is added to an ordered first span, or is a span before an independent one."""
     spans: list[RenderedSpan] = []
     ids: list[Tokens] = []
     position = 0
 
-    def add(characters: tuple[int, int], tokens: Tokens, roles: tuple[Role, ...], independent: bool) -> None:
+    def append(characters: tuple[int, int], tokens: Tokens, roles: tuple[Role, ...], independent: bool) -> None:
         nonlocal position
         spans.append(RenderedSpan(characters, (position, position + len(tokens)), roles, independent))
         ids.append(tokens)
         position += len(tokens)
 
-    for span, part in zip(layout.spans, parts, strict=True):
-        tokens = part.tokens
+    for span, encoded in zip(layout.spans, encoded_spans, strict=True):
+        tokens = encoded.tokens
         if not len(tokens):
             _check_may_be_empty(span, chat)
             continue
         if not spans and len(bos):
             if span.independent:
-                add((0, 0), bos, (), False)
+                append((0, 0), bos, (), False)
             else:
                 tokens = np.concatenate([bos, tokens])
         roles = tuple(message.role for message in chat.messages[slice(*span.messages)])
-        add((span.start, span.stop), tokens, roles, span.independent)
+        append((span.start, span.stop), tokens, roles, span.independent)
     return spans, ids
 
 
 def _check_may_be_empty(span: TextSpan, chat: Chat) -> None:
-    """Text that the tokenizer drops may stand between spans; an independent span must have something to reuse."""
+    """Raise ValueError for an independent span without tokens; ordered text without tokens is allowed."""
     if span.independent:
         number = span.messages[0]
         raise ValueError(

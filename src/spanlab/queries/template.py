@@ -1,4 +1,4 @@
-"""A tokenizer's chat template, and the texts that it writes around the messages."""
+"""The chat template of a tokenizer, and the texts that it writes around messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from jinja2 import Template
 
-# Templates that ask for today's date get this one, so that a prompt is the same on every day.
+# The date that templates write as today's, so that a prompt does not depend on the day.
 TODAY = datetime(2024, 7, 26)
-# Stand-ins for contents come from the last two planes of Unicode, which are for private use and hold no text.
+# Placeholders of contents come from the last two planes of Unicode, which are private and contain no text.
 _FIRST_MARKER, _LAST_MARKER = 0xF0000, 0x10FFFF
 _MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
 
@@ -24,8 +24,8 @@ _MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
 class ChatTemplate:
     """A Jinja chat template as tokenizers carry it, run in a sandbox.
 
-    `name`       how messages call the tokenizer.
-    `variables`  what the template may read besides the messages, such as bos_token or enable_thinking.
+    `name`       name of the tokenizer in error messages.
+    `variables`  further variables of the template, such as bos_token or enable_thinking.
     """
 
     name: str
@@ -33,7 +33,10 @@ class ChatTemplate:
     variables: Mapping[str, object] = field(default_factory=dict)
 
     def apply(self, messages: Iterable[tuple[str, str]], *, open_turn: bool) -> str:
-        """The text of (role, content) pairs, the assistant's next turn open if asked for; ValueError if refused."""
+        """The text of (role, content) pairs, with an open assistant's turn if `open_turn`.
+
+        ValueError if the template rejects the messages.
+        """
         compiled = self._compiled
         from jinja2 import TemplateError
 
@@ -47,10 +50,10 @@ class ChatTemplate:
             ) from error
 
     def gaps(self, roles: Sequence[str], *, open_turn: bool) -> tuple[str, ...]:
-        """Texts before, between and behind the contents of messages in these roles: len(roles) + 1 strings.
+        """Texts before, between and after the contents of messages in these roles: len(roles) + 1 strings.
 
-        Found by letting one character of its own stand for each content; raises ValueError if the template repeats,
-        leaves out or reorders contents.
+        They are located by a distinct placeholder character for each content. Raises ValueError if the template
+        repeats, omits or reorders contents.
         """
         markers = [chr(_FIRST_MARKER + index) for index in range(len(roles))]
         parts = _MARKER.split(self.apply(zip(roles, markers, strict=True), open_turn=open_turn))
@@ -72,7 +75,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _as_json
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": TODAY.strftime}
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": TODAY.strftime}
         try:
             return environment.from_string(self.source)
         except TemplateSyntaxError as error:
@@ -81,12 +84,12 @@ class ChatTemplate:
             ) from error
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     from jinja2 import TemplateError
 
     raise TemplateError(message)
 
 
 def _as_json(value: object, indent: int | None = None) -> str:
-    """JSON without HTML escapes, which Jinja's own filter would write into the prompt."""
+    """JSON without HTML escapes, which Jinja's default filter would write into the prompt."""
     return json.dumps(value, ensure_ascii=False, indent=indent)

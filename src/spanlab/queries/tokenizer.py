@@ -1,4 +1,4 @@
-"""A tokenizer with its chat template, from a folder."""
+"""A tokenizer with its chat template, loaded from a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPECTED = "a folder with tokenizer.json and, beside it, tokenizer_config.json w
 
 
 class Encoded(NamedTuple):
-    """Token ids, int32, shape (n,), and for each the half-open range of characters that it stands for."""
+    """Token ids, int32, shape (n,), and for each the half-open range of characters that it encodes."""
 
     tokens: Tokens
     characters: list[tuple[int, int]]
@@ -29,11 +29,11 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ChatTokenizer:
-    """What turns a chat into token ids, without torch and without transformers.
+    """Tokenizer and chat template, without torch and without transformers.
 
-    `chat_template`  Jinja source, or None where the tokenizer has none; it is missed only when a chat is rendered.
-    `adds_bos`       the tokenizer asks for `bos_token` in front of every text.
-    `variables`      extra names for the template, such as enable_thinking.
+    `chat_template`  Jinja source, or None: an error only when a chat is rendered.
+    `adds_bos`       whether the tokenizer adds `bos_token` before every text.
+    `variables`      additional variables of the template, such as enable_thinking.
     """
 
     name: str
@@ -54,44 +54,44 @@ class ChatTokenizer:
         """The chat template; ValueError if there is none."""
         if not self.chat_template:
             raise ValueError(f"tokenizer={self.name} has no chat template; expected {EXPECTED}, or one given by hand")
-        named = {"bos_token": self.bos_token, "eos_token": self.eos_token}
-        known = {name: token for name, token in named.items() if token is not None}
-        # Some templates ask whether these are none before they ask whether they are defined.
+        special_tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        bos_and_eos = {name: token for name, token in special_tokens.items() if token is not None}
+        # Some templates test whether these are none before they test whether they are defined.
         return ChatTemplate(
-            self.name, self.chat_template, {"tools": None, "documents": None, **known, **self.variables}
+            self.name, self.chat_template, {"tools": None, "documents": None, **bos_and_eos, **self.variables}
         )
 
     @cached_property
     def bos_id(self) -> int | None:
-        """The id of the token that begins a text, None where the tokenizer names none."""
+        """Id of the BOS token, or None if the tokenizer has none."""
         return None if self.bos_token is None else self._special_id("bos_token", self.bos_token)
 
     @cached_property
     def special_texts(self) -> tuple[str, ...]:
-        """How the special tokens are spelled."""
+        """Texts of the special tokens."""
         return tuple(token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special)
 
     def encode(self, text: str) -> Tokens:
-        """Token ids of a text, int32; special tokens spelled in it become themselves, and no BOS is added."""
-        return self.encode_with_places(text).tokens
+        """Token ids of a text, int32; special tokens in it are recognised, and no BOS is added."""
+        return self.encode_with_offsets(text).tokens
 
-    def encode_with_places(self, text: str, *, literal: bool = False) -> Encoded:
-        """Token ids with the characters that they stand for; `literal` reads special tokens as plain characters."""
+    def encode_with_offsets(self, text: str, *, literal: bool = False) -> Encoded:
+        """Token ids with their character ranges; `literal` encodes special tokens as plain characters."""
         tokenizer = self._literal_tokenizer if literal else self.tokenizer
         encoding = tokenizer.encode(text, add_special_tokens=False)
         return Encoded(np.array(encoding.ids, dtype=np.int32), encoding.offsets)
 
     def decode(self, tokens: Tokens) -> str:
-        """The text of token ids, special tokens spelled out."""
+        """The text of token ids, special tokens included."""
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
     @cached_property
     def _literal_tokenizer(self) -> Tokenizer:
         from tokenizers import Tokenizer
 
-        twin = Tokenizer.from_str(self.tokenizer.to_str())
-        twin.encode_special_tokens = True
-        return twin
+        literal = Tokenizer.from_str(self.tokenizer.to_str())
+        literal.encode_special_tokens = True
+        return literal
 
     def _special_id(self, key: str, token: str) -> int:
         number = self.tokenizer.token_to_id(token)
@@ -105,23 +105,23 @@ class ChatTokenizer:
 def load_tokenizer(
     folder: Path, chat_template: str | None = None, variables: Mapping[str, object] | None = None
 ) -> ChatTokenizer:
-    """Load tokenizer.json and what tokenizer_config.json or chat_template.jinja say about chats.
+    """Load tokenizer.json and the chat settings of tokenizer_config.json or chat_template.jinja.
 
-    `chat_template` given here goes before the folder's own. Raises ValueError, one sentence, if the folder's files
-    cannot be had or read; a missing template is no mistake until a chat is rendered.
+    `chat_template` takes precedence over that of the folder. Raises ValueError if files of the folder are missing or
+    invalid; a missing template is an error only when a chat is rendered.
     """
     tokenizer = _tokenizer(folder)
     config_file = folder / "tokenizer_config.json"
     config = _json_object(config_file) if config_file.is_file() else {}
-    begin = tokenizer.encode("", add_special_tokens=True).tokens[:1]
-    bos = _spelled(config.get("bos_token"))
+    prefix = tokenizer.encode("", add_special_tokens=True).tokens[:1]
+    bos = _token_text(config.get("bos_token"))
     return ChatTokenizer(
         folder.resolve().name,
         tokenizer,
         chat_template or _template_file(folder) or _configured_template(config, folder),
         bos,
-        _spelled(config.get("eos_token")),
-        bos is not None and bool(config.get("add_bos_token", begin == [bos])),
+        _token_text(config.get("eos_token")),
+        bos is not None and bool(config.get("add_bos_token", prefix == [bos])),
         variables or {},
     )
 
@@ -135,7 +135,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
     if not isinstance(_json_object(file).get("model"), dict):
         raise ValueError(f"tokenizer={file} holds no model; expected {EXPECTED}")
     tokenizer = Tokenizer.from_buffer(file.read_bytes())
-    # Files written for training may cut or fill texts; a prompt is encoded as it is.
+    # Files written for training may truncate or pad; a prompt is encoded unchanged.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -151,8 +151,8 @@ def _json_object(file: Path) -> dict[str, object]:
     return value
 
 
-def _spelled(token: object) -> str | None:
-    """A special token of the configuration, which is a string or an object with one."""
+def _token_text(token: object) -> str | None:
+    """Text of a special token of the configuration, which is a string or an object with one."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -164,7 +164,7 @@ def _template_file(folder: Path) -> str | None:
 
 
 def _configured_template(config: Mapping[str, object], folder: Path) -> str | None:
-    """The template of the configuration: one string, or a list of named ones with one called default."""
+    """The template of the configuration: a string, or the entry `default` of a list of named templates."""
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")

@@ -1,4 +1,4 @@
-"""From the tree of a query to the list of its messages, and which of them stand for themselves."""
+"""Flattening of a query tree to a list of messages, and their independent units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spanlab.queries.query import Message, Query
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Messages `[start, stop)` of the list; an `independent` unit looks at nothing but itself."""
+    """Messages `[start, stop)` of the list; an `independent` unit attends only to itself."""
 
     start: int
     stop: int
@@ -18,19 +18,19 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages in the order written, and the units that they fall into, which cover them all without gaps."""
+    """Messages in the order written, and the units that cover them without gaps."""
 
     messages: tuple[Message, ...]
     units: tuple[Unit, ...]
 
 
 def flatten(query: Query) -> Chat:
-    """Walk a query in the order written and say what is independent.
+    """Traverse a query in the order written, and determine its independent units.
 
-    Everything is ordered at first. A `plus` makes each of its children one independent unit: a message by itself, a
-    `seq` as a whole with all its messages, a nested `plus` child by child. A `cross` is what must see all: inside a
-    `plus` it makes its own content ordered again, and a `plus` inside it starts anew. Raises ValueError for a `cross`
-    inside a `seq` that is one independent unit, because nothing in there can see all.
+    Messages are ordered by default. A `plus` makes each of its children one independent unit: a message, a `seq` with
+    all its messages, each child of a nested `plus`. The content of a `cross` attends to everything before it: inside a
+    `plus` its content is ordered again, and a `plus` inside it has independent children again. Raises ValueError for a
+    `cross` inside a `seq` that is one independent unit, since that unit attends only to itself.
     """
     walk = _Walk()
     walk.visit(query, in_plus=False)

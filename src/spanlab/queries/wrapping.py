@@ -1,4 +1,4 @@
-"""What a chat template writes around one independent unit, the same wherever the unit stands."""
+"""Text that a chat template writes around one independent unit, identical at every position."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Wrapping(NamedTuple):
 
 
 def unit_wrapping(template: ChatTemplate, roles: Sequence[str]) -> Wrapping:
-    """Find the wrapping of a unit whose messages have these roles.
+    """Determine the wrapping of a unit whose messages have these roles.
 
-    The unit is rendered twice in a row, in a chat of its own: first and not first, with other neighbours. Text that
-    only the first place has (a BOS, a default system prompt) stays outside; any other difference between the two places
-    means that the unit's token ids would depend on its place, and is a ValueError.
+    The unit is rendered twice in a row in a separate chat, at two positions with different neighbours. Text of the
+    first position only (a BOS, a default system prompt) is not part of the wrapping. Any other difference is a
+    ValueError, since token ids of the unit would depend on its position.
     """
     count = len(roles)
     closing = template.gaps([*roles, *roles], open_turn=False)[-1]
-    # A question behind the units, as prompts have one: some templates write the last turns in another way.
+    # A question follows the units, as in prompts: some templates write the last turns differently.
     gaps = template.gaps([*roles, *roles, "user"], open_turn=False)
-    ends_alike = gaps[count].startswith(closing) and gaps[2 * count].startswith(closing)
+    same_closing = gaps[count].startswith(closing) and gaps[2 * count].startswith(closing)
     shorter, longer = sorted((gaps[0], gaps[count][len(closing) :]), key=len)
-    between, between_again = gaps[1:count], gaps[count + 1 : 2 * count]
-    if not (ends_alike and longer.endswith(shorter) and between == between_again):
+    between, second_between = gaps[1:count], gaps[count + 1 : 2 * count]
+    if not (same_closing and longer.endswith(shorter) and between == second_between):
         raise ValueError(
             f"the chat template of {template.name} writes {'+'.join(roles)} otherwise in another place, so it cannot be"
             " an independent span; expected a template that wraps a message in the same way everywhere"
@@ -39,15 +39,15 @@ def unit_wrapping(template: ChatTemplate, roles: Sequence[str]) -> Wrapping:
 
 
 def closings(template: ChatTemplate, roles: Sequence[str]) -> dict[str, str]:
-    """What follows the content of an ordered message, by role: the end of the chat that stops with it.
+    """Text after the content of an ordered message, by role: the end of a chat whose last message has that role.
 
-    Learnt at the first message of each role. A role is left out where the template does not write such a chat; its
-    closing text then counts to what follows, which moves a boundary between two ordered spans and nothing else.
+    It is measured at the first message of each role. A role is omitted if the template rejects such a chat; its
+    closing text then belongs to the next span, which only moves a boundary between two ordered spans.
     """
-    learnt: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for role in dict.fromkeys(roles):
         try:
-            learnt[role] = template.gaps(roles[: roles.index(role) + 1], open_turn=False)[-1]
+            texts[role] = template.gaps(roles[: roles.index(role) + 1], open_turn=False)[-1]
         except ValueError:
             continue
-    return learnt
+    return texts

@@ -1,1 +1,1 @@
-"""Requests sent to a real OpenAI-compatible server at the times of their schedule."""
+"""Replay of requests against a real OpenAI-compatible server, at their scheduled times."""

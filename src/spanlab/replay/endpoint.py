@@ -1,4 +1,4 @@
-"""Calls of an OpenAI-compatible server: a stream of chunks with the time of each, and what the server counted."""
+"""Calls of an OpenAI-compatible server: streamed chunks with their times, and the token counts of the server."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 import orjson
 
-_SHOWN = 160  # characters of what a server says about an error
+_MAX_ERROR_LENGTH = 160  # characters of the error text of a server
 _DATA, _DONE = "data:", "[DONE]"
 
 
 class FailedRequestError(Exception):
-    """A request that has no whole answer; says why in a few words."""
+    """A request without a complete answer; the message is a short reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to one request.
 
-    `sent_ns`        when the request was sent
-    `chunks_ns`      when each chunk with output arrived; a chunk may hold several tokens
-    `prompt_tokens`, `output_tokens`  as the server counts them
-    `cached_tokens`  prompt tokens that the server did not compute; None where it does not say
+    `sent_ns`        time at which the request was sent
+    `chunks_ns`      arrival time of each chunk with output; a chunk may have several tokens
+    `prompt_tokens`, `output_tokens`  token counts of the server
+    `cached_tokens`  prompt tokens that the server did not compute; None if the server does not report them
     Times are of `time.perf_counter_ns`.
     """
 
@@ -37,16 +37,16 @@ class Answer:
 
 
 def versioned(base_url: str) -> str:
-    """An address without a path stands for its /v1."""
+    """The address, with the path /v1 if it has no path."""
     parts = urlsplit(base_url.rstrip("/"))
     return urlunsplit(parts if parts.path else parts._replace(path="/v1"))
 
 
 class Endpoint:
-    """A server; `base_url` is what stands before /completions, or its host alone.
+    """A server; `base_url` is the address before /completions, or the host only.
 
-    `key`        sent as a bearer token; empty: none
-    `timeout_s`  longest silence, seconds
+    `key`        bearer token; empty: none
+    `timeout_s`  longest time without data, seconds
     """
 
     def __init__(self, base_url: str, key: str, timeout_s: float) -> None:
@@ -63,24 +63,24 @@ class Endpoint:
         await self._client.__aexit__(*error)
 
     async def models(self) -> list[str]:
-        """Names of the models that the server has."""
+        """Names of the models of the server."""
         try:
             reply = await self._client.get(f"{self.base_url}/models")
             reply.raise_for_status()
             return [str(model["id"]) for model in reply.json()["data"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise FailedRequestError(_words(error)) from error
+            raise FailedRequestError(_reason(error)) from error
 
     async def post(self, path: str) -> None:
-        """Call a path of the host without a body: /reset_prefix_cache, /flush_cache."""
+        """Post to a path of the host without a body: /reset_prefix_cache, /flush_cache."""
         try:
             reply = await self._client.post(httpx.URL(self.base_url).join(path))
             reply.raise_for_status()
         except httpx.HTTPError as error:
-            raise FailedRequestError(_words(error)) from error
+            raise FailedRequestError(_reason(error)) from error
 
-    async def ask(self, call: str, body: bytes) -> Answer:
-        """One streamed call; FailedRequestError where no whole answer comes."""
+    async def stream(self, call: str, body: bytes) -> Answer:
+        """Send one streamed call; FailedRequestError without a complete answer."""
         sent, chunks, usage = time.perf_counter_ns(), list[int](), dict[str, Any]()
         headers = {"Content-Type": "application/json"}
         try:
@@ -88,14 +88,14 @@ class Endpoint:
                 if reply.status_code != httpx.codes.OK:
                     raise FailedRequestError(_status(reply.status_code, await reply.aread()))
                 async for line in reply.aiter_lines():
-                    _read(line, chunks, usage)
+                    _parse_line(line, chunks, usage)
         except httpx.HTTPError as error:
-            raise FailedRequestError(_words(error)) from error
+            raise FailedRequestError(_reason(error)) from error
         return _answer(sent, chunks, usage)
 
 
-def _read(line: str, chunks: list[int], usage: dict[str, Any]) -> None:
-    """Take one line of an event stream in: the time of output, or the counts at its end."""
+def _parse_line(line: str, chunks: list[int], usage: dict[str, Any]) -> None:
+    """Add one line of an event stream to `chunks` (time of an output) or to `usage` (token counts at the end)."""
     now, data = time.perf_counter_ns(), line.removeprefix(_DATA).strip()
     if not line.startswith(_DATA) or data == _DONE:
         return
@@ -126,19 +126,19 @@ def _answer(sent: int, chunks: list[int], usage: dict[str, Any]) -> Answer:
 
 def _status(code: int, reply: bytes) -> str:
     try:
-        said = orjson.loads(reply)
-        said = said.get("error", said.get("message", said)) if isinstance(said, dict) else said
+        message = orjson.loads(reply)
+        message = message.get("error", message.get("message", message)) if isinstance(message, dict) else message
     except orjson.JSONDecodeError:
-        said = reply.decode(errors="replace")
-    return f"HTTP {code}: {_short(said)}"
+        message = reply.decode(errors="replace")
+    return f"HTTP {code}: {_short(message)}"
 
 
-def _short(said: object) -> str:
-    text = said["message"] if isinstance(said, dict) and "message" in said else said
-    return " ".join(str(text).split())[:_SHOWN]
+def _short(message: object) -> str:
+    text = message["message"] if isinstance(message, dict) and "message" in message else message
+    return " ".join(str(text).split())[:_MAX_ERROR_LENGTH]
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return _status(error.response.status_code, error.response.content)
     if isinstance(error, httpx.TimeoutException):

@@ -1,4 +1,4 @@
-"""Requests at their intended times, whatever the server does, and after the requests or clients they wait for."""
+"""Open-loop sending of requests at their arrival times, also of requests that wait for others or for a client."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from spanlab_sim.source import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A request that was sent; its `arrived_at` is the intended time, nanoseconds since the run began.
+class SentRequest:
+    """A request that was sent; its `arrived_at` is the scheduled time, nanoseconds since the start of the run.
 
-    `began_ns`  when the run began, by `time.perf_counter_ns`
+    `began_ns`  start of the run, by `time.perf_counter_ns`
     """
 
     request: Request
@@ -26,25 +26,25 @@ class Sent:
 
 @dataclass(frozen=True)
 class Calls:
-    """What is called and what becomes of it.
+    """The API call of a request, and the callbacks for its result.
 
-    `call`  what is called behind the endpoint's address
-    `body`  the body of a request
+    `call`  path after the address of the endpoint
+    `body`  builds the body of a request
     """
 
     endpoint: Endpoint
     call: str
     body: Callable[[Request], bytes]
-    on_answer: Callable[[Sent, Answer], None]
-    on_failure: Callable[[Sent, str], None]
+    on_answer: Callable[[SentRequest, Answer], None]
+    on_failure: Callable[[SentRequest, str], None]
 
 
 @dataclass
 class Replay:
-    """Sends the requests of a source as they arrive.
+    """Replay of the requests of a source at their arrival times.
 
-    No limit of connections stands between schedule and server, so that a queue is the server's. Where a source holds
-    a request back, for a client or for an earlier turn of its session, it arrives when it is let go.
+    Connections are not limited, so that requests queue in the server only. A request that waits for a client or for
+    an earlier turn of its session arrives when the source releases it.
     """
 
     calls: Calls
@@ -52,38 +52,38 @@ class Replay:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _in_flight: int = 0
     _began_ns: int = 0
-    _freed_ns: int = 0  # when an end last let a request arrive that had been held back
+    _released_ns: int = 0  # time at which the end of a request last released a waiting one
 
     async def run(self) -> None:
-        """Send all requests and wait for the end of each."""
+        """Send all requests and wait until all have ended."""
         self._began_ns = time.perf_counter_ns()
         try:
             async with asyncio.TaskGroup() as tasks:
                 while (request := await self._next()) is not None:
-                    tasks.create_task(self._ask(Sent(request, self._began_ns)))
+                    tasks.create_task(self._send(SentRequest(request, self._began_ns)))
                     self._in_flight += 1
-                    await asyncio.sleep(0)  # so that it is on its way
+                    await asyncio.sleep(0)  # so that the task starts
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
     async def _next(self) -> Request | None:
-        """The next request, once it is due; None where none is left."""
+        """Wait until the next request is due and return it; None after the last one."""
         while (due := self.source.next_at) is not None or self._in_flight:
             if due is not None and due <= self._now():
-                return self.source.take(max(due, self._freed_ns))
+                return self.source.take(max(due, self._released_ns))
             await self._wait(due)
         return None
 
     async def _wait(self, due: int | None) -> None:
-        """Wait until a time, or until a request ends, which may let another arrive earlier."""
+        """Wait until `due`, or until a request ends, which may release an earlier request."""
         self._ended.clear()
         timeout = None if due is None else (due - self._now()) * 1e-9
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), timeout)
 
-    async def _ask(self, sent: Sent) -> None:
+    async def _send(self, sent: SentRequest) -> None:
         try:
-            answer = await self.calls.endpoint.ask(self.calls.call, self.calls.body(sent.request))
+            answer = await self.calls.endpoint.stream(self.calls.call, self.calls.body(sent.request))
         except FailedRequestError as failure:
             self.calls.on_failure(sent, str(failure))
         else:
@@ -92,11 +92,11 @@ class Replay:
             self._end(sent.request)
 
     def _end(self, request: Request) -> None:
-        now, held_back = self._now(), self.source.next_at is None
+        now, was_blocked = self._now(), self.source.next_at is None
         self.source.finished(request, now)
         self._in_flight -= 1
-        if held_back:
-            self._freed_ns = now
+        if was_blocked:
+            self._released_ns = now
         self._ended.set()
 
     def _now(self) -> int:

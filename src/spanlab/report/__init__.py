@@ -1,1 +1,1 @@
-"""Records to tables and figures: one figure per file, every number from the summary or the records."""
+"""Tables and figures of studies: one figure per file; every number is from the summary or the records."""

@@ -1,4 +1,4 @@
-"""Cells of tables by kind of value: the value itself and its short text."""
+"""Table cells by kind of value: each has the value and its short text."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from spanlab.report.tables import Cell, Value
 
 
 def word(text: str) -> Cell:
-    """A name or a word."""
+    """A cell whose value is its text."""
     return Cell(text, text)
 
 
-def said(text: str) -> Cell:
-    """A text that stands where a value is absent."""
+def placeholder(text: str) -> Cell:
+    """Text in place of a missing value."""
     return Cell(None, text)
 
 
 def hidden(value: Value) -> Cell:
-    """A value of a column that readers do not see."""
+    """A value of a column that only CSV and the tracker have."""
     return Cell(value, "")
 
 

@@ -1,4 +1,4 @@
-"""The face of a table for the terminal: as many columns as the width allows."""
+"""Tables as terminal text, with as many columns as the width allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from spanlab.report.tables import Table
 
 DEFAULT_WIDTH = 160
-_GAP = 3  # padding, and the blank where the box would draw a line
+_GAP = 3  # padding, and a blank in place of the vertical line of a box
 _SHORTEST_NAME = 4
 
 
@@ -23,8 +23,8 @@ def as_renderable(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> Group:
     parts: list[RenderableType] = []
     notes: dict[str, None] = {}
     for table in tables:
-        kept, dropped = fitted(table, width)
-        parts += [Text(table.title), Text(), _rich(kept, width), Text()]
+        shown, dropped = fitted(table, width)
+        parts += [Text(table.title), Text(), _rich(shown, width), Text()]
         notes |= dict.fromkeys([*table.notes, *([f"too narrow for: {', '.join(dropped)}"] if dropped else [])])
     return Group(*parts, Text("\n".join(notes), style="dim"))
 
@@ -38,7 +38,7 @@ def as_text(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> str:
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print the tables: as wide as a terminal or COLUMNS allows, with all columns to a file or a pipe."""
+    """Print the tables at the width of the terminal or COLUMNS, and with all columns to a file or a pipe."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, *(sum(_widths(table.shown())) + _gaps(table) for table in tables))
     console.print(as_renderable(tables, console.width))
@@ -51,15 +51,15 @@ def _gaps(table: Table) -> int:
 def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
     """The table with the columns that fit into `width` characters, and the headings of the others."""
     shown = table.shown()
-    kept = list(range(len(shown.columns)))
+    numbers = list(range(len(shown.columns)))
     widths = _widths(shown)
-    while sum(widths[n] for n in kept) + _GAP * (len(kept) - 1) > width:
-        last = max(shown.columns[n].keep for n in kept)
+    while sum(widths[n] for n in numbers) + _GAP * (len(numbers) - 1) > width:
+        last = max(shown.columns[n].keep for n in numbers)
         if last == 0:
             break
-        kept = [n for n in kept if shown.columns[n].keep < last]
-    dropped = [column.heading.replace("\n", " ") for n, column in enumerate(shown.columns) if n not in kept]
-    return shown.with_columns(kept), dropped
+        numbers = [n for n in numbers if shown.columns[n].keep < last]
+    dropped = [column.heading.replace("\n", " ") for n, column in enumerate(shown.columns) if n not in numbers]
+    return shown.with_columns(numbers), dropped
 
 
 def _widths(table: Table) -> list[int]:
@@ -72,11 +72,11 @@ def _widths(table: Table) -> list[int]:
 
 def _rich(table: Table, width: int) -> RichTable:
     rich = RichTable(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
-    room = width - sum(_GAP + own for own in _widths(table)[1:])
+    available = width - sum(_GAP + column_width for column_width in _widths(table)[1:])
     for number, column in enumerate(table.columns):
         if number == 0:
-            name = max(min(_widths(table)[0], room), _SHORTEST_NAME)
-            rich.add_column(column.heading, no_wrap=True, overflow="ellipsis", max_width=name, style="bold")
+            name_width = max(min(_widths(table)[0], available), _SHORTEST_NAME)
+            rich.add_column(column.heading, no_wrap=True, overflow="ellipsis", max_width=name_width, style="bold")
         else:
             rich.add_column(column.heading, justify="left" if column.left else "right", no_wrap=True)
     for row in table.rows:

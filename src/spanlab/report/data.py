@@ -1,4 +1,4 @@
-"""What a report is made from: the counted requests, runs and summary of each arm of one study."""
+"""Input of a report: counted requests, runs and summary of each arm of one study."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ArmData:
 class LoadPoint:
     """One arm at one offered load, all seeds together.
 
-    utilisation     offered work ÷ capacity, None where no timing model tells
+    utilisation     offered work ÷ capacity; None without a timing model
     busy_fraction   share of the time in which steps run
-    queue_s, ttft_s  mean, low, high and p99 in seconds; where the queue grows these are None, and
-                     `unstable` is the mean over this run, which no other length of it would have
+    queue_s, ttft_s  mean, low, high and p99 in seconds; None where the queue grows, and `unstable` is
+                     then the mean over this run, which depends on the length of the run
     """
 
     arm: str
@@ -49,21 +49,21 @@ class LoadPoint:
 
     @property
     def stable(self) -> bool:
-        """Whether its delays are those of a steady state, as far as the run can tell."""
+        """Whether the run is neither saturated nor unsettled, so that its delays are steady-state values."""
         return self.state.verdict not in (SATURATED, UNSETTLED)
 
 
 @dataclass(frozen=True)
 class StudyData:
-    """One study as the report sees it.
+    """Input of the report for one study.
 
-    `arms`          those that ran to their end
-    `footer`        the provenance line that stands under every figure
+    `arms`          arms that finished
+    `footer`        the provenance line under every figure
     `baseline`      the arm that speedups are relative to
-    `count_hit_as`  what a request needs one token of to count as a hit: reused or matched
-    `notes`         what else stands under the table
-    `caveats`       what a reader of the numbers must know about this study
-    `load_words`    the load at which the arms were measured: 1/s
+    `count_hit_as`  kind of token that makes a request a hit, from one token: reused or matched
+    `notes`         additional notes under the table
+    `caveats`       limits of the numbers, for readers of the study
+    `load_words`    the load at which the arms were measured, as text: 1/s
     """
 
     title: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spanlab.report.cells import count, percent, said, word
+from spanlab.report.cells import count, percent, placeholder, word
 from spanlab.report.tables import Cell, Column, Table
 
 Summary = Mapping[str, Any]
@@ -22,7 +22,7 @@ CAUSES = {
 
 
 def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
-    """Every table that the log has numbers for; `caveats` stand under the first one."""
+    """Return the tables for which the log has numbers; `caveats` are notes of the first table."""
     if not summary["presets"]:
         return (_lengths(summary, title, caveats),)
     tables = [make(summary) for make in (_bounds, _fixes, _curve, _positions)]
@@ -45,22 +45,27 @@ def _lengths(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
 
 
 def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
-    causes = [cause for cause in CAUSES if any(cause in one["lost_by_cause"] for one in summary["presets"].values())]
+    causes = [
+        cause for cause in CAUSES if any(cause in preset["lost_by_cause"] for preset in summary["presets"].values())
+    ]
     columns = (
         Column("preset", "preset", left=True),
         Column("token_hit_rate", "token\nhit rate"),
         Column("mean_token_hit_rate", "mean per\nrequest", 2),
         Column("request_hit_rate", "requests\nwith a hit", 3),
-        *(Column(f"lost_{cause}", CAUSES[cause].replace(" ", "\n", 1), 4 + at) for at, cause in enumerate(causes)),
+        *(
+            Column(f"lost_{cause}", CAUSES[cause].replace(" ", "\n", 1), 4 + index)
+            for index, cause in enumerate(causes)
+        ),
     )
     total = summary["tokens"]["prompt"]
     rows = tuple(
         (
             word(name),
-            *(percent(one[key]) for key in ("token_hit_rate", "mean_token_hit_rate", "request_hit_rate")),
-            *(percent(one["lost_by_cause"].get(cause, 0) / total) for cause in causes),
+            *(percent(preset[key]) for key in ("token_hit_rate", "mean_token_hit_rate", "request_hit_rate")),
+            *(percent(preset["lost_by_cause"].get(cause, 0) / total) for cause in causes),
         )
-        for name, one in summary["presets"].items()
+        for name, preset in summary["presets"].items()
     )
     notes = (
         "token hit rate: reused ÷ prompt tokens, a ratio of sums; mean per request: the mean of the requests' ratios",
@@ -72,17 +77,17 @@ def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
 
 def _bounds(summary: Summary) -> Table:
     bounds = summary["bounds"]
-    unknown = said("unknown: chained ids")
+    unknown = placeholder("unknown: chained ids")
     rows = (
         (word("prefix, no limit of memory"), percent(bounds["prefix"])),
-        (word("any position, no limit of memory"), _or(bounds["any_position"], unknown)),
+        (word("any position, no limit of memory"), _percent_or(bounds["any_position"], unknown)),
         (word(f"best eviction, memory of {summary['explained']}"), percent(bounds["offline_optimum"])),
     )
     columns = (Column("bound", "bound", left=True), Column("token_hit_rate", "token\nhit rate"))
     return Table("bounds", "What could be reused", columns, rows)
 
 
-def _or(share: float | None, other: Cell) -> Cell:
+def _percent_or(share: float | None, other: Cell) -> Cell:
     return other if share is None else percent(share)
 
 
@@ -113,11 +118,11 @@ def _curve(summary: Summary) -> Table:
     columns = (Column("blocks", "blocks"), Column("gib", "GiB"), Column("token_hit_rate", "token\nhit rate"))
     rows = tuple(
         (
-            Cell(one["blocks"], f"{one['blocks']:,}"),
-            Cell(one["gib"], f"{one['gib']:.4g}"),
-            percent(one["token_hit_rate"]),
+            Cell(point["blocks"], f"{point['blocks']:,}"),
+            Cell(point["gib"], f"{point['gib']:.4g}"),
+            percent(point["token_hit_rate"]),
         )
-        for one in summary["capacity_curve"]
+        for point in summary["capacity_curve"]
     )
     return Table("capacity_curve", "Hit rate of an LRU cache of KV by its size", columns, rows)
 
@@ -131,15 +136,15 @@ def _positions(summary: Summary) -> Table:
     )
     rows = tuple(
         (
-            Cell(one["position"], f"{one['position']:,}"),
-            count(one["states"]),
-            count(one["requests"]),
-            percent(one["share_of_reusable"]),
+            Cell(row["position"], f"{row['position']:,}"),
+            count(row["states"]),
+            count(row["requests"]),
+            percent(row["share_of_reusable"]),
         )
-        for one in summary["checkpoint_positions"]
+        for row in summary["checkpoint_positions"]
     )
     notes = ("reusable: what a prefix cache without limit reuses",)
-    return Table("checkpoint_positions", "Where prompts part: states that the log asks for", columns, rows, notes)
+    return Table("checkpoint_positions", "Positions where prompts diverge: useful states", columns, rows, notes)
 
 
 def _losses(kind: str, rows: Sequence[Summary]) -> Table:
@@ -149,7 +154,10 @@ def _losses(kind: str, rows: Sequence[Summary]) -> Table:
         Column("requests", "requests", 3),
         Column("prompt_tokens", "prompt\ntokens"),
         Column("token_hit_rate", "token\nhit rate"),
-        *(Column(f"lost_{cause}", CAUSES[cause].replace(" ", "\n", 1), 4 + at) for at, cause in enumerate(causes)),
+        *(
+            Column(f"lost_{cause}", CAUSES[cause].replace(" ", "\n", 1), 4 + index)
+            for index, cause in enumerate(causes)
+        ),
     )
     cells = tuple(
         (

@@ -1,4 +1,4 @@
-"""The faces of a table that are plain text: Markdown, CSV, HTML, rows for the tracker."""
+"""Tables as Markdown, CSV, HTML, JSON and rows for the tracker."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import orjson
 
 from spanlab.report.tables import Cell, Column, Table, Value
 
-#: All tables of a run as they are, for publishing.
+#: File with all tables of a run in full, for publishing.
 STORED = "tables.json"
 
 
 def markdown(table: Table) -> str:
-    """The columns for readers as a Markdown table, without title and notes; the names of rows are code."""
+    """Return the visible columns as a Markdown table, without title and notes; names of rows are code."""
     shown = table.shown()
     head = [_escaped(column.heading) for column in shown.columns]
     marks = ["---" if column.left else "---:" for column in shown.columns]
@@ -46,7 +46,7 @@ def csv_text(table: Table) -> str:
 
 
 def write(tables: Sequence[Table], folder: Path) -> None:
-    """Write `tables/NAME.csv` of each table, and all of them as they are to `tables.json`."""
+    """Write each table to `tables/NAME.csv`, and all tables in full to `tables.json`."""
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     for table in tables:
         (folder / "tables" / f"{table.name}.csv").write_text(csv_text(table))
@@ -54,18 +54,18 @@ def write(tables: Sequence[Table], folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Table]:
-    """The tables of a finished run by name."""
-    return {found["name"]: _table(found) for found in orjson.loads((folder / STORED).read_bytes())}
+    """Return the tables of a finished run by name."""
+    return {stored["name"]: _table(stored) for stored in orjson.loads((folder / STORED).read_bytes())}
 
 
-def _table(found: dict[str, Any]) -> Table:
-    rows = tuple(tuple(Cell(**cell) for cell in row) for row in found["rows"])
-    columns = tuple(Column(**column) for column in found["columns"])
-    return Table(found["name"], found["title"], columns, rows, tuple(found["notes"]))
+def _table(stored: dict[str, Any]) -> Table:
+    rows = tuple(tuple(Cell(**cell) for cell in row) for row in stored["rows"])
+    columns = tuple(Column(**column) for column in stored["columns"])
+    return Table(stored["name"], stored["title"], columns, rows, tuple(stored["notes"]))
 
 
 def html(table: Table) -> str:
-    """The columns for readers as an HTML table; `data-value` of a cell is what it is sorted by."""
+    """Return the visible columns as an HTML table; `data-value` of a cell is its sort key."""
     shown = table.shown()
     head = "".join(f"<th{_class(column)}>{_lines(column.heading)}</th>" for column in shown.columns)
     rows = ["".join(_html_cell(cell, column) for _, (cell, column) in _pairs(shown, row)) for row in shown.rows]
@@ -87,7 +87,7 @@ def _lines(text: str) -> str:
 
 
 def tracker_rows(table: Table) -> tuple[list[str], list[list[Value]]]:
-    """All columns as the tracker takes them: names, and rows of values."""
+    """Return the names of all columns and the rows of their values, for the tracker."""
     return [column.name for column in table.columns], [[cell.value for cell in row] for row in table.rows]
 
 

@@ -1,4 +1,4 @@
-"""Numbers that several figures and the table need, taken from one arm."""
+"""Measures of arms that several figures and tables share."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def ttft_s(arm: ArmData) -> NDArray[np.float64]:
 
 
 def resident_bytes(arm: ArmData) -> float:
-    """Mean resident bytes: cached KV and states, and what running requests copied for themselves."""
-    held = arm.summary["bytes"]
-    return float(held["kv_resident_mean"] + held["state_resident_mean"] + held["copied_mean"])
+    """Mean resident bytes: cached KV and states, and private copies of running requests."""
+    sizes = arm.summary["bytes"]
+    return float(sizes["kv_resident_mean"] + sizes["state_resident_mean"] + sizes["copied_mean"])
 
 
 def resident_half_width(arm: ArmData) -> float:
@@ -48,27 +48,27 @@ def saved_half_width_percent(summary: Mapping[str, Any]) -> float:
 
 
 def bounds_percent(arms: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """What an infinite cache could reuse, in percent of the prompt tokens, by how the arms of these summaries look.
+    """Return the reuse of an infinite cache in percent of the prompt tokens, by the arms' kind of lookup.
 
-    `prefixes`, `spans anywhere`, or both. Arms that look alike may still differ by what others had not finished
-    computing when they looked; the largest counts, as it does in the table.
+    Kinds are `prefixes` and `spans anywhere`. Bounds of one kind differ between arms, because requests that are
+    still being computed at a lookup cannot be reused; the largest one counts, as in the table.
     """
-    found: dict[str, float] = {}
+    bounds: dict[str, float] = {}
     for arm in arms:
         percent = 100.0 * float(arm["own_bound_tokens"]) / float(arm["tokens"]["prompt"] or 1)
-        found[arm["finds"]] = max(percent, found.get(arm["finds"], 0.0))
-    return dict(sorted(found.items(), key=lambda bound: bound[1]))
+        bounds[arm["finds"]] = max(percent, bounds.get(arm["finds"], 0.0))
+    return dict(sorted(bounds.items(), key=lambda bound: bound[1]))
 
 
 def interval(low_high: Any) -> tuple[float, float] | None:
-    """A (low, high) pair, or None where there is none."""
+    """Return (low, high) as floats, or None where either end is missing."""
     if not low_high or low_high[0] is None or low_high[1] is None:
         return None
     return float(low_high[0]), float(low_high[1])
 
 
 def saturated(summary: Mapping[str, Any]) -> bool:
-    """Whether the queue of this summary's arm grows as long as requests come."""
+    """Whether the queue of this summary's arm grows as long as requests arrive."""
     return bool(summary["stationarity"]["verdict"] == SATURATED)
 
 
@@ -83,14 +83,14 @@ def stable(arms: Iterable[ArmData]) -> list[ArmData]:
 
 
 def evicts(arm: ArmData) -> bool:
-    """Whether the store was full: its budget, not the arm, then says how many bytes are resident."""
+    """Whether the store was full, so that the budget and not the arm determines the resident bytes."""
     return bool(arm.summary["evicted_bytes"])
 
 
 def bytes_say_little(arms: Sequence[ArmData]) -> bool:
-    """Whether the store is full in all but one of the arms that save tokens.
+    """Whether the store was full in all, or all but one, of the arms that reuse tokens.
 
-    Resident bytes are then the budget for everybody, and no choice of an arm: no Pareto figure.
+    Resident bytes then equal the budget in these arms, and a Pareto figure has no meaning.
     """
     saving = [arm for arm in arms if arm.summary["tokens"]["reused"]]
     full = [arm for arm in saving if evicts(arm)]
@@ -98,17 +98,17 @@ def bytes_say_little(arms: Sequence[ArmData]) -> bool:
 
 
 def holds_states(arm: ArmData) -> bool:
-    """Whether any run of the arm ever kept a recurrent state."""
+    """Whether any run of the arm stored a recurrent state."""
     return bool(arm.summary["bytes"]["state_resident_peak"])
 
 
-def reads_nothing(arm: ArmData) -> bool:
-    """Whether the arm is the full recompute that others are compared with."""
+def is_full_recompute(arm: ArmData) -> bool:
+    """Whether the arm is the full recompute that other arms are compared with."""
     return arm.family == "none"
 
 
 def interval_words(arms: Sequence[ArmData]) -> str:
-    """What an interval of the table covers."""
+    """Describe the samples that the intervals of the table are taken over."""
     if not arms:
         return ""
     seeds, groups = len(arms[0].summary["seeds"]), arms[0].summary["groups"]

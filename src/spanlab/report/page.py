@@ -17,15 +17,15 @@ _TEMPLATE = Path(__file__).with_name("page.html")
 
 @dataclass(frozen=True)
 class Page:
-    """What `report.html` shows.
+    """Content of `report.html`.
 
-    about    lines under the title: what was run on what
-    caveats  what a reader of the numbers must know
+    about    lines under the title that describe the run
+    caveats  limits of the numbers, for their readers
     failed   one sentence for each arm or point that failed
-    tables   those without a column for readers are left out
+    tables   tables without a visible column are omitted
     figures  PNG files
     config   the settings, as text
-    facts    where the numbers come from: commit, machine, versions
+    facts    provenance: commit, machine, versions
     """
 
     title: str
@@ -39,7 +39,7 @@ class Page:
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Commit, machine, versions and wall time of a summary, in words."""
+    """Return commit, machine, versions and wall time of a summary as text."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return {
         "commit": summary["commit"],
@@ -50,8 +50,8 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write `report.html` into `folder`; returns the file."""
-    from jinja2 import Environment  # a tenth of a second that only this needs
+    """Write `report.html` into `folder` and return its path."""
+    from jinja2 import Environment  # slow to import: a tenth of a second
 
     template = Environment(autoescape=True, trim_blocks=True).from_string(_TEMPLATE.read_text())
     path = folder / NAME

@@ -1,4 +1,4 @@
-"""Tables of the analysis `plan`: the verdict with points without limits, and what each search has tried."""
+"""Tables of the analysis `plan`: the verdict with the reference points, and the points that each search tried."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ Summary = Mapping[str, Any]
 
 
 def tables_of(summary: Summary, title: str, caveats: Sequence[str]) -> tuple[Table, ...]:
-    """The first table, with `caveats` under it, and one per search."""
+    """Return the table of reference points, with `caveats` as notes, and one table per search."""
     return (
-        _first(summary, title, caveats),
-        *(_search(summary, name) for name, curve in summary["curves"].items() if curve),
+        _references_table(summary, title, caveats),
+        *(_search_table(summary, name) for name, curve in summary["curves"].items() if curve),
     )
 
 
-def _first(summary: Summary, title: str, caveats: Sequence[str]) -> Table:
+def _references_table(summary: Summary, title: str, caveats: Sequence[str]) -> Table:
     targets = summary["targets"]
     columns = (Column("point", "point", left=True), *_columns(targets))
-    rows = [(word(one["says"]), *_cells(one, targets)) for one in summary["references"].values()]
+    rows = [(word(point["says"]), *_cells(point, targets)) for point in summary["references"].values()]
     return Table("plan", f"{title}\n{summary['verdict']}", columns, tuple(rows), tuple(caveats))
 
 
-def _search(summary: Summary, name: str) -> Table:
+def _search_table(summary: Summary, name: str) -> Table:
     search, targets = summary["searches"][name], summary["targets"]
     key = search["axis"]["key"]
     columns = (Column(key, search["axis"]["label"].replace(" (", "\n(", 1)), *_columns(targets))
-    rows = [(Cell(one[key], f"{one[key]:.5g}"), *_cells(one, targets)) for one in summary["curves"][name]]
-    marks = tuple(f"{words}: {value:.3g}" for words, value in search["marks"].items())
+    rows = [(Cell(point[key], f"{point[key]:.5g}"), *_cells(point, targets)) for point in summary["curves"][name]]
+    marks = tuple(f"{label}: {value:.3g}" for label, value in search["marks"].items())
     return Table(f"plan_{name}", f"{name}\n{search['verdict']}", columns, tuple(rows), marks)
 
 
@@ -45,14 +45,14 @@ def _columns(targets: Mapping[str, float]) -> tuple[Column, ...]:
     )
 
 
-def _cells(one: Summary, targets: Mapping[str, float]) -> tuple[Cell, ...]:
-    state = "yes" if one["meets"] else "queue grows" if one["queue_grows"] else "no"
+def _cells(point: Summary, targets: Mapping[str, float]) -> tuple[Cell, ...]:
+    state = "yes" if point["meets"] else "queue grows" if point["queue_grows"] else "no"
     return (
-        *(_value(one[key]) for key in targets),
-        Cell(one["meets"], state),
-        percent(one["token_hit_rate"]),
-        MISSING if one["utilisation"] is None else percent(one["utilisation"]),
-        count(one["preemptions"]),
+        *(_value(point[key]) for key in targets),
+        Cell(point["meets"], state),
+        percent(point["token_hit_rate"]),
+        MISSING if point["utilisation"] is None else percent(point["utilisation"]),
+        count(point["preemptions"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures of the analysis `plan`: targets over what a search varies."""
+"""Figures of the analysis `plan`: latencies by the setting that a search varies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanlab.report.drawing.scales import log_scale
 
 
 def draw_search(summary: Mapping[str, Any], name: str, title: str) -> Figure:
-    """Each target's value with its interval, as a multiple of the target; the line at 1 is what must not be exceeded.
+    """Draw each target's value with its interval, as a multiple of the target; values above 1 miss the target.
 
     A single target is drawn in seconds. Open markers: the queue grows.
     """
@@ -34,20 +34,24 @@ def draw_search(summary: Mapping[str, Any], name: str, title: str) -> Figure:
 
 
 def _draw_target(ax: Axes, axis: str, curve: list[Mapping[str, Any]], key: str, unit: float, colour: str) -> None:
-    known = [one for one in curve if one[key]["mean"] > 0]  # what is zero has no place on a logarithmic axis
+    positive = [point for point in curve if point[key]["mean"] > 0]  # a log axis cannot show zero
     ax.plot(
-        [one[axis] for one in known], [one[key]["mean"] / unit for one in known], color=colour, linewidth=1.2, label=key
+        [point[axis] for point in positive],
+        [point[key]["mean"] / unit for point in positive],
+        color=colour,
+        linewidth=1.2,
+        label=key,
     )
-    for one in known:
-        low, high = (one[key]["mean"] if one[key][end] is None else one[key][end] for end in ("low", "high"))
-        least = one[key]["mean"] / 10  # an end at zero has no place either
-        ax.plot([one[axis]] * 2, [max(low, least) / unit, high / unit], color=colour, linewidth=1)
-        face = "white" if one["queue_grows"] else colour
-        ax.plot(one[axis], one[key]["mean"] / unit, color=colour, marker="o", markersize=4, markerfacecolor=face)
+    for point in positive:
+        low, high = (point[key]["mean"] if point[key][end] is None else point[key][end] for end in ("low", "high"))
+        least = point[key]["mean"] / 10  # nor an interval that ends at zero
+        ax.plot([point[axis]] * 2, [max(low, least) / unit, high / unit], color=colour, linewidth=1)
+        face = "white" if point["queue_grows"] else colour
+        ax.plot(point[axis], point[key]["mean"] / unit, color=colour, marker="o", markersize=4, markerfacecolor=face)
 
 
 def _mark(ax: Axes, marks: Mapping[str, float], answer: float | None) -> None:
-    for number, (words, value) in enumerate(marks.items()):
-        ax.axvline(value, color="#777777", linestyle=style.LINE_STYLES[1 + number % 3], linewidth=1, label=words)
+    for number, (label, value) in enumerate(marks.items()):
+        ax.axvline(value, color="#777777", linestyle=style.LINE_STYLES[1 + number % 3], linewidth=1, label=label)
     if answer is not None:
         ax.axvline(answer, color=style.INK, linewidth=1, label=f"answer: {answer:.4g}")

@@ -1,4 +1,4 @@
-"""The tables of a comparison of finished runs: what differs per arm, and which settings differ."""
+"""Tables that compare finished runs: differences per arm, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -39,65 +39,60 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class ArmRow:
-    """One arm of a run beside the first run.
+    """One arm of a run, compared with the first run.
 
-    hits, ttft_s  token hit rate and mean TTFT of the first run and of this one, all their seeds
-    found         differences; None where requests cannot be paired
-    reason        why they cannot
+    hits, ttft_s  token hit rate and mean TTFT of the first run and of this one, over all their seeds
+    differences   paired differences; None where requests cannot be paired
+    reason        why requests cannot be paired
     """
 
     arm: str
     run: str
     hits: tuple[float, float]
     ttft_s: tuple[float | None, float | None]
-    found: ArmDifferences | None
+    differences: ArmDifferences | None
     reason: str = ""
 
 
 def arms_table(title: str, rows: Sequence[ArmRow], several: bool, notes: Sequence[str] = ()) -> Table:
-    """Differences by arm; `several` runs beside the first have a column of their own."""
+    """Return the differences by arm; `several` adds a column that names the run."""
     columns = (Column("arm", "arm", left=True), Column("run", "run" if several else "", left=True), *_COLUMNS)
     lines = tuple((cells.word(row.arm), cells.word(row.run), *_cells(row)) for row in rows)
     return Table("arms", title, columns, lines, (*_NOTES, *notes))
 
 
 def _cells(row: ArmRow) -> tuple[Cell, ...]:
-    found = row.found
-    hits, delays = _points, _ratio
+    differences = row.differences
     return (
         *map(cells.percent, row.hits),
-        *_difference(found.token_hit_rate if found else None, row.reason, hits),
+        *_difference(differences.token_hit_rate if differences else None, row.reason, _points),
         *map(cells.seconds, row.ttft_s),
-        *_difference(found.ttft if found else None, row.reason, delays),
-        *_difference(found.e2e if found else None, row.reason, delays),
-        Cell(found.requests, f"{found.requests:,}") if found else MISSING,
-        cells.hidden(found.seeds if found else None),
+        *_difference(differences.ttft if differences else None, row.reason, units.ratio),
+        *_difference(differences.e2e if differences else None, row.reason, units.ratio),
+        Cell(differences.requests, f"{differences.requests:,}") if differences else MISSING,
+        cells.hidden(differences.seeds if differences else None),
     )
 
 
 def _difference(
-    found: Difference | None, reason: str, words: Callable[[float, units.Ends | None], str]
+    difference: Difference | None, reason: str, format_value: Callable[[float, units.Ends | None], str]
 ) -> tuple[Cell, Cell, Cell, Cell]:
-    """A difference in words, the ends of its interval, its verdict."""
-    if found is None:
+    """Return cells of a difference as text, of the ends of its interval, and of its verdict."""
+    if difference is None:
         verdict = f"cannot be paired: {reason}" if reason else "saturated"
-        return cells.said(verdict), cells.hidden(None), cells.hidden(None), cells.hidden(verdict)
-    value, low, high = found.interval
+        return cells.placeholder(verdict), cells.hidden(None), cells.hidden(None), cells.hidden(verdict)
+    value, low, high = difference.interval
     ends = None if low is None or high is None else (low, high)
-    said = words(value, ends)
-    texts = {"same": "same", "differs": f"differs by {said}", "not shown": f"not shown: {said}"}
-    text = texts.get(found.verdict, f"{said}, no interval")
-    return Cell(value, text), cells.hidden(low), cells.hidden(high), cells.hidden(found.verdict)
+    shown = format_value(value, ends)
+    texts = {"same": "same", "differs": f"differs by {shown}", "not shown": f"not shown: {shown}"}
+    text = texts.get(difference.verdict, f"{shown}, no interval")
+    return Cell(value, text), cells.hidden(low), cells.hidden(high), cells.hidden(difference.verdict)
 
 
 def _points(value: float, ends: units.Ends | None) -> str:
     """A difference of shares in percentage points: +1.23 [1.02, 1.44] points."""
     between = "" if ends is None else f" [{100 * ends[0]:.2f}, {100 * ends[1]:.2f}]"
     return f"{100 * value:+.2f}{between} points"
-
-
-def _ratio(value: float, ends: units.Ends | None) -> str:
-    return units.ratio(value, ends)
 
 
 def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> Table:
@@ -118,8 +113,8 @@ _SERVING_NOTES = (
 class ServingDifference:
     """One metric of one arm.
 
-    values  of the first run and of this one
-    errors  median and p95 of the relative differences of single requests; None where there are none
+    values  the metric in the first run and in this one
+    errors  median and p95 of the relative differences of single requests; None where requests cannot be paired
     """
 
     arm: str
@@ -130,7 +125,7 @@ class ServingDifference:
 
 
 def serving_differences(title: str, rows: Sequence[ServingDifference], several: bool) -> Table:
-    """One row per arm and metric; `several` runs beside the first have a column of their own."""
+    """Return one row per arm and metric; `several` adds a column that names the run."""
     columns = (
         Column("arm", "arm", left=True),
         Column("run", "run" if several else "", left=True),

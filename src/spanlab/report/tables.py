@@ -1,4 +1,4 @@
-"""A table, described once: values for machines and text for readers. `faces` and `console` show it."""
+"""The model of a table: values for programs and text for readers. `faces` and `console` render it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Value = float | int | str | bool | None
 class Cell:
     """One cell of a table.
 
-    value  what CSV, the tracker and the sort order of HTML read; None where there is none
-    text   what a reader sees
+    value  read by CSV, the tracker and the sort order of HTML; None where it is missing
+    text   shown to readers
     """
 
     value: Value
@@ -64,11 +64,11 @@ class Table:
                 raise ValueError(f"cells of a row of table {self.name}={len(row)}: expected {len(names)}")
 
     def shown(self) -> Table:
-        """The table with only the columns that readers see."""
+        """Return the table with the visible columns only."""
         return self.with_columns([number for number, column in enumerate(self.columns) if column.heading])
 
     def with_columns(self, numbers: list[int]) -> Table:
-        """The table with only these columns, by number."""
+        """Return the table with the columns of these numbers only."""
         columns = tuple(self.columns[number] for number in numbers)
         rows = tuple(tuple(row[number] for number in numbers) for row in self.rows)
         return Table(self.name, self.title, columns, rows, self.notes)

@@ -1,4 +1,4 @@
-"""Tables of the analysis `twin`: errors on requests not seen, parameters, and the server's settings."""
+"""Tables of the analysis `twin`: errors on requests outside the fit, parameters, and the server's settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}
 
 
 def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
-    """Every table; `caveats` stand under the first one."""
+    """Return all tables; `caveats` are notes of the first table."""
     return _errors(summary, title, caveats), _parameters(summary), _server(summary)
 
 
@@ -42,7 +42,7 @@ def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
     )
     notes = (
         "error: predicted ÷ measured - 1, per request but for that of the mean; bias: its median",
-        "all requests are simulated from the first on; of those that test, the fit sees arrivals and lengths alone",
+        "all requests are simulated from the first on; of the test requests, the fit uses arrivals and lengths only",
         *caveats,
     )
     return Table("twin", f"{title}\n{head}", columns, rows, notes)
@@ -63,10 +63,10 @@ def _parameters(summary: Summary) -> Table:
     rows = tuple(
         (
             word(name),
-            *(Cell(one[key], significant(one[key])) for key in ("value", "low", "high")),
-            Cell(one["identified"], "yes" if one["identified"] else "no"),
+            *(Cell(parameter[key], significant(parameter[key])) for key in ("value", "low", "high")),
+            Cell(parameter["identified"], "yes" if parameter["identified"] else "no"),
         )
-        for name, one in summary["parameters"].items()
+        for name, parameter in summary["parameters"].items()
     )
     notes = ("from, to: 95 % interval; errors within a tenth of the requests count as one",)
     return Table("parameters", "What the log says of the server", columns, rows, notes)

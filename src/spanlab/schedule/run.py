@@ -1,4 +1,4 @@
-"""The entry `schedule`: what our scheduler decides about given requests, one step a second."""
+"""The entry `schedule`: decisions of our scheduler for given requests, one step per second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spanlab.settings import Schedule
 
 
 def vllm_0_32(case: Case) -> BlockPolicy:
-    """vLLM 0.32.0: one pool of hashed blocks; one of them is the null block."""
+    """The policy of vLLM 0.32.0: one pool of hashed blocks, one of which is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
     rules = BlockRules(
         case.block_size,
@@ -43,7 +43,7 @@ PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {"vllm_0_32": vllm_0_32}
 
 @dataclass(slots=True)
 class Decisions:
-    """What was decided: tokens by request and step, tokens reused when first admitted."""
+    """Decisions of a case: tokens by step and request, and tokens reused at the first admission."""
 
     reused_on_admission: list[int]
     preemptions: int = 0
@@ -52,18 +52,18 @@ class Decisions:
 
 
 def run_schedule(settings: Schedule) -> None:
-    """Read the cases, schedule each, and write what was decided."""
+    """Read the cases, schedule each, and write the decisions."""
     policy_of = PRESETS.get(settings.preset)
     if policy_of is None:
         raise ValueError(f"preset={settings.preset}: expected {', '.join(PRESETS)}")
     cases = read_cases(Path(settings.cases))
     decided = {case.name: schedule(case, policy_of(case)) for case in cases}
     Path(settings.out).write_bytes(orjson.dumps(decided))
-    print(f"{len(decided)} cases, {sum(one.num_steps for one in decided.values()):,} steps: {settings.out}")
+    print(f"{len(decided)} cases, {sum(case.num_steps for case in decided.values()):,} steps: {settings.out}")
 
 
 def schedule(case: Case, policy: Policy) -> Decisions:
-    """Every step of one case; a step is made each second, an empty one too, until all have ended."""
+    """Run one case: one step per second, empty or not, until all requests have ended."""
     _check_fits(case, policy)
     rules = BatchRules(
         case.max_num_batched_tokens,
@@ -71,24 +71,24 @@ def schedule(case: Case, policy: Policy) -> Decisions:
         async_scheduling=case.async_scheduling,
         speculation=Speculation(case.draft_tokens, method=case.draft_method),
     )
-    scheduler, found = make_scheduler(policy, rules), Decisions([0] * len(case.requests))
-    coming = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
-    over: list[Sequence] = []
-    while coming or not scheduler.idle:
-        now = found.num_steps
-        while coming and coming[0].arrived_at <= now:
-            scheduler.add(coming.popleft())
-        scheduler.join()  # a case says which step may have a request, not when it arrives
+    scheduler, decisions = make_scheduler(policy, rules), Decisions([0] * len(case.requests))
+    waiting = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
+    finished: list[Sequence] = []
+    while waiting or not scheduler.idle:
+        now = decisions.num_steps
+        while waiting and waiting[0].arrived_at <= now:
+            scheduler.add(waiting.popleft())
+        scheduler.enqueue_added()  # a case specifies the step from which a request may run, not its arrival time
         step = scheduler.schedule(now)
-        found.num_steps += 1
-        found.steps.append({} if step is None else _tokens(step))
+        decisions.num_steps += 1
+        decisions.steps.append({} if step is None else _tokens(step))
         if step is not None:
-            kept = [_kept(one, drafts) for one, drafts in _drafts(step)]
-            ended = _ended(step, kept)
-            scheduler.complete(step, now + 1, ended, kept)
-            over += ended
-    _note(found, over)
-    return found
+            accepted_drafts = [_accepted(sequence, drafts) for sequence, drafts in _drafts(step)]
+            ended = _ended(step, accepted_drafts)
+            scheduler.complete(step, now + 1, ended, accepted_drafts)
+            finished += ended
+    _record_outcomes(decisions, finished)
+    return decisions
 
 
 def _tokens(step: ScheduledStep) -> dict[str, int]:
@@ -100,32 +100,33 @@ def _drafts(step: ScheduledStep) -> Iterator[tuple[Sequence, int]]:
     return zip(step.decodes, step.drafts or [0] * len(step.decodes), strict=True)
 
 
-def _kept(sequence: Sequence, drafts: int) -> int:
-    """How many drafts a sequence keeps, no more than its output has room for."""
-    left = sequence.request.output_len - sequence.generated - 1
-    return min(accepted(sequence.request.id, sequence.generated, drafts), left)
+def _accepted(sequence: Sequence, drafts: int) -> int:
+    """Number of accepted drafts of a sequence, at most the rest of its output."""
+    remaining = sequence.request.output_len - sequence.generated - 1
+    return min(accepted(sequence.request.id, sequence.generated, drafts), remaining)
 
 
-def _ended(step: ScheduledStep, kept: list[int]) -> list[Sequence]:
-    over = [one for one, more in zip(step.decodes, kept, strict=True) if _is_over(one, 1 + more)]
-    return [chunk.sequence for chunk in step.chunks if chunk.last and _is_over(chunk.sequence, 1)] + over
+def _ended(step: ScheduledStep, accepted_drafts: list[int]) -> list[Sequence]:
+    decoded = zip(step.decodes, accepted_drafts, strict=True)
+    finished = [sequence for sequence, drafts in decoded if _is_finished(sequence, 1 + drafts)]
+    return [chunk.sequence for chunk in step.chunks if chunk.last and _is_finished(chunk.sequence, 1)] + finished
 
 
-def _is_over(sequence: Sequence, more: int) -> bool:
+def _is_finished(sequence: Sequence, more: int) -> bool:
     return sequence.generated + more >= sequence.request.output_len
 
 
-def _note(found: Decisions, ended: list[Sequence]) -> None:
+def _record_outcomes(decisions: Decisions, ended: list[Sequence]) -> None:
     for sequence in ended:
-        assert sequence.first_plan is not None, "who has ended was admitted"
-        found.reused_on_admission[sequence.request.id] = sequence.first_plan.resume
-        found.preemptions += sequence.preemptions
+        assert sequence.first_plan is not None, "an ended request was admitted"
+        decisions.reused_on_admission[sequence.request.id] = sequence.first_plan.resume
+        decisions.preemptions += sequence.preemptions
 
 
 def _check_fits(case: Case, policy: Policy) -> None:
     for request in case.requests:
         need = policy.need(request)
-        blocks = need.kv_bytes + need.state_bytes  # a block weighs one byte here
+        blocks = need.kv_bytes + need.state_bytes  # a block counts as one byte here
         if blocks > case.num_blocks:
             key, tokens = f"{case.name}.num_blocks={case.num_blocks}", request.num_tokens
             raise ValueError(f"{key}: expected at least {blocks}, for request {request.id} of {tokens} tokens alone")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from spanlab.analysis.break_even import STEPS
 from spanlab.checks import one_of, require
-from spanlab.engine.settings import compares
+from spanlab.engine.settings import reads_baseline
 from spanlab.registry import Registry
 from spanlab.settings.bars import check_bars
 from spanlab.settings.decay import DECAY, check_decay
@@ -157,7 +157,7 @@ def check_families(study: Study) -> None:
 def check_teacher(study: Study) -> None:
     """Raise ValueError if the teacher, or the reference of scores, is not among the arms that run."""
     engine = study.engine
-    if compares(engine) and study.baseline not in study.chosen():
+    if reads_baseline(engine) and study.baseline not in study.chosen():
         key = f"engine.teacher={engine.teacher} with engine.record={engine.record}"
         raise ValueError(f"{key}: expected baseline={study.baseline} among the arms that run")
 

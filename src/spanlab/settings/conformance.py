@@ -12,10 +12,10 @@ from spanlab.registry import Registry
 from spanlab.settings.output import OutputSettings
 
 if TYPE_CHECKING:
-    from spanlab.study.conformance.verdicts import Measured
+    from spanlab.study.conformance.verdicts import Measurement
 
 #: Functions of a served model that return a measurement; `spanlab.study.conformance.verdicts` describes it.
-PROPERTIES: Registry[Measured] = Registry("properties", given=("subject",))
+PROPERTIES: Registry[Measurement] = Registry("properties", given=("subject",))
 _PACKAGE = "spanlab.study.conformance"
 PROPERTIES.later("greedy_generation", f"{_PACKAGE}.prefixes")
 PROPERTIES.later("prefix_reuse", f"{_PACKAGE}.prefixes")

@@ -12,7 +12,7 @@ def check_passages(study: Study) -> None:
     """Raise ValueError for `passages` of an arm on several replicas, on tiers or on a real server."""
     for name in study.chosen():
         passages = study.arms[name].passages
-        if passages.are_usual:
+        if passages.are_default:
             continue
         chosen = f"arms.{name}.passages.order={passages.order}, view={passages.view}"
         if study.backend == "server":

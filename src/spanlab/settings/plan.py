@@ -10,11 +10,11 @@ from spanlab.registry import Registry
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
-    from spanlab.study.plan.found import Found
+    from spanlab.study.plan.search_result import SearchResult
 
 PLAN = "plan"
 #: Functions of a planner (`spanlab.study.plan.planner`); each returns the result of one search.
-SEARCHES: Registry[Found] = Registry("plan.search", given=("planner",))
+SEARCHES: Registry[SearchResult] = Registry("plan.search", given=("planner",))
 for _name in ("memory", "load", "tier", "replicas", "ratio", "interval", "block"):
     SEARCHES.later(_name, f"spanlab.study.plan.{_name}")
 

@@ -1,4 +1,4 @@
-"""What is refused before a study runs: each in one sentence that names the key, the value and what was expected."""
+"""Checks before a study runs; each error is one sentence with the key, the value and the expected value."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from spanlab.study.output.provenance import PACKAGES_OF
 
 
 def check_packages(study: Study) -> None:
-    """Refuse what this environment has no package for."""
+    """Raise where a package that the study needs is not installed."""
     if study.tracking.kind == "wandb" and not installed("wandb"):
         raise ValueError(
             "tracking.kind=wandb: the package wandb is not installed here; expected the environment that "
-            "`bash runall.sh` brings, or tracking=none"
+            "`bash runall.sh` creates, or tracking=none"
         )
     if study.executor.kind == "dask" and not installed("distributed"):
         raise ValueError(
             "executor.kind=dask: the package distributed is not installed here; expected the environment that "
-            "`bash runall.sh -cn ENTRY executor=dask` brings, or executor=local"
+            "`bash runall.sh -cn ENTRY executor=dask` creates, or executor=local"
         )
     missing = [name for name in PACKAGES_OF[study.backend] if not installed(name)]
     if missing:
         raise ValueError(
             f"backend={study.backend}: the package {missing[0]} is not installed here; expected the environment that "
-            "`bash runall.sh -cn ENTRY backend=engine` brings, or backend=sim"
+            "`bash runall.sh -cn ENTRY backend=engine` creates, or backend=sim"
         )
 
 
 def check_pools(study: Study) -> None:
-    """Refuse arms that the backend cannot run."""
+    """Raise where the backend cannot run an arm."""
     for name in study.chosen() if study.backend == "engine" else ():
         arm = study.arms[name]
         if not isinstance(build.build_policy(study, arm, 0, 1), TreePolicy):
-            what = "pool" if arm.pool is not None else f"policy={arm.policy}"
+            key = "pool" if arm.pool is not None else f"policy={arm.policy}"
             raise ValueError(
-                f"arms.{name}.{what} with backend=engine: expected backend=sim, or only=[...] without it; "
-                "the engine keeps prefixes in a tree"
+                f"arms.{name}.{key} with backend=engine: expected backend=sim, or only=[...] without it; "
+                "the engine stores prefixes in a tree"
             )
 
 
-def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
-    """Refuse an arm that places states at boundaries where the workload marks none."""
+def check_boundaries(study: Study, requests: tuple[Request, ...]) -> None:
+    """Raise where an arm places states at boundaries and the workload marks no boundary."""
     if any(request.boundaries for request in requests):
         return
     for name in study.chosen():
@@ -63,41 +63,41 @@ def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
 
 
 def check_passages(study: Study, requests: tuple[Request, ...]) -> None:
-    """Refuse an arm that chooses among passages where the workload has none, or does not say which it needs."""
+    """Raise where an arm orders or selects passages and the workload marks no passages, or no gold passages."""
     passages = any(span.independent for request in requests for span in request.spans)
     gold = any(request.gold for request in requests)
     for name in study.chosen():
         rules = study.arms[name].passages
-        if not (rules.are_usual or passages):
+        if not (rules.are_default or passages):
             chosen = f"order={rules.order}, view={rules.view}"
-            expected = "expected given and all, or a workload of independent spans, as rag"
+            expected = "expected order=given and view=all, or a workload with independent spans, such as rag"
             raise ValueError(f"arms.{name}.passages.{chosen} with workload.kind={study.workload.kind}: {expected}")
         if rules.view == "gold" and not gold:
-            expected = "expected all or none, for it does not say which passages an answer needs"
+            expected = "expected all or none, because the workload does not mark the passages that an answer needs"
             raise ValueError(f"arms.{name}.passages.view=gold with workload.kind={study.workload.kind}: {expected}")
 
 
 def check_streams(study: Study, requests: tuple[Request, ...]) -> None:
-    """Refuse a stream with too few novel requests, or too few known ones among them."""
+    """Raise where the stream has too few novel requests, or too few known requests among them."""
     if DECAY in study.chosen_analyses():
         streams_of(study, requests)
 
 
 def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
-    """Refuse an arm whose placement solves once and has nothing to learn from by then."""
+    """Raise where an arm's placement is solved once, before any request to learn from."""
     count = study.workload.popularity.requests or len(requests)
     for name in study.chosen():
         arms.check_learning(name, study.arms[name], int(study.warmup_fraction * count))
 
 
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
-    """Refuse a request that the store could not hold even alone, with the copies that an arm may make of its spans."""
+    """Raise where one request alone, with an arm's private copies of its spans, exceeds the store."""
     model, budget = study.model, build.build_budget(study.store)
-    alike = {_held(study.arms[name], model): name for name in reversed(study.chosen())}
-    for name in alike.values():
+    distinct = {_memory_key(study.arms[name], model): name for name in reversed(study.chosen())}
+    for name in distinct.values():
         policy = build.build_policy(study, study.arms[name], 0, 1)
         needs = [policy.need(request) for request in requests]
-        largest = max(range(len(requests)), key=lambda at: needs[at].tokens)
+        largest = max(range(len(requests)), key=lambda index: needs[index].tokens)
         tokens, copies, _, kv, state = needs[largest]
         for key, need, limit in (
             ("kv_gib", kv, budget.kv_bytes),
@@ -105,21 +105,23 @@ def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
             ("total_gib", kv + state, budget.total_bytes),
         ):
             if need > limit:
-                own = f", {copies:,} of them copies that arm {name} makes" if copies else " and a state" * bool(state)
+                detail = (
+                    f", {copies:,} of them copies that arm {name} makes" if copies else " and a state" * bool(state)
+                )
                 raise ValueError(
-                    f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, for request "
-                    f"{requests[largest].id} alone may hold {tokens:,} tokens of {model.name}{own}"
+                    f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, because request "
+                    f"{requests[largest].id} alone may hold {tokens:,} tokens of {model.name}{detail}"
                 )
 
 
-def _held(arm: Strategy, model: ModelSpec) -> Hashable:
-    """What the needs of an arm's requests depend on: how spans are reused, not where states of prompts go."""
+def _memory_key(arm: Strategy, model: ModelSpec) -> Hashable:
+    """Key of the arm settings that decide the memory of a request: span reuse, not the placement of states."""
     states = build.build_progress(model, arm), arm.state_format
     return repr(arm.spans), repr(arm.pool), arm.policy, arm.block_size, states
 
 
 def check_memory(study: Study) -> None:
-    """Refuse a budget that the card's memory does not leave beside the weights; `constant` timing knows no card."""
+    """Raise where budget and weights exceed the card's memory; `constant` timing has no card and is not checked."""
     budget = _pool_bytes(study)
     if study.timing.kind == "constant" or budget >= UNLIMITED:
         return
@@ -133,48 +135,48 @@ def check_memory(study: Study) -> None:
     if budget / GIB > room:
         raise ValueError(
             f"store of {budget / GIB:.3g} GiB on hardware.name={study.hardware.name}: expected at most {room:.3g} GiB, "
-            f"beside {study.model.name}"
+            f"next to the weights of {study.model.name}"
         )
 
 
-def note_on_times(study: Study, requests: tuple[Request, ...]) -> str | None:
-    """A sentence where a workload brings arrival times and the study draws others."""
+def arrival_note(study: Study, requests: tuple[Request, ...]) -> str | None:
+    """Return a note where the study generates arrival times for a workload that has recorded ones; else None."""
     kind = study.arrivals.kind
     if kind == "as_given" or not any(request.arrived_at for request in requests):
         return None
     recorded = "arrivals=as_given arrivals.rate_rps=null load.rates_rps=[]"
-    return f"arrivals.kind={kind} draws the arrival times; the recorded ones are not used ({recorded} uses them)"
+    return f"arrivals.kind={kind} generates arrival times; the recorded times are not used ({recorded} uses them)"
 
 
 def check_device(study: Study, facts: EngineFacts) -> None:
-    """Refuse a budget that the engine's real device, whatever its name here, does not leave beside the weights."""
+    """Raise where budget and weights exceed the memory of the device that the engine really runs on."""
     budget = _pool_bytes(study)
     room = max(0, facts.memory_bytes - study.model.weight_bytes)
     if room < budget < UNLIMITED:
         raise ValueError(
             f"store of {budget / GIB:.3g} GiB on {facts.device}: expected at most {room / GIB:.3g} GiB, "
-            f"for it has {facts.memory_bytes / GIB:.3g} GiB and {study.model.name} takes "
+            f"because it has {facts.memory_bytes / GIB:.3g} GiB and the weights of {study.model.name} take "
             f"{study.model.weight_bytes / GIB:.3g}"
         )
 
 
 def check_context(study: Study, facts: EngineFacts, requests: tuple[Request, ...]) -> None:
-    """Refuse a prompt that has more tokens, its answer included, than the model has positions."""
+    """Raise where a prompt and its answer have more tokens than the model has positions."""
     for request in requests:
         tokens = request.num_tokens + request.longest_output - 1
         if tokens <= facts.context:
             continue
         source, longest = study.workload, max(request.spans, key=lambda span: len(span.tokens))
-        where = f"workload.kind={source.kind}" if source.path is None else f"workload.path={source.path}"
-        what = f"{len(longest.tokens):,} of them in one {'passage' if longest.independent else 'span'}"
+        key = f"workload.kind={source.kind}" if source.path is None else f"workload.path={source.path}"
+        longest_text = f"{len(longest.tokens):,} of them in one {'passage' if longest.independent else 'span'}"
         raise ValueError(
-            f"{where}: expected prompts of at most {facts.context:,} tokens with their answers, the positions that "
-            f"{facts.model} was made for; request {request.id} has {tokens:,}, {what}"
+            f"{key}: expected prompts of at most {facts.context:,} tokens with their answers, the positions that "
+            f"{facts.model} supports; request {request.id} has {tokens:,}, {longest_text}"
         )
 
 
 def _pool_bytes(study: Study) -> int:
-    """The most that a store may hold, KV and states together, as far as it is limited."""
+    """Largest number of bytes that the store may hold, KV and states together."""
     budget = build.build_budget(study.store)
     limited = study.model.is_hybrid and budget.state_bytes < UNLIMITED
     return min(budget.total_bytes, budget.kv_bytes + (budget.state_bytes if limited else 0))

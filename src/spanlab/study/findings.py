@@ -1,4 +1,4 @@
-"""What an analysis of a finished study reads and returns."""
+"""Input and output of an analysis of a finished study."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Finished:
     name      the entry
     root      folder of all runs
     folder    folder of this run while it is written
-    files     files of each arm that ran to its end
-    results   what the files of each of these arms say; read where an analysis needs ARMS
-    failed    a sentence for each other arm
-    facts     what the engine ran on; None for a simulation
+    files     files of each arm that completed
+    results   summaries of these files; present where an analysis needs ARMS
+    failed    the error of each arm that failed, by arm
+    facts     device of the engine; None for a simulation
     noise     noise of the engine's machine; None for a simulation
     profile   timing model that predicts the engine; None where no analysis reads it
     shares    loads as shares of saturation, by rate; empty where the study sets rates
-    arms      the study's executor; None where no analysis tries points of its own
+    arms      the study's executor; None where no analysis needs POINTS
     """
 
     study: Study
@@ -56,12 +56,12 @@ class Finished:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an analysis found.
+    """Results of one analysis.
 
-    summary  added to `summary.json` key by key; an analysis has keys of its own
+    summary  entries of `summary.json`; no other analysis has the same keys
     tables   printed in this order
     further  tables that are written and not printed
-    figures  what draws each figure, by file name; picklable, None where nothing is to be drawn
+    figures  picklable functions that draw the figures, by file name; they return None where there is no figure
     caveats  sentences that a reader of the numbers must know
     """
 

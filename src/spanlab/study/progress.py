@@ -1,4 +1,4 @@
-"""Progress of a study on the terminal: all requests with an estimate, and the arms at work."""
+"""Progress bars of a study on the terminal: all requests with the remaining time, and each running arm."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class ArmProgress:
-    """A bar for the whole study and one for each arm that is running; silent where nobody looks.
+    """A bar for the whole study and one for each running arm; disabled where the console is no terminal.
 
-    `totals`  requests to finish, by arm, in the order in which counts come
+    `totals`  number of requests by arm, in the order of the counts that `show` takes
     """
 
     def __init__(self, totals: dict[str, int], console: Console) -> None:
@@ -46,7 +46,7 @@ class ArmProgress:
             self._bars.update(self._arms[name], completed=count, visible=0 < count < total)
 
 
-def say(console: Console, words: str) -> None:
-    """One line as it is: not wrapped, not coloured, and brackets are no markup; nothing where it cannot be written."""
+def print_line(console: Console, text: str) -> None:
+    """Print one line without wrapping, colours or markup; write errors are ignored."""
     with suppress(OSError):
-        console.print(words, markup=False, highlight=False, soft_wrap=True)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -22,19 +22,19 @@ from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
 from spanlab.study import checks
 from spanlab.study.analyses.head import footer, head
 from spanlab.study.execution import turns
-from spanlab.study.execution.arms import Arms, Ends, arms_of
+from spanlab.study.execution.arms import Arms, Outcomes, arms_of
 from spanlab.study.execution.backends import BACKENDS
 from spanlab.study.execution.cells import cells
-from spanlab.study.execution.saturation import Saturation, measure_saturation, paced
+from spanlab.study.execution.saturation import Saturation, at_saturation_shares, measure_saturation
 from spanlab.study.execution.turns import Row
 from spanlab.study.execution.worker import Worker
 from spanlab.study.fidelity import calibration
-from spanlab.study.fidelity.fit_profile import fitted, points_of
+from spanlab.study.fidelity.fit_profile import points_of, profile_from_points
 from spanlab.study.fidelity.shapes import shapes_of
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.foreign_tokenizer import foreign_tokenizer
 from spanlab.study.machine.aa import noise_of, readings_of, repeat_files
-from spanlab.study.machine.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
+from spanlab.study.machine.device import OPTIONAL_PACKAGE, WITHOUT_OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.machine.floor import floor_row
 from spanlab.study.machine.noise import Noise
 from spanlab.study.numbers import results
@@ -44,8 +44,8 @@ from spanlab.study.output.arm_files import ArmFiles
 from spanlab.study.output.config import GROWING, as_yaml
 from spanlab.study.output.folder import RunFolder
 from spanlab.study.output.report import Report
-from spanlab.study.prepare import Load, checked
-from spanlab.study.progress import ArmProgress, say
+from spanlab.study.prepare import LoadFunction, check_and_load
+from spanlab.study.progress import ArmProgress, print_line
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
@@ -53,52 +53,55 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MANY = 1 << 16  # jobs of an analysis that tries points: as many processes as are allowed
+MANY = 1 << 16  # jobs of an analysis that tries points: start as many processes as are allowed
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a study is run by: `load` makes its workload, `console` hears what is done."""
+    """Environment of a study: `load` builds the workload, `console` receives the messages."""
 
-    load: Load = build.build_workload
+    load: LoadFunction = build.build_workload
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
 
 def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host | None = None) -> Path:
-    """Run a study and leave its folder; returns the folder.
+    """Run a study, write its run folder, and return that folder.
 
-    `name` is the entry's, `root` where outputs go; `show` prints the table.
+    `name`  name of the entry
+    `root`  folder of all outputs
+    `show`  print the tables
     """
     started, host = time.perf_counter(), host or Host()
     console = host.console
-    workload = checked(study, name, root, console, host.load)
+    workload = check_and_load(study, name, root, console, host.load)
     run = study.output.run or name
-    made_of = as_yaml(asdict(study), workload)
-    in_turns = _calibrates_in_turns(study)
-    growing = () if in_turns or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
-    with RunFolder(root, study.folder, run, study.output.if_exists, made_of, growing) as folder:
-        report = _Running(study, name, root, workload, folder, console, in_turns).at_loads().report(started)
+    config = as_yaml(asdict(study), workload)
+    interleaved = _interleaves_calibration(study)
+    growing = () if interleaved or study.workload.kind == DESIGNED else GROWING  # shapes depend on the arms
+    with RunFolder(root, study.folder, run, study.output.if_exists, config, growing) as folder:
+        report = _StudyRun(study, name, root, workload, folder, console, interleaved).with_loads().report(started)
         if show:
             report.show()
         report.track(run, folder.path)
-    say(console, str(folder.path))
+    print_line(console, str(folder.path))
     results.raise_failures(report.failed, len(study.chosen()))
     results.raise_limit(study.fail_on, report.summary)
     results.raise_missed(report.summary)
     return folder.path
 
 
-def _calibrates_in_turns(study: Study) -> bool:
-    """Whether shapes take turns with runs that are repeated, where no profile is named."""
+def _interleaves_calibration(study: Study) -> bool:
+    """Whether calibration shapes are interleaved with the repeated runs, unless the study names a profile."""
     return bool(study.load.shares) or study.repeats > 1
 
 
 @dataclass(frozen=True)
-class _Running:
-    """A study while its folder is written.
+class _StudyRun:
+    """A study in progress.
 
-    `calibrates`  shapes take turns with the study's runs, where no profile is named
-    `saturation`  what `shares` are shares of, where the study has such loads
+    `calibrates`  calibration shapes are interleaved with the study's runs, unless the study names a profile
+    `saturation`  saturation rate of the baseline; None where the study sets rates
+    `shares`      loads as shares of that rate
     """
 
     study: Study
@@ -113,7 +116,7 @@ class _Running:
 
     @cached_property
     def files(self) -> dict[str, ArmFiles]:
-        """The files of each arm that has runs."""
+        """Files of each arm that has runs."""
         folder = self.folder
         log = folder.steps, readings_of(folder.work)
         runs = self.study.serves and not needed(self.study, POINTS)
@@ -121,45 +124,48 @@ class _Running:
         return {arm: ArmFiles(folder.records(arm), folder.runs(arm), *log) for arm in arms}
 
     @cached_property
-    def again(self) -> Row | None:
-        """The repeated baseline, where an analysis reads it."""
-        if not (BACKENDS[self.study.backend].in_turns and needed(self.study, REPEAT)):
+    def repeat_row(self) -> Row | None:
+        """Row of the repeated baseline; None where no analysis reads it."""
+        if not (BACKENDS[self.study.backend].interleaved and needed(self.study, REPEAT)):
             return None
-        arm = turns.repeated(self.study)
+        arm = turns.repeated_arm(self.study)
         files = repeat_files(self.folder.work, arm)
-        return Row(turns.AGAIN, arm, files, tuple(cells(self.study, arm)), again=True)
+        return Row(turns.REPEAT_ROW, arm, files, tuple(cells(self.study, arm)), is_repeat=True)
 
     @cached_property
     def calibration(self) -> Study | None:
-        """The calibration that takes turns with the study's runs."""
-        asked = "compare_backends" in self.study.chosen_analyses() and self.study.timing.profile is None
-        return calibration.in_turns(self.study, self.workload.requests) if self.calibrates and asked else None
+        """Calibration that is interleaved with the study's runs; None where no profile is measured that way."""
+        needs_profile = "compare_backends" in self.study.chosen_analyses() and self.study.timing.profile is None
+        if not (self.calibrates and needs_profile):
+            return None
+        return calibration.interleaved_calibration(self.study, self.workload.requests)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What is run: the arms, the repeated baseline, the calibration."""
-        found = [Row(arm, arm, own, tuple(cells(self.study, arm))) for arm, own in self.files.items()]
-        found += [row for row in (self.again, floor_row(self.study, self.folder.work)) if row]
-        shapes = self.folder.work / "calibration"
-        return found + (calibration.rows(self.calibration, shapes) if self.calibration else [])
+        """Rows in order: the arms, the repeated baseline, the floor, the calibration."""
+        rows = [Row(arm, arm, files, tuple(cells(self.study, arm))) for arm, files in self.files.items()]
+        rows += [row for row in (self.repeat_row, floor_row(self.study, self.folder.work)) if row]
+        return rows + (calibration.rows(self.calibration, self.folder.work / "calibration") if self.calibration else [])
 
-    def at_loads(self) -> _Running:
-        """The study at its own rates, or at shares of the rate that saturates the baseline, which is measured first."""
+    def with_loads(self) -> _StudyRun:
+        """Return the study with request rates for its `load.shares`; this measures the saturation rate first."""
         if not self.study.load.shares:
             return self
-        own = self.folder.work / "saturation"
-        files = ArmFiles(own / "records.jsonl", own / "runs.jsonl", own / "steps", readings_of(self.folder.work))
-        found = measure_saturation(self.study, self.workload, files, self.folder.work, self.console)
-        return replace(self, study=paced(self.study, found), saturation=found, shares=self.study.load.shares)
+        folder = self.folder.work / "saturation"
+        readings = readings_of(self.folder.work)
+        files = ArmFiles(folder / "records.jsonl", folder / "runs.jsonl", folder / "steps", readings)
+        measured = measure_saturation(self.study, self.workload, files, self.folder.work, self.console)
+        study = at_saturation_shares(self.study, measured)
+        return replace(self, study=study, saturation=measured, shares=self.study.load.shares)
 
     def report(self, started: float) -> Report:
-        """Run every arm, compare, publish; with what is to be shown of it."""
+        """Run every arm, run the analyses, write the folder, and return the report."""
         self._drop_corrupt()
         profile = self._profile()
         tried = needed(self.study, POINTS)
         processes = worker_count(self.study, MANY if tried else len(self.files))
         with arms_of(self.study, self.workload.requests, max(1, len(self.rows)), processes, self.folder.work) as arms:
-            facts = self._look_at_device(arms)
+            facts = self._check_device(arms)
             finished = self._finished(self._run(arms), facts, profile)
             finished = replace(finished, arms=arms) if tried else finished
             findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
@@ -167,7 +173,7 @@ class _Running:
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
             if self.study.plugins:
                 summary["plugins"] = fingerprints(self.study.plugins)
-            self._write(summary, [table for found in findings for table in found.every_table])
+            self._write(summary, [table for result in findings for table in result.every_table])
             self.folder.complete()
             figures = self._draw(arms, findings) if self.study.output.figures else []
         paths = [path.relative_to(self.folder.work) for path in figures]
@@ -177,96 +183,94 @@ class _Running:
         return report
 
     def _drop_corrupt(self) -> None:
-        """Forget an arm whose files cannot be gone on with, and say which."""
+        """Remove the files of each arm that cannot be resumed, and print the reason."""
         for row in self.rows:
             corruption = row.files.corruption()
             if corruption:
-                say(self.console, f"arms.{row.name} is computed again, for its files are corrupt: {corruption}")
+                print_line(self.console, f"arms.{row.name} is recomputed because its files are corrupt: {corruption}")
                 row.files.remove()
 
     def _profile(self) -> Profile | None:
-        """The profile before any arm runs; None where no analysis reads one, or it is measured in turns."""
+        """Profile before any arm runs; None where no analysis reads one, or its calibration is interleaved."""
         study, requests = self.study, self.workload.requests
         if "compare_backends" not in study.chosen_analyses() or self.calibration is not None:
             return None
-        found = calibration.known_profile(study, requests)
-        return found or calibration.made_profile(study, requests, self.name, self.root, self.console)
+        profile = calibration.find_profile(study, requests)
+        return profile or calibration.measure_profile(study, requests, self.name, self.root, self.console)
 
-    def _look_at_device(self, arms: Arms) -> EngineFacts | None:
-        """What the engine will run on, asked where it will; refuse a store that it has no room for."""
+    def _check_device(self, arms: Arms) -> EngineFacts | None:
+        """Return the facts of the engine's device, read in its process; ValueError where the study does not fit."""
         if self.study.backend != "engine":
             return None
-        facts = arms.ask(_engine_facts)
+        facts = arms.call(_engine_facts)
         checks.check_device(self.study, facts)
         checks.check_context(self.study, facts, self.workload.requests)
-        if self.study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL not in facts.versions:
-            slower = f"{OPTIONAL} is not installed: recurrent layers take transformers' own slower path"
-            say(self.console, f"{slower}; {GETTING_IT}")
+        if self.study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL_PACKAGE not in facts.versions:
+            print_line(self.console, WITHOUT_OPTIONAL)
         return facts
 
-    def _run(self, arms: Arms) -> Ends:
+    def _run(self, arms: Arms) -> Outcomes:
         if not self.rows:
             return {}
-        if BACKENDS[self.study.backend].in_turns and any(row.lacking() for row in self.rows):
-            arms.ask(Worker.warm_up)
-        running = arms.start(turns.tasks(self.study, self.rows))
+        if BACKENDS[self.study.backend].interleaved and any(row.is_unfinished() for row in self.rows):
+            arms.call(Worker.warm_up)
+        running = arms.start(turns.schedule_tasks(self.study, self.rows))
         with ArmProgress(self._totals(), self.console) as progress:
             return arms.finish(running, progress.show, 0.2)
 
     def _totals(self) -> dict[str, int]:
-        """Requests to finish, by row."""
-        drawn = self.study.workload.popularity.requests or len(self.workload.requests)
-        shapes = shapes_of(self.calibration or self.study) if self._shaped(self.rows[-1]) else []
+        """Number of requests of each row."""
+        per_run = self.study.workload.popularity.requests or len(self.workload.requests)
+        shapes = shapes_of(self.calibration or self.study) if self._runs_shapes(self.rows[-1]) else []
         return {
-            row.name: sum(len(shapes[cell.seed].requests) if self._shaped(row) else drawn for cell in row.cells)
+            row.name: sum(len(shapes[cell.seed].requests) if self._runs_shapes(row) else per_run for cell in row.cells)
             for row in self.rows
         }
 
-    def _shaped(self, row: Row) -> bool:
+    def _runs_shapes(self, row: Row) -> bool:
         return row.calibrates or self.study.workload.kind == DESIGNED
 
-    def _finished(self, ends: Ends, facts: EngineFacts | None, profile: Profile | None) -> Finished:
-        """What analyses read; ValueError where no arm ran to its end, or the calibration did not."""
-        of_arms = [end for row, end in sorted(ends.items()) if row < len(self.files)]
-        failed = {end.arm: end.sentence for end in of_arms if isinstance(end, ArmFailure)}
+    def _finished(self, outcomes: Outcomes, facts: EngineFacts | None, profile: Profile | None) -> Finished:
+        """Return the input of the analyses; ValueError where every arm failed, or the calibration failed."""
+        arm_outcomes = [outcome for row, outcome in sorted(outcomes.items()) if row < len(self.files)]
+        failed = {outcome.arm: outcome.sentence for outcome in arm_outcomes if isinstance(outcome, ArmFailure)}
         if self.files and len(failed) == len(self.files):
-            first = next(iter(failed.values()))
-            raise ValueError(f"no arm ran to its end, the first for this: {first}; {results.WAY_OUT}")
-        shapes = [end for row, end in ends.items() if self.rows[row].calibrates and isinstance(end, ArmFailure)]
+            raise ValueError(f"no arm completed, the first error: {next(iter(failed.values()))}; {results.REMEDY}")
+        shapes = [end for row, end in outcomes.items() if self.rows[row].calibrates and isinstance(end, ArmFailure)]
         if shapes:
-            raise ValueError(f"the calibration failed: {shapes[0].sentence}; {results.WAY_OUT}")
+            raise ValueError(f"the calibration failed: {shapes[0].sentence}; {results.REMEDY}")
         return Finished(
             study=self.study,
             name=self.name,
             root=self.root,
             folder=self.folder.work,
             workload=self.workload,
-            files={arm: own for arm, own in self.files.items() if arm not in failed},
-            results=[end for end in of_arms if isinstance(end, ArmResult)],
+            files={arm: files for arm, files in self.files.items() if arm not in failed},
+            results=[outcome for outcome in arm_outcomes if isinstance(outcome, ArmResult)],
             failed=failed,
             facts=facts,
             noise=self._noise() if facts else None,
-            profile=self._fitted(facts) if facts and self.calibration else profile,
+            profile=self._fit_profile(facts) if facts and self.calibration else profile,
             shares=self.saturation.shares(self.shares) if self.saturation else {},
         )
 
     def _noise(self) -> Noise:
-        baseline = self.files.get(turns.repeated(self.study), next(iter(self.files.values())))
-        again = self.again.files if self.again else None
-        return noise_of(self.study, baseline, again, readings_of(self.folder.work))
+        baseline = self.files.get(turns.repeated_arm(self.study), next(iter(self.files.values())))
+        repeat = self.repeat_row.files if self.repeat_row else None
+        return noise_of(self.study, baseline, repeat, readings_of(self.folder.work))
 
-    def _fitted(self, facts: EngineFacts) -> Profile:
-        """The profile of the calibration that took turns."""
-        assert self.calibration is not None, "called where there is one"
+    def _fit_profile(self, facts: EngineFacts) -> Profile:
+        """Fit the profile of the interleaved calibration."""
+        assert self.calibration is not None, "called only with an interleaved calibration"
         points = points_of(self.calibration, {row.arm: row.files for row in self.rows if row.calibrates})
-        return fitted(self.calibration, facts, points)
+        return profile_from_points(self.calibration, facts, points)
 
     def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
-        """What `summary.json` holds, but for what differs between two runs of the same settings."""
-        said = [*foreign_tokenizer(self.study), *(sentence for found in findings for sentence in found.caveats)]
-        summary = head(finished) | {"caveats": list(dict.fromkeys(said))}
-        for found in findings:
-            summary |= found.summary
+        """Contents of `summary.json` that are equal for two runs of the same settings."""
+        caveats = [*foreign_tokenizer(self.study), *(caveat for result in findings for caveat in result.caveats)]
+        summary = head(finished) | {"caveats": list(dict.fromkeys(caveats))}
+        for result in findings:
+            summary |= result.summary
         if finished.noise is not None:
             summary["machine_noise"] = finished.noise.summary()
         if self.saturation is not None:
@@ -279,10 +283,10 @@ class _Running:
         faces.write(tables, self.folder.work)
 
     def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
-        """Every figure, on the processes that ran the arms; returns the images."""
+        """Draw every figure on the processes that ran the arms, and return the PNG files."""
         folder = self.folder.work / "figures"
-        drawn = {name: draw for found in findings for name, draw in found.figures.items()}
-        jobs = [arms.submit(_draw_one, draw, folder / name) for name, draw in drawn.items()]
+        draws = {name: draw for result in findings for name, draw in result.figures.items()}
+        jobs = [arms.submit(_draw_figure, draw, folder / name) for name, draw in draws.items()]
         return [path for job in as_completed(jobs) for path in arms.result(job) if path.suffix == ".png"]
 
 
@@ -290,7 +294,7 @@ def _engine_facts(worker: Worker) -> EngineFacts:
     return engine_facts(worker.study)
 
 
-def _draw_one(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
-    from spanlab.report.drawing.write import write_figure  # matplotlib: half a second that only drawing needs
+def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
+    from spanlab.report.drawing.write import write_figure  # loads matplotlib, half a second
 
     return write_figure(draw, stem)

@@ -1,4 +1,4 @@
-"""Workloads: texts, their shapes, traces, token-id tables and made-up prompts become requests."""
+"""Workloads: requests from texts, measured shapes, traces, tables of token ids, and synthetic prompts."""
 
 from spanlab.workloads.files import SourceUnavailable
 from spanlab.workloads.load import WorkloadSettings, load_workload

@@ -1,4 +1,4 @@
-"""Questions about alias chains, with documents in the order in which they were cached and in a shuffled one."""
+"""Questions about alias chains, with documents in the cached order and in a shuffled order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanlab.queries import ChatTokenizer, Group, Message, describe
 from spanlab.workloads.alias_chains import AliasChain, alias_chains
 from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.repeated_documents import ORDERS
-from spanlab.workloads.selection import Selection, output_only
+from spanlab.workloads.selection import Selection, selected_output_tokens
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Labelled, Workload, labelled_workload
 
@@ -23,13 +23,13 @@ _EARLIER = "What are these documents about?"
 
 @dataclass
 class AliasQuestions:
-    """Fictional questions that two documents answer only together; nothing of them is in any training data.
+    """Fictional two-hop questions that need two documents; no training data contains their facts.
 
     `questions`    number of questions
     `words`        words of each document
     `distractors`  documents of a prompt that do not contribute to the answer
     `orders`       orders of the documents: same as in the earlier request, shuffled
-    `seed`         of texts and orders
+    `seed`         seed of texts and orders
     """
 
     questions: int = 16
@@ -49,38 +49,40 @@ class AliasQuestions:
 
 @workload("alias_questions")
 def modelled(alias_questions: AliasQuestions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
-    """Its requests, with as many output tokens as are selected; `tokenizer` None is the built-in one."""
-    length = output_only("alias_questions", selection, "workload.alias_questions.words to set the length")
+    """Return the requests with the selected output length; `tokenizer` None is the built-in tokenizer."""
+    length = selected_output_tokens("alias_questions", selection, "workload.alias_questions.words to set the length")
     return requests_of(alias_questions, tokenizer_of(tokenizer), length)
 
 
 def requests_of(options: AliasQuestions, tokenizer: ChatTokenizer, output_tokens: int) -> Workload:
     """Two requests for each question and order: an earlier one that caches the documents, then the question.
 
-    Each pair has a cache salt of its own. Labels: `kind` (earlier or question), `order`.
+    Each pair has its own cache salt. Labels: `kind` (earlier or question), `order`.
     """
     chains = alias_chains(options.questions, options.words, options.distractors, options.seed)
-    found = [
-        one
+    requests = [
+        request
         for number, chain in enumerate(chains)
         for order in options.orders
-        for one in _pair(options, tokenizer, number, chain, order, output_tokens)
+        for request in _pair(options, tokenizer, number, chain, order, output_tokens)
     ]
     detail = (
         f"{len(chains)} fictional questions, {2 + options.distractors} documents of {options.words} words each, "
         f"orders: {', '.join(options.orders)}, {tokenizer.name} tokenizer"
     )
-    return labelled_workload("alias chains", detail, found)
+    return labelled_workload("alias chains", detail, requests)
 
 
 def _pair(
     options: AliasQuestions, tokenizer: ChatTokenizer, number: int, chain: AliasChain, order: str, output_tokens: int
 ) -> Iterator[Labelled]:
     texts = chain.documents
-    moved = [texts[at] for at in _shuffled(options.seed, number, len(texts))] if order == "shuffled" else texts
+    moved = (
+        [texts[position] for position in _shuffled(options.seed, number, len(texts))] if order == "shuffled" else texts
+    )
     group = number * len(options.orders) + options.orders.index(order)
-    asked = (("earlier", texts, _EARLIER, 1), ("question", moved, chain.question, output_tokens))
-    for kind, documents, question, length in asked:
+    prompts = (("earlier", texts, _EARLIER, 1), ("question", moved, chain.question, output_tokens))
+    for kind, documents, question, length in prompts:
         request = describe(_query(documents, question), tokenizer, measure_delta=False).request(
             group_id=group,
             output_len=length,
@@ -91,13 +93,13 @@ def _pair(
 
 
 def _query(documents: Sequence[str], question: str) -> Group:
-    """System prompt, documents that do not look at each other, question."""
+    """Return a query of system prompt, documents that do not attend to each other, and question."""
     spans = Group("plus", tuple(Message("user", text) for text in documents))
     return Group("seq", (Message("system", _SYSTEM), spans, Message("user", question)))
 
 
 def _shuffled(seed: int, number: int, count: int) -> list[int]:
-    """An order in which at least one document stands elsewhere, where there are two or more."""
+    """Return a permutation that moves at least one document if there are two or more."""
     rng = np.random.default_rng([seed, number, 5])
     order = list(range(count))
     while count > 1 and order == sorted(order):

@@ -1,4 +1,4 @@
-"""Made-up conversations: every turn's prompt is the history so far, answers included, and a new message."""
+"""Synthetic conversations: the prompt of each turn is the history, with answers, plus a new message."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ChatSessions:
 
     `sessions`        conversations
     `turns`           mean number of turns, geometric, at least one
-    `tenants`         tenants; each has a system prompt of its own
-    `tenant_zipf`     exponent of the tenants' popularity; 0: all alike
+    `tenants`         tenants; each has its own system prompt
+    `tenant_zipf`     exponent of the tenants' popularity; 0: uniform
     `system_tokens`   length of every system prompt
     `message_tokens`  mean length of a message
     `answer_tokens`   mean length of an answer
     `think_s`         mean seconds between an answer and the next message
-    `seed`            of the draws
+    `seed`            seed of the draws
     """
 
     sessions: int = 100
@@ -49,7 +49,7 @@ class ChatSessions:
 
 @workload("chat_sessions")
 def modelled(chat_sessions: ChatSessions) -> Workload:
-    """The conversations, one group each, turn by turn; their think times are `wait_ns`."""
+    """Return the turns of each conversation, one group per conversation; `wait_ns` holds the think times."""
     options, ids = chat_sessions, FreshIds()
     systems = [Span(ids.take(options.system_tokens), reusable=True) for _ in range(options.tenants)]
     requests: list[Request] = []
@@ -73,7 +73,7 @@ def _tenants(options: ChatSessions, rng: np.random.Generator) -> list[int]:
 def _conversation(
     options: ChatSessions, first_id: int, group: int, system: Span, ids: FreshIds, draw: np.random.Generator
 ) -> list[Request]:
-    """One session. A message that another turn follows ends at a known boundary."""
+    """Return the requests of one session; every message but the last is marked reusable, so its end is a boundary."""
     turns = int(draw.geometric(1 / options.turns))
     messages = _lengths(draw, options.message_tokens, turns)
     answers = _lengths(draw, options.answer_tokens, turns)
@@ -90,6 +90,6 @@ def _conversation(
 
 
 def _lengths(draw: np.random.Generator, mean: float, count: int) -> list[int]:
-    """Tokens, at least one each."""
+    """Return `count` exponential lengths in tokens, at least 1 each."""
     drawn: list[int] = np.maximum(1, np.rint(draw.standard_exponential(count) * mean)).astype(np.int64).tolist()
     return drawn

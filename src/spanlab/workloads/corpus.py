@@ -1,4 +1,4 @@
-"""What a source holds before anything is selected: distinct spans, and requests as rows of span numbers."""
+"""Corpus: all distinct spans of a source, and its requests as rows of span numbers, before selection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Expand = Callable[[Mapping[int, int]], dict[int, Tokens]]
 
 
 class Row(NamedTuple):
-    """One request as span numbers; `output_len` 0 means that nobody knows it."""
+    """One request as span numbers; `output_len` 0 means unknown."""
 
     group_id: int
     spans: tuple[int, ...]
@@ -29,13 +29,13 @@ class Row(NamedTuple):
 class Corpus:
     """Spans and rows of one source, with token ids made only on demand.
 
-    `detail`       provenance sentence in which `{documents}` and `{requests}` stand for the selected numbers.
+    `detail`       provenance sentence with placeholders `{documents}` and `{requests}` for the selected counts.
     `lengths`      int64, shape (spans,); `independent` and `reusable` bool, shape (spans,).
-    `expand`       maps {span: wanted tokens} to {span: its first wanted tokens}.
-    `arrived_at`   integer nanoseconds of each row; None where the source knows no times.
-    `waits_ns`     integer nanoseconds between each row and the end of the one before it in its group; None where the
-                   source knows none.
-    `joints`       finds what joins the parts of a prompt; None where the source knows no layout of prompts.
+    `expand`       maps {span: number of tokens} to {span: its first tokens, as many as requested}.
+    `arrived_at`   arrival of each row in integer nanoseconds; None if the source has no times.
+    `waits_ns`     integer nanoseconds between each row and the end of the previous row of its group; None if the
+                   source has none.
+    `joints`       returns the joints of the prompt layout; None if the source has no prompt layout.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Corpus:
     joints: FindJoints | None = None
 
 
-def held_tokens(spans: Sequence[Tokens]) -> Expand:
-    """Make the `expand` of a corpus whose token ids lie in memory: views, never copies."""
-    return lambda wanted: {span: spans[span][:length] for span, length in wanted.items()}
+def expand_views(spans: Sequence[Tokens]) -> Expand:
+    """Return the `expand` function of a corpus in memory; it returns views, without copies."""
+    return lambda lengths: {span: spans[span][:length] for span, length in lengths.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +66,6 @@ class EncodedText:
     rows: tuple[Row, ...]
 
     def corpus(self, name: str, kind: ProvenanceKind, detail: str) -> Corpus:
-        """The same spans and rows, ready for selection."""
+        """Return a corpus of these spans and rows."""
         lengths = np.array([len(span) for span in self.spans], dtype=np.int64)
-        return Corpus(name, kind, detail, lengths, self.independent, self.reusable, self.rows, held_tokens(self.spans))
+        return Corpus(name, kind, detail, lengths, self.independent, self.reusable, self.rows, expand_views(self.spans))

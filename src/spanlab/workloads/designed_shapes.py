@@ -1,4 +1,4 @@
-"""What is measured: few requests at a time, of all lengths, batch sizes and shares of reuse that a study may meet."""
+"""Calibration runs: few requests at a time, over all prompt lengths, batch sizes and shares of reuse of a study."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from spanlab.workloads.workload import Workload
 
 _SHORTEST = 16  # prompt tokens
 _MOST_DOCUMENTS = 6
-_MOST_LONGEST = 4  # of the longest prompts in one wave
-_LARGEST = (1.0, 1.0, 1.0, 0.0, 0.5, 1.0)  # draws of the shape that no other exceeds: a plain one, of one document
-_HEAD = 8  # tokens that all prompts begin with
+_MOST_LONGEST = 4  # most tokens of a wave, in prompts of the largest length
+_LARGEST = (1.0, 1.0, 1.0, 0.0, 0.5, 1.0)  # draws of the largest shape, which has one document
+_HEAD = 8  # tokens of the common prefix of all prompts
 _WAVES_NS = 3_600 * 10**9  # between waves: idle time, which virtual time skips
-_STEPS = 8  # into which the token budget cuts one wave at most, so that no shape outweighs the others
+_STEPS = 8  # most steps per wave, which bounds the token budget from below, so that no shape outweighs the others
 
 
 @workload("designed_shapes")
 def modelled() -> Workload:
-    """Refuse to make shapes without a study: they depend on its arms and its batch."""
+    """Raise ValueError: shapes depend on the arms and the batch of a study, which designs them."""
     raise ValueError("workload.kind=designed_shapes: expected a study, which designs the shapes for its arms")
 
 
 class Design(Protocol):
-    """Number of shapes, most tokens of a prompt and of an output, seed of all draws."""
+    """Number of shapes, largest prompt and output in tokens, and seed of all draws."""
 
     shapes: int
     longest: int | None
@@ -39,9 +39,9 @@ class Design(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """One run: requests that arrive in two waves, the second of which asks about the documents of the first.
+    """One run of two waves of requests; the second wave has the documents of the first.
 
-    `rules`  of the study, with a token budget of its own
+    `rules`  batch rules of the study with the token budget of this run
     """
 
     arm: str
@@ -50,38 +50,38 @@ class Shape:
 
 
 def design(settings: Design, arms: Mapping[str, bool], rules: BatchRules, vocab: int) -> list[Shape]:
-    """Shapes by turns of the arms, each arm's spread evenly over the logarithms of sizes (a Latin hypercube).
+    """Return shapes that alternate between arms; each arm's sizes form a Latin hypercube over logarithms of sizes.
 
-    The first is as large as any may be. Numbers of [0, 1] are drawn, with both ends.
-    `arms`  names, and whether the arm finds documents wherever they stand; the others are asked about them in order
+    The first shape is the largest. Draws are numbers in the closed interval [0, 1].
+    `arms`  maps each name to whether the arm reuses documents at any position; other arms get them in the same order
     """
     names = list(arms)
     rng = np.random.default_rng(settings.seed)
-    spread = [_drawn(-(-settings.shapes // len(arms)), rng) for _ in names]
-    spread[0][0] = list(_LARGEST)
-    made = []
+    draws = [_latin_hypercube(-(-settings.shapes // len(arms)), rng) for _ in names]
+    draws[0][0] = list(_LARGEST)
+    designed = []
     for number in range(settings.shapes):
-        own, arm = divmod(number, len(names))
-        sizes = _Sizes.of(spread[arm][own], settings, rules)
-        made.append(_shape(names[arm], sizes, rules, _Words(rng, vocab), arms[names[arm]]))
-    return made
+        index, arm = divmod(number, len(names))
+        sizes = _Sizes.of(draws[arm][index], settings, rules)
+        designed.append(_shape(names[arm], sizes, rules, _RandomSpans(rng, vocab), arms[names[arm]]))
+    return designed
 
 
-def _drawn(count: int, rng: np.random.Generator) -> list[list[float]]:
-    """One row of draws per shape; every column is 0, 1 and what is evenly between, in an order of its own."""
-    from scipy.stats import qmc  # half a second that only a calibration needs
+def _latin_hypercube(count: int, rng: np.random.Generator) -> list[list[float]]:
+    """Return one row of draws per shape; each column is a random permutation of evenly spaced numbers from 0 to 1."""
+    from scipy.stats import qmc  # importing takes half a second, and only a calibration needs it
 
     centres = qmc.LatinHypercube(len(_LARGEST), scramble=False, rng=rng).random(count)
     ends = centres if count == 1 else (centres * count - 0.5) / (count - 1)
-    drawn: list[list[float]] = ends.round(9).tolist()  # 1 is 1, so that the longest is no token too short
+    drawn: list[list[float]] = ends.round(9).tolist()  # 1 is exact, so the longest prompt has its full length
     return drawn
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of one shape: requests in a wave, their documents and question in tokens, the step's budget, most output."""
+    """Sizes of one shape: requests per wave, documents, tokens of document and question, step budget, most output."""
 
-    seats: int
+    requests_per_wave: int
     documents: int
     document: int
     question: int
@@ -90,46 +90,54 @@ class _Sizes:
 
     @staticmethod
     def of(draws: list[float], settings: Design, rules: BatchRules) -> _Sizes:
-        """Sizes from numbers in [0, 1]."""
+        """Return the sizes for six draws in [0, 1]."""
         longest, outputs = settings.longest, settings.outputs
         assert longest is not None and outputs is not None, "a design has limits before it is drawn"
         prompt = _between(draws[0], _SHORTEST, longest)
-        seats = min(_between(draws[1], 1, rules.max_num_seqs), max(1, _MOST_LONGEST * longest // prompt))
-        least = min(rules.max_num_batched_tokens, max(rules.max_num_seqs, seats * prompt // _STEPS))
+        requests_per_wave = min(_between(draws[1], 1, rules.max_num_seqs), max(1, _MOST_LONGEST * longest // prompt))
+        least = min(rules.max_num_batched_tokens, max(rules.max_num_seqs, requests_per_wave * prompt // _STEPS))
         documents = _between(draws[3], 1, _MOST_DOCUMENTS)
         question = _between(draws[4], 1, prompt // 4)
         document = max(1, (prompt - _HEAD - question) // documents)
         budget = _between(draws[2], least, rules.max_num_batched_tokens)
-        return _Sizes(seats, documents, document, question, budget, _between(draws[5], 1, outputs))
+        return _Sizes(requests_per_wave, documents, document, question, budget, _between(draws[5], 1, outputs))
 
 
 def _between(share: float, low: int, high: int) -> int:
-    """A number from low to high, evenly by its logarithm."""
+    """Interpolate between `low` and `high` on a logarithmic scale."""
     number: float = low * (high / low) ** share
     return round(number)
 
 
-class _Words:
-    """Random tokens, all different texts."""
+class _RandomSpans:
+    """Source of spans of random token ids."""
 
     def __init__(self, rng: np.random.Generator, vocab: int) -> None:
         self.rng, self._vocab = rng, vocab
 
     def span(self, length: int, document: bool = False) -> Span:
-        """So many tokens; documents may stand anywhere, and their end is worth a state."""
+        """Return a span of `length` tokens; documents are independent and reusable."""
         tokens = self.rng.integers(0, self._vocab, length, dtype=np.int32)
         return Span(tokens, independent=document, reusable=document)
 
 
-def _shape(arm: str, sizes: _Sizes, rules: BatchRules, words: _Words, shuffled: bool) -> Shape:
-    head = words.span(_HEAD)
-    asked = [[words.span(sizes.document, True) for _ in range(sizes.documents)] for _ in range(sizes.seats)]
-    orders: tuple[Callable[[int], np.ndarray], ...] = (np.arange, words.rng.permutation if shuffled else np.arange)
+def _shape(arm: str, sizes: _Sizes, rules: BatchRules, random_spans: _RandomSpans, shuffled: bool) -> Shape:
+    head = random_spans.span(_HEAD)
+    prompts = [
+        [random_spans.span(sizes.document, True) for _ in range(sizes.documents)]
+        for _ in range(sizes.requests_per_wave)
+    ]
+    orders: tuple[Callable[[int], np.ndarray], ...] = (
+        np.arange,
+        random_spans.rng.permutation if shuffled else np.arange,
+    )
     requests = []
     for wave, order in enumerate(orders):
-        for seat, documents in enumerate(asked):
-            spans = (head, *(documents[at] for at in order(len(documents))), words.span(sizes.question))
-            outputs = int(words.rng.integers(1, sizes.outputs + 1))
-            at = wave * _WAVES_NS
-            requests.append(Request(wave * sizes.seats + seat, seat, spans, output_len=outputs, arrived_at=at))
+        for group, documents in enumerate(prompts):
+            spans = (head, *(documents[index] for index in order(len(documents))), random_spans.span(sizes.question))
+            outputs = int(random_spans.rng.integers(1, sizes.outputs + 1))
+            arrived_at = wave * _WAVES_NS
+            requests.append(
+                Request(wave * sizes.requests_per_wave + group, group, spans, output_len=outputs, arrived_at=arrived_at)
+            )
     return Shape(arm, replace(rules, max_num_batched_tokens=sizes.budget), tuple(requests))

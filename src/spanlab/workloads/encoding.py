@@ -1,4 +1,4 @@
-"""Documents and questions become token ids, span by span."""
+"""Tokenisation of documents and questions, one span at a time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BATCH = 64
 
 
 class Advance(Protocol):
-    """Tells a progress bar how many more texts are done."""
+    """Advance a progress bar by a number of texts."""
 
     def __call__(self, count: int, /) -> None: ...
 
 
 def encode_documents(documents: Sequence[Document], layout: Layout, tokenizer: TokenizerFile) -> EncodedText:
-    """Tokenise each distinct span once and list one row per question, in the order given."""
+    """Tokenise each distinct span once and return one row per question, in input order."""
     drafts = _Drafts(layout, tokenizer)
     for group, document in enumerate(documents):
         drafts.add(group, document)
@@ -32,7 +32,7 @@ def encode_documents(documents: Sequence[Document], layout: Layout, tokenizer: T
 
 
 class _Drafts:
-    """Spans as text parts, collected first so that each distinct text is tokenised once, in large batches."""
+    """Spans as text parts, collected before tokenisation so that distinct texts are encoded once, in large batches."""
 
     def __init__(self, layout: Layout, tokenizer: TokenizerFile) -> None:
         self.layout, self.tokenizer, self.marks = layout, tokenizer, tokenizer.marks
@@ -46,16 +46,16 @@ class _Drafts:
         span = self._span(self.layout.document(document.body, self.marks))
         self.document_spans.add(span)
         for question in document.questions:
-            asked = self._span(self.layout.question(question, self.marks))
+            question_span = self._span(self.layout.question(question, self.marks))
             first = f" {question.answers[0]}" if question.answers else None
-            self.rows.append((group, (*self.opening, span, asked), first, question.answer))
+            self.rows.append((group, (*self.opening, span, question_span), first, question.answer))
 
     def encode(self) -> EncodedText:
-        texts = {part for parts in self.spans for part in parts if isinstance(part, str)}
+        texts = {content for parts in self.spans for content in parts if isinstance(content, str)}
         texts |= {first for _, _, first, _ in self.rows if first is not None}
         tokens = encode_texts(sorted(texts), self.tokenizer)
         return EncodedText(
-            tuple(joined(parts, tokens) for parts in self.spans),
+            tuple(join_parts(parts, tokens) for parts in self.spans),
             np.array([self.layout.independent and i in self.document_spans for i in range(len(self.spans))], bool),
             np.array([i in self.document_spans for i in range(len(self.spans))], bool),
             tuple(
@@ -69,35 +69,39 @@ class _Drafts:
         return len(self.spans) - 1
 
 
-def joined(parts: Sequence[Part], tokens: dict[str, Tokens]) -> Tokens:
-    """A span's token ids, int32: its texts as tokenised in `tokens`, its marks as they are."""
-    return np.concatenate([tokens[part] if isinstance(part, str) else part for part in parts]).astype(np.int32)
+def join_parts(parts: Sequence[Part], tokens: dict[str, Tokens]) -> Tokens:
+    """Concatenate a span's token ids, int32; `tokens` maps its texts to their ids, other parts are ids already."""
+    return np.concatenate([tokens[content] if isinstance(content, str) else content for content in parts]).astype(
+        np.int32
+    )
 
 
 def encode_parts(parts: Sequence[Part], tokenizer: TokenizerFile) -> Tokens:
-    """A single span's token ids, int32, without any special token added."""
-    parse = tokenizer.tokenizer.encode
-    texts = [part for part in parts if isinstance(part, str)]
-    return joined(parts, {text: np.array(parse(text, add_special_tokens=False).ids, np.int32) for text in texts})
+    """Tokenise one span, int32, without adding special tokens."""
+    encode_text = tokenizer.tokenizer.encode
+    texts = [content for content in parts if isinstance(content, str)]
+    return join_parts(
+        parts, {text: np.array(encode_text(text, add_special_tokens=False).ids, np.int32) for text in texts}
+    )
 
 
 def encode_texts(texts: Sequence[str], tokenizer: TokenizerFile) -> dict[str, Tokens]:
-    """Token ids of each text on its own, int32, without any special token added."""
+    """Tokenise each text separately, int32, without adding special tokens."""
     encoded: dict[str, Tokens] = {}
     with _progress(len(texts)) as advance:
         for start in range(0, len(texts), BATCH):
             batch = list(texts[start : start + BATCH])
-            for text, one in zip(
+            for text, encoding in zip(
                 batch, tokenizer.tokenizer.encode_batch_fast(batch, add_special_tokens=False), strict=True
             ):
-                encoded[text] = np.array(one.ids, dtype=np.int32)
+                encoded[text] = np.array(encoding.ids, dtype=np.int32)
             advance(len(batch))
     return encoded
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Advance]:
-    """A bar on a terminal's stderr; a log file gets nothing."""
+    """Show a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

@@ -1,4 +1,4 @@
-"""Reading input files with one-sentence errors, and writing outputs so that no half-written file is ever seen."""
+"""Reading of input files with one-sentence errors, and atomic writing of output files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import IO, Any
 
 import orjson
 
-WAYS_OUT = "workload.source=shape, workload.source=local workload.path=..., or workload.source=hub with network"
+ALTERNATIVES = "workload.source=shape, workload.source=local workload.path=..., or workload.source=hub with network"
 
 
-class SourceUnavailable(ValueError):  # noqa: N818 - it names a state of the source
-    """The text, its folder or its tokenizer is not here."""
+class SourceUnavailable(ValueError):  # noqa: N818 - the name describes the state of the source
+    """The text, its folder or its tokenizer is not available."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(f"{problem}; the ways out are {WAYS_OUT}")
+        super().__init__(f"{problem}; alternatives: {ALTERNATIVES}")
 
 
 def existing_file(path: Path | None, key: str, expected: str) -> Path:
@@ -37,7 +37,7 @@ def file_sha256(path: Path) -> str:
 
 
 def read_jsonl(path: Path | None, key: str, expected: str) -> list[dict[str, Any]]:
-    """Read one JSON object a line; raise ValueError, naming `key`, for a missing, broken or empty file."""
+    """Read one JSON object per line; raise ValueError, naming `key`, for a missing, broken or empty file."""
     path = existing_file(path, key, expected)
     rows = list(_parsed_lines(path, key, expected))
     if not rows:
@@ -45,18 +45,27 @@ def read_jsonl(path: Path | None, key: str, expected: str) -> list[dict[str, Any
     return rows
 
 
-#: JSON's names of what orjson makes.
-_NAMES = {str: "a string", int: "a number", float: "a number", bool: "a boolean", list: "a list", dict: "an object"}
+#: JSON type names of the Python types that orjson returns.
+_JSON_TYPES = {
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def field(row: dict[str, Any], name: str, path: Path | str, key: str, expected: str, kind: type = object) -> Any:
-    """Return `row[name]`; raise ValueError, naming file and field, if the row has none or one of another kind."""
+    """Return `row[name]`; raise ValueError, naming file and field, if it is missing or not of type `kind`."""
     if name not in row:
         raise ValueError(f"{key}={path} has a row without the field {name!r}; expected {expected}")
     value = row[name]
     if not isinstance(value, kind):
-        found = _NAMES.get(type(value), "null")
-        raise ValueError(f"{key}={path} has a field {name!r} that is {found}, not {_NAMES[kind]}; expected {expected}")
+        actual = _JSON_TYPES.get(type(value), "null")
+        raise ValueError(
+            f"{key}={path} has a field {name!r} that is {actual}, not {_JSON_TYPES[kind]}; expected {expected}"
+        )
     return value
 
 
@@ -67,7 +76,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> Path:
     try:
         with os.fdopen(descriptor, "wb") as file:
             write(file)
-        # mkstemp makes private files; a committed shape and a shared cache are for everyone to read.
+        # mkstemp makes private files, but other users read a committed shape and a shared cache.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     finally:

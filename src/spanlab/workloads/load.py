@@ -1,4 +1,4 @@
-"""Which requests are asked, and from where they come: the settings of a workload, and the workload itself."""
+"""Settings of a workload, and the function that loads its requests."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from spanlab.workloads.workload import Workload
 
 #: Modules whose functions are workloads; the others are imported for their settings.
 READERS = (conversation, designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised)
-FILES = ("path", "queries_path", "cache_dir")
-OTHERS = ("tokenizer", "vocab_fold", "queries_per_prompt")
-#: Kinds whose prompts are complete, since a file or a design says all of them.
-COMPLETE = (
+PATH_KEYS = ("path", "queries_path", "cache_dir")
+SCALAR_KEYS = ("tokenizer", "vocab_fold", "queries_per_prompt")
+#: Kinds whose prompts are complete: a file or a design determines every span.
+COMPLETE_KINDS = (
     "queries",
     "designed_shapes",
     "repeated_documents",
@@ -51,7 +51,7 @@ COMPLETE = (
     "chat_sessions",
     "questions",
 )
-OWN = (
+KIND_OPTIONS = (
     "synthetic",
     "chat_sessions",
     "repeated_documents",
@@ -62,16 +62,16 @@ OWN = (
     "ragpulse",
     "log",
 )
-#: Kinds that are made up, or measured, where no file is named, and local where one is.
-MAYBE_LOCAL = ("log", "questions")
+#: Kinds with a synthetic or measured default source, which become local if `path` is set.
+OPTIONAL_PATH_KINDS = ("log", "questions")
 
 
 @dataclass
 class Popularity:
-    """How often each document is asked about.
+    """How often each document is requested.
 
     `requests`  requests to draw; null: every question once
-    `zipf`      exponent of the documents' popularity; 0: all alike
+    `zipf`      exponent of the documents' popularity; 0: uniform
     """
 
     requests: int | None = None
@@ -86,13 +86,13 @@ class Popularity:
 
 @dataclass
 class WorkloadSettings:
-    """Which requests are asked, and from where they come; docs/workloads.md describes kinds and sources.
+    """Requests of a study and their source; docs/workloads.md describes kinds and sources.
 
     `kind`                    the workload
-    `source`                  shape: measured lengths; local: a file; hub: a data set; modelled: made up; null: the
+    `source`                  shape: measured lengths; local: a file; hub: a data set; modelled: synthetic; null: the
                               first of these that the kind has
-    `path`                    file or folder; local text, or what make_shape wrote (source=shape)
-    `name`                    what `path` holds, for tables and figures; null: the name of its format
+    `path`                    file or folder: local text, or a shape that make_shape wrote (source=shape)
+    `name`                    name of the data in `path`, for tables and figures; null: the name of its format
     `queries_path`            user queries; system_prompts from local text only
     `tokenizer`               tokenizer.json, its folder, a packaged model, or a hub name; text only
     `cache_dir`               folder for tokenised text; text only
@@ -100,16 +100,16 @@ class WorkloadSettings:
     `questions_per_document`  first questions of each document to take; null: all
     `max_prompt_tokens`       longest prompt; null: no limit
     `too_long`                cut the document's end, or drop the document
-    `output_tokens`           output tokens per request; null: as the source says
+    `output_tokens`           output tokens per request; null: as in the source
     `vocab_fold`              token ids modulo this number; tokenised only
-    `queries_per_prompt`      user queries for each local system prompt; null: 30, or as many as there are
-    `documents_per_prompt`    documents of each prompt: the question's own, the others of those served drawn at random
+    `queries_per_prompt`      user queries for each local system prompt; null: 30, or all if there are fewer
+    `documents_per_prompt`    documents of each prompt: the question's document, and others served, drawn at random
     `documents_order`         shuffled for each prompt, fixed as in the workload, own_first or own_last; null: shuffled
-    `documents_independent`   whether a document may be reused wherever it stands; null: as the workload says, true of
+    `documents_independent`   whether a document may be reused at any position; null: as the workload says, true for
                               several documents
     `question_position`       after the documents, or before them
-    `preamble`                what stands before the rest of each prompt
-    `popularity`              how often each document is asked about
+    `preamble`                text before the rest of each prompt
+    `popularity`              how often each document is requested
     `synthetic`               options of kind=synthetic
     `chat_sessions`           options of kind=chat_sessions
     `repeated_documents`      options of kind=repeated_documents
@@ -118,7 +118,7 @@ class WorkloadSettings:
     `questions`               options of kind=questions
     `rag`                     options of kind=rag
     `ragpulse`                options of kind=ragpulse
-    `log`                     how a log is read; kind=log
+    `log`                     options of kind=log
     `options`                 options of a workload from a plugin, by name
     """
 
@@ -155,14 +155,16 @@ class WorkloadSettings:
 
     def __post_init__(self) -> None:
         one_of("workload.kind", self.kind, kinds())
-        usual = "local" if self.kind in MAYBE_LOCAL and self.path is not None else sources(self.kind)[0]
-        self.source = self.source or usual
+        default_source = (
+            "local" if self.kind in OPTIONAL_PATH_KINDS and self.path is not None else sources(self.kind)[0]
+        )
+        self.source = self.source or default_source
         one_of("workload.source", self.source, sources(self.kind))
         one_of("workload.too_long", self.too_long, TOO_LONG)
         positive("workload.vocab_fold", self.vocab_fold)
         positive("workload.queries_per_prompt", self.queries_per_prompt)
-        chosen = f"kind={self.kind}, source={self.source}"
-        WORKLOADS.check("workload", self.reader, self.keys, self.options, chosen)
+        kind_and_source = f"kind={self.kind}, source={self.source}"
+        WORKLOADS.check("workload", self.reader, self.keys, self.options, kind_and_source)
         if self.questions is not None:
             self.questions.check(self.path)
         if self.kind in ("rag", "ragpulse", "questions") and self.popularity.requests is not None:
@@ -173,21 +175,28 @@ class WorkloadSettings:
         if self.name is not None and self.path is None:
             raise ValueError(f"workload.name={self.name} with workload.path=null: expected workload.path")
         self._check_prompts()
-        assert self.selection is not None, "it checks what it is made of"
+        assert self.selection is not None, "the constructor of Selection checks its values"
 
     def _check_prompts(self) -> None:
-        """Refuse preambles and arrangements that the workload cannot have, and stamps that would not be different."""
-        changed = [] if self.arrangement.is_plain else [self.arrangement.key()]
+        """Reject preambles and arrangements that the workload does not support.
+
+        Also reject a preamble per request with repeated requests, which would repeat the preamble too.
+        """
+        changed_keys = [] if self.arrangement.is_plain else [self.arrangement.key()]
         if self.documents_independent is not None:
-            changed += [f"workload.documents_independent={str(self.documents_independent).lower()}"]
+            changed_keys += [f"workload.documents_independent={str(self.documents_independent).lower()}"]
             if self.documents_per_prompt > 1:
                 raise ValueError(
-                    f"{changed[-1]} with {self.arrangement.key()}: expected null, for they are independent"
+                    f"{changed_keys[-1]} with {self.arrangement.key()}: expected null, as several documents are "
+                    "independent"
                 )
-        changed += [] if self.preamble.is_absent else [f"workload.preamble.none.share={self.preamble.none.share:g}"]
-        if changed and self.kind in COMPLETE:
+        changed_keys += (
+            [] if self.preamble.is_absent else [f"workload.preamble.none.share={self.preamble.none.share:g}"]
+        )
+        if changed_keys and self.kind in COMPLETE_KINDS:
             raise ValueError(
-                f"{changed[0]} with workload.kind={self.kind}: expected its default, for these prompts are complete"
+                f"{changed_keys[0]} with workload.kind={self.kind}: expected its default, because its "
+                "prompts are complete"
             )
         for name, texts in self.preamble.texts().items():
             if texts.text is not None and self.tokenizer is None:
@@ -197,67 +206,67 @@ class WorkloadSettings:
         if self.popularity.requests is not None and self.preamble.request.share:
             raise ValueError(
                 f"workload.preamble.request.share={self.preamble.request.share:g} with workload.popularity.requests="
-                f"{self.popularity.requests}: expected 0, for a request that is drawn again would have the same one"
+                f"{self.popularity.requests}: expected 0, because a repeated request repeats its preamble"
             )
 
     @property
     def reader(self) -> str:
-        """The name under which what reads or makes the requests is registered."""
+        """Name of the registered function that reads or makes the requests: kind/source."""
         return f"{self.kind}/{self.source}"
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Options that have keys of their own; files as paths."""
-        paths = {key: None if getattr(self, key) is None else Path(getattr(self, key)) for key in FILES}
-        return paths | {key: getattr(self, key) for key in (*OTHERS, *OWN)}
+        """Options that are keys of the workload; files as paths."""
+        paths = {key: None if getattr(self, key) is None else Path(getattr(self, key)) for key in PATH_KEYS}
+        return paths | {key: getattr(self, key) for key in (*SCALAR_KEYS, *KIND_OPTIONS)}
 
     @property
     def arrangement(self) -> Arrangement:
-        """The documents of a prompt and the place of its question."""
+        """Number and order of a prompt's documents, and the position of its question."""
         return Arrangement(self.documents_per_prompt, self.documents_order, self.question_position)
 
     @property
     def selection(self) -> Selection:
-        """Which of the requests are served."""
+        """Rules that select the served requests."""
         return Selection(
             self.documents, self.questions_per_document, self.max_prompt_tokens, self.too_long, self.output_tokens
         )
 
 
 def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> Workload:
-    """The requests of a workload and what they really are.
+    """Load the requests of a workload with their provenance.
 
-    `cache_dir`  for tokenised text, where the settings name no folder; None tokenises anew each time.
+    `cache_dir`  folder for tokenised text if the settings name none; None tokenises the text on each call.
 
-    Raises SourceUnavailable if the text cannot be had and ValueError for settings that make no sense; nothing is ever
-    replaced by something else.
+    Raises SourceUnavailable if the text is not available, and ValueError for invalid settings. There is no fallback to
+    another source.
     """
     reader, keys = settings.reader, settings.keys
     if WORKLOADS.takes(reader, "cache_dir"):
         keys["cache_dir"] = keys["cache_dir"] or cache_dir
-    found = WORKLOADS.make(reader, keys, settings.options, selection=_leaving_room(settings, Joints()))
-    if not WORKLOADS.takes(reader, "selection") and isinstance(found, Workload):
+    source = WORKLOADS.make(reader, keys, settings.options, selection=_reserve_tokens(settings, Joints()))
+    if not WORKLOADS.takes(reader, "selection") and isinstance(source, Workload):
         refuse_selection(settings)
-    found = _with_prompts(found, settings)
-    return found if settings.name is None else found.called(settings.name)
+    source = _with_prompts(source, settings)
+    return source if settings.name is None else source.with_name(settings.name)
 
 
-def _with_prompts(found: Corpus | Workload, settings: WorkloadSettings) -> Workload:
-    """The selected requests with their documents and questions arranged, behind their preambles."""
+def _with_prompts(source: Corpus | Workload, settings: WorkloadSettings) -> Workload:
+    """Return the selected requests with arranged documents and questions and with preambles."""
     arrangement, joints = settings.arrangement, Joints()
-    if isinstance(found, Corpus):
-        if found.joints is not None and not arrangement.is_plain:
-            joints = found.joints()
-        found = select(found, _leaving_room(settings, joints))
+    if isinstance(source, Corpus):
+        if source.joints is not None and not arrangement.is_plain:
+            joints = source.joints()
+        source = select(source, _reserve_tokens(settings, joints))
     write = None
     if settings.tokenizer is not None and not settings.preamble.is_absent:
         write = preamble_writer(find_tokenizer(settings.tokenizer))
-    found = with_independent_documents(arranged(found, arrangement, joints), settings.documents_independent)
-    return with_preambles(found, settings.preamble, write)
+    source = with_independent_documents(arranged(source, arrangement, joints), settings.documents_independent)
+    return with_preambles(source, settings.preamble, write)
 
 
-def _leaving_room(settings: WorkloadSettings, joints: Joints) -> Selection:
-    """What is served, with as much less room as preamble and joints take."""
+def _reserve_tokens(settings: WorkloadSettings, joints: Joints) -> Selection:
+    """Return the selection with the length limit reduced by the tokens of preamble and joints."""
     selection, arrangement = settings.selection, settings.arrangement
     selection = replace(selection, documents_per_prompt=arrangement.documents)
     added = settings.preamble.longest + arrangement.joining_tokens(joints)
@@ -265,14 +274,16 @@ def _leaving_room(settings: WorkloadSettings, joints: Joints) -> Selection:
     if limit is None:
         return selection
     if limit <= added:
-        raise ValueError(f"workload.max_prompt_tokens={limit}: expected more than {added}, for preamble and joints")
+        raise ValueError(
+            f"workload.max_prompt_tokens={limit}: expected more than {added}, the tokens of preamble and joints"
+        )
     return replace(selection, max_prompt_tokens=limit - added)
 
 
 def refuse_selection(settings: WorkloadSettings) -> None:
-    """Refuse keys that select requests, where a workload makes them itself."""
-    usual = asdict(Selection())
+    """Reject selection keys for a workload that selects or makes its requests itself."""
+    defaults = asdict(Selection())
     for key, value in asdict(settings.selection).items():
-        if value != usual[key]:
-            made = f"workload.kind={settings.kind}, which makes its requests itself"
-            raise ValueError(f"workload.{key}={value} with {made}: expected {usual[key]}")
+        if value != defaults[key]:
+            chosen_kind = f"workload.kind={settings.kind}, which makes its requests itself"
+            raise ValueError(f"workload.{key}={value} with {chosen_kind}: expected {defaults[key]}")

@@ -1,6 +1,6 @@
-"""The workload `log`: requests of a server's own log, or of a recorded trace that comes with the code.
+"""The workload `log`: requests of a server's log, or of the recorded trace that is part of this package.
 
-A reader leaves them in columns; what is selected of them gets token ids where it is served.
+A log format reads the requests into columns. Selected requests get token ids when a study serves them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
 from spanlab.workloads.logs.log import Columns
 from spanlab.workloads.logs.ragpulse import CONTENT, entries
-from spanlab.workloads.selection import Selection, refuse_cut, select
+from spanlab.workloads.selection import Selection, refuse_length_limit, select
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Provenance, ProvenanceKind, Workload
@@ -25,7 +25,7 @@ from spanlab.workloads.workload import Provenance, ProvenanceKind, Workload
 
 @workload("log", "shape")
 def measured(log: LogSettings, selection: Selection) -> Workload:
-    """The committed shape of the RAGPulse trace, as the log that it was."""
+    """Return the committed shape of the RAGPulse trace as a log."""
     columns, shape = Columns(), committed("ragpulse", None)
     for number, entry in enumerate(entries(shape)):
         if number == log.requests:
@@ -36,61 +36,66 @@ def measured(log: LogSettings, selection: Selection) -> Workload:
 
 @workload("log", "local")
 def local(path: Path, log: LogSettings, selection: Selection, tokenizer: str | None = None) -> Workload:
-    """A log of one of the formats of `logs`."""
+    """Read a log in one of the formats of `logs`."""
     return _workload(read_log(path, log, tokenizer), path.name, "local trace")
 
 
 def _workload(log: Log, name: str, kind: ProvenanceKind) -> Workload:
-    means = {Ids.CHAINED: "chained ids", Ids.CONTENT: "content ids", Ids.NONE: "lengths only"}[log.ids]
-    return Workload("log", (), Provenance(kind, f"{name}, {log.requests:,} requests as {log.format}, {means}"), log=log)
+    meaning_of_ids = {Ids.CHAINED: "chained ids", Ids.CONTENT: "content ids", Ids.NONE: "lengths only"}[log.ids]
+    return Workload(
+        "log", (), Provenance(kind, f"{name}, {log.requests:,} requests as {log.format}, {meaning_of_ids}"), log=log
+    )
 
 
 def served(workload: Workload, selection: Selection) -> Workload:
-    """The selected requests with token ids, for studies that serve them; sessions are documents."""
-    assert workload.log is not None, "a workload that was read from a log"
-    refuse_cut("log", selection, "no limit on recorded prompts")
+    """Return the selected requests of a log with token ids; its sessions count as documents."""
+    assert workload.log is not None, "the workload was read from a log"
+    refuse_length_limit("log", selection, "no limit on recorded prompts")
     return select(_corpus(workload.log, workload.provenance), selection)
 
 
 class _Rows(Sequence[Row]):
-    """The requests of a log at `whole`, made when they are asked for: as objects, the pieces of a long log fill GBs."""
+    """Rows of the requests `numbers` of a log, made on access; as objects, the pieces of a long log take gigabytes."""
 
-    def __init__(self, log: Log, whole: NDArray[np.int64]) -> None:
-        self._log, self._whole = log, whole
+    def __init__(self, log: Log, numbers: NDArray[np.int64]) -> None:
+        self._log, self._numbers = log, numbers
         self._groups = np.arange(log.requests) if log.sessions is None else log.sessions
 
     def __len__(self) -> int:
-        return len(self._whole)
+        return len(self._numbers)
 
     @overload
-    def __getitem__(self, at: int) -> Row: ...
+    def __getitem__(self, index: int) -> Row: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Row]: ...
-    def __getitem__(self, at: int | slice) -> Row | list[Row]:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
-        log, number = self._log, int(self._whole[at])
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        log, number = self._log, int(self._numbers[index])
         pieces = log.pieces[log.starts[number] : log.starts[number + 1]]
         return Row(int(self._groups[number]), tuple(pieces.tolist()), int(log.output_lens[number]))
 
 
 def _corpus(log: Log, provenance: Provenance) -> Corpus:
-    """Every content as a span of its own, with token ids from a counter; a prompt without tokens cannot be served."""
+    """Return a corpus with one span per content and token ids from a counter; empty prompts are left out."""
     longest = np.zeros(int(log.pieces.max()) + 1, dtype=np.int64)
     np.maximum.at(longest, log.pieces, log.lengths)
     if longest.sum() > np.iinfo(np.int32).max:
         raise ValueError(f"log: {longest.sum():,} different tokens; expected fewer than 2^31 to serve them")
     first = np.cumsum(longest) - longest
-    whole = np.flatnonzero(log.prompt_tokens)
-    rows = _Rows(log, whole)
-    lost = log.requests - len(whole)
-    detail = f"{provenance.detail}; {lost:,} without a prompt are left out" if lost else provenance.detail
+    with_tokens = np.flatnonzero(log.prompt_tokens)
+    rows = _Rows(log, with_tokens)
+    empty = log.requests - len(with_tokens)
+    detail = f"{provenance.detail}; {empty:,} without a prompt are left out" if empty else provenance.detail
     independent = np.full(len(longest), log.ids == Ids.CONTENT)
 
-    def expand(wanted: Mapping[int, int]) -> dict[int, Tokens]:
-        return {one: np.arange(first[one], first[one] + count, dtype=np.int32) for one, count in wanted.items()}
+    def expand(counts: Mapping[int, int]) -> dict[int, Tokens]:
+        return {
+            content: np.arange(first[content], first[content] + count, dtype=np.int32)
+            for content, count in counts.items()
+        }
 
-    none = np.zeros(len(longest), dtype=bool)
-    waits = None if log.waits_ns is None else log.waits_ns[whole].tolist()
-    times = {"arrived_at": log.arrived_ns[whole].tolist(), "waits_ns": waits}
-    return Corpus("log", provenance.kind, detail, longest, independent, none, rows, expand, **times)
+    not_reusable = np.zeros(len(longest), dtype=bool)
+    waits = None if log.waits_ns is None else log.waits_ns[with_tokens].tolist()
+    times = {"arrived_at": log.arrived_ns[with_tokens].tolist(), "waits_ns": waits}
+    return Corpus("log", provenance.kind, detail, longest, independent, not_reusable, rows, expand, **times)

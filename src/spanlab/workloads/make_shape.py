@@ -1,4 +1,4 @@
-"""Making the committed shapes from texts that stay where they are."""
+"""Making of the committed shapes from texts that are not shipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spanlab.workloads.workload import ProvenanceKind
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Files that a shape is made from; `questions` and `words` only for the modelled NarrativeQA."""
+    """Input files of a shape; `questions` and `words` are for the modelled NarrativeQA only."""
 
     path: Path
     tokenizer: TokenizerFile
@@ -31,13 +31,13 @@ class Inputs:
 
     @property
     def text(self) -> tuple[Path, str | Path | None, Path | None]:
-        """Where the text is, what tokenises it, and where its tokens are kept."""
+        """Arguments of a text reader: text, tokenizer, and cache folder."""
         return self.path, self.tokenizer_from, self.cache_dir
 
-    def about(self) -> dict[str, Any]:
-        """Metadata that names each input by its content; file names only, never folders."""
-        given = [file for file in (self.path, self.queries, self.questions, self.words) if file is not None]
-        files = [existing_file(file, "workload.path", "a file, so that its content can be named") for file in given]
+    def metadata(self) -> dict[str, Any]:
+        """Return metadata with the hash of each input; files are named without their folders."""
+        paths = [file for file in (self.path, self.queries, self.questions, self.words) if file is not None]
+        files = [existing_file(file, "workload.path", "a file, so that its content can be named") for file in paths]
         return {
             "inputs": {file.name: file_sha256(file) for file in files},
             "tokenizer": {"name": self.tokenizer.name, "sha256": self.tokenizer.sha256},
@@ -58,8 +58,8 @@ def make_shape(
 ) -> Path:
     """Measure or model the shape of `kind` and write it to `out`, a file or a folder that gets `<kind>.npz`.
 
-    quality, rag: `path` is a QuALITY jsonl. ragpulse: `path` is the trace's folder; conversation: the trace's file; of
-    both `tokenizer` is None.
+    quality, rag: `path` is a QuALITY jsonl. ragpulse: `path` is the trace's folder; conversation: the trace's file.
+    For both traces, `tokenizer` is None.
     system_prompts: `path` is a Parquet file of token ids, `queries_path` a jsonl of queries. narrativeqa: `path` is
     documents.csv, `questions_path` the FairytaleQA jsonl, `words_path` the QuALITY jsonl whose articles give the
     tokens per word.
@@ -78,7 +78,7 @@ def make_shape(
 def _measured(corpus: Corpus, inputs: Inputs) -> Shape:
     everything = select(corpus, Selection(unknown_output=0))
     joints = {} if corpus.joints is None else {JOINTS: corpus.joints().counts()}
-    return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.about(), **joints)
+    return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.metadata(), **joints)
 
 
 def _trace(kind: str, path: Path, tokenizer: str | Path | None) -> Shape:
@@ -89,7 +89,7 @@ def _trace(kind: str, path: Path, tokenizer: str | Path | None) -> Shape:
 
 def _modelled(inputs: Inputs) -> Shape:
     shape = modelled_narrativeqa.model(inputs.path, inputs.questions, inputs.words, inputs.tokenizer)
-    return replace(shape, meta=shape.meta | inputs.about())
+    return replace(shape, meta=shape.meta | inputs.metadata())
 
 
 MAKERS: dict[str, Callable[[Inputs], Shape]] = {
@@ -101,6 +101,6 @@ MAKERS: dict[str, Callable[[Inputs], Shape]] = {
     "rag": lambda inputs: _measured(passages.local(*inputs.text), inputs),
 }
 TRACES: dict[str, Callable[[Path, ProvenanceKind], Shape]] = {
-    "ragpulse": ragpulse_trace.read,
-    "conversation": conversation.read,
+    "ragpulse": ragpulse_trace.read_trace,
+    "conversation": conversation.read_trace,
 }

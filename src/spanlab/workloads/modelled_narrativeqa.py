@@ -1,4 +1,4 @@
-"""NarrativeQA's shape from its published story lengths, because the stories themselves are not ours to ship."""
+"""Shape of NarrativeQA from its published story lengths, because we may not ship the stories."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from spanlab.workloads.shape import JOINTS, REUSABLE, Shape, measure
 from spanlab.workloads.text_source import joints_of
 from spanlab.workloads.tokenizer import TokenizerFile
 
-# Published: 46,765 questions on 1,572 documents, 29.7 a document.
+# Published: 46,765 questions on 1,572 documents, 29.7 per document.
 QUESTIONS_PER_DOCUMENT = 30
-DEAL_SEED = 1712
+ASSIGNMENT_SEED = 1712
 STUB_START = 2**30
 
 LENGTHS_EXPECTED = "NarrativeQA's documents.csv with document_id and story_word_count"
@@ -31,34 +31,34 @@ WORDS_EXPECTED = "the QuALITY jsonl with article, one article a row"
 
 
 def model(lengths_path: Path, questions_path: Path | None, words_path: Path | None, tokenizer: TokenizerFile) -> Shape:
-    """Give each published story length the tokens per word of QuALITY and thirty FairytaleQA questions."""
-    words = _story_words(lengths_path)
+    """Model each story by its published word count, QuALITY's tokens per word, and thirty FairytaleQA questions."""
+    word_counts = _story_words(lengths_path)
     tales = read_jsonl(questions_path, "workload.questions_path", QUESTIONS_EXPECTED)
     articles = read_jsonl(words_path, "workload.words_path", WORDS_EXPECTED)
     ratios = {
         "quality": tokens_per_word([row["article"] for row in articles], tokenizer),
         "fairytaleqa": tokens_per_word([row["story"] for row in tales], tokenizer),
     }
-    shape = _stub_shape(deal(_questions(tales, questions_path), len(words)), tokenizer, ratios)
-    return _with_document_lengths(shape, np.rint(words * ratios["quality"]).astype(np.int64))
+    shape = _stub_shape(assign_questions(_questions(tales, questions_path), len(word_counts)), tokenizer, ratios)
+    return _with_document_lengths(shape, np.rint(word_counts * ratios["quality"]).astype(np.int64))
 
 
 def tokens_per_word(texts: Sequence[str], tokenizer: TokenizerFile) -> float:
-    """Tokens of all texts divided by their words, a word being what white space parts."""
+    """Return tokens divided by words over all distinct texts; words are separated by white space."""
     distinct = list(dict.fromkeys(texts))
     tokens = encode_texts(distinct, tokenizer)
     return sum(len(tokens[text]) for text in distinct) / sum(len(text.split()) for text in distinct)
 
 
-def deal(questions: Sequence[Question], documents: int) -> list[tuple[Question, ...]]:
-    """Shuffle the questions once and deal them round and round, so that no document is asked the same one twice."""
-    order = np.random.default_rng(DEAL_SEED).permutation(len(questions)).tolist()
+def assign_questions(questions: Sequence[Question], documents: int) -> list[tuple[Question, ...]]:
+    """Shuffle the questions once and assign them cyclically, so that no document has the same question twice."""
+    order = np.random.default_rng(ASSIGNMENT_SEED).permutation(len(questions)).tolist()
     if len(order) < QUESTIONS_PER_DOCUMENT:
         raise ValueError(
             f"workload.questions_path holds {len(order)} questions; expected at least {QUESTIONS_PER_DOCUMENT}"
         )
-    dealt = (range(start, start + QUESTIONS_PER_DOCUMENT) for start in _starts(documents))
-    return [tuple(questions[order[index % len(order)]] for index in hand) for hand in dealt]
+    ranges = (range(start, start + QUESTIONS_PER_DOCUMENT) for start in _starts(documents))
+    return [tuple(questions[order[index % len(order)]] for index in indexes) for indexes in ranges]
 
 
 def _starts(documents: int) -> range:
@@ -71,7 +71,7 @@ def _story_words(path: Path) -> NDArray[np.float64]:
 
 
 def _questions(tales: Sequence[dict[str, Any]], path: Path | None) -> list[Question]:
-    """Distinct questions with the answers of their first asking."""
+    """Return distinct questions; a repeated question has the answers of its first occurrence."""
     distinct: dict[str, Question] = {}
     for row in tales:
         for entry in field(row, "questions", str(path), "workload.questions_path", QUESTIONS_EXPECTED):
@@ -80,9 +80,14 @@ def _questions(tales: Sequence[dict[str, Any]], path: Path | None) -> list[Quest
     return list(distinct.values())
 
 
-def _stub_shape(hands: Sequence[tuple[Question, ...]], tokenizer: TokenizerFile, ratios: dict[str, float]) -> Shape:
-    """Measure real questions around documents of one token each, an id that no vocabulary has."""
-    documents = [Document(np.array([STUB_START + number], dtype=np.int32), hand) for number, hand in enumerate(hands)]
+def _stub_shape(
+    question_sets: Sequence[tuple[Question, ...]], tokenizer: TokenizerFile, ratios: dict[str, float]
+) -> Shape:
+    """Measure real questions around stub documents of one token each, with ids outside any vocabulary."""
+    documents = [
+        Document(np.array([STUB_START + number], dtype=np.int32), questions)
+        for number, questions in enumerate(question_sets)
+    ]
     detail = (
         f"{{documents}} NarrativeQA stories by published word count at {ratios['quality']:.3f} tokens per word "
         f"(QuALITY articles), {{requests}} FairytaleQA questions and answer lengths, {tokenizer.name} tokenizer"
@@ -94,10 +99,10 @@ def _stub_shape(hands: Sequence[tuple[Question, ...]], tokenizer: TokenizerFile,
 
 
 def _with_document_lengths(shape: Shape, lengths: NDArray[np.int64]) -> Shape:
-    """Stubs are the reusable spans and sort in the order of their documents."""
+    """Replace stub lengths by document lengths; stubs are the reusable spans, in the order of their documents."""
     stubs = np.flatnonzero(shape.flags & REUSABLE)
     assert len(stubs) == len(lengths), "one stub per document"
     assert not shape.lcps[stubs].any(), "stubs share nothing"
-    long = shape.lengths.copy()
-    long[stubs] = lengths
-    return replace(shape, lengths=long)
+    replaced = shape.lengths.copy()
+    replaced[stubs] = lengths
+    return replace(shape, lengths=replaced)

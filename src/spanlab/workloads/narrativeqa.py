@@ -1,4 +1,4 @@
-"""NarrativeQA: whole books and film scripts, each with about thirty questions."""
+"""NarrativeQA: complete books and film scripts, each with about thirty questions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ EXPECTED = "the NarrativeQA folder with documents.csv, qaps.csv and tmp/<documen
 
 @workload("narrativeqa", "shape")
 def measured(path: Path | None = None) -> Corpus:
-    """NarrativeQA by its modelled lengths: the committed ones, or those at `path`."""
+    """Return NarrativeQA by modelled lengths: the committed shape, or the one at `path`."""
     return committed("narrativeqa", path).corpus()
 
 
 @workload("narrativeqa", "local")
 def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
-    """NarrativeQA from its official folder, every question once."""
+    """Read NarrativeQA from its official folder, every question once."""
     if not path.is_dir():
         raise SourceUnavailable(f"{KEY}={path} is not a folder; expected {EXPECTED}")
     documents = _folder_documents(path)
@@ -40,15 +40,15 @@ def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | Non
 
 @workload("narrativeqa", "hub")
 def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
-    """NarrativeQA from the hub: one question a row, its story repeated in each."""
-    find_tokenizer(tokenizer)  # told before minutes of download
+    """Load NarrativeQA from the hub, which has one row per question with its story."""
+    find_tokenizer(tokenizer)  # reports a missing tokenizer before a download of minutes
     nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {HUB} {SPLIT}"
     documents = _hub_documents(hub_rows(HUB, SPLIT))
     return text_corpus(("narrativeqa", "hub text", nouns), documents, prompts.NARRATIVEQA, tokenizer, cache_dir)
 
 
 def read_table(path: Path, columns: Iterable[str], key: str, expected: str) -> list[dict[str, str]]:
-    """Read a csv file; raise ValueError, naming file and column, if one of `columns` or every row is missing."""
+    """Read a csv file; raise ValueError, naming file and column, if it has no rows or lacks one of `columns`."""
     with existing_file(path, key, expected).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows:
@@ -59,36 +59,36 @@ def read_table(path: Path, columns: Iterable[str], key: str, expected: str) -> l
 
 
 def _folder_documents(folder: Path) -> list[Document]:
-    asked: dict[str, list[Question]] = {}
+    questions: dict[str, list[Question]] = {}
     columns = ("document_id", "question", "answer1", "answer2")
     for row in read_table(folder / "qaps.csv", columns, KEY, EXPECTED):
         question = _question(row["question"], (row["answer1"], row["answer2"]))
-        asked.setdefault(row["document_id"], []).append(question)
+        questions.setdefault(row["document_id"], []).append(question)
     listed = read_table(folder / "documents.csv", ("document_id",), KEY, EXPECTED)
-    names = [row["document_id"] for row in listed if row["document_id"] in asked]
+    names = [row["document_id"] for row in listed if row["document_id"] in questions]
     if not names:
         raise ValueError(f"{KEY}={folder} has no document with a question in qaps.csv; expected {EXPECTED}")
-    return [Document(_story(folder, name), tuple(asked[name])) for name in names]
+    return [Document(_story(folder, name), tuple(questions[name])) for name in names]
 
 
 def _story(folder: Path, name: str) -> str:
-    for place in ("tmp", "stories"):
-        path = folder / place / f"{name}.content"
+    for subfolder in ("tmp", "stories"):
+        path = folder / subfolder / f"{name}.content"
         if path.is_file():
-            # Some stories are in encodings of their time; a replaced letter costs a token, not the document.
+            # Some stories are in older encodings; a replaced letter changes a token, but the document stays usable.
             return path.read_text(encoding="utf-8", errors="replace").strip()
     raise SourceUnavailable(f"{KEY}={folder} has no story {name}.content; expected {EXPECTED}")
 
 
 def _hub_documents(rows: Iterable[dict[str, Any]]) -> list[Document]:
     stories: dict[str, str] = {}
-    asked: dict[str, list[Question]] = {}
+    questions: dict[str, list[Question]] = {}
     for row in rows:
         name = row["document"]["id"]
         stories.setdefault(name, row["document"]["text"].strip())
         question = _question(row["question"]["text"], [answer["text"] for answer in row["answers"]])
-        asked.setdefault(name, []).append(question)
-    return [Document(stories[name], tuple(questions)) for name, questions in asked.items()]
+        questions.setdefault(name, []).append(question)
+    return [Document(stories[name], tuple(listed)) for name, listed in questions.items()]
 
 
 def _question(text: str, answers: Iterable[str]) -> Question:

@@ -19,7 +19,7 @@ LARGEST_TOKEN = np.iinfo(np.int32).max
 
 
 def read_columns(path: Path | None, columns: Sequence[str], key: str, expected: str) -> pyarrow.Table:
-    """Read `columns`; raise ValueError for a file that is unreadable, empty, or lacks a column or a value."""
+    """Read `columns`; raise ValueError for an unreadable or empty file, a missing column or a missing value."""
     import pyarrow
     from pyarrow import parquet
 
@@ -44,15 +44,15 @@ def read_columns(path: Path | None, columns: Sequence[str], key: str, expected: 
 def token_lists(
     table: pyarrow.Table, column: str, path: Path, key: str, expected: str, fold: int | None = None
 ) -> tuple[Tokens, ...]:
-    """A column of integer lists as int32 token ids, taken modulo `fold` if given, without a copy per row."""
+    """Return a column of integer lists as int32 token ids, modulo `fold` if given, without a copy per row."""
     import pyarrow
 
     lists = table[column].combine_chunks()
-    kind = lists.type
-    is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
-    if not is_list or not pyarrow.types.is_integer(kind.value_type):
+    list_type = lists.type
+    is_list = pyarrow.types.is_list(list_type) or pyarrow.types.is_large_list(list_type)
+    if not is_list or not pyarrow.types.is_integer(list_type.value_type):
         raise ValueError(
-            f"{key}={path} has column {column!r} of type {kind}; expected lists of integers, as {expected}"
+            f"{key}={path} has column {column!r} of type {list_type}; expected lists of integers, as {expected}"
         )
     if lists.values.null_count:
         raise ValueError(f"{key}={path} has empty token ids in column {column!r}; expected {expected}")
@@ -64,7 +64,7 @@ def token_lists(
 
 
 def integers(table: pyarrow.Table, column: str, path: Path, key: str, expected: str) -> NDArray[np.integer]:
-    """A column of whole numbers, shape (rows,); raise ValueError if it holds anything else."""
+    """Return a column of integers, shape (rows,); raise ValueError for any other type."""
     import pyarrow
 
     values = table[column].combine_chunks()
@@ -75,11 +75,11 @@ def integers(table: pyarrow.Table, column: str, path: Path, key: str, expected: 
 
 def _view(array: pyarrow.Array) -> NDArray[np.integer]:
     # Not array.to_numpy(): that imports pandas, which takes longer than reading the file.
-    found: NDArray[Any] = np.from_dlpack(array)  # of whole numbers, as its callers see to
-    return found
+    view: NDArray[Any] = np.from_dlpack(array)  # callers check that the type is an integer
+    return view
 
 
-def _token_ids(ids: NDArray[np.integer], fold: int | None, where: str) -> Tokens:
+def _token_ids(ids: NDArray[np.integer], fold: int | None, subject: str) -> Tokens:
     if ids.min() < 0 or ids.max() > LARGEST_TOKEN:
-        raise ValueError(f"{where} with ids from {ids.min()} to {ids.max()}; expected 0 to {LARGEST_TOKEN}")
+        raise ValueError(f"{subject} with ids from {ids.min()} to {ids.max()}; expected 0 to {LARGEST_TOKEN}")
     return (ids if fold is None else ids % fold).astype(np.int32, copy=False)

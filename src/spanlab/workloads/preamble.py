@@ -1,4 +1,4 @@
-"""What stands before a prompt's shared text: nothing, or a system prompt that all, few, or no other requests share."""
+"""Preambles: system prompts before a prompt, shared by all requests, by those of a tenant or user, or by none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanlab.workloads.workload import Workload
 class NoPreamble:
     """Requests without a preamble.
 
-    `share`  of the requests
+    `share`  share of the requests
     """
 
     share: float = 1.0
@@ -30,10 +30,10 @@ class NoPreamble:
 class PreambleText:
     """One kind of preamble.
 
-    `share`   of the requests
-    `tokens`  length
-    `text`    said over or cut to that length, {number} counting tenants, users or requests; text sources only;
-              null: a text of ours
+    `share`   share of the requests
+    `tokens`  length in tokens
+    `text`    text, repeated or cut to that length; {number} is the number of the tenant, user or request; text sources
+              only; null: a built-in text
     """
 
     share: float = 0.0
@@ -42,41 +42,41 @@ class PreambleText:
 
     @property
     def length(self) -> int:
-        """Tokens of each preamble; 0 where no request has one."""
+        """Tokens of each preamble; 0 if no request has one."""
         return self.tokens or 0
 
 
 @dataclass
 class CountedPreambles(PreambleText):
-    """A kind of preamble with several texts, each asked equally often.
+    """A kind of preamble with several texts, each used equally often.
 
-    `count`  tenants or users, each with a preamble of its own
+    `count`  number of tenants or users, each with its own preamble
     """
 
     count: int | None = None
 
 
-class Drawn(NamedTuple):
-    """The preamble of a request: its kind, and which of that kind."""
+class PreambleId(NamedTuple):
+    """Identity of a preamble: its kind, and its number within the kind."""
 
     kind: str
     number: int
 
 
-#: Makes the token ids of a preamble, int32, shape (texts.length,).
-Write = Callable[[Drawn, PreambleText], Tokens]
+#: Returns the token ids of a preamble, int32, shape (texts.length,).
+WritePreamble = Callable[[PreambleId, PreambleText], Tokens]
 
 
 @dataclass
 class Preamble:
-    """What stands before the opening, the documents and the question of each prompt; the shares sum to one.
+    """Preambles before the opening, the documents and the question of each prompt; the shares sum to one.
 
-    `none`     nothing
+    `none`     no preamble
     `fixed`    one system prompt for all requests
     `tenant`   one for each tenant
     `user`     one for each user, such as name, date and tools
-    `request`  one for each request, such as a time stamp; nothing behind it is a prefix that another request has
-    `seed`     of the draws: which request has which kind, tenant and user
+    `request`  one for each request, such as a time stamp; text after it is in no shared prefix
+    `seed`     seed of the draws of kind, tenant and user
     """
 
     none: NoPreamble = field(default_factory=NoPreamble)
@@ -87,10 +87,10 @@ class Preamble:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, chosen in self.shares().items():
-            share(f"workload.preamble.{name}.share", chosen)
+        for name, kind_share in self.shares().items():
+            share(f"workload.preamble.{name}.share", kind_share)
         if not math.isclose(sum(self.shares().values()), 1, abs_tol=1e-9):
-            listed = ", ".join(f"{name} {chosen:g}" for name, chosen in self.shares().items() if chosen)
+            listed = ", ".join(f"{name} {kind_share:g}" for name, kind_share in self.shares().items() if kind_share)
             raise ValueError(f"workload.preamble.*.share={listed or 0}: expected shares that sum to 1")
         for name, texts in self.texts().items():
             _check(f"workload.preamble.{name}", texts)
@@ -99,11 +99,11 @@ class Preamble:
             raise ValueError(f"workload.preamble.seed={self.seed} without a preamble: expected 0")
 
     def shares(self) -> dict[str, float]:
-        """The share of each kind."""
+        """Return the share of each kind."""
         return {kind.name: getattr(self, kind.name).share for kind in fields(self) if kind.name != "seed"}
 
     def texts(self) -> dict[str, PreambleText]:
-        """The kinds that add tokens."""
+        """Return the kinds that add tokens."""
         return {name: getattr(self, name) for name in self.shares() if name != "none"}
 
     @property
@@ -113,51 +113,51 @@ class Preamble:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest kind that is asked for."""
+        """Tokens of the longest preamble in use."""
         return max(texts.length for texts in self.texts().values())
 
     def line(self) -> str:
-        """The preambles in words."""
+        """Return a description of the preambles for the provenance."""
         parts = [f"{self.none.share:.4g} none"] if self.none.share else []
-        parts += [_in_words(name, texts) for name, texts in self.texts().items() if texts.share]
+        parts += [_describe(name, texts) for name, texts in self.texts().items() if texts.share]
         return f"preambles by share: {', '.join(parts)}, seed {self.seed}"
 
 
-def with_preambles(workload: Workload, preamble: Preamble, write: Write | None = None) -> Workload:
-    """The same prompts behind their preambles.
+def with_preambles(workload: Workload, preamble: Preamble, write: WritePreamble | None = None) -> Workload:
+    """Return the workload with preambles before its prompts.
 
-    `write`  makes token ids; None: ids that occur nowhere else in the workload.
+    `write`  returns token ids; None: fresh ids that occur nowhere else in the workload.
     """
     if preamble.is_absent:
         return workload
-    drawn = draw(preamble, len(workload.requests))
-    spans = _spans(drawn, preamble.texts(), write or _fresh_ids(workload))
+    preamble_ids = draw(preamble, len(workload.requests))
+    spans = _spans(preamble_ids, preamble.texts(), write or _fresh_ids(workload))
     requests = [
-        replace(request, spans=(spans[found], *request.spans)) if found in spans else request
-        for request, found in zip(workload.requests, drawn, strict=True)
+        replace(request, spans=(spans[preamble_id], *request.spans)) if preamble_id in spans else request
+        for request, preamble_id in zip(workload.requests, preamble_ids, strict=True)
     ]
-    return workload.changed(requests, preamble.line())
+    return workload.with_requests(requests, preamble.line())
 
 
-def draw(preamble: Preamble, requests: int) -> list[Drawn]:
-    """Kind and number of each request's preamble: exact shares, every tenant and user equally often, in random order.
+def draw(preamble: Preamble, requests: int) -> list[PreambleId]:
+    """Draw the kind and number of each request's preamble: exact shares, equal counts per tenant or user.
 
-    Each kind's numbers have a stream of random numbers of their own.
+    The order is random. Each kind has a separate random stream.
     """
     shares = preamble.shares()
     streams = [np.random.default_rng([preamble.seed, stream]) for stream in range(len(shares) + 1)]
-    kinds = streams[-1].permutation(np.repeat(list(shares), stratified(list(shares.values()), requests)))
+    kinds = streams[-1].permutation(np.repeat(list(shares), proportional_counts(list(shares.values()), requests)))
     numbers = np.zeros(requests, dtype=np.int64)
     for stream, (name, texts) in zip(streams, preamble.texts().items(), strict=False):
-        mine = np.flatnonzero(kinds == name)
-        numbers[mine] = stream.permutation(np.arange(len(mine)) % _different(name, texts, len(mine)))
-    return [Drawn(kind, number) for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True)]
+        indexes = np.flatnonzero(kinds == name)
+        numbers[indexes] = stream.permutation(np.arange(len(indexes)) % _distinct_count(name, texts, len(indexes)))
+    return [PreambleId(kind, number) for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True)]
 
 
-def stratified(shares: Sequence[float], total: int) -> NDArray[np.int64]:
-    """Whole numbers in proportion to shares that sum to one, summing to `total`: the largest remainders are rounded up.
+def proportional_counts(shares: Sequence[float], total: int) -> NDArray[np.int64]:
+    """Split `total` in proportion to shares that sum to one; the largest remainders are rounded up.
 
-    int64, shape (shares,); each differs from its exact share by less than one.
+    Returns int64, shape (shares,); each count differs from its exact share by less than one.
     """
     exact = np.array(shares) * total
     counts = np.floor(exact + 1e-9).astype(np.int64)
@@ -166,42 +166,44 @@ def stratified(shares: Sequence[float], total: int) -> NDArray[np.int64]:
     return counts
 
 
-def _different(name: str, texts: PreambleText, requests: int) -> int:
-    """Different preambles of a kind that so many requests have."""
+def _distinct_count(name: str, texts: PreambleText, requests: int) -> int:
+    """Return the number of distinct preambles of a kind with `requests` requests."""
     if isinstance(texts, CountedPreambles):
         return texts.count or 1
     return 1 if name == "fixed" else max(1, requests)
 
 
-def _spans(drawn: Sequence[Drawn], texts: Mapping[str, PreambleText], write: Write) -> dict[Drawn, Span]:
-    """A span for each different preamble; nobody asks again for a prompt that begins with a request's own."""
-    wanted = sorted({found for found in drawn if found.kind in texts})
-    spans = {found: Span(write(found, texts[found.kind]), reusable=found.kind != "request") for found in wanted}
-    first: dict[bytes, Drawn] = {}
-    for found, span in spans.items():
-        other = first.setdefault(span.tokens.tobytes(), found)
-        if other != found:
+def _spans(
+    preamble_ids: Sequence[PreambleId], texts: Mapping[str, PreambleText], write: WritePreamble
+) -> dict[PreambleId, Span]:
+    """Return a span for each distinct preamble; a preamble per request is not reusable."""
+    distinct = sorted({key for key in preamble_ids if key.kind in texts})
+    spans = {key: Span(write(key, texts[key.kind]), reusable=key.kind != "request") for key in distinct}
+    first: dict[bytes, PreambleId] = {}
+    for key, span in spans.items():
+        earlier = first.setdefault(span.tokens.tobytes(), key)
+        if earlier != key:
             raise ValueError(
-                f"workload.preamble.{found.kind}.text with tokens={texts[found.kind].length}: expected another text "
-                f"for {found.kind} {found.number} than for {other.kind} {other.number}, as with {{number}} first"
+                f"workload.preamble.{key.kind}.text with tokens={texts[key.kind].length}: expected another text "
+                f"for {key.kind} {key.number} than for {earlier.kind} {earlier.number}, as with {{number}} first"
             )
     return spans
 
 
-def _fresh_ids(workload: Workload) -> Write:
-    ids = FreshIds.beyond(workload.requests)
-    return lambda found, texts: ids.take(texts.length)
+def _fresh_ids(workload: Workload) -> WritePreamble:
+    ids = FreshIds.above(workload.requests)
+    return lambda preamble_id, texts: ids.take(texts.length)
 
 
-def _in_words(name: str, texts: PreambleText) -> str:
+def _describe(name: str, texts: PreambleText) -> str:
     count = f" of {texts.count}" if isinstance(texts, CountedPreambles) else ""
     return f"{texts.share:.4g} {name}{count} ({texts.length:,} tokens)"
 
 
 def _check(key: str, texts: PreambleText) -> None:
-    """Refuse a kind with a share and without length or number, and one without a share and with either."""
-    given = {name: getattr(texts, name) for name in ("tokens", "count", "text") if hasattr(texts, name)}
-    for name, value in given.items():
+    """Reject a kind with a share but no length or count, and options of a kind without a share."""
+    options = {name: getattr(texts, name) for name in ("tokens", "count", "text") if hasattr(texts, name)}
+    for name, value in options.items():
         if texts.share == 0 and value is not None:
             raise ValueError(f"{key}.{name}={value} with {key}.share=0: expected null")
         if texts.share and name != "text" and value is None:
@@ -209,4 +211,4 @@ def _check(key: str, texts: PreambleText) -> None:
         if name != "text":
             positive(f"{key}.{name}", value)
         elif value is not None and not value.strip():
-            raise ValueError(f"{key}.text: expected words, or null")
+            raise ValueError(f"{key}.text: expected text, or null")

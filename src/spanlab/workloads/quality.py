@@ -23,13 +23,13 @@ EXPECTED = "a QuALITY jsonl with article_id or doc_id, article, and questions[{q
 
 @workload("quality", "shape")
 def measured(path: Path | None = None) -> Corpus:
-    """QuALITY by its measured lengths: the committed ones, or those at `path`."""
+    """Return QuALITY by measured lengths: the committed shape, or the one at `path`."""
     return committed("quality", path).corpus()
 
 
 @workload("quality", "local")
 def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
-    """QuALITY from a jsonl file: the official one, or one article a row with `gold_index`."""
+    """Read QuALITY from a jsonl file: the official one, or one article per row with `gold_index`."""
     documents = articles(read_jsonl(path, KEY, EXPECTED), path)
     nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {path.name}"
     return text_corpus(("quality", "local text", nouns), documents, prompts.QUALITY, tokenizer, cache_dir)
@@ -37,23 +37,23 @@ def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | Non
 
 @workload("quality", "hub")
 def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
-    """QuALITY from the hub: one question a row, its article repeated in each."""
-    find_tokenizer(tokenizer)  # told before minutes of download
+    """Load QuALITY from the hub, which has one row per question with its article."""
+    find_tokenizer(tokenizer)  # reports a missing tokenizer before a download of minutes
     rows = hub_rows(HUB, SPLIT)
     nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {HUB} {SPLIT}"
     return text_corpus(("quality", "hub text", nouns), articles(rows, HUB), prompts.QUALITY, tokenizer, cache_dir)
 
 
 def articles(rows: Iterable[dict[str, Any]], path: Path | str) -> list[Document]:
-    """Group the question sets of different writers under their article, in order of first appearance."""
-    asked: dict[tuple[str, str], list[Question]] = {}
+    """Group the question sets of different writers by article, in order of first appearance."""
+    questions: dict[tuple[str, str], list[Question]] = {}
     for row in rows:
         name = row.get("article_id", row.get("doc_id"))
         if name is None:
             field(row, "article_id", path, KEY, EXPECTED)
         text = field(row, "article", path, KEY, EXPECTED, str).strip()
-        asked.setdefault((str(name), text), []).extend(_questions(row, path))
-    return [Document(text, tuple(questions)) for (_, text), questions in asked.items()]
+        questions.setdefault((str(name), text), []).extend(_questions(row, path))
+    return [Document(text, tuple(listed)) for (_, text), listed in questions.items()]
 
 
 def _questions(row: dict[str, Any], path: Path | str) -> Iterator[Question]:
@@ -70,7 +70,7 @@ def _questions(row: dict[str, Any], path: Path | str) -> Iterator[Question]:
 
 
 def _gold(entry: dict[str, Any], options: tuple[str, ...], path: Path | str) -> tuple[str, ...]:
-    """The gold option's line; empty where the file keeps its labels to itself, as the test split does."""
+    """Return the gold option's line; empty if the file has no labels, as in the test split."""
     labels = {name: entry[name] for name in ("gold_label", "gold_index") if entry.get(name) is not None}
     for name in labels:
         field(entry, name, path, KEY, EXPECTED, int)

@@ -2,9 +2,9 @@
 
 RAGPulse (arXiv 2511.12979, MIT licence) recorded two weeks of a deployed assistant, without any text: each request
 lists the ids of its components, and a table per kind of component gives an id's length in tokens. Equal ids are equal
-content, so both what a prefix cache could reuse and what reuse at any position could are known exactly. Token ids are
-made here from the content's number; their sum is what a request costs, as the trace's own `input_length` adds only 6 to
-12 tokens of template that nobody recorded.
+content, so the reuse of a prefix cache and the reuse at any position are both known exactly. Token ids are derived from
+the content's number. A prompt is as long as its components; the trace's `input_length` adds only 6 to 12 tokens of a
+template that was not recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spanlab.checks import one_of
 from spanlab.core.request import Tokens
 from spanlab.workloads import ragpulse_trace
 from spanlab.workloads.corpus import Corpus, Expand
-from spanlab.workloads.selection import Selection, refuse_cut
+from spanlab.workloads.selection import Selection, refuse_length_limit
 from spanlab.workloads.shape import Shape, committed
 from spanlab.workloads.source import workload
 
@@ -30,10 +30,10 @@ ODD = (np.uint64(0x1E3779B1), np.uint64(0x2545F491))
 
 @dataclass
 class RagPulse:
-    """The RAGPulse trace: its first `requests`, at the recorded gaps, or stretched to `rate_rps`, or `speedup` faster.
+    """The first `requests` of the RAGPulse trace, with recorded gaps, or gaps scaled to `rate_rps` or by `speedup`.
 
     `requests`     the first requests of the trace; null: all
-    `rate_rps`     mean rate to stretch the recorded gaps to; null: as recorded
+    `rate_rps`     mean rate after scaling the recorded gaps; null: as recorded
     `speedup`      factor by which the gaps shrink; not with `rate_rps`
     `independent`  which components are independent spans: passages (with history and web pages), or all
     """
@@ -60,42 +60,42 @@ class RagPulse:
 
 @workload("ragpulse", "shape")
 def measured(ragpulse: RagPulse, selection: Selection, path: Path | None = None) -> Corpus:
-    """The committed trace, or what make_shape left of one at `path`."""
-    return _uncut(committed("ragpulse", path), selection, ragpulse)
+    """Return the committed trace, or the shape that make_shape wrote to `path`."""
+    return _without_limit(committed("ragpulse", path), selection, ragpulse)
 
 
 @workload("ragpulse", "local")
 def local(path: Path, ragpulse: RagPulse, selection: Selection) -> Corpus:
-    """The original files of the trace."""
-    return _uncut(ragpulse_trace.read(path, "local trace"), selection, ragpulse)
+    """Read the original files of the trace."""
+    return _without_limit(ragpulse_trace.read_trace(path, "local trace"), selection, ragpulse)
 
 
-def _uncut(trace: Shape, selection: Selection, options: RagPulse) -> Corpus:
-    refuse_cut("ragpulse", selection, "no limit on recorded prompts")
-    return served_trace(trace, options)
+def _without_limit(trace: Shape, selection: Selection, options: RagPulse) -> Corpus:
+    refuse_length_limit("ragpulse", selection, "no limit on recorded prompts")
+    return trace_corpus(trace, options)
 
 
-def served_trace(trace: Shape, options: RagPulse) -> Corpus:
-    """The first requests of a trace, at the asked pace, with scattered token ids; groups are sessions."""
-    assert trace.arrivals_s is not None, "a trace has times"
-    whole = trace.corpus()
-    count = len(whole.rows) if options.requests is None else options.requests
-    if count > len(whole.rows):
+def trace_corpus(trace: Shape, options: RagPulse) -> Corpus:
+    """Return the first requests of a trace with scaled gaps and scattered token ids; groups are sessions."""
+    assert trace.arrivals_s is not None, "a trace has arrival times"
+    source = trace.corpus()
+    count = len(source.rows) if options.requests is None else options.requests
+    if count > len(source.rows):
         raise ValueError(
-            f"workload.ragpulse.requests={count}; expected at most {len(whole.rows)}, the requests of the trace"
+            f"workload.ragpulse.requests={count}; expected at most {len(source.rows)}, the requests of the trace"
         )
     return replace(
-        whole,
-        detail=f"{whole.detail}, {_pace(options)}, {_promise(options)}",
-        independent=np.ones_like(whole.independent) if options.independent == "all" else whole.independent,
-        rows=whole.rows[:count],
-        expand=_scattered(whole.expand),
-        arrived_at=paced(trace.arrivals_s[:count], options),
+        source,
+        detail=f"{source.detail}, {_gaps(options)}, {_independent_components(options)}",
+        independent=np.ones_like(source.independent) if options.independent == "all" else source.independent,
+        rows=source.rows[:count],
+        expand=_scattered(source.expand),
+        arrived_at=scaled_arrivals(trace.arrivals_s[:count], options),
     )
 
 
-def paced(seconds: NDArray[np.int64], options: RagPulse) -> list[int]:
-    """Arrival times in integer nanoseconds: the gaps of `seconds`, all multiplied by the same factor."""
+def scaled_arrivals(seconds: NDArray[np.int64], options: RagPulse) -> list[int]:
+    """Return arrival times in integer nanoseconds, with all gaps of `seconds` scaled by the same factor."""
     factor = 1 / options.speedup
     if options.rate_rps is not None and len(seconds) > 1:
         if seconds[-1] == seconds[0]:
@@ -109,10 +109,11 @@ def paced(seconds: NDArray[np.int64], options: RagPulse) -> list[int]:
 
 
 def scatter(ids: Tokens) -> Tokens:
-    """Send each number from 0 to 2^31 - 1 to another one, no two to the same.
+    """Permute the numbers from 0 to 2^31 - 1.
 
-    Counted ids of two contents would still run in parallel once a model's vocabulary folds them; scattered ones do not.
-    Each step can be undone: multiplying by an odd number modulo 2^31, and adding one's own upper half to the lower.
+    Consecutive ids of two contents would still run in parallel after a modulo by the vocabulary size; permuted ids do
+    not. Each step is invertible: a multiplication by an odd number modulo 2^31, and an xor of the number with its
+    upper half.
     """
     mixed = ids.astype(np.uint64)
     for odd in ODD:
@@ -122,18 +123,18 @@ def scatter(ids: Tokens) -> Tokens:
 
 
 def _scattered(expand: Expand) -> Expand:
-    def scattered(wanted: Mapping[int, int]) -> dict[int, Tokens]:
-        return {span: scatter(tokens) for span, tokens in expand(wanted).items()}
+    def scattered(lengths: Mapping[int, int]) -> dict[int, Tokens]:
+        return {span: scatter(tokens) for span, tokens in expand(lengths).items()}
 
     return scattered
 
 
-def _pace(options: RagPulse) -> str:
+def _gaps(options: RagPulse) -> str:
     if options.rate_rps is not None:
         return f"gaps stretched to {options.rate_rps:g} requests a second"
     return "gaps as recorded" if options.speedup == 1.0 else f"gaps {options.speedup:g} times shorter"
 
 
-def _promise(options: RagPulse) -> str:
-    promised = "every component" if options.independent == "all" else "passages, history and web pages"
-    return f"{promised} independent"
+def _independent_components(options: RagPulse) -> str:
+    components = "every component" if options.independent == "all" else "passages, history and web pages"
+    return f"{components} independent"

@@ -1,4 +1,4 @@
-"""Reading the files of the RAGPulse trace into a shape: lengths, content numbers, sessions and times."""
+"""Reader of the RAGPulse trace files; it returns a shape of lengths, content numbers, sessions and times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kind(NamedTuple):
     independent: bool
 
 
-# In the order in which they stand in a prompt.
+# In prompt order.
 KINDS = (
     Kind("sys_prompt", "1_sys_prompt.jsonl", "sys_prompt_id", False),
     Kind("passages_ids", "2_passages.jsonl", "passage_id", True),
@@ -40,18 +40,18 @@ KINDS = (
 Content = tuple[int, int]
 
 
-def read(folder: Path | None, kind: ProvenanceKind) -> Shape:
-    """The whole trace, contents numbered by first appearance and sessions too.
+def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
+    """Read the complete trace; contents and sessions are numbered by first appearance.
 
     The first component of a system prompt is marked reusable: the assistant's fixed opening, of which the trace has
-    three. Raises SourceUnavailable for a missing file and ValueError, naming it, for one that is not as expected.
+    three variants. Raises SourceUnavailable for a missing file, and ValueError, naming it, for an invalid one.
     """
     if folder is None or not folder.is_dir():
         raise SourceUnavailable(f"{KEY}={folder} is not a folder; expected {EXPECTED}")
     tables = [_lengths(folder / kind.table, kind) for kind in KINDS]
     rows = read_jsonl(folder / TRACE, KEY, EXPECTED)
     prompts = [list(_contents(row, number, tables, folder / TRACE)) for number, row in enumerate(rows)]
-    numbers = _numbered([content for prompt in prompts for content in prompt])
+    numbers = _number_by_appearance([content for prompt in prompts for content in prompt])
     lengths = np.array([tables[kind][name] for kind, name in numbers], dtype=np.int64)
     return Shape(
         lengths=lengths,
@@ -83,23 +83,23 @@ def _lengths(path: Path, kind: Kind) -> dict[int, int]:
 
 
 def _contents(row: dict[str, Any], number: int, tables: Sequence[dict[int, int]], path: Path) -> Iterator[Content]:
-    """A request's components as (kind, id), in prompt order."""
-    listed = field(row, "hash_ids", path, KEY, EXPECTED)
-    found = 0
+    """Yield a request's components as (kind, id), in prompt order."""
+    components_by_kind = field(row, "hash_ids", path, KEY, EXPECTED)
+    components = 0
     for index, kind in enumerate(KINDS):
-        for name in field(listed, kind.field, path, KEY, EXPECTED):
+        for name in field(components_by_kind, kind.field, path, KEY, EXPECTED):
             if not isinstance(name, int) or name not in tables[index]:
                 raise ValueError(
                     f"{KEY}={path} has the {kind.id_field} {name} in request {number}, which {kind.table} lacks; "
                     f"expected {EXPECTED}"
                 )
-            found += 1
+            components += 1
             yield index, name
-    if not found:
+    if not components:
         raise ValueError(f"{KEY}={path} has request {number} without any component; expected {EXPECTED}")
 
 
-def _numbered(contents: Sequence[Any]) -> dict[Any, int]:
+def _number_by_appearance(contents: Sequence[Any]) -> dict[Any, int]:
     return {content: number for number, content in enumerate(dict.fromkeys(contents))}
 
 
@@ -112,28 +112,30 @@ def _flags(numbers: dict[Content, int], prompts: Sequence[Sequence[Content]]) ->
 
 def _sessions(rows: Sequence[dict[str, Any]], path: Path) -> NDArray[np.int64]:
     names = [field(row, "session_id", path, KEY, EXPECTED) for row in rows]
-    numbers = _numbered(names)
+    numbers = _number_by_appearance(names)
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
-def _numbers(rows: Sequence[dict[str, Any]], name: str, path: Path, least: int) -> NDArray[np.int64]:
-    """One field of all rows as whole numbers; the trace writes its timestamps as text."""
+def _numbers(rows: Sequence[dict[str, Any]], name: str, path: Path, minimum: int) -> NDArray[np.int64]:
+    """Return one field of all rows as integers; the trace stores its timestamps as text."""
     values = [field(row, name, path, KEY, EXPECTED) for row in rows]
     for value in values:
-        if not str(value).isdecimal() or not least <= int(value) <= LARGEST_TOKEN:
-            raise ValueError(f"{KEY}={path} has {name}={value!r}; expected a whole number from {least}, as {EXPECTED}")
+        if not str(value).isdecimal() or not minimum <= int(value) <= LARGEST_TOKEN:
+            raise ValueError(
+                f"{KEY}={path} has {name}={value!r}; expected a whole number from {minimum}, as {EXPECTED}"
+            )
     return np.array([int(value) for value in values], dtype=np.int64)
 
 
 def _arrivals(stamps: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
     """Seconds since the first request.
 
-    The file is one week after the other, each with timestamps from zero (the sessions' names hold the wall clock, and
-    the second week begins seven days after the first); read as one clock its gaps would have a step back of a week.
+    The file lists one week after another, each with timestamps from zero, so that timestamps go back by a week between
+    them. Session names contain the wall clock: the second week begins seven days after the first.
     """
     weeks = np.concatenate([[0], np.cumsum(np.diff(stamps) < 0)])
     seconds = stamps + weeks * WEEK_S
     if (np.diff(seconds) < 0).any():
-        raise ValueError(f"{KEY}={path} has timestamps that fall within a week; expected {EXPECTED}")
+        raise ValueError(f"{KEY}={path} has decreasing timestamps within a week; expected {EXPECTED}")
     since_first: NDArray[np.int64] = seconds - seconds[0]
     return since_first

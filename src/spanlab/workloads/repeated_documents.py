@@ -1,4 +1,4 @@
-"""Documents that are asked about again: in the same order, which prefix caches can use, and in shuffled ones."""
+"""Repeated documents: prompts with the same documents in the same order, which prefix caches reuse, or shuffled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.request import Request, Span
 from spanlab.workloads.fresh_ids import FreshIds
-from spanlab.workloads.selection import Selection, output_only
+from spanlab.workloads.selection import Selection, selected_output_tokens
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Labelled, Workload, labelled_workload
 
@@ -26,10 +26,10 @@ class RepeatedDocuments:
     `system_tokens`    tokens of the system prompt
     `question_tokens`  tokens of the question, which is fresh in every request
     `repeats`          warm requests after each cold one
-    `trials`           times that fresh documents are drawn
-    `orders`           orders of the documents in warm requests: same, shuffled; each has a cold request of its own
+    `trials`           number of sets of fresh documents
+    `orders`           orders of the documents in warm requests: same, shuffled; each has its own cold request
     `prepare`          every document is computed alone before the cold request
-    `seed`             of the shuffled orders
+    `seed`             seed of the shuffled orders
     """
 
     documents: int = 4
@@ -52,40 +52,40 @@ class RepeatedDocuments:
 
 @workload("repeated_documents")
 def modelled(repeated_documents: RepeatedDocuments, selection: Selection) -> Workload:
-    """Its requests, with as many output tokens as are selected."""
+    """Return the requests with the selected output length."""
     length = "workload.repeated_documents.document_tokens to set the length"
-    return requests_of(repeated_documents, output_only("repeated_documents", selection, length))
+    return requests_of(repeated_documents, selected_output_tokens("repeated_documents", selection, length))
 
 
 def requests_of(options: RepeatedDocuments, output_tokens: int) -> Workload:
-    """Requests by trial and order. Each trial and order has a cache salt of its own, so each cold request is cold.
+    """Return the requests by trial and order; each trial and order has its own cache salt, so cold requests are cold.
 
     Labels: `order` of warm requests, `kind` (prepare, cold or warm).
     """
     ids = FreshIds()
-    found = [one for trial in range(options.trials) for one in _trial(options, trial, ids, output_tokens)]
+    requests = [request for trial in range(options.trials) for request in _trial(options, trial, ids, output_tokens)]
     prompt = options.system_tokens + options.documents * options.document_tokens + options.question_tokens
     detail = (
         f"{options.documents} documents of {options.document_tokens:,} tokens, prompts of {prompt:,}; "
         f"{options.trials} trials of 1 cold and {options.repeats} warm requests, orders: {', '.join(options.orders)}"
     )
-    return labelled_workload("repeated documents", detail, found)
+    return labelled_workload("repeated documents", detail, requests)
 
 
 def _trial(options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens: int) -> Iterator[Labelled]:
-    """The requests of one trial; all orders have the same documents and questions."""
+    """Yield the requests of one trial; all orders have the same documents and questions."""
     rng = np.random.default_rng([options.seed, trial])
     count = options.documents
     system = Span(ids.take(options.system_tokens))
     documents = [Span(ids.take(options.document_tokens), independent=True) for _ in range(count)]
     questions = [Span(ids.take(options.question_tokens)) for _ in range(options.repeats + 1)]
     shuffles = [rng.permutation(count).tolist() for _ in range(options.repeats)]
-    as_made = list(range(count))
-    for at, order in enumerate(options.orders):
-        group = trial * len(options.orders) + at
+    original_order = list(range(count))
+    for index, order in enumerate(options.orders):
+        group = trial * len(options.orders) + index
         prompts = [(system, document) for document in documents] if options.prepare else []
         kinds = ["prepare"] * len(prompts) + ["cold"] + ["warm"] * options.repeats
-        orders = [as_made, *(shuffles if order == "shuffled" else [as_made] * options.repeats)]
+        orders = [original_order, *(shuffles if order == "shuffled" else [original_order] * options.repeats)]
         for numbers, question in zip(orders, questions, strict=True):
             prompts.append((system, *(documents[number] for number in numbers), question))
         for kind, spans in zip(kinds, prompts, strict=True):

@@ -1,4 +1,4 @@
-"""A modelled retriever: which passages a question gets, and in which order they stand in its prompt."""
+"""Modelled retriever: the passages of a question and their order in the prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDERS: dict[str, Callable[[Ints, np.random.Generator], Ints]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Popularity:
-    """How often things are wanted.
+    """Popularity of documents, and of passages within each document.
 
     `documents`    shape (documents,), sums to 1.
     `passages`     shape (passages,), sums to 1 within each document.
@@ -32,37 +32,37 @@ class Popularity:
     document_of: Ints
 
     def weights(self, document: int, noise: float) -> Floats:
-        """Probability that a question about `document` wants each passage most, shape (passages,).
+        """Return the probability that each passage ranks first for a question about `document`, shape (passages,).
 
-        It comes from the own document with probability 1 − noise, else from the whole corpus; within a document, and
-        among documents, by popularity.
+        The passage comes from the question's document with probability 1 − noise, else from the whole corpus; documents
+        and passages within a document are drawn by popularity.
         """
-        at_large = noise * self.documents[self.document_of]
-        at_home = (1 - noise) * (self.document_of == document)
-        shares: Floats = (at_large + at_home) * self.passages
+        from_corpus = noise * self.documents[self.document_of]
+        from_document = (1 - noise) * (self.document_of == document)
+        shares: Floats = (from_corpus + from_document) * self.passages
         return shares
 
 
 def zipf(count: int, exponent: float, draw: np.random.Generator) -> Floats:
-    """Shares proportional to rank^−exponent, summing to 1, with the ranks dealt at random; shape (count,)."""
+    """Return shares proportional to rank^−exponent, summing to 1, with random ranks; shape (count,)."""
     shares = np.arange(1, count + 1, dtype=np.float64) ** -exponent
     return draw.permutation(shares / shares.sum())
 
 
 def popularity(sizes: Sequence[int], documents: float, passages: float, draw: np.random.Generator) -> Popularity:
-    """Zipf shares with these two exponents, for documents of `sizes` passages."""
-    among = zipf(len(sizes), documents, draw)
-    within = [zipf(size, passages, draw) for size in sizes]
-    return Popularity(among, np.concatenate(within), np.repeat(np.arange(len(sizes)), sizes))
+    """Return Zipf shares with exponents `documents` and `passages`, for documents of `sizes` passages."""
+    document_shares = zipf(len(sizes), documents, draw)
+    passage_shares = [zipf(size, passages, draw) for size in sizes]
+    return Popularity(document_shares, np.concatenate(passage_shares), np.repeat(np.arange(len(sizes)), sizes))
 
 
 def retrieve(weights: Floats, k: int, draw: np.random.Generator) -> Ints:
     """Draw k different passages, one after the other in proportion to `weights`; the first drawn ranks first.
 
-    An exponential race does it at once: passage i arrives after Exp(1) / w_i, and the first k arrivals are the draw
+    An exponential race draws all k at once: passage i arrives after Exp(1) / w_i, and the first k arrivals are drawn
     (Efraimidis and Spirakis 2006).
     """
-    wanted = np.flatnonzero(weights)
-    assert len(wanted) >= k, "as many passages as are asked for"
-    times = draw.standard_exponential(len(wanted)) / weights[wanted]
-    return wanted[np.argsort(times, kind="stable")[:k]]
+    candidates = np.flatnonzero(weights)
+    assert len(candidates) >= k, "at least k passages with a positive weight"
+    times = draw.standard_exponential(len(candidates)) / weights[candidates]
+    return candidates[np.argsort(times, kind="stable")[:k]]

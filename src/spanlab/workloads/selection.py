@@ -1,4 +1,4 @@
-"""Which requests of a corpus are served: the same rules, in the same order, for every source."""
+"""Selection of the served requests of a corpus: the same rules, in the same order, for every source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOO_LONG = ("cut", "drop")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to take of a corpus.
+    """Limits that select requests of a corpus.
 
     `documents`               the first n groups that fit; None takes all.
     `questions_per_document`  the first n requests of each group; None takes all.
@@ -26,8 +26,8 @@ class Selection:
     `too_long`                "cut" shortens the document span from its end, by the same amount for all its selected
                               questions, and drops it if nothing would remain; "drop" drops the document.
     `output_tokens`           output length of all requests; None takes the gold answer's, or `unknown_output`.
-    `documents_per_prompt`    documents that will share a prompt: each has an equal part of the room beside the longest
-                              opening and question, so that it is cut alike in all its prompts.
+    `documents_per_prompt`    documents per prompt: each gets an equal share of the limit minus the longest opening and
+                              question, so that it is cut to the same length in all its prompts.
     """
 
     documents: int | None = None
@@ -45,29 +45,29 @@ class Selection:
 
 
 def select(corpus: Corpus, selection: Selection) -> Workload:
-    """Take the requests that `selection` asks for and make their token ids; raise ValueError if none is left."""
-    kept, cut, dropped = _choose(corpus, selection)
-    if not kept:
+    """Select requests and make their token ids; raise ValueError if no request remains."""
+    selected, cut, dropped = _choose(corpus, selection)
+    if not selected:
         raise ValueError(
             f"workload.max_prompt_tokens={selection.max_prompt_tokens} leaves nothing of {corpus.name}; "
-            f"expected a limit that at least one document fits"
+            f"expected a limit that fits at least one document"
         )
-    groups = len({corpus.rows[row.row].group_id for row in kept})
-    check_documents(selection, groups, corpus.name)
-    requests = _requests(corpus, kept, selection)
-    detail = corpus.detail.replace("{documents}", str(groups)).replace("{requests}", str(len(requests)))
+    group_count = len({corpus.rows[row.row].group_id for row in selected})
+    check_documents(selection, group_count, corpus.name)
+    requests = _requests(corpus, selected, selection)
+    detail = corpus.detail.replace("{documents}", str(group_count)).replace("{requests}", str(len(requests)))
     return Workload(corpus.name, requests, Provenance(corpus.kind, detail, cut, dropped))
 
 
-def refuse_cut(kind: str, selection: Selection, expected: str) -> None:
-    """Refuse to cut prompts of many parts, of which none is the document that a limit could cut."""
+def refuse_length_limit(kind: str, selection: Selection, expected: str) -> None:
+    """Reject a length limit for prompts without a single document to cut."""
     if selection.max_prompt_tokens is not None:
         raise ValueError(f"workload.max_prompt_tokens={selection.max_prompt_tokens} with {kind}; expected {expected}")
 
 
-def output_only(kind: str, selection: Selection, expected: str) -> int:
-    """Output tokens of requests that are made up whole: no other key of a selection means anything to them."""
-    refuse_cut(kind, selection, expected)
+def selected_output_tokens(kind: str, selection: Selection, expected: str) -> int:
+    """Return the output tokens for synthetic prompts; reject all other selection keys, which do not apply."""
+    refuse_length_limit(kind, selection, expected)
     for key in ("documents", "questions_per_document"):
         if getattr(selection, key) is not None:
             raise ValueError(f"workload.{key}={getattr(selection, key)} with {kind}; expected null")
@@ -75,7 +75,7 @@ def output_only(kind: str, selection: Selection, expected: str) -> int:
 
 
 def check_documents(selection: Selection, available: int, name: str) -> None:
-    """Refuse to serve fewer documents than were asked for."""
+    """Reject a selection of more documents than are available."""
     if selection.documents is not None and selection.documents > available:
         fitting = "" if selection.max_prompt_tokens is None else " that fit workload.max_prompt_tokens"
         raise ValueError(
@@ -83,10 +83,10 @@ def check_documents(selection: Selection, available: int, name: str) -> None:
         )
 
 
-class _Kept(NamedTuple):
-    """A kept row: its number in the corpus, the span that is its document, and the length of that.
+class _SelectedRow(NamedTuple):
+    """A selected row: its number in the corpus, the span of its document, and the document's length.
 
-    The length belongs to the row, because groups with the same document may leave it different room.
+    The length is per row, because the limit may cut a document to different lengths in different groups.
     """
 
     row: int
@@ -94,26 +94,28 @@ class _Kept(NamedTuple):
     length: int
 
     def spans(self, corpus: Corpus) -> list[tuple[int, int]]:
-        """Its spans as (span number, length)."""
+        """Return its spans as (span number, length)."""
         spans = corpus.rows[self.row].spans
         lengths = corpus.lengths[list(spans)].tolist()
-        return [(one, self.length if one == self.document else own) for one, own in zip(spans, lengths, strict=True)]
+        return [
+            (span, self.length if span == self.document else size) for span, size in zip(spans, lengths, strict=True)
+        ]
 
 
-def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_Kept], int, int]:
-    """Return the kept rows in file order and the numbers of documents that were cut and dropped."""
-    kept: list[_Kept] = []
+def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_SelectedRow], int, int]:
+    """Return the selected rows in file order and the numbers of cut and dropped documents."""
+    selected: list[_SelectedRow] = []
     groups = cut = dropped = 0
-    rooms = _Rooms(corpus, selection)
+    limits = _DocumentLimits(corpus, selection)
     for members in _groups(corpus.rows).values():
         if groups == selection.documents:
             break
-        fitting, shortened, misfits = _fit(rooms, members[: selection.questions_per_document])
-        kept += fitting
+        fitting, shortened, too_long = _fit(limits, members[: selection.questions_per_document])
+        selected += fitting
         cut += shortened
-        dropped += misfits
+        dropped += too_long
         groups += bool(fitting)
-    return sorted(kept), cut, dropped
+    return sorted(selected), cut, dropped
 
 
 def _groups(rows: Iterable[Row]) -> dict[int, list[int]]:
@@ -123,50 +125,50 @@ def _groups(rows: Iterable[Row]) -> dict[int, list[int]]:
     return groups
 
 
-def _fit(rooms: _Rooms, members: list[int]) -> tuple[list[_Kept], int, int]:
-    """Apply the length limit to one group: its fitting rows, how many documents were cut, how many dropped."""
-    corpus = rooms.corpus
-    fitting: list[_Kept] = []
+def _fit(limits: _DocumentLimits, members: list[int]) -> tuple[list[_SelectedRow], int, int]:
+    """Apply the length limit to one group; return its fitting rows and the numbers of cut and dropped documents."""
+    corpus = limits.corpus
+    fitting: list[_SelectedRow] = []
     cut = dropped = 0
     for document, rows in _by_document(corpus, members).items():
         length = int(corpus.lengths[document])
-        room = rooms.of(document, rows)
-        if room < length and (rooms.selection.too_long == "drop" or room < 1):
+        limit = limits.of(document, rows)
+        if limit < length and (limits.selection.too_long == "drop" or limit < 1):
             dropped += 1
             continue
-        cut += room < length
-        fitting += [_Kept(row, document, min(room, length)) for row in rows]
+        cut += limit < length
+        fitting += [_SelectedRow(row, document, min(limit, length)) for row in rows]
     return fitting, cut, dropped
 
 
 @dataclass(frozen=True)
-class _Rooms:
-    """What the length limit leaves for documents."""
+class _DocumentLimits:
+    """Largest document lengths under the length limit of the prompt."""
 
     corpus: Corpus
     selection: Selection
 
     def of(self, document: int, rows: list[int]) -> int:
-        """Tokens of the document that the longest of its prompts has room for, its own length without a limit."""
+        """Return the tokens of a document that fit in the longest of its prompts; its length if there is no limit."""
         limit, documents = self.selection.max_prompt_tokens, self.selection.documents_per_prompt
         if limit is None:
             return int(self.corpus.lengths[document])
-        beside = max(map(self._beside, rows)) if documents == 1 else self._most_beside
-        return (limit - beside) // documents
+        other_tokens = max(map(self._other_tokens, rows)) if documents == 1 else self._most_other_tokens
+        return (limit - other_tokens) // documents
 
-    def _beside(self, row: int) -> int:
-        """Tokens of a prompt beside its document."""
+    def _other_tokens(self, row: int) -> int:
+        """Return the tokens of a prompt outside its document."""
         spans = self.corpus.rows[row].spans
         document = _document_span(self.corpus, self.corpus.rows[row])
         return int(self.corpus.lengths[list(spans)].sum() - self.corpus.lengths[document])
 
     @cached_property
-    def _most_beside(self) -> int:
-        """Tokens beside the document of the longest prompt that may be served."""
-        # A dropped document makes room for a later one.
+    def _most_other_tokens(self) -> int:
+        """Largest number of tokens outside the document, over all prompts that may be served."""
+        # A later document can replace a dropped one, so all documents count.
         count = None if self.selection.too_long == "drop" else self.selection.documents
         groups = list(_groups(self.corpus.rows).values())[:count]
-        return max(self._beside(row) for rows in groups for row in rows[: self.selection.questions_per_document])
+        return max(self._other_tokens(row) for rows in groups for row in rows[: self.selection.questions_per_document])
 
 
 def _by_document(corpus: Corpus, members: list[int]) -> dict[int, list[int]]:
@@ -177,13 +179,13 @@ def _by_document(corpus: Corpus, members: list[int]) -> dict[int, list[int]]:
 
 
 def _document_span(corpus: Corpus, row: Row) -> int:
-    """The span that a length limit may shorten: the first reusable one, or the last where none is reusable."""
+    """Return the span that a length limit may shorten: the first reusable one, or the last if none is reusable."""
     return next((span for span in row.spans if corpus.reusable[span]), row.spans[-1])
 
 
-def _spans(corpus: Corpus, kept: Iterable[_Kept]) -> dict[tuple[int, int], Span]:
-    used = sorted({span for row in kept for span in row.spans(corpus)})
-    # Ascending lengths: the last one that the dictionary keeps is the longest.
+def _spans(corpus: Corpus, rows: Iterable[_SelectedRow]) -> dict[tuple[int, int], Span]:
+    used = sorted({span for row in rows for span in row.spans(corpus)})
+    # Lengths ascend, so the dictionary keeps the longest one of each span.
     tokens = corpus.expand(dict(used))
     return {
         (span, length): Span(tokens[span][:length], bool(corpus.independent[span]), bool(corpus.reusable[span]))
@@ -191,18 +193,20 @@ def _spans(corpus: Corpus, kept: Iterable[_Kept]) -> dict[tuple[int, int], Span]
     }
 
 
-def _requests(corpus: Corpus, kept: Sequence[_Kept], selection: Selection) -> tuple[Request, ...]:
-    spans = _spans(corpus, kept)
+def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: Selection) -> tuple[Request, ...]:
+    spans = _spans(corpus, selected_rows)
     numbers: dict[int, int] = {}
     return tuple(
         Request(
             id=number,
             group_id=numbers.setdefault(row.group_id, len(numbers)),
-            spans=tuple([spans[span] for span in one.spans(corpus)]),
+            spans=tuple([spans[span] for span in selected.spans(corpus)]),
             output_len=selection.output_tokens or row.output_len or selection.unknown_output,
             arrived_at=0 if corpus.arrived_at is None else corpus.arrived_at[index],
             answer=row.answer,
             wait_ns=0 if corpus.waits_ns is None else corpus.waits_ns[index],
         )
-        for number, (index, row, one) in enumerate((one.row, corpus.rows[one.row], one) for one in kept)
+        for number, (index, row, selected) in enumerate(
+            (selected.row, corpus.rows[selected.row], selected) for selected in selected_rows
+        )
     )

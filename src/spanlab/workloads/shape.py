@@ -1,4 +1,4 @@
-"""The text-free form of a workload: lengths and shared beginnings of its spans, which is all that decisions see."""
+"""Shape: a workload without text, as lengths and shared prefixes of its spans, which is all that policies need."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Shape:
     `flags`            uint8, shape (spans,): bit 0 independent, bit 1 reusable.
     `request_spans`    int64, all requests' span numbers end to end; `span_counts[r]` of them belong to request r.
     `groups`, `output_lens`  int64, shape (requests,); output length 0 means unknown.
-    `arrivals_s`       int64, shape (requests,): seconds since the first request; None where nobody recorded them.
-    `meta`             JSON: format, name, kind, detail, inputs, tokenizer, joints and what the maker adds.
+    `arrivals_s`       int64, shape (requests,): seconds since the first request; None if not recorded.
+    `meta`             JSON: format, name, kind, detail, inputs, tokenizer, joints and extra metadata of the maker.
     """
 
     lengths: NDArray[np.int64]
@@ -49,23 +49,25 @@ class Shape:
     arrivals_s: NDArray[np.int64] | None = None
 
     def requests(self) -> list[tuple[int, ...]]:
-        """Span numbers of each request."""
+        """Return the span numbers of each request."""
         flat = self.request_spans.tolist()
         ends = np.cumsum(self.span_counts).tolist()
         return [tuple(flat[start:stop]) for start, stop in zip([0, *ends], ends, strict=False)]
 
     def corpus(self) -> Corpus:
-        """The shape's spans and requests without times; token ids are made only for what is selected."""
+        """Return the spans and requests without times; token ids are made only for selected requests."""
         rows = tuple(map(Row, self.groups.tolist(), self.requests(), self.output_lens.tolist()))
         independent, reusable = (self.flags & INDEPENDENT) > 0, (self.flags & REUSABLE) > 0
-        meta, made = self.meta, partial(expand, self)
-        corpus = Corpus(meta["name"], meta["kind"], meta["detail"], self.lengths, independent, reusable, rows, made)
+        meta, expand_shape = self.meta, partial(expand, self)
+        corpus = Corpus(
+            meta["name"], meta["kind"], meta["detail"], self.lengths, independent, reusable, rows, expand_shape
+        )
         return replace(corpus, joints=self._joints) if JOINTS in meta else corpus
 
     def _joints(self) -> Joints:
-        """What joins the parts of a prompt; the separator's ids are those behind all others."""
-        counts, taken = dict(self.meta[JOINTS]), int((self.lengths - self.lcps).sum())
-        separator = np.arange(taken, taken + counts.pop("separator"), dtype=np.int32)
+        """Return the joints of a prompt; the separator's ids follow all other ids."""
+        counts, used_ids = dict(self.meta[JOINTS]), int((self.lengths - self.lcps).sum())
+        separator = np.arange(used_ids, used_ids + counts.pop("separator"), dtype=np.int32)
         return Joints(separator, **counts)
 
 
@@ -75,14 +77,14 @@ JOINTS = "joints"
 
 
 def measure(workload: Workload, **meta: Any) -> Shape:
-    """Measure the shape of real token ids; raise ValueError if the shape would share more or less than they do.
+    """Measure the shape of real token ids; raise ValueError if the shape shares other prefixes than they do.
 
     `meta` overrides or extends the metadata; its values are JSON.
     """
     spans, numbers = _distinct(workload)
     requests = [[numbers[_identity(span)] for span in request.spans] for request in workload.requests]
     provenance = workload.provenance
-    about = {"format": FORMAT_VERSION, "name": workload.name, "kind": provenance.kind, "detail": provenance.detail}
+    defaults = {"format": FORMAT_VERSION, "name": workload.name, "kind": provenance.kind, "detail": provenance.detail}
     shape = Shape(
         lengths=np.array([len(span.tokens) for span in spans], dtype=np.int64),
         lcps=np.array([0, *map(_shared_spans, spans, spans[1:])], dtype=np.int64),
@@ -91,30 +93,30 @@ def measure(workload: Workload, **meta: Any) -> Shape:
         span_counts=np.array([len(request) for request in requests], dtype=np.int64),
         groups=np.array([request.group_id for request in workload.requests], dtype=np.int64),
         output_lens=np.array([request.output_len for request in workload.requests], dtype=np.int64),
-        meta=about | meta,
+        meta=defaults | meta,
     )
     _verify(shape, [request.tokens for request in workload.requests])
     return shape
 
 
-def expand(shape: Shape, wanted: Mapping[int, int]) -> dict[int, Tokens]:
-    """Make the first `wanted[span]` token ids of each span: span i is span i - 1 up to their shared length, then ids
-    from a counter.
+def expand(shape: Shape, requested: Mapping[int, int]) -> dict[int, Tokens]:
+    """Make the first `requested[span]` token ids of each span, int32.
 
-    An id stands for one place in the tree of spans, so it does not depend on what else is wanted; int32.
+    Span i equals span i - 1 up to their shared length, then has ids from a counter. An id stands for one position in
+    the tree of spans, so it does not depend on the other requested spans.
     """
-    need = _needed(shape, wanted)
+    needed = _needed(shape, requested)
     fresh = shape.lengths - shape.lcps
     starts = (np.cumsum(fresh) - fresh - shape.lcps).tolist()
     lcps = shape.lcps.tolist()
-    current = np.zeros(max(need, default=0), dtype=np.int32)
-    made = {}
-    for span, (length, lcp, start) in enumerate(zip(need, lcps, starts, strict=True)):
+    current = np.zeros(max(needed, default=0), dtype=np.int32)
+    tokens = {}
+    for span, (length, lcp, start) in enumerate(zip(needed, lcps, starts, strict=True)):
         if length > lcp:
             current[lcp:length] = np.arange(start + lcp, start + length, dtype=np.int32)
-        if span in wanted:
-            made[span] = current[: wanted[span]].copy()
-    return made
+        if span in requested:
+            tokens[span] = current[: requested[span]].copy()
+    return tokens
 
 
 def save(shape: Shape, path: Path) -> Path:
@@ -130,31 +132,31 @@ def save(shape: Shape, path: Path) -> Path:
 def load(path: Path) -> Shape:
     """Read a shape; raise ValueError if its format is not the one this code writes."""
     try:
-        with np.load(path, allow_pickle=False) as held:
-            meta = orjson.loads(held["meta"].tobytes())
-            arrays = {name: held[name].astype(np.uint8 if name == "flags" else np.int64) for name in ARRAYS}
-            times = held[TIMES].astype(np.int64) if TIMES in held else None
-    except (BadZipFile, EOFError, KeyError, ValueError) as error:  # truncated, empty, or something else
+        with np.load(path, allow_pickle=False) as archive:
+            meta = orjson.loads(archive["meta"].tobytes())
+            arrays = {name: archive[name].astype(np.uint8 if name == "flags" else np.int64) for name in ARRAYS}
+            times = archive[TIMES].astype(np.int64) if TIMES in archive else None
+    except (BadZipFile, EOFError, KeyError, ValueError) as error:  # truncated, empty, or of another format
         raise ValueError(f"shape {path} cannot be read; expected a file that make_shape has written") from error
     if meta["format"] != FORMAT_VERSION:
         raise ValueError(f"shape {path} has format {meta['format']}; expected {FORMAT_VERSION}")
     return Shape(**arrays, meta=meta, arrivals_s=times)
 
 
-def shared_length(one: Tokens, other: Tokens) -> int:
+def shared_length(tokens: Tokens, other: Tokens) -> int:
     """Length of the longest common prefix, in tokens."""
-    length = min(len(one), len(other))
-    differing = one[:length] != other[:length]
-    first = int(differing.argmax()) if length else 0
-    return first if length and differing[first] else length
+    length = min(len(tokens), len(other))
+    differs = tokens[:length] != other[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
 
 
-def _shared_spans(one: Span, other: Span) -> int:
-    return shared_length(one.tokens, other.tokens)
+def _shared_spans(span: Span, other: Span) -> int:
+    return shared_length(span.tokens, other.tokens)
 
 
 def _sort_key(tokens: Tokens) -> bytes:
-    """Bytes that sort as the token ids do."""
+    """Return bytes that sort in the order of the token ids."""
     return tokens.astype(">i4").tobytes()
 
 
@@ -169,32 +171,35 @@ def _distinct(workload: Workload) -> tuple[list[Span], dict[tuple[bytes, bool, b
 
 
 def _verify(shape: Shape, prompts: Sequence[Tokens]) -> None:
-    """Compare neighbours in sorted order, which is enough.
+    """Raise ValueError if prompts of the shape share other prefix lengths than the real prompts.
 
-    A made id stands for one real token, so made prompts never share more than real ones do; and as any two prompts
-    share the least of what the neighbours between them share, equal neighbours leave no room for sharing less.
+    Comparing neighbours in sorted order suffices. A made id stands for one real token, so made prompts never share more
+    than real ones. Two prompts share the minimum over the neighbours between them, so they do not share less either.
     """
     spans = expand(shape, dict(enumerate(shape.lengths.tolist())))
-    made = [np.concatenate([spans[span] for span in request]) for request in shape.requests()]
+    prompts_of_shape = [np.concatenate([spans[span] for span in request]) for request in shape.requests()]
     order = sorted(range(len(prompts)), key=lambda request: _sort_key(prompts[request]))
-    for one, other in pairwise(order):
-        real, kept = shared_length(prompts[one], prompts[other]), shared_length(made[one], made[other])
-        if real != kept:
+    for first, second in pairwise(order):
+        real, made_length = (
+            shared_length(prompts[first], prompts[second]),
+            shared_length(prompts_of_shape[first], prompts_of_shape[second]),
+        )
+        if real != made_length:
             raise ValueError(
-                f"the shape of {shape.meta['name']} keeps {kept} of the {real} tokens that prompts {one} and {other} "
-                f"share; expected spans of which none continues another one's text"
+                f"the shape of {shape.meta['name']} keeps {made_length} of the {real} tokens that prompts {first} and "
+                f"{second} share; expected spans of which none continues the text of another"
             )
 
 
-def _needed(shape: Shape, wanted: Mapping[int, int]) -> list[int]:
-    """Leading tokens to make of each span: what is wanted of it, and what later spans take over from it."""
-    need = [0] * len(shape.lengths)
+def _needed(shape: Shape, requested: Mapping[int, int]) -> list[int]:
+    """Return how many leading tokens of each span to make: those requested of it or copied by later spans."""
+    needed = [0] * len(shape.lengths)
     carried = 0
     lcps = [*shape.lcps.tolist(), 0]
-    for span in range(len(need) - 1, -1, -1):
-        carried = max(wanted.get(span, 0), min(carried, lcps[span + 1]))
-        need[span] = carried
-    return need
+    for span in range(len(needed) - 1, -1, -1):
+        carried = max(requested.get(span, 0), min(carried, lcps[span + 1]))
+        needed[span] = carried
+    return needed
 
 
 def _smallest(array: NDArray[Any]) -> NDArray[Any]:
@@ -202,7 +207,7 @@ def _smallest(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def committed(name: str, path: Path | None) -> Shape:
-    """The shape in a file or folder that `make_shape` has written; the committed one where none is given."""
+    """Load the shape `name` from a file or folder that make_shape wrote; None loads the committed shape."""
     folder = SHAPES if path is None else path
     file = folder if folder.suffix == ".npz" else folder / f"{name}.npz"
     if not file.is_file():
@@ -211,5 +216,5 @@ def committed(name: str, path: Path | None) -> Shape:
 
 
 def committed_names() -> set[str]:
-    """Names of the committed shapes; a workload may be made of another one's."""
+    """Return the names of the committed shapes; one workload may use the shape of another."""
     return {path.stem for path in SHAPES.glob("*.npz")}

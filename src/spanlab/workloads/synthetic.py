@@ -1,4 +1,4 @@
-"""Made-up prompts: groups of requests that share a leading part of chosen length."""
+"""Synthetic prompts: groups of requests that share a prefix of chosen length."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ DISTRIBUTIONS: dict[str, Draw] = {
 
 @dataclass
 class Synthetic:
-    """Groups of prompts with a shared prefix, the overlap; draws are clipped to what a prompt can hold.
+    """Groups of prompts with a shared prefix, the overlap; draws are clipped to the length of a prompt.
 
     `groups`              groups of requests
     `requests_per_group`  requests of each group
     `prompt_tokens`       length of every prompt
     `kind`                distribution of the overlap: uniform, normal or fixed
-    `unit`                of the overlap: fraction of the prompt, or tokens
+    `unit`                unit of the overlap: fraction of the prompt, or tokens
     `value`               the overlap; fixed only
-    `low`                 least overlap; uniform only
+    `low`                 smallest overlap; uniform only
     `high`                largest overlap; uniform only
     `mean`                mean overlap; normal only
-    `sd`                  its standard deviation; normal only
-    `seed`                of the draws
+    `sd`                  standard deviation of the overlap; normal only
+    `seed`                seed of the draws
     """
 
     groups: int = 48
@@ -78,7 +78,7 @@ def modelled(synthetic: Synthetic) -> Corpus:
     total = options.groups * options.prompt_tokens + int((options.prompt_tokens - overlaps).sum())
     if total > LARGEST_TOKEN:
         raise ValueError(
-            f"workload.synthetic.prompt_tokens={options.prompt_tokens} asks for {total} ids; expected fewer than 2^31"
+            f"workload.synthetic.prompt_tokens={options.prompt_tokens} needs {total} ids; expected fewer than 2^31"
         )
     spans, rows = _prompts(options, overlaps)
     reusable = np.array([is_base for _, is_base in spans], dtype=bool)
@@ -91,7 +91,7 @@ def modelled(synthetic: Synthetic) -> Corpus:
 
 
 def _overlaps(options: Synthetic) -> NDArray[np.int64]:
-    """Shared tokens per request, shape (groups, requests_per_group)."""
+    """Draw the shared tokens of each request, shape (groups, requests_per_group)."""
     draw = np.random.default_rng(options.seed)
     drawn = DISTRIBUTIONS[options.kind](options, draw, options.groups * options.requests_per_group)
     scale = options.prompt_tokens if options.unit == "fraction" else 1
@@ -100,7 +100,7 @@ def _overlaps(options: Synthetic) -> NDArray[np.int64]:
 
 
 def _prompts(options: Synthetic, overlaps: NDArray[np.int64]) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
-    """Spans with their reusable flag, and rows."""
+    """Return spans with their reusable flag, and rows."""
     length, ids = options.prompt_tokens, FreshIds()
     spans: list[tuple[Tokens, bool]] = []
     rows = []
@@ -113,8 +113,8 @@ def _prompts(options: Synthetic, overlaps: NDArray[np.int64]) -> tuple[list[tupl
     return spans, tuple(rows)
 
 
-def _request_spans(shared: Tokens, fresh: Tokens, promised: bool) -> list[tuple[Tokens, bool]]:
-    """Two spans where the shared length is the same for all, and so a promise; else one span without a boundary."""
-    if not promised:
+def _request_spans(shared: Tokens, fresh: Tokens, boundary: bool) -> list[tuple[Tokens, bool]]:
+    """Return two spans if all requests share the same length, a known boundary; else one span."""
+    if not boundary:
         return [(np.concatenate([shared, fresh]), False)]
-    return [(part, reusable) for part, reusable in ((shared, True), (fresh, False)) if len(part)]
+    return [(tokens, reusable) for tokens, reusable in ((shared, True), (fresh, False)) if len(tokens)]

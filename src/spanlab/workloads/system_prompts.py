@@ -20,12 +20,12 @@ EXPECTED = "a folder of Markdown prompts or a Parquet file with prompt_id and to
 QUERIES_KEY = "workload.queries_path"
 QUERIES_EXPECTED = "a jsonl file with one user query a row, in the field query"
 QUERY_SEED = 20240229
-QUERIES_PER_PROMPT = 30  # as the committed shape has them
+QUERIES_PER_PROMPT = 30  # as in the committed shape
 
 
 @workload("system_prompts", "shape")
 def measured(path: Path | None = None) -> Corpus:
-    """System prompts by their measured lengths: the committed ones, or those at `path`."""
+    """Return system prompts by measured lengths: the committed shape, or the one at `path`."""
     return committed("system_prompts", path).corpus()
 
 
@@ -37,17 +37,17 @@ def local(
     cache_dir: Path | None = None,
     queries_per_prompt: int | None = None,
 ) -> Corpus:
-    """System prompts from a folder of Markdown files or a table of token ids, with queries from a jsonl file."""
-    bodies = _bodies(path)
+    """Read system prompts from a folder of Markdown files or a table of token ids, and queries from a jsonl file."""
+    bodies = _system_prompts(path)
     queries = read_queries(queries_path)
-    documents = deal(bodies, queries, queries_per_prompt or min(QUERIES_PER_PROMPT, len(queries)))
+    documents = draw_queries(bodies, queries, queries_per_prompt or min(QUERIES_PER_PROMPT, len(queries)))
     nouns = f"{{documents}} system prompts, {{requests}} user queries, {path.name}"
     layout = prompts.SYSTEM_PROMPTS
     return text_corpus(("system_prompts", "local text", nouns), documents, layout, tokenizer, cache_dir)
 
 
 def read_queries(path: Path | None) -> list[str]:
-    """Distinct user queries in file order; rows of another `kind` than chat, such as search, are left out."""
+    """Return distinct user queries in file order; rows of a `kind` other than chat, such as search, are left out."""
     rows = read_jsonl(path, QUERIES_KEY, QUERIES_EXPECTED)
     chat = [row for row in rows if row.get("kind", "chat") == "chat"]
     texts = (field(row, "query", str(path), QUERIES_KEY, QUERIES_EXPECTED).strip() for row in chat)
@@ -57,21 +57,21 @@ def read_queries(path: Path | None) -> list[str]:
     return queries
 
 
-def deal(bodies: list[Part], queries: list[str], per_prompt: int) -> list[Document]:
-    """Draw `per_prompt` different queries for each prompt, the same ones for the same input on every machine."""
+def draw_queries(bodies: list[Part], queries: list[str], per_prompt: int) -> list[Document]:
+    """Draw `per_prompt` different queries for each prompt; the draw is the same on every machine."""
     if not 1 <= per_prompt <= len(queries):
         raise ValueError(
-            f"workload.queries_per_prompt={per_prompt}; expected 1 to {len(queries)}, the queries there are"
+            f"workload.queries_per_prompt={per_prompt}; expected 1 to {len(queries)}, the number of queries"
         )
-    draw = np.random.default_rng(QUERY_SEED)
-    chosen = [draw.choice(len(queries), size=per_prompt, replace=False) for _ in bodies]
+    rng = np.random.default_rng(QUERY_SEED)
+    draws = [rng.choice(len(queries), size=per_prompt, replace=False) for _ in bodies]
     return [
-        Document(body, tuple(Question(queries[index]) for index in picks))
-        for body, picks in zip(bodies, chosen, strict=True)
+        Document(body, tuple(Question(queries[index]) for index in indexes))
+        for body, indexes in zip(bodies, draws, strict=True)
     ]
 
 
-def _bodies(path: Path | None) -> list[Part]:
+def _system_prompts(path: Path | None) -> list[Part]:
     if path is not None and path.is_dir():
         files = sorted(path.rglob("*.md"))
         if not files:

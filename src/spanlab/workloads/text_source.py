@@ -1,4 +1,4 @@
-"""From documents in text form to a corpus: find the tokenizer, tokenise or read the cache, state the provenance."""
+"""Corpora of text documents: find the tokenizer, tokenise or read the cache, record the provenance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.models.hub import look_for_network
-from spanlab.workloads.cache import cache_key, cached
+from spanlab.workloads.cache import cache_key, load_or_build
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.encoding import encode_documents, encode_parts
 from spanlab.workloads.files import SourceUnavailable
@@ -20,7 +20,7 @@ from spanlab.workloads.shape import shared_length
 from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
 from spanlab.workloads.workload import ProvenanceKind
 
-#: Two questions whose last tokens differ, so that their prompts end alike in nothing but the answer's opening.
+#: Two questions whose last tokens differ, so that their prompts share only the answer's opening as a suffix.
 PROBES = (Question("A"), Question("B?"))
 
 
@@ -33,29 +33,29 @@ def text_corpus(
 ) -> Corpus:
     """Make the corpus of `documents`.
 
-    `about`  its name, its provenance, and the start of its detail, with `{documents}` and `{requests}`
+    `about`  name, provenance, and start of the detail, with placeholders `{documents}` and `{requests}`
     """
     name, kind, nouns = about
-    refuse_nothing(name, documents)
-    found = find_tokenizer(tokenizer)
-    key = cache_key(name, documents, layout, found.sha256)
-    text = cached(cache_dir, key, lambda: encode_documents(documents, layout, found))
-    corpus = text.corpus(name, kind, f"{nouns}, {found.name} tokenizer")
-    return replace(corpus, joints=partial(joints_of, layout, found))
+    check_not_empty(name, documents)
+    tokenizer_file = find_tokenizer(tokenizer)
+    key = cache_key(name, documents, layout, tokenizer_file.sha256)
+    text = load_or_build(cache_dir, key, lambda: encode_documents(documents, layout, tokenizer_file))
+    corpus = text.corpus(name, kind, f"{nouns}, {tokenizer_file.name} tokenizer")
+    return replace(corpus, joints=partial(joints_of, layout, tokenizer_file))
 
 
 def joints_of(layout: Layout, tokenizer: TokenizerFile) -> Joints:
-    """The joints of a layout's prompts in the tokens of `tokenizer`."""
+    """Return the joints of a layout's prompts in tokens of `tokenizer`."""
     marks = tokenizer.marks
     separator = encode_parts(layout.separator(marks), tokenizer)
-    one, other = (encode_parts(layout.question(probe, marks), tokenizer) for probe in PROBES)
-    answer = shared_length(one[::-1], other[::-1])
-    opening = one[len(one) - answer :]
-    return Joints(separator, shared_length(separator, one), shared_length(separator, opening), answer)
+    first, second = (encode_parts(layout.question(probe, marks), tokenizer) for probe in PROBES)
+    answer = shared_length(first[::-1], second[::-1])
+    opening = first[len(first) - answer :]
+    return Joints(separator, shared_length(separator, first), shared_length(separator, opening), answer)
 
 
-def refuse_nothing(name: str, documents: Sequence[Document]) -> None:
-    """Raise ValueError for a source without any question or with an empty document."""
+def check_not_empty(name: str, documents: Sequence[Document]) -> None:
+    """Raise ValueError for a source without questions or with an empty document."""
     if not any(document.questions for document in documents):
         raise ValueError(f"workload.kind={name} has a source without any question; expected at least one")
     for number, document in enumerate(documents):
@@ -64,12 +64,11 @@ def refuse_nothing(name: str, documents: Sequence[Document]) -> None:
 
 
 def hub_rows(dataset: str, split: str) -> Any:
-    """Load one split from the hub, row by row; raise SourceUnavailable if it can be had neither there nor from its
-    local cache."""
+    """Load the rows of one split from the hub or its local cache; raise SourceUnavailable if neither has it."""
     look_for_network()
     import datasets
 
-    # its client narrates every retry; one sentence at the end says it all
+    # The client logs every retry, and one error at the end is enough.
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     try:
         return datasets.load_dataset(dataset, split=split)

@@ -1,4 +1,4 @@
-"""Prompts that were tokenised elsewhere: a Parquet table of token ids."""
+"""Tokenised prompts: a Parquet table of token ids."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ EXPECTED = "a Parquet file with the columns group_id, idx, tokens and n_tokens"
 
 @workload("tokenised", "local")
 def local(path: Path, vocab_fold: int | None = None) -> Corpus:
-    """One request a row in file order, each one ordered span; groups are numbered by first appearance."""
+    """Return one request per row in file order, of one ordered span; groups are numbered by first appearance."""
     table = read_columns(path, COLUMNS, KEY, EXPECTED)
     spans = token_lists(table, "tokens", path, KEY, EXPECTED, vocab_fold)
     stated = integers(table, "n_tokens", path, KEY, EXPECTED)
-    wrong = np.flatnonzero(stated != [len(span) for span in spans])
-    if len(wrong):
-        row = int(wrong[0])
+    mismatches = np.flatnonzero(stated != [len(span) for span in spans])
+    if len(mismatches):
+        row = int(mismatches[0])
         raise ValueError(
             f"{KEY}={path} has n_tokens={stated[row]} in row {row} where the column tokens holds "
             f"{len(spans[row])}; expected n_tokens to be the length of tokens"

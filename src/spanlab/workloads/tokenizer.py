@@ -1,4 +1,4 @@
-"""Finding a tokenizer: a file, a folder that holds one, or a name on the hub."""
+"""Lookup of a tokenizer: a file, a folder with one, a packaged model, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = "a tokenizer.json, a folder that holds one, a packaged model, or a hu
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer's bytes; parsed only when something must be tokenised, because parsing is slow."""
+    """The bytes of a tokenizer file; it is parsed on first use, because parsing is slow."""
 
     name: str
     content: bytes
@@ -36,43 +36,43 @@ class TokenizerFile:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The parsed tokenizer, told to read special tokens in text as plain characters."""
+        """The parsed tokenizer, which encodes special tokens in text as plain characters."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_buffer(self.content)
-        # A document that spells out <|im_end|> must not be able to close its own turn.
+        # A document that contains the text <|im_end|> must not close its turn.
         tokenizer.encode_special_tokens = True
         return tokenizer
 
     @cached_property
     def marks(self) -> TurnMarks | None:
-        """Turn marks of the chat template, or None if this vocabulary has none."""
+        """Turn marks of the chat template, or None if the vocabulary has none."""
         ids = [self.tokenizer.token_to_id(mark) for mark in ("<|im_start|>", "<|im_end|>")]
         if None in ids:
             return None
         return TurnMarks(*(np.array([number], dtype=np.int32) for number in ids))
 
 
-def find_tokenizer(where: str | Path | None) -> TokenizerFile:
-    """Load a tokenizer's file; raise SourceUnavailable, naming `workload.tokenizer`, if it cannot be had."""
-    if where is None:
+def find_tokenizer(source: str | Path | None) -> TokenizerFile:
+    """Load a tokenizer's file; raise SourceUnavailable, naming `workload.tokenizer`, if it is not available."""
+    if source is None:
         raise SourceUnavailable(f"workload.tokenizer is not set and text needs one; expected {EXPECTED}")
-    where = installed_model(where)
-    path = Path(where)
+    source = installed_model(source)
+    path = Path(source)
     file = path / "tokenizer.json" if path.is_dir() else path
     if file.is_file():
-        return _checked(_name(file), file, file)
-    if isinstance(where, Path) or path.suffix == ".json" or path.is_absolute() or str(where).startswith("."):
-        raise SourceUnavailable(f"workload.tokenizer={where} does not exist; expected {EXPECTED}")
-    return _checked(str(where).rsplit("/", 1)[-1], _download(str(where)), where)
+        return _load(_name(file), file, file)
+    if isinstance(source, Path) or path.suffix == ".json" or path.is_absolute() or str(source).startswith("."):
+        raise SourceUnavailable(f"workload.tokenizer={source} does not exist; expected {EXPECTED}")
+    return _load(str(source).rsplit("/", 1)[-1], _download(str(source)), source)
 
 
-def _checked(name: str, file: Path, where: str | Path) -> TokenizerFile:
+def _load(name: str, file: Path, source: str | Path) -> TokenizerFile:
     content = file.read_bytes()
     try:
         model = orjson.loads(content)["model"]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"workload.tokenizer={where} is not a tokenizer file; expected {EXPECTED}") from error
+        raise ValueError(f"workload.tokenizer={source} is not a tokenizer file; expected {EXPECTED}") from error
     assert model is not None, f"a tokenizer file without a model: {name}"
     return TokenizerFile(name, content)
 
@@ -90,5 +90,5 @@ def _download(name: str) -> Path:
         return Path(hf_hub_download(name, "tokenizer.json"))
     except (OSError, HFValidationError) as error:
         raise SourceUnavailable(
-            f"workload.tokenizer={name} cannot be had from the hub ({type(error).__name__}); expected {EXPECTED}"
+            f"workload.tokenizer={name} cannot be loaded from the hub ({type(error).__name__}); expected {EXPECTED}"
         ) from error

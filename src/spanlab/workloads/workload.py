@@ -1,4 +1,4 @@
-"""What a workload is once it is ready to be served: requests, and where they come from."""
+"""Workload: requests that are ready to be served, and their provenance."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ProvenanceKind = Literal["hub text", "local text", "local trace", "measured shap
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the requests come from, and what the length limit did to them.
+    """Source of the requests, and the effect of the length limit on them.
 
-    `detail`             one human sentence without its full stop, with the numbers that were selected.
+    `detail`             one sentence without its full stop, with the selected numbers.
     `documents_cut`      documents shortened to fit `max_prompt_tokens`.
     `documents_dropped`  documents left out, with their questions, because they do not fit.
     """
@@ -28,7 +28,7 @@ class Provenance:
     documents_dropped: int = 0
 
     def line(self) -> str:
-        """One line for summaries and figures, such as `measured shape: 48 QuALITY articles, …; 2 documents cut`."""
+        """Return one line for figures and summaries: `measured shape: 48 QuALITY articles, …; 2 documents cut`."""
         counts = ((self.documents_cut, "cut"), (self.documents_dropped, "dropped"))
         return "; ".join(
             [f"{self.kind}: {self.detail}"]
@@ -40,8 +40,8 @@ class Provenance:
 class Workload:
     """Requests with ids 0..n-1 in file order and groups numbered by first appearance.
 
-    `labels`  what analyses group requests by: a value per request, in their order, under each name.
-    `log`     the log that the workload is, in columns; `requests` are made of it only where they are served.
+    `labels`  label names that analyses group requests by, each with a value per request, in request order.
+    `log`     the log of a workload from a log, in columns; `requests` is empty until a study serves it.
     """
 
     name: str
@@ -52,30 +52,30 @@ class Workload:
 
     @property
     def size(self) -> int:
-        """How many requests there are."""
+        """Number of requests."""
         return len(self.requests) if self.log is None else self.log.requests
 
-    def called(self, name: str) -> Workload:
-        """The same requests under another name: a file may hold other data than its format is named after."""
+    def with_name(self, name: str) -> Workload:
+        """Return the workload under another name, because a file may contain other data than its format suggests."""
         provenance = replace(self.provenance, detail=f"{name}, read as {self.provenance.detail}")
         return replace(self, name=name, provenance=provenance)
 
-    def changed(self, requests: Sequence[Request], how: str) -> Workload:
-        """Other prompts of the same requests, and in the provenance how they differ."""
-        provenance = replace(self.provenance, detail=f"{self.provenance.detail}; {how}")
+    def with_requests(self, requests: Sequence[Request], change: str) -> Workload:
+        """Return the workload with changed requests, and add the change to the provenance."""
+        provenance = replace(self.provenance, detail=f"{self.provenance.detail}; {change}")
         return replace(self, requests=tuple(requests), provenance=provenance)
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A request without its number, and its labels."""
+    """A request without its id, and its labels."""
 
     request: Request
     labels: Mapping[str, Label]
 
 
-def labelled_workload(name: str, detail: str, found: Sequence[Labelled]) -> Workload:
-    """The requests numbered in their order; all have the same names of labels."""
-    requests = tuple(replace(one.request, id=at) for at, one in enumerate(found))
-    labels = {key: tuple(one.labels[key] for one in found) for key in found[0].labels}
+def labelled_workload(name: str, detail: str, labelled: Sequence[Labelled]) -> Workload:
+    """Number the requests in order; all have the same label names."""
+    requests = tuple(replace(item.request, id=index) for index, item in enumerate(labelled))
+    labels = {key: tuple(item.labels[key] for item in labelled) for key in labelled[0].labels}
     return Workload(name, requests, Provenance("modelled", detail), labels)

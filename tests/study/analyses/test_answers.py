@@ -34,24 +34,24 @@ def outputs(folder, arm: str):
 
 
 def test_all_arms_follow_the_baseline(folder):
-    told = outputs(folder, "none").tokens
-    assert len(told) == 8
+    baseline_tokens = outputs(folder, "none").tokens
+    assert len(baseline_tokens) == 8
     for arm in ("radix", "pic"):
-        found = outputs(folder, arm)
-        assert all(np.array_equal(found.tokens[request], tokens) for request, tokens in told.items())
-        assert all(len(found.logits[request]) == len(tokens) for request, tokens in told.items())
+        arm_outputs = outputs(folder, arm)
+        assert all(np.array_equal(arm_outputs.tokens[request], tokens) for request, tokens in baseline_tokens.items())
+        assert all(len(arm_outputs.logits[request]) == len(tokens) for request, tokens in baseline_tokens.items())
 
 
 def test_prefix_caching_is_exact_and_position_independent_caching_is_not(folder):
     entries = json.loads((folder / "summary.json").read_bytes())["answers"]
-    assert {(one["arm"], one["order"]) for one in entries} == {
+    assert {(entry["arm"], entry["order"]) for entry in entries} == {
         (arm, order) for arm in ("none", "radix", "pic") for order in ("same", "shuffled")
     }
-    for one in entries:
-        assert one["n"] == 2
-        assert one["accuracy"] is None  # random weights answer nothing
-        assert one["floor"]["kl"][0] < 1e-9
-    kl = {(one["arm"], one["order"]): one["agreement"]["kl"][0] for one in entries if one["arm"] != "none"}
+    for entry in entries:
+        assert entry["n"] == 2
+        assert entry["accuracy"] is None  # random weights answer nothing
+        assert entry["floor"]["kl"][0] < 1e-9
+    kl = {(entry["arm"], entry["order"]): entry["agreement"]["kl"][0] for entry in entries if entry["arm"] != "none"}
     assert max(kl["radix", "same"], kl["radix", "shuffled"]) < 1e-9
     assert min(kl["pic", "same"], kl["pic", "shuffled"]) > 1e-4
 
@@ -83,26 +83,26 @@ def outputs_of(tokens: list[int], logits: np.ndarray) -> Outputs:
 def test_divergence_ends_with_the_answer():
     logits = np.eye(4)
     moved = logits.copy()
-    moved[2:] = moved[2:, ::-1]  # after the token 3, which ends the answer
-    asked = [Request(0, 0, (), answer="7")]
-    base, own = outputs_of([1, 3, 0, 0], logits), outputs_of([1, 3, 0, 0], moved)
-    (ended,), (whole,) = (answers._divergences(base, own, asked, stop) for stop in (3, None))
+    moved[2:] = moved[2:, ::-1]  # after token 3, which ends the answer
+    requests = [Request(0, 0, (), answer="7")]
+    base, arm = outputs_of([1, 3, 0, 0], logits), outputs_of([1, 3, 0, 0], moved)
+    (ended,), (full,) = (answers._divergences(base, arm, requests, stop) for stop in (3, None))
     assert (ended.predictions, ended.kl, ended.greedy) == (2, 0.0, True)
-    assert (whole.predictions, whole.greedy) == (4, False)
-    assert whole.kl > 0
+    assert (full.predictions, full.greedy) == (4, False)
+    assert full.kl > 0
 
 
 def test_different_texts_have_no_divergence():
-    asked = [Request(0, 0, (), answer="7")]
-    assert answers._divergences(outputs_of([1, 2], np.eye(2)), outputs_of([1, 1], np.eye(2)), asked, None) == ()
+    requests = [Request(0, 0, (), answer="7")]
+    assert answers._divergences(outputs_of([1, 2], np.eye(2)), outputs_of([1, 1], np.eye(2)), requests, None) == ()
 
 
 def test_spans_of_a_hybrid_are_composed_in_a_study(tmp_path):
-    """Not what full recompute says, for spans are computed alone; what prefix caching says of it, exactly."""
+    """Composed spans differ from full recompute, since they are computed alone; prefix caching is exact."""
     hybrid = ["model=tiny-hybrid", "arms=hybrid_pic", "only=[none,boundary,pic_exact]"]
     hybrid += ["workload.alias_questions.orders=[shuffled]"]
     folder = run_study(compose("pic_agreement", [*SMALL, *hybrid]), "pic_answers", tmp_path, show=False)
     entries = json.loads((folder / "summary.json").read_bytes())["answers"]
-    kl = {one["arm"]: one["agreement"]["kl"][0] for one in entries if one["arm"] != "none"}
+    kl = {entry["arm"]: entry["agreement"]["kl"][0] for entry in entries if entry["arm"] != "none"}
     assert kl["boundary"] < 1e-9
     assert kl["pic_exact"] > 1e-6

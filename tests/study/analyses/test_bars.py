@@ -1,4 +1,4 @@
-"""The analysis bars on small studies: each bar is cleared where it should be, and can be missed."""
+"""The analysis `bars` on small studies: each bar can be met and missed."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ MIXED = ("workload.synthetic.groups=6", "workload.synthetic.requests_per_group=4
 
 
 def judged(root: Path, entry: str, *overrides: str) -> dict[tuple[str, str], dict]:
-    """The verdicts of a study by arm and number."""
+    """Run a study, and return its verdicts by arm and number."""
     folder = run_study(compose(entry, [*SMALL, *overrides]), entry, root, show=False)
-    told = json.loads((folder / "summary.json").read_bytes())["bars"]
-    return {(one["arm"], one["what"]): one for one in told}
+    entries = json.loads((folder / "summary.json").read_bytes())["bars"]
+    return {(entry["arm"], entry["what"]): entry for entry in entries}
 
 
 def test_a_shared_instruction_is_computed_once_to_the_token(tmp_path: Path):
-    found = judged(tmp_path, "batch_sim", *BATCH)
-    exact = found["radix", "tokens computed after the first prefill"]
+    verdicts = judged(tmp_path, "batch_sim", *BATCH)
+    exact = verdicts["radix", "tokens computed after the first prefill"]
     assert exact["value"] == exact["least"] == exact["most"] == 9 * 5
-    assert found["radix", "requests that compute the shared part again"]["value"] == 0
-    blocks = found["block_hash", "tokens computed after the first prefill"]
+    assert verdicts["radix", "requests that compute the shared part again"]["value"] == 0
+    blocks = verdicts["block_hash", "tokens computed after the first prefill"]
     assert (blocks["value"], blocks["most"]) == (9 * 7, 9 * 20)  # 48 of the 50 tokens fill blocks
-    assert found["radix", "prompt tokens ÷ computed tokens"]["value"] == pytest.approx(550 / 100)
+    assert verdicts["radix", "prompt tokens ÷ computed tokens"]["value"] == pytest.approx(550 / 100)
 
 
 def test_speedups_are_those_of_the_timing_model(tmp_path: Path):
     chosen = (f"{DOCUMENTS}.document_tokens=4000", f"{DOCUMENTS}.question_tokens=16", f"{DOCUMENTS}.repeats=2")
-    found = judged(tmp_path, "chat_sim", *chosen)
-    predicted = found["radix", "predicted speedup of same order, ×"]["value"]
+    verdicts = judged(tmp_path, "chat_sim", *chosen)
+    predicted = verdicts["radix", "predicted speedup of same order, ×"]["value"]
     assert predicted > 12
-    assert found["radix", "speedup of same order, ×"]["value"] == pytest.approx(predicted, rel=1e-3)
-    assert found["radix", "speedup of same order where 12 × are predicted, ×"]["least"] == 10
+    assert verdicts["radix", "speedup of same order, ×"]["value"] == pytest.approx(predicted, rel=1e-3)
+    assert verdicts["radix", "speedup of same order where 12 × are predicted, ×"]["least"] == 10
 
 
 def test_shuffled_passages_are_found_as_often_as_chance_has_it(tmp_path: Path):
-    found = judged(tmp_path, "rag_prefix_sim", f"{DOCUMENTS}.repeats=6", f"{DOCUMENTS}.trials=12")
-    assert found["radix", "reused documents of same order, tokens per prompt"]["value"] == 1000
-    expected = found["radix", "E[LCP] of shuffled order, tokens"]["value"]
-    shuffled = found["radix", "reused documents of shuffled order, tokens per prompt"]
+    verdicts = judged(tmp_path, "rag_prefix_sim", f"{DOCUMENTS}.repeats=6", f"{DOCUMENTS}.trials=12")
+    assert verdicts["radix", "reused documents of same order, tokens per prompt"]["value"] == 1000
+    expected = verdicts["radix", "E[LCP] of shuffled order, tokens"]["value"]
+    shuffled = verdicts["radix", "reused documents of shuffled order, tokens per prompt"]
     assert abs(shuffled["value"] - expected) <= 2 * (shuffled["most"] - expected)
     assert 0 < expected < 400
 
@@ -62,18 +62,24 @@ def test_a_small_store_is_reported_and_a_large_one_judged(tmp_path: Path):
 
 
 def test_what_is_evicted_and_asked_for_again_is_thrashed(tmp_path: Path):
-    """Two prompts in a store for one: each change of prompt evicts, and computes again but for the first one."""
-    one = ("workload.synthetic.groups=2", "workload.synthetic.requests_per_group=8", "workload.synthetic.value=1.0")
-    kv = 2048 * 131_072 / 2**30  # of a prompt; its output is one token, and the request before it is gone
-    alone = (
+    """Two prompts in a store for one: each change of prompt evicts, and each after the first recomputes."""
+    two_prompts = (
+        "workload.synthetic.groups=2",
+        "workload.synthetic.requests_per_group=8",
+        "workload.synthetic.value=1.0",
+    )
+    kv = 2048 * 131_072 / 2**30  # of a prompt with one output token, after the previous request has finished
+    one_client = (
         "arrivals=closed_loop",
         "arrivals.rate_rps=null",
         "workload.output_tokens=1",
         f"store.total_gib={1.2 * kv}",
         "arrivals.order=shuffled",
     )
-    found = judged(tmp_path, "mixed_sim", *one, *alone, "~bars.near_infinite", "~bars.beyond_whole_prompts")
-    share = found["radix", "computed again ÷ evicted bytes"]
+    verdicts = judged(
+        tmp_path, "mixed_sim", *two_prompts, *one_client, "~bars.near_infinite", "~bars.beyond_whole_prompts"
+    )
+    share = verdicts["radix", "computed again ÷ evicted bytes"]
     assert not share["judged"]
     changes = 1 / (1 - share["value"])
     assert changes == pytest.approx(round(changes), rel=0.01)
@@ -83,11 +89,11 @@ def test_what_is_evicted_and_asked_for_again_is_thrashed(tmp_path: Path):
 
 
 def test_whole_prompts_are_the_floor_of_partial_matches(tmp_path: Path):
-    found = judged(tmp_path, "mixed_sim", *MIXED, "seeds=[0,1]")
-    low = found["radix", "the same, low end of its 95 % interval"]
-    lead = found["radix", "token hit rate − that of exact_hash"]["value"]
+    verdicts = judged(tmp_path, "mixed_sim", *MIXED, "seeds=[0,1]")
+    low = verdicts["radix", "the same, low end of its 95 % interval"]
+    lead = verdicts["radix", "token hit rate − that of exact_hash"]["value"]
     assert low["least"] == 0.2
-    assert lead == pytest.approx(found["radix", "token hit rate"]["value"])  # no prompt is asked twice
+    assert lead == pytest.approx(verdicts["radix", "token hit rate"]["value"])  # no prompt is asked twice
     assert low["value"] <= lead
 
 

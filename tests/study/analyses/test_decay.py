@@ -34,10 +34,10 @@ def ran(tmp_path_factory) -> Path:
 def test_admission_prevents_what_novel_requests_displace(ran: Path):
     arms = json.loads((ran / "summary.json").read_bytes())["decay"]
     assert set(arms) == {"none", "radix", "cached_order", "pic", "pic_second_touch"}
-    assert [one["mean"] for one in arms["none"]["speedup"]] == pytest.approx([1.0] * 11)
+    assert [interval["mean"] for interval in arms["none"]["speedup"]] == pytest.approx([1.0] * 11)
     assert arms["pic"]["reused"][-1]["mean"] < arms["pic_second_touch"]["reused"][-1]["mean"]
     assert arms["radix"]["reused"][-1]["mean"] < arms["cached_order"]["reused"][-1]["mean"]
-    assert all(one["reused"][at]["mean"] <= one["seen"][at] for one in arms.values() for at in range(11))
+    assert all(arm["reused"][window]["mean"] <= arm["seen"][window] for arm in arms.values() for window in range(11))
 
 
 def test_table_and_figure_are_written(ran: Path):
@@ -61,13 +61,13 @@ def test_losses_of_gold_answers_are_told_by_window(tmp_path: Path, monkeypatch: 
     )
     study = compose("pic_decay_answers", toy)
     folder = run_study(study, "quality", tmp_path, show=False)
-    told = json.loads((folder / "summary.json").read_bytes())["decay"]
-    assert [one["mean"] for one in told["none"]["change"]] == [0.0] * 4
+    arms = json.loads((folder / "summary.json").read_bytes())["decay"]
+    assert [interval["mean"] for interval in arms["none"]["change"]] == [0.0] * 4
     full, pic = (read_scores(folder / "steps" / f"{arm}-seed3-rateNone.npz") for arm in ("none", "pic"))
     (stream,) = streams_of(study, build.build_workload(study.workload, "").requests)
     last = stream.ids[(stream.windows == 3) & ~stream.novel].tolist()
     expected = np.mean([pic[request]["nll"] - full[request]["nll"] for request in last])
-    assert told["pic"]["change"][-1]["mean"] == pytest.approx(expected)
+    assert arms["pic"]["change"][-1]["mean"] == pytest.approx(expected)
     assert abs(expected) > 1e-4
     rows = (folder / "tables" / "decay.csv").read_text().splitlines()
     assert rows[0].endswith("change_before,change_after")

@@ -1,4 +1,4 @@
-"""The analysis `methods`: gold answers scored in a study, its files, its figures, and what it refuses."""
+"""The analysis `methods`: scored gold answers of a study, its files and figures, and rejected settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from spanlab.analysis.outputs import read_options, read_scores
 from spanlab.main import compose
 from spanlab.queries import builtin_tokenizer
-from spanlab.study.analyses.method_inputs import chosen, covariates
+from spanlab.study.analyses.method_inputs import choice_score, covariates
 from spanlab.study.given_answers import gold_tokens, with_given_answers
 from spanlab.study.run import run_study
 
@@ -47,34 +47,36 @@ def test_every_method_is_scored_beside_its_floor(summary):
     assert methods["none_view"]["computed_tokens"]["mean"] < methods["gold_view"]["computed_tokens"]["mean"]
     assert summary["floor"]["kl"]["mean"] < 1e-9
     assert methods["radix"]["shown"] is False
-    assert any("not shown" in said and "radix" in said for said in summary["caveats"])
+    assert any("not shown" in caveat and "radix" in caveat for caveat in summary["caveats"])
 
 
 def test_loss_is_told_by_place_and_length(summary):
     buckets = summary["gold_loss_by"]
-    assert {one["covariate"] for one in buckets} == {
+    assert {bucket["covariate"] for bucket in buckets} == {
         "task",
         "place of the gold passage",
         "tokens of the gold passage",
     }
-    pic = [one for one in buckets if one["arm"] == "pic" and one["covariate"] == "place of the gold passage"]
-    assert sum(one["questions"] for one in pic) == 6
+    pic = [
+        bucket for bucket in buckets if bucket["arm"] == "pic" and bucket["covariate"] == "place of the gold passage"
+    ]
+    assert sum(bucket["questions"] for bucket in pic) == 6
 
 
 def test_the_baseline_runs_once_more_in_other_chunks(folder):
-    whole, parts = (
-        (folder / place / "none-seed0-rateNone.jsonl").read_text().splitlines()
-        for place in ("steps", "floor/none/steps")
+    baseline_steps, floor_steps = (
+        (folder / subfolder / "none-seed0-rateNone.jsonl").read_text().splitlines()
+        for subfolder in ("steps", "floor/none/steps")
     )
-    assert len(whole) == 2 * 6  # the prompt and the first token of its answer, and the others
-    assert len(parts) > len(whole)
+    assert len(baseline_steps) == 2 * 6  # the prompt and the first token of its answer, and the others
+    assert len(floor_steps) > len(baseline_steps)
 
 
 def test_only_the_baseline_keeps_logits(folder):
     assert [path.name for path in folder.rglob("*.logits.npy")] == ["none-seed0-rateNone.logits.npy"]
-    with np.load(folder / "steps" / "pic-seed0-rateNone.npz") as found:
-        assert found["logits"].size == 0
-        assert len(found["nll"]) == len(found["scored"])
+    with np.load(folder / "steps" / "pic-seed0-rateNone.npz") as file:
+        assert file["logits"].size == 0
+        assert len(file["nll"]) == len(file["scored"])
 
 
 def test_tables_and_figure_are_written(folder):
@@ -110,25 +112,25 @@ def test_the_likeliest_option_is_counted(tmp_path):
     ]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     mine = "workload.questions={k: 1, retrieval: given}"
-    given = [*(word for word in SMALL if "questions" not in word), mine, f"local={tmp_path / 'mine.jsonl'}"]
+    settings = [*(setting for setting in SMALL if "questions" not in setting), mine, f"local={tmp_path / 'mine.jsonl'}"]
     arms = ("only=[none,pic]", "methods.without_context=null", "methods.gold_only=null", "output.figures=false")
-    study = compose("pic_answers", [*given, *arms])
+    study = compose("pic_answers", [*settings, *arms])
     folder = run_study(study, "pic_answers", tmp_path, show=False)
-    shown = json.loads((folder / "summary.json").read_bytes())["methods"]
+    methods = json.loads((folder / "summary.json").read_bytes())["methods"]
     for arm in ("none", "pic"):
-        kept = folder / "steps" / f"{arm}-seed0-rateNone.npz"
-        gold, wrong = read_scores(kept), read_options(kept)
+        outputs_path = folder / "steps" / f"{arm}-seed0-rateNone.npz"
+        gold, wrong = read_scores(outputs_path), read_options(outputs_path)
         assert {request: len(losses) for request, losses in wrong.items()} == {0: 1, 1: 1}
         right = [gold[request]["nll"] < min(losses) for request, losses in wrong.items()]
-        assert shown[arm]["likeliest"]["mean"] == pytest.approx(sum(right) / 2)
+        assert methods[arm]["likeliest"]["mean"] == pytest.approx(sum(right) / 2)
 
 
 def test_a_choice_is_the_option_that_alone_is_nearest():
     options = ["in the red barn", "in the old mill", "at sea"]
-    assert chosen("It was the old mill.", "in the old mill", options) == 1
-    assert chosen("It was the old mill.", "at sea", options) == 0
-    assert chosen("nowhere", "at sea", options) == 0
-    assert np.isnan(chosen("at sea", "at sea", [""]))
+    assert choice_score("It was the old mill.", "in the old mill", options) == 1
+    assert choice_score("It was the old mill.", "at sea", options) == 0
+    assert choice_score("nowhere", "at sea", options) == 0
+    assert np.isnan(choice_score("at sea", "at sea", [""]))
 
 
 @pytest.mark.parametrize(
@@ -161,5 +163,5 @@ def test_covariates_are_of_the_questions_alone():
     from spanlab import build
 
     workload = build.build_workload(study.workload, "")
-    found = covariates(workload, workload.requests[2:4])
-    assert all(len(values) == 2 for values in found.values())
+    buckets = covariates(workload, workload.requests[2:4])
+    assert all(len(values) == 2 for values in buckets.values())

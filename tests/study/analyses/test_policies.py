@@ -20,8 +20,8 @@ TOY = ("workload.documents=3", "workload.questions_per_document=2", "seeds=[0,1]
 
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory) -> dict[str, Any]:
-    given = (*TOY, f"only=[{','.join(ARMS)}]", "output.figures=false")
-    folder: Path = run_study(compose(ENTRY, list(given)), ENTRY, tmp_path_factory.mktemp("policies"), show=False)
+    settings = (*TOY, f"only=[{','.join(ARMS)}]", "output.figures=false")
+    folder: Path = run_study(compose(ENTRY, list(settings)), ENTRY, tmp_path_factory.mktemp("policies"), show=False)
     return json.loads((folder / "summary.json").read_bytes())
 
 
@@ -38,11 +38,11 @@ def test_points_of_a_sweep_have_a_ranking_and_figures(summary):
     points = [
         SweepPoint("", "", "", summary, settings={"traffic": name, "store.total_gib": "16"}) for name in ("a", "b")
     ]
-    found = policies_of_points([*points, SweepPoint("", "", "", None, "failed")])
-    assert [table.name for table in found.every_table] == ["policies", "policies_best", "policies_rules"]
-    assert [point["settings"]["traffic"] for point in found.summary["policies"]] == ["a", "b"]
-    assert {row[0].value for row in found.tables[0].rows} == set(ARMS)
-    assert set(found.figures) == {"policies_tokens", "policies_ttft"}
+    findings = policies_of_points([*points, SweepPoint("", "", "", None, "failed")])
+    assert [table.name for table in findings.every_table] == ["policies", "policies_best", "policies_rules"]
+    assert [point["settings"]["traffic"] for point in findings.summary["policies"]] == ["a", "b"]
+    assert {row[0].value for row in findings.tables[0].rows} == set(ARMS)
+    assert set(findings.figures) == {"policies_tokens", "policies_ttft"}
 
 
 def test_rules_without_families_are_refused():

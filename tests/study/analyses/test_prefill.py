@@ -1,4 +1,4 @@
-"""The analysis `prefill` of an engine study: cold requests are cold, and parts and bounds are told."""
+"""The analysis `prefill` of an engine study: reuse of cold requests, parts and bounds."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def documents(tmp_path_factory):
 
 
 def entries(summary, **labels):
-    found = summary["prefill"]["entries"]
-    return [one for one in found if all(one[name] == value for name, value in labels.items())]
+    all_entries = summary["prefill"]["entries"]
+    return [entry for entry in all_entries if all(entry[name] == value for name, value in labels.items())]
 
 
 def test_cold_requests_reuse_nothing(documents):
     cold = entries(documents, kind="cold")
-    assert {one["arm"] for one in cold} == {"none", "radix", "pic", "cache_blend_15"}
-    assert all(one["token_hit_rate"] == 0 for one in cold)
+    assert {entry["arm"] for entry in cold} == {"none", "radix", "pic", "cache_blend_15"}
+    assert all(entry["token_hit_rate"] == 0 for entry in cold)
 
 
 def test_shuffled_documents_are_reused_by_position_independent_caches_only(documents):
-    by_arm = {one["arm"]: one["token_hit_rate"] for one in entries(documents, kind="warm", order="shuffled")}
+    by_arm = {entry["arm"]: entry["token_hit_rate"] for entry in entries(documents, kind="warm", order="shuffled")}
     assert by_arm["none"] == 0
     assert by_arm["pic"] > 0.8 > by_arm["radix"]
-    same = {one["arm"]: one["token_hit_rate"] for one in entries(documents, kind="warm", order="same")}
+    same = {entry["arm"]: entry["token_hit_rate"] for entry in entries(documents, kind="warm", order="same")}
     assert same["radix"] == pytest.approx(same["pic"], abs=0.02)
 
 
 def test_parts_and_bounds_are_told(documents):
-    for one in entries(documents):
-        assert one["bound_s"] > 0
-        assert one["of_bound"] > 0
-        assert min(one["parts_s"].values()) >= -1e-6
-        assert one["parts_s"]["prefill_s"] > 0
+    for entry in entries(documents):
+        assert entry["bound_s"] > 0
+        assert entry["of_bound"] > 0
+        assert min(entry["parts_s"].values()) >= -1e-6
+        assert entry["parts_s"]["prefill_s"] > 0
     (repaired,) = entries(documents, kind="warm", order="same", arm="cache_blend_15")
     assert repaired["repaired_tokens"] > 0
     assert repaired["parts_s"]["repair_s"] > 0
@@ -57,8 +57,12 @@ def test_learning_placements_know_the_depths_after_one_family(tmp_path):
     keys = [f"workload.forked_sequence.{key}" for key in keys]
     study = compose("checkpoint_bench", [*SMALL, *keys, "backend=sim", "only=[none,dp_3,boundary]", "seeds=[0]"])
     folder = run_study(study, "checkpoint_bench", tmp_path, show=False)
-    found = json.loads((folder / "summary.json").read_bytes())["prefill"]["entries"]
-    reused = {(one["arm"], one["depth"], one["visit"]): one["reused_tokens"] for one in found if one["kind"] == "fork"}
+    all_entries = json.loads((folder / "summary.json").read_bytes())["prefill"]["entries"]
+    reused = {
+        (entry["arm"], entry["depth"], entry["visit"]): entry["reused_tokens"]
+        for entry in all_entries
+        if entry["kind"] == "fork"
+    }
     for depth, tokens in (("50 % shared", 320), ("80 % shared", 512)):
         assert reused["dp_3", depth, "visit 1"] == reused["boundary", depth, "visit 1"] == tokens
 
@@ -69,7 +73,7 @@ def test_resumed_prefills_have_the_logits_of_full_ones(tmp_path):
     arms = ["only=[none,block_64,boundary]", "seeds=[0]", "warmup_fraction=0"]
     study = compose("checkpoint_bench", [*SMALL, *keys, *arms])
     folder = run_study(study, "checkpoint_bench", tmp_path, show=False)
-    found = json.loads((folder / "summary.json").read_bytes())["prefill"]["entries"]
-    resumed = [one for one in found if one["arm"] != "none" and one["reused_tokens"]]
+    all_entries = json.loads((folder / "summary.json").read_bytes())["prefill"]["entries"]
+    resumed = [entry for entry in all_entries if entry["arm"] != "none" and entry["reused_tokens"]]
     assert len(resumed) >= 6
-    assert all(0 <= one["logit_gap"] < 1e-4 for one in resumed)
+    assert all(0 <= entry["logit_gap"] < 1e-4 for entry in resumed)

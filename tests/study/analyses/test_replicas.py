@@ -1,4 +1,4 @@
-"""Studies of several replicas: what their files hold, and what the analysis makes of them."""
+"""Studies of several replicas: their files, and the results of the analysis."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def finished(tmp_path_factory) -> tuple[Path, dict]:
 @pytest.mark.parametrize("arm", ["none", "block_hash"])
 def test_the_analysis_agrees_with_records(finished, arm):
     folder, summary = finished
-    records, found = lines(folder, "records", arm), summary["replicas"]["arms"][arm]
+    records, entry = lines(folder, "records", arm), summary["replicas"]["arms"][arm]
     counted = Counter(record["replica"] for record in records)
-    assert found["requests"] == [counted[number] for number in range(3)]
-    for number, rate in enumerate(found["token_hit_rate"]):
-        own = [record for record in records if record["replica"] == number]
-        reused, prompt = (sum(record[f"{key}_tokens"] for record in own) for key in ("reused", "prompt"))
+    assert entry["requests"] == [counted[number] for number in range(3)]
+    for number, rate in enumerate(entry["token_hit_rate"]):
+        of_replica = [record for record in records if record["replica"] == number]
+        reused, prompt = (sum(record[f"{key}_tokens"] for record in of_replica) for key in ("reused", "prompt"))
         assert rate == pytest.approx(reused / prompt)
-    busy = found["busy_fraction"]
-    assert found["busiest_over_mean"] == pytest.approx(max(busy) / (sum(busy) / 3))
+    busy = entry["busy_fraction"]
+    assert entry["busiest_over_mean"] == pytest.approx(max(busy) / (sum(busy) / 3))
     assert summary["arms"][arm]["busy_fraction"] == pytest.approx(sum(busy) / 3)
 
 
 def test_utilisation_is_of_all_replicas(finished, tmp_path):
-    _, three = finished
-    _, one = run(tmp_path, "replicas.count=1", "replicas.routing=null", "analyses=[summary]")
-    shares = [study["arms"]["none"]["utilisation"] for study in (three, one)]
+    _, triple = finished
+    _, single = run(tmp_path, "replicas.count=1", "replicas.routing=null", "analyses=[summary]")
+    shares = [study["arms"]["none"]["utilisation"] for study in (triple, single)]
     assert shares[0] == pytest.approx(shares[1] / 3, rel=0.2)
 
 
 def test_one_replica_leaves_files_as_they_were(tmp_path):
     alone = ("replicas.count=1", "replicas.routing=null", "analyses=[summary]")
     routed = ("replicas.count=1", "replicas.routing=round_robin", "analyses=[summary]", "output.run=routed")
-    folders = [run(tmp_path, *given)[0] for given in (alone, routed)]
+    folders = [run(tmp_path, *overrides)[0] for overrides in (alone, routed)]
     for kind in ("records", "runs"):
         first, second = ((folder / kind / "block_hash.jsonl").read_bytes() for folder in folders)
         assert first == second

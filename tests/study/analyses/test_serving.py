@@ -1,4 +1,4 @@
-"""The analysis `serving` of simulated runs: gaps between tokens, intervals, and what is said where they are absent."""
+"""The analysis `serving` of simulated runs: gaps between tokens, intervals, and caveats without gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from spanlab import build
 from spanlab.main import compose
 from spanlab.study.numbers.summary import read_records
-from spanlab.study.output.serving_log import KnownSpans, ServingLog
+from spanlab.study.output.serving_log import LastSpanTiming, ServingLog
 from spanlab.study.run import run_study
 from spanlab_sim.run import simulate
 
@@ -41,8 +41,10 @@ def gaps_step_by_step(study, requests, uncounted: frozenset[int]) -> tuple[Count
     timing = build.build_timing(study)
     simulate(requests, policy, study.batch, timing, records.append, jump=False, on_step=ran)
     assert all(len(times[record.request_id]) == record.output_tokens for record in records)
-    counted = (own for number, own in times.items() if number not in uncounted)
-    return Counter(b - a for own in counted for a, b in pairwise(own)), sum(r.preemptions for r in records)
+    counted = (token_times for number, token_times in times.items() if number not in uncounted)
+    return Counter(b - a for token_times in counted for a, b in pairwise(token_times)), sum(
+        r.preemptions for r in records
+    )
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -54,7 +56,7 @@ def test_gaps_are_those_of_single_steps(batch: str, warmup: int, tmp_path: Path)
     uncounted = frozenset(request.id for request in requests[:warmup])
     expected, preemptions = gaps_step_by_step(study, requests, uncounted)
     assert (preemptions > 0) == (batch == "preempting")
-    log = ServingLog(KnownSpans(build.build_timing(study)))
+    log = ServingLog(LastSpanTiming(build.build_timing(study)))
     policy = build.build_policy(study, study.arms["vllm_0_32"], 0, 16384)
     simulate(requests, policy, study.batch, log.spans, log.finished, warmup=warmup, on_step=log.ran)
     log.write(tmp_path / "written.npz")
@@ -77,9 +79,9 @@ def metrics(folder: Path) -> dict[str, dict]:
 
 
 def test_every_arm_has_metrics_with_intervals(ran: Path):
-    found = metrics(ran)
-    assert set(found) == {"vllm_0_32", "sglang_0_5_23", "blocks_256"}
-    for values in found.values():
+    by_arm = metrics(ran)
+    assert set(by_arm) == {"vllm_0_32", "sglang_0_5_23", "blocks_256"}
+    for values in by_arm.values():
         assert values["request_goodput:all"] == values["request_throughput"]
         assert values["request_goodput:chat"]["mean"] <= values["request_throughput"]["mean"]
         for name in ("mean_ttft_ms", "p99_itl_ms", "batch_size", "mean_waiting", "token_hit_rate"):
@@ -90,9 +92,9 @@ def test_mean_gap_is_decode_time_over_tokens(ran: Path):
     columns = read_records(ran / "records" / "vllm_0_32.jsonl")
     per_seed = []
     for seed in range(3):
-        own = columns["seed"] == seed
-        decoding = (columns["finished_s"] - columns["first_token_s"])[own].sum()
-        per_seed.append(decoding / (columns["output_tokens"][own] - 1).sum() * 1e3)
+        of_seed = columns["seed"] == seed
+        decoding = (columns["finished_s"] - columns["first_token_s"])[of_seed].sum()
+        per_seed.append(decoding / (columns["output_tokens"][of_seed] - 1).sum() * 1e3)
     assert metrics(ran)["vllm_0_32"]["mean_itl_ms"]["mean"] == pytest.approx(np.mean(per_seed), rel=1e-9)
 
 
@@ -100,16 +102,16 @@ def test_batch_size_follows_from_records(ran: Path):
     """Sequences of a step over busy time: prefill and decode times of all requests, where none waits in between."""
     columns = read_records(ran / "records" / "vllm_0_32.jsonl")
     runs = [json.loads(line) for line in (ran / "runs" / "vllm_0_32.jsonl").read_bytes().splitlines()]
-    own = [columns["seed"] == run["seed"] for run in runs]
-    served = [(columns["finished_s"] - columns["admitted_s"])[rows].sum() for rows in own]
+    rows_by_run = [columns["seed"] == run["seed"] for run in runs]
+    served = [(columns["finished_s"] - columns["admitted_s"])[rows].sum() for rows in rows_by_run]
     expected = np.mean([time / run["busy_s"] for time, run in zip(served, runs, strict=True)])
     assert metrics(ran)["vllm_0_32"]["batch_size"]["mean"] == pytest.approx(expected, rel=0.02)
 
 
 def test_resumed_study_says_what_it_lacks(tmp_path: Path):
-    given = ["backend=sim", *SMALL, *RUSH, "output.if_exists=resume", "output.figures=false"]
+    settings = ["backend=sim", *SMALL, *RUSH, "output.if_exists=resume", "output.figures=false"]
     for analyses in ("[summary]", "[serving]"):
-        study = compose("replay", [*given, f"analyses={analyses}"])
+        study = compose("replay", [*settings, f"analyses={analyses}"])
         study.output.run = "again"
         folder = run_study(study, "replay", tmp_path, show=False)
     summary = json.loads((folder / "summary.json").read_bytes())
@@ -128,16 +130,18 @@ def test_goal_without_limits_is_refused():
 
 
 def test_warm_up_of_sessions_is_that_of_records(tmp_path: Path):
-    given = ("warmup_fraction=0.3", "output.figures=false", "tracking.kind=none", "seeds=[0]", "only=[]")
-    study = compose("sessions_sim", [*given, "analyses=[serving]", "replicas.count=2", "replicas.routing=round_robin"])
+    settings = ("warmup_fraction=0.3", "output.figures=false", "tracking.kind=none", "seeds=[0]", "only=[]")
+    study = compose(
+        "sessions_sim", [*settings, "analyses=[serving]", "replicas.count=2", "replicas.routing=round_robin"]
+    )
     study.output.run = "sessions"
     folder = run_study(study, "sessions_sim", tmp_path, show=False)
     for arm, values in metrics(folder).items():
         columns = read_records(folder / "records" / f"{arm}.jsonl")
-        kept = columns["counted"].astype(bool)
-        assert 0 < kept.sum() < len(kept)
-        decoding = (columns["finished_s"] - columns["first_token_s"])[kept].sum()
-        expected = decoding / (columns["output_tokens"][kept] - 1).sum() * 1e3
+        counted = columns["counted"].astype(bool)
+        assert 0 < counted.sum() < len(counted)
+        decoding = (columns["finished_s"] - columns["first_token_s"])[counted].sum()
+        expected = decoding / (columns["output_tokens"][counted] - 1).sum() * 1e3
         assert values["mean_itl_ms"]["mean"] == pytest.approx(expected, rel=1e-9)
 
 
@@ -175,8 +179,8 @@ def test_every_event_has_what_its_phase_needs(events: list[dict]):
 def test_steps_follow_each_other_and_fill_busy_time(ran: Path, events: list[dict]):
     columns, run = first_run(ran)
     steps = [event for event in events if event["ph"] == "X"]
-    for one, other in pairwise(steps):
-        assert one["ts"] + one["dur"] <= other["ts"] + 1e-3
+    for step, next_step in pairwise(steps):
+        assert step["ts"] + step["dur"] <= next_step["ts"] + 1e-3
     assert sum(event["dur"] for event in steps) * 1e-6 == pytest.approx(run["busy_s"])
     assert sum(event["args"]["repeats"] for event in steps) == run["steps"]
     decoded = sum(event["args"]["decodes"] * event["args"]["repeats"] for event in steps)
@@ -195,8 +199,8 @@ def test_phases_nest_and_equal_records(ran: Path, events: list[dict]):
     for row, number in enumerate(columns["request_id"].tolist()):
         times = [columns[name][row] * 1e6 for name in ends]
         assert spans.pop((number, f"request {number}")) == pytest.approx([times[0], times[-1]])
-        for at, name in enumerate(("queued", "prefill", "decode")):
-            assert spans.pop((number, name)) == pytest.approx(times[at : at + 2])
+        for index, name in enumerate(("queued", "prefill", "decode")):
+            assert spans.pop((number, name)) == pytest.approx(times[index : index + 2])
     assert spans == {}
 
 
@@ -205,8 +209,8 @@ def test_counters_end_at_zero_and_hold_peak(ran: Path, events: list[dict]):
     queues = [event for event in events if event["ph"] == "C" and event["name"] == "requests"]
     assert queues[-1]["args"] == {"waiting": 0, "running": 0}
     assert [event["ts"] for event in queues] == sorted(event["ts"] for event in queues)
-    held = [event["args"]["KV"] for event in events if event["name"] == "bytes held"]
-    assert 0 < max(held) <= run["kv_resident_peak_bytes"]
+    kv_bytes = [event["args"]["KV"] for event in events if event["name"] == "bytes held"]
+    assert 0 < max(kv_bytes) <= run["kv_resident_peak_bytes"]
 
 
 def test_no_trace_without_the_key(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Memory in two pools by their ratio, and what the analysis says of it."""
+"""Memory in two pools by their ratio, and the summary of the analysis."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_the_formula_is_five_states_to_the_mean_request():
 def test_a_study_tells_its_ratio_beside_those_of_sglang(tmp_path: Path):
     study = compose("state_ratio_sim", [*TOY, "only=[boundary]", "baseline=boundary", "store.state_ratio=0.4"])
     folder = run_study(study, "state_ratio_sim", tmp_path, show=False)
-    told = json.loads((folder / "summary.json").read_bytes())
-    assert told["state_ratio"]["ratio"] == 0.4
-    assert told["state_ratio"]["default"] == 0.9
-    assert told["store"].startswith("12 GiB for KV and states together, ")
+    summary = json.loads((folder / "summary.json").read_bytes())
+    assert summary["state_ratio"]["ratio"] == 0.4
+    assert summary["state_ratio"]["default"] == 0.9
+    assert summary["store"].startswith("12 GiB for KV and states together, ")
 
 
 def test_a_model_without_states_has_no_ratio():

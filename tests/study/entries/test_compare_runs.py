@@ -33,7 +33,9 @@ def compared(run_here: Callable[..., Path], tmp_path: Path) -> Callable[..., Pat
     """Run `smoke` once per tuple of overrides and compare the runs."""
 
     def compare(*variants: tuple[str, ...]) -> Path:
-        runs = [run_here(tmp_path, "smoke", *TOY, *own, f"output.run=run{n}") for n, own in enumerate(variants)]
+        runs = [
+            run_here(tmp_path, "smoke", *TOY, *overrides, f"output.run=run{n}") for n, overrides in enumerate(variants)
+        ]
         settings = compose("compare", [f"runs=[{','.join(map(str, runs))}]"])
         return run_compare(settings, "compared", tmp_path)
 
@@ -42,10 +44,10 @@ def compared(run_here: Callable[..., Path], tmp_path: Path) -> Callable[..., Pat
 
 def test_equal_runs_are_the_same_and_no_setting_differs(compared, capsys):
     folder = compared(("seeds=[0,1]",), ("seeds=[0,1]",))
-    found = rows(folder, "arms")
-    assert [row["arm"] for row in found] == ["none", "boundary"]
-    assert {row[f"{name}_verdict"] for row in found for name in ("token_hit_rate", "ttft", "e2e")} == {"same"}
-    assert {(row["paired_requests"], row["paired_seeds"]) for row in found} == {("12", "2")}
+    table_rows = rows(folder, "arms")
+    assert [row["arm"] for row in table_rows] == ["none", "boundary"]
+    assert {row[f"{name}_verdict"] for row in table_rows for name in ("token_hit_rate", "ttft", "e2e")} == {"same"}
+    assert {(row["paired_requests"], row["paired_seeds"]) for row in table_rows} == {("12", "2")}
     assert rows(folder, "settings_that_differ") == []
     assert "no setting differs" in capsys.readouterr().out
     assert (folder / "report.html").exists()
@@ -71,22 +73,22 @@ def test_other_arrivals_cannot_be_paired_and_other_arms_are_named(compared, caps
 
 def test_every_run_is_compared_with_the_first(compared):
     folder = compared(("seeds=[0]",), ("seeds=[0,1]",), ("seeds=[1]",))
-    found = {(row["run"], row["arm"]): row["ttft_verdict"] for row in rows(folder, "arms")}
-    assert found[("run1", "none")] == "same", "of seed 0, which both have"
-    assert found[("run2", "none")] == "cannot be paired: no common seed"
+    verdicts = {(row["run"], row["arm"]): row["ttft_verdict"] for row in rows(folder, "arms")}
+    assert verdicts[("run1", "none")] == "same", "of seed 0, which both have"
+    assert verdicts[("run2", "none")] == "cannot be paired: no common seed"
     assert len(orjson.loads((folder / "summary.json").read_bytes())["compared"]) == 3
 
 
 @pytest.mark.parametrize(
-    ("runs", "words"),
+    ("runs", "message"),
     [
         (["a"], r"^runs=\['a'\]: expected two folders or more"),
         (["a", "b"], r"^runs=a: expected the folder of a finished run"),
         (["a", "./a"], r"expected different runs"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(runs: list[str], words: str, tmp_path: Path):
-    with pytest.raises(ValueError, match=words):
+def test_what_cannot_be_compared_is_refused(runs: list[str], message: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=message):
         run_compare(compose("compare", [f"runs=[{','.join(runs)}]"]), "compared", tmp_path)
     assert not (tmp_path / "compare" / "compared").exists()
 

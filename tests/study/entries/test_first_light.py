@@ -29,8 +29,8 @@ def settings_of(tmp_path: Path, stages: dict[str, Stage], **more: object) -> Fir
 
 
 def statuses(tmp_path: Path) -> dict[str, str]:
-    found = json.loads((tmp_path / "cards" / "mine" / "card.json").read_bytes())
-    return {name: stage["status"] for name, stage in found["stages"].items()}
+    card = json.loads((tmp_path / "cards" / "mine" / "card.json").read_bytes())
+    return {name: stage["status"] for name, stage in card["stages"].items()}
 
 
 def test_a_failed_stage_is_named_and_the_others_run_on(tmp_path: Path):
@@ -76,11 +76,13 @@ def test_what_is_left_names_no_place_of_this_machine(tmp_path: Path):
 def test_every_stage_is_a_command_that_composes(size: str):
     settings = compose("first_light", [f"stages={size}"])
     for stage in settings.stages.values():
-        program, *words = (word.replace("{out}", "out").replace(ON_HUB, "model=smollm2-135m") for word in stage.command)
+        program, *arguments = (
+            word.replace("{out}", "out").replace(ON_HUB, "model=smollm2-135m") for word in stage.command
+        )
         if program == "spanlab":
-            compose(words[1], words[2:])
+            compose(arguments[1], arguments[2:])
         else:
-            assert words[0] == "-m" or (HOME / words[0]).is_file()
+            assert arguments[0] == "-m" or (HOME / arguments[0]).is_file()
 
 
 def test_a_card_takes_an_hour_and_a_toy_has_its_stages():

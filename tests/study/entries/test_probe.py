@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spanlab.main import compose
-from spanlab.probe.weights import to_train
+from spanlab.probe.weights import initial_model
 from spanlab.study.entries.hybrid_answers import run_hybrid_answers
 from spanlab.study.entries.train_probe import run_train_probe
 
@@ -44,29 +44,29 @@ def test_answers_leave_a_table_per_case(trained: Path, tmp_path: Path, capsys: p
     folder = run_hybrid_answers(settings, "answers", tmp_path)
     tables = {path.stem for path in (folder / "tables").iterdir()}
     assert tables == {"answers_2x15", "answers_3x15", "norms", "norms_by_head", "state_errors"}
-    first, *_ = found = rows(folder, "answers_3x15")
+    first, *_ = table_rows = rows(folder, "answers_3x15")
     assert (first["arm"], float(first["minus_full"])) == ("full view", 0.0)
-    assert {"exact", "decay only", "sum", "last", "KV only"} <= {row["arm"] for row in found}
+    assert {"exact", "decay only", "sum", "last", "KV only"} <= {row["arm"] for row in table_rows}
     assert {path.name for path in folder.glob("figures/*.png")} == {"answers.png", "norms.png"}
     assert "Answers after 3 documents of 15 tokens" in capsys.readouterr().out
 
 
 def test_training_goes_on_with_spans(trained: Path, tmp_path: Path):
     small = ("steps=4", "every=4", "batch_tokens=128", "documents=2", "longest=15", "output.figures=false")
-    given = ["training=spans", f"start={trained / 'weights'}", *small]
-    points = rows(run_train_probe(compose("train_probe", given), "spans", tmp_path), "training")
+    overrides = ["training=spans", f"start={trained / 'weights'}", *small]
+    points = rows(run_train_probe(compose("train_probe", overrides), "spans", tmp_path), "training")
     assert {row["read"] for row in points} <= {"spans", "spans, no state"}
 
 
 def test_spans_need_weights_to_start_from():
     with pytest.raises(ValueError, match=r"^start=FOLDER: expected a folder with a config\.json and weights"):
-        to_train(compose("train_probe", ["training=spans"]))
+        initial_model(compose("train_probe", ["training=spans"]))
 
 
 def test_another_vocabulary_is_refused(trained: Path, tmp_path: Path):
-    given = [f"weights={trained / 'weights'}", *ASKED, "task.vocabulary=700"]
+    overrides = [f"weights={trained / 'weights'}", *ASKED, "task.vocabulary=700"]
     with pytest.raises(ValueError, match=r"expected a vocabulary of task\.vocabulary=700, not 600"):
-        run_hybrid_answers(compose("hybrid_answers", given), "answers", tmp_path)
+        run_hybrid_answers(compose("hybrid_answers", overrides), "answers", tmp_path)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path):
@@ -76,6 +76,6 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("entry", ["train_probe", "hybrid_answers"])
 def test_resuming_is_refused(entry: str):
-    given = ["weights=x"] if entry == "hybrid_answers" else []
+    overrides = ["weights=x"] if entry == "hybrid_answers" else []
     with pytest.raises(Exception, match=r"output\.if_exists=resume: expected replace or fail"):
-        compose(entry, [*given, "output.if_exists=resume"])
+        compose(entry, [*overrides, "output.if_exists=resume"])

@@ -31,10 +31,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_model_has_rows(ran: Path):
-    found = rows(ran, "recoveries")
-    assert {row["weights"] for row in found} == {"trained, given", "random, scores 4"}
-    assert {row["right"] == "" for row in found if row["weights"] == "random, scores 4"} == {True}
-    assert len(found) == 3 * 5
+    table_rows = rows(ran, "recoveries")
+    assert {row["weights"] for row in table_rows} == {"trained, given", "random, scores 4"}
+    assert {row["right"] == "" for row in table_rows if row["weights"] == "random, scores 4"} == {True}
+    assert len(table_rows) == 3 * 5
 
 
 def test_exact_and_inexact_recoveries_differ(ran: Path):
@@ -44,8 +44,8 @@ def test_exact_and_inexact_recoveries_differ(ran: Path):
 
 
 def test_stored_states_count_their_bytes(ran: Path):
-    found = {row["format"]: float(row["bytes"]) for row in rows(ran, "stored_states")}
-    assert found == pytest.approx(
+    bytes_by_format = {row["format"]: float(row["bytes"]) for row in rows(ran, "stored_states")}
+    assert bytes_by_format == pytest.approx(
         {"bf16": 0.5, **dict.fromkeys(("int8 per row", "int8 per column"), 0.25 + 1 / 48)}
         | {"int8 per head": 0.25 + 1 / 48**2}
     )
@@ -59,7 +59,7 @@ def test_prices_and_layers_are_told(ran: Path):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("override", "expected"),
     [
         ("gaps=[30]", r"gaps=30: expected 1 to 29 tokens"),
         ("scores=[]", r"scores=\[\]: expected \[\] where groups=\[\]"),
@@ -68,12 +68,12 @@ def test_prices_and_layers_are_told(ran: Path):
         ("tokens=10", r"tokens=10: expected 11 or more"),
     ],
 )
-def test_a_setting_without_meaning_is_refused(given: str, expected: str):
+def test_a_setting_without_meaning_is_refused(override: str, expected: str):
     with pytest.raises(Exception, match=expected):
-        compose("tail_replay", [*SMALL, given])
+        compose("tail_replay", [*SMALL, override])
 
 
 def test_another_vocabulary_is_refused(ran: Path, tmp_path: Path):
-    given = [f"weights=[{ran.parent.parent / 'given' / 'weights'}]", "task.vocabulary=700", *SMALL]
+    overrides = [f"weights=[{ran.parent.parent / 'given' / 'weights'}]", "task.vocabulary=700", *SMALL]
     with pytest.raises(ValueError, match=r"weights=.*: expected a vocabulary of 700, not 600"):
-        run_tail_replay(compose("tail_replay", given), "other", tmp_path)
+        run_tail_replay(compose("tail_replay", overrides), "other", tmp_path)

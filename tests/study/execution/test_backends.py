@@ -13,15 +13,15 @@ from spanlab.study.execution.jobs import Job
 
 
 def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was(monkeypatch):
-    study, usual, seen = compose("smoke", ["tracking.kind=none"]), gc.get_threshold(), []
+    study, usual, thresholds = compose("smoke", ["tracking.kind=none"]), gc.get_threshold(), []
 
-    def breaks(*told, **named):
-        seen.append(gc.get_threshold())
+    def breaks(*arguments, **named):
+        thresholds.append(gc.get_threshold())
         raise ZeroDivisionError
 
     monkeypatch.setattr("spanlab_sim.run.simulate_all", breaks)
     job = Job(study.arms["none"], (), study.batch, 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
     with pytest.raises(ZeroDivisionError):
         Simulator(study).run(job, print)
-    assert seen == [(50_000, *usual[1:])] != [usual]
+    assert thresholds == [(50_000, *usual[1:])] != [usual]
     assert gc.get_threshold() == usual

@@ -28,22 +28,22 @@ def dask() -> Iterator[Any]:
     """A scheduler with two worker processes, which tries lost work once more."""
     with (
         config.set({"distributed.scheduler.allowed-failures": 1}),
-        distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as there,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as local_cluster,
     ):
-        yield there
+        yield local_cluster
 
 
-def there(dask: Any, root: Path, *overrides: str) -> Path:
-    where = ("executor=dask", f"executor.address={dask.scheduler_address}")
+def run_on_cluster(dask: Any, root: Path, *overrides: str) -> Path:
+    executor = ("executor=dask", f"executor.address={dask.scheduler_address}")
     study = compose(
-        "smoke", ["output.figures=false", "tracking.kind=none", "analyses=[summary]", *TOY, *where, *overrides]
+        "smoke", ["output.figures=false", "tracking.kind=none", "analyses=[summary]", *TOY, *executor, *overrides]
     )
     return run_study(study, "smoke", root)
 
 
 def test_a_scheduler_gives_the_bytes_of_this_machine(dask, run_here, files_of, summary_of, tmp_path: Path):
     here = run_here(tmp_path / "here", "smoke", *TOY, "workers=1")
-    folder = there(dask, tmp_path / "there")
+    folder = run_on_cluster(dask, tmp_path / "there")
     assert files_of(folder) == files_of(here)
     assert summary_of(folder) == summary_of(here)
     assert (folder / "config.yaml").read_bytes() == (here / "config.yaml").read_bytes()
@@ -64,19 +64,19 @@ def test_a_killed_worker_of_the_scheduler_fails_its_arm_alone(dask, run_here, fi
 
     with distributed.Client(dask, set_as_default=False) as client:
         client.run(kill_in, "block_512")
-        with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512 ended with its process, which was"):
-            there(dask, tmp_path)
+        with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512: its process was killed, "):
+            run_on_cluster(dask, tmp_path)
         client.wait_for_workers(2)
         client.run(kill_in, "")
     assert list(summary_of(tmp_path / "quality" / "mine")["failed"]) == ["block_512"]
-    again = there(dask, tmp_path, "output.if_exists=resume", "output.figures=true")
+    again = run_on_cluster(dask, tmp_path, "output.if_exists=resume", "output.figures=true")
     assert list(again.glob("figures/*.png"))
     assert files_of(again) == files_of(run_here(tmp_path / "here", "smoke", *TOY))
 
 
 def test_work_that_was_given_up_ends(dask):
     def work() -> None:
-        while cluster._wanted():
+        while cluster._is_running():
             time.sleep(0.01)
 
     with distributed.Client(dask, set_as_default=False) as client:
@@ -90,19 +90,19 @@ def test_work_that_was_given_up_ends(dask):
 
 def test_a_scheduler_that_does_not_answer_gets_a_sentence(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(cluster, "_CONNECT_S", 0.1)
-    given = ("tracking.kind=none", *TOY, "executor=dask", "executor.address=tcp://127.0.0.1:9")
+    overrides = ("tracking.kind=none", *TOY, "executor=dask", "executor.address=tcp://127.0.0.1:9")
     with pytest.raises(ValueError, match=r"^executor.address=tcp://127.0.0.1:9: expected a Dask scheduler that "):
-        run_study(compose("smoke", [*given]), "smoke", tmp_path)
+        run_study(compose("smoke", [*overrides]), "smoke", tmp_path)
 
 
 def test_a_folder_that_a_worker_does_not_see_is_refused(dask, monkeypatch, tmp_path: Path):
-    here = cluster._look
-    monkeypatch.setattr(cluster, "_look", lambda file: here(Path("elsewhere")))
+    worker_state = cluster._worker_state
+    monkeypatch.setattr(cluster, "_worker_state", lambda file: worker_state(Path("elsewhere")))
     with pytest.raises(ValueError, match=r"^output.root: expected a folder that all workers see, tcp://"):
-        there(dask, tmp_path)
+        run_on_cluster(dask, tmp_path)
 
 
 def test_workers_of_another_commit_are_refused(dask, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(cluster, "commit", lambda: "another")
     with pytest.raises(ValueError, match=r"^executor.address=.*: worker tcp://.* runs commit .*, expected another$"):
-        there(dask, tmp_path)
+        run_on_cluster(dask, tmp_path)

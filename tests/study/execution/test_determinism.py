@@ -20,9 +20,9 @@ def test_hash_seeds_and_workers_change_no_byte(started, run_here, files_of, summ
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
     process = started(tmp_path, "smoke", *STUDY, *HERE, "workers=1", env=os.environ | {"PYTHONHASHSEED": seed})
     assert process.wait(timeout=120) == 0, process.communicate()[1]
-    there = tmp_path / "quality" / "x"
-    assert files_of(there) == files_of(here)
-    assert summary_of(there) == summary_of(here)
+    folder = tmp_path / "quality" / "x"
+    assert files_of(folder) == files_of(here)
+    assert summary_of(folder) == summary_of(here)
 
 
 def test_a_second_run_changes_no_byte(run_here, files_of, summary_of, tmp_path: Path):

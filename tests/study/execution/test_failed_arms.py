@@ -42,12 +42,12 @@ def failing(monkeypatch, tmp_path) -> Callable[..., Path]:
             def run(self, job, write):
                 if job.seed == 0 or job.steps.name.partition("-")[0] not in arms:
                     return super().run(job, write)
-                written = []
+                records = []
 
                 def write_some(record):
-                    if len(written) == WRITTEN:
+                    if len(records) == WRITTEN:
                         raise error
-                    written.append(record)
+                    records.append(record)
                     write(record)
 
                 return super().run(job, write_some)
@@ -63,36 +63,36 @@ def failing(monkeypatch, tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete_run(tmp_path_factory):
     """The run in which nothing fails."""
     study = compose("smoke", ["output.figures=false", "tracking.kind=none", *NAMED])
     return run_study(study, "smoke", tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("what", ERRORS)
+@pytest.mark.parametrize("name", ERRORS)
 def test_the_others_run_on_and_resume_tries_again(
-    what: str, failing, whole, run_here, files_of, summary_of, capsys, monkeypatch, tmp_path: Path
+    name: str, failing, complete_run, run_here, files_of, summary_of, capsys, monkeypatch, tmp_path: Path
 ):
-    error, said = ERRORS[what]
+    error, ending = ERRORS[name]
     recovered = failing(error, "block_512", "dp_3")
     with pytest.raises(ValueError, match=r"^2 of 7 arms failed, the others are reported: arms.block_512 ran out"):
         run_here(tmp_path, "smoke", *NAMED)
     monkeypatch.undo()
     assert recovered.read_text() == "once\nonce\n"
     folder = tmp_path / "quality" / "mine"
-    told, expected = summary_of(folder), summary_of(whole)
-    assert list(told["failed"]) == ["block_512", "dp_3"]
-    assert told["failed"]["dp_3"].startswith("arms.dp_3 ran out of memory: ")
-    assert told["failed"]["dp_3"].endswith(said)
-    assert told["arms"] == {arm: row for arm, row in expected["arms"].items() if arm not in told["failed"]}
-    kept = (folder / "records" / "dp_3.jsonl").read_bytes().splitlines()
-    assert kept == (whole / "records" / "dp_3.jsonl").read_bytes().splitlines()[: 8 + WRITTEN]
+    summary, expected = summary_of(folder), summary_of(complete_run)
+    assert list(summary["failed"]) == ["block_512", "dp_3"]
+    assert summary["failed"]["dp_3"].startswith("arms.dp_3 ran out of memory: ")
+    assert summary["failed"]["dp_3"].endswith(ending)
+    assert summary["arms"] == {arm: row for arm, row in expected["arms"].items() if arm not in summary["failed"]}
+    lines = (folder / "records" / "dp_3.jsonl").read_bytes().splitlines()
+    assert lines == (complete_run / "records" / "dp_3.jsonl").read_bytes().splitlines()[: 8 + WRITTEN]
     table = capsys.readouterr().out
     assert [line.split() for line in table.splitlines() if line.startswith("dp_3")] == [["dp_3", "failed"]]
-    assert told["failed"]["dp_3"] in " ".join(table.split())
+    assert summary["failed"]["dp_3"] in " ".join(table.split())
 
     again = run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")
-    assert files_of(again) == files_of(whole)
+    assert files_of(again) == files_of(complete_run)
     assert summary_of(again) == expected
     assert expected["failed"] == {}
 
@@ -101,9 +101,9 @@ def test_without_its_baseline_a_study_has_no_speedups_and_says_so(failing, run_h
     failing(MemoryError(), "none")
     with pytest.raises(ValueError, match=r"^1 of 7 arms failed"):
         run_here(tmp_path, "smoke", *NAMED)
-    told = summary_of(tmp_path / "quality" / "mine")
-    assert {arm["speedup"] for arm in told["arms"].values()} == {None}
-    assert "no speedups, for none failed" in told["caveats"]
+    summary = summary_of(tmp_path / "quality" / "mine")
+    assert {arm["speedup"] for arm in summary["arms"].values()} == {None}
+    assert "no speedups, for none failed" in summary["caveats"]
     assert "no speedups, for none failed" in capsys.readouterr().out
 
 
@@ -114,18 +114,20 @@ def test_figures_are_drawn_without_what_failed_and_name_it(failing, run_here, su
     assert (tmp_path / "quality" / "mine" / "figures" / "pareto_ttft.png").stat().st_size > 0
 
 
-def test_where_every_arm_fails_there_is_one_sentence_and_the_old_run_stays(failing, run_here, whole, tmp_path: Path):
+def test_where_every_arm_fails_there_is_one_sentence_and_the_old_run_stays(
+    failing, run_here, complete_run, tmp_path: Path
+):
     old = run_here(tmp_path, "smoke", *NAMED, "only=[none]")
     before = (old / "summary.json").read_bytes()
     failing(MemoryError(), "none", "boundary")
-    with pytest.raises(ValueError, match=r"^no arm ran to its end, the first for this: arms.none ran out of memory"):
+    with pytest.raises(ValueError, match=r"^no arm completed, the first error: arms.none ran out of memory"):
         run_here(tmp_path, "smoke", *NAMED, "only=[none,boundary]")
     assert (old / "summary.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("workers", ["workers=1", "workers=3"])
 def test_an_arm_whose_process_is_killed_fails_alone(
-    workers: str, run_here, whole, files_of, summary_of, monkeypatch, tmp_path: Path
+    workers: str, run_here, complete_run, files_of, summary_of, monkeypatch, tmp_path: Path
 ):
     class Killed(backends.Simulator):
         def run(self, job, write):
@@ -134,19 +136,21 @@ def test_an_arm_whose_process_is_killed_fails_alone(
             return super().run(job, write)
 
     monkeypatch.setitem(backends.BACKENDS, "sim", Killed)
-    with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512 ended with its process, which was kill"):
+    with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512: its process was killed, "):
         run_here(tmp_path, "smoke", *NAMED, workers)
-    told, expected = summary_of(tmp_path / "quality" / "mine"), summary_of(whole)
-    assert list(told["failed"]) == ["block_512"]
-    assert told["arms"] == {arm: row for arm, row in expected["arms"].items() if arm != "block_512"}
+    summary, expected = summary_of(tmp_path / "quality" / "mine"), summary_of(complete_run)
+    assert list(summary["failed"]) == ["block_512"]
+    assert summary["arms"] == {arm: row for arm, row in expected["arms"].items() if arm != "block_512"}
     monkeypatch.undo()
     again = run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")
-    assert files_of(again) == files_of(whole)
-    assert summary_of(again) == summary_of(whole)
+    assert files_of(again) == files_of(complete_run)
+    assert summary_of(again) == summary_of(complete_run)
 
 
-def test_a_worker_killed_from_outside_fails_its_arm_alone(started, held, run_here, whole, files_of, tmp_path: Path):
-    folder, env = held
+def test_a_worker_killed_from_outside_fails_its_arm_alone(
+    started, paused, run_here, complete_run, files_of, tmp_path: Path
+):
+    folder, env = paused
     process = started(tmp_path, "smoke", *NAMED, "workers=2", env=env("none"))
     runs = tmp_path / "quality" / ".mine.partial" / "runs"
     while not {"kv_only", "radix_branch_last"} <= {path.stem for path in runs.glob("*")}:
@@ -155,23 +159,27 @@ def test_a_worker_killed_from_outside_fails_its_arm_alone(started, held, run_her
     children = " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children"))
     os.kill(int(children.split()[0]), signal.SIGKILL)
     (folder / "go").touch()
-    said = process.communicate()[1]
+    stderr = process.communicate()[1]
     assert process.returncode == 1
-    (ours,) = [line for line in said.splitlines() if line.startswith("spanlab: ")]
+    (ours,) = [line for line in stderr.splitlines() if line.startswith("spanlab: ")]
     assert "1 of 7 arms failed, the others are reported: arms." in ours
-    assert "ended with its process, which was killed" in ours
-    assert files_of(run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")) == files_of(whole)
+    assert ": its process was killed, most likely because memory ran out" in ours
+    assert files_of(run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")) == files_of(complete_run)
 
 
 def test_a_process_killed_while_it_draws_gets_a_sentence(run_here, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("spanlab.report.drawing.write.write_figure", lambda *told: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(ValueError, match=r"^workers: a process was killed, most likely for memory; expected"):
+    monkeypatch.setattr(
+        "spanlab.report.drawing.write.write_figure", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    )
+    with pytest.raises(
+        ValueError, match=r"^workers: a process was killed, most likely because memory ran out; expected"
+    ):
         run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
 
 
 def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch, tmp_path: Path):
-    def write_figure(*told):
+    def write_figure(*arguments):
         raise MemoryError
 
     monkeypatch.setattr("spanlab.report.drawing.write.write_figure", write_figure)
@@ -179,15 +187,15 @@ def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch
         run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
     assert is_user_error(caught.value)
-    said = sentence(caught.value, CONF)
-    assert said.startswith("memory ran out outside an arm (no more memory); expected more memory")
+    message = sentence(caught.value, CONF)
+    assert message.startswith("memory ran out outside an arm (no more memory); expected more memory")
 
 
 @pytest.mark.parametrize("error", [*ERRORS, "a thread"])
 def test_memory_outside_an_arm_gets_a_sentence(error: str):
-    found = ERRORS[error][0] if error in ERRORS else RuntimeError("can't start new thread")
-    assert is_user_error(found)
-    assert sentence(found, CONF)
+    raised = ERRORS[error][0] if error in ERRORS else RuntimeError("can't start new thread")
+    assert is_user_error(raised)
+    assert sentence(raised, CONF)
     assert not is_user_error(RuntimeError("shapes do not match"))
 
 
@@ -217,7 +225,7 @@ def test_a_failure_is_kept_as_plain_json(failing, run_here, tmp_path: Path):
     failing(CARD, "boundary")
     with pytest.raises(ValueError, match="expected more memory"):
         run_here(tmp_path, "smoke", *NAMED, "only=[none,boundary]")
-    told = json.loads((tmp_path / "quality" / "mine" / "summary.json").read_bytes())
-    assert told["failed"] == {
+    summary = json.loads((tmp_path / "quality" / "mine" / "summary.json").read_bytes())
+    assert summary["failed"] == {
         "boundary": "arms.boundary ran out of memory: CUDA out of memory; Tried to allocate 2.00 GiB"
     }

@@ -27,18 +27,18 @@ CELLS = 8
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def complete_run(tmp_path_factory) -> Path:
     """The uninterrupted run."""
     quiet = ("output.figures=false", "tracking.kind=none")
     return run_study(compose("quality_sim", [*quiet, *STUDY]), "quality_sim", tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture
-def midway(started, held, tmp_path: Path):
+def midway(started, paused, tmp_path: Path):
     """A study that has finished its first three arms and waits in the others, and its folder."""
 
     def start(*overrides: str) -> tuple[subprocess.Popen, Path]:
-        process = started(tmp_path, "quality_sim", *STUDY, *overrides, "output.run=mine", env=held[1](*FREE))
+        process = started(tmp_path, "quality_sim", *STUDY, *overrides, "output.run=mine", env=paused[1](*FREE))
         return process, wait_until_midway(process, tmp_path)
 
     return start
@@ -57,28 +57,28 @@ def wait_until_midway(process: subprocess.Popen, root: Path) -> Path:
 def interrupt(process: subprocess.Popen, how: signal.Signals) -> tuple[int, str]:
     """Send a signal to the study and all its workers, as a terminal does."""
     os.killpg(process.pid, how)
-    said = process.communicate(timeout=60)[1]
-    return process.returncode, said
+    stderr = process.communicate(timeout=60)[1]
+    return process.returncode, stderr
 
 
-def check_equal(folder: Path, whole: Path, files_of, summary_of) -> None:
-    found, expected = files_of(folder), files_of(whole)
-    assert list(found) == list(expected)
-    assert [name for name in found if found[name] != expected[name]] == []
-    assert summary_of(folder) == summary_of(whole)
+def check_equal(folder: Path, complete_run: Path, files_of, summary_of) -> None:
+    files, expected = files_of(folder), files_of(complete_run)
+    assert list(files) == list(expected)
+    assert [name for name in files if files[name] != expected[name]] == []
+    assert summary_of(folder) == summary_of(complete_run)
 
 
 @pytest.mark.parametrize("workers", [pytest.param("workers=1", marks=pytest.mark.slow), "workers=2"])
-def test_kill_9_and_resume(workers, whole, midway, run_here, files_of, summary_of, tmp_path: Path):
+def test_kill_9_and_resume(workers, complete_run, midway, run_here, files_of, summary_of, tmp_path: Path):
     process, partial = midway(workers)
     interrupt(process, signal.SIGKILL)
     assert not (tmp_path / "quality" / "mine").exists()
     folder = run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME)
-    check_equal(folder, whole, files_of, summary_of)
+    check_equal(folder, complete_run, files_of, summary_of)
     assert not partial.exists()
 
 
-def test_torn_lines_are_cut_off(whole, midway, run_here, files_of, summary_of, tmp_path: Path):
+def test_torn_lines_are_cut_off(complete_run, midway, run_here, files_of, summary_of, tmp_path: Path):
     process, partial = midway()
     interrupt(process, signal.SIGKILL)
     for kind in ("records", "runs"):
@@ -89,24 +89,26 @@ def test_torn_lines_are_cut_off(whole, midway, run_here, files_of, summary_of, t
     shutil.copy(partial / "records" / "none.jsonl", partial / "records" / "boundary.jsonl")  # records without a run
     (partial / "runs" / "boundary.jsonl").unlink(missing_ok=True)
     (partial / "runs" / "branch.jsonl").write_bytes(b'{"seed"')  # a run that was torn at the very start
-    check_equal(run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME), whole, files_of, summary_of)
+    check_equal(
+        run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME), complete_run, files_of, summary_of
+    )
 
 
 @pytest.mark.parametrize(("how", "ends_with"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_says_one_sentence_and_loses_nothing(
-    how, ends_with, whole, midway, run_here, files_of, summary_of, tmp_path: Path
+    how, ends_with, complete_run, midway, run_here, files_of, summary_of, tmp_path: Path
 ):
     process, partial = midway()
-    code, said = interrupt(process, how)
+    code, stderr = interrupt(process, how)
     assert code == ends_with
-    assert "Traceback" not in said
-    assert [line for line in said.splitlines() if line.startswith("spanlab: ")] == [
+    assert "Traceback" not in stderr
+    assert [line for line in stderr.splitlines() if line.startswith("spanlab: ")] == [
         "spanlab: interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"
     ]
     finished = {path.name: path.read_bytes() for path in partial.glob("runs/*.jsonl")}
     assert sum(lines.count(b"\n") for lines in finished.values()) == CELLS
     folder = run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME)
-    check_equal(folder, whole, files_of, summary_of)
+    check_equal(folder, complete_run, files_of, summary_of)
     for name, lines in finished.items():
         assert (folder / "runs" / name).read_bytes().startswith(lines[: lines.rfind(b"\n") + 1])
 
@@ -180,18 +182,18 @@ def test_replace_leaves_the_old_run_until_the_new_one_is_complete(midway, run_he
     new = run_here(tmp_path, "quality_sim", *TOY, *TOY_LOAD, "only=[boundary]", "output.run=mine")
     assert new == old
     assert [path.stem for path in new.glob("records/*")] == ["boundary"]
-    (kept,) = set(new.parent.glob("[!.]*")) - {new}
-    assert everything(kept) == before
-    assert f"the run that was there is kept: {kept}\n" in capsys.readouterr().err
+    (previous,) = set(new.parent.glob("[!.]*")) - {new}
+    assert everything(previous) == before
+    assert f"the previous run was moved to {previous}\n" in capsys.readouterr().err
 
 
 def test_every_replaced_run_is_kept(run_here, tmp_path: Path):
     for seed in range(4):
         folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", f"seeds=[{seed}]", "output.run=mine")
         os.utime(folder / "summary.json", (0, 0))
-    kept = {path: path.joinpath("config.yaml").read_text() for path in folder.parent.glob("[!.]*")}
-    assert sorted(text.partition("seeds:\n- ")[2][0] for text in kept.values()) == ["0", "1", "2", "3"]
-    assert "seeds:\n- 3" in kept[folder]
+    configs = {path: path.joinpath("config.yaml").read_text() for path in folder.parent.glob("[!.]*")}
+    assert sorted(text.partition("seeds:\n- ")[2][0] for text in configs.values()) == ["0", "1", "2", "3"]
+    assert "seeds:\n- 3" in configs[folder]
 
 
 def test_a_process_killed_while_it_published_hides_no_run(run_here, tmp_path: Path):
@@ -199,8 +201,8 @@ def test_a_process_killed_while_it_published_hides_no_run(run_here, tmp_path: Pa
     before = everything(old)
     os.rename(old, old.with_name(".mine.old"))
     run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[boundary]", "output.run=mine")
-    (kept,) = set(old.parent.glob("[!.]*")) - {old}
-    assert everything(kept) == before
+    (previous,) = set(old.parent.glob("[!.]*")) - {old}
+    assert everything(previous) == before
 
 
 LOAD = ("load.rates_rps=[4]", "load.arms=[none]")
@@ -217,22 +219,22 @@ class OnlyNew(backends.Simulator):
 @pytest.mark.parametrize("partial", [False, True])
 def test_resume_adds_seeds_loads_and_arms(partial, run_here, files_of, summary_of, monkeypatch, tmp_path: Path):
     more = ("seeds=[0,1]", "only=[none,boundary,block_512]", *LOAD)
-    whole = run_here(tmp_path / "whole", "smoke", *TOY, *more, "output.run=mine")
-    few = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,block_512]", "output.run=mine")
+    complete_run = run_here(tmp_path / "whole", "smoke", *TOY, *more, "output.run=mine")
+    smaller = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,block_512]", "output.run=mine")
     if partial:
-        os.rename(few, few.with_name(".mine.partial"))
+        os.rename(smaller, smaller.with_name(".mine.partial"))
     monkeypatch.setitem(backends.BACKENDS, "sim", OnlyNew)
     grown = run_here(tmp_path, "smoke", *TOY, *more, "output.run=mine", RESUME)
-    assert files_of(grown) == files_of(whole)
-    assert summary_of(grown) == summary_of(whole)
+    assert files_of(grown) == files_of(complete_run)
+    assert summary_of(grown) == summary_of(complete_run)
 
 
 def test_resume_keeps_cells_that_are_not_asked_for(run_here, files_of, summary_of, tmp_path: Path):
-    few = ("seeds=[1]", "only=[none]", *TOY_LOAD)
-    alone = run_here(tmp_path / "alone", "smoke", *TOY, *few, "output.run=mine")
+    smaller = ("seeds=[1]", "only=[none]", *TOY_LOAD)
+    alone = run_here(tmp_path / "alone", "smoke", *TOY, *smaller, "output.run=mine")
     many = run_here(tmp_path, "smoke", *TOY, "seeds=[0,1]", *LOAD, "output.run=mine")
     before = files_of(many)
-    again = run_here(tmp_path, "smoke", *TOY, *few, "output.run=mine", RESUME)
+    again = run_here(tmp_path, "smoke", *TOY, *smaller, "output.run=mine", RESUME)
     assert summary_of(again) == summary_of(alone)
     assert {name: sorted(lines.splitlines()) for name, lines in files_of(again).items() if "records" in name} == {
         name: sorted(lines.splitlines()) for name, lines in before.items() if "records" in name
@@ -271,9 +273,9 @@ def test_an_arm_with_corrupt_records_is_named_and_computed_again(break_file, run
     capsys.readouterr()
     again = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,dp_3]", "output.run=mine", RESUME)
     assert files_of(again) == before
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "files are corrupt" in line]
-    assert said.startswith("arms.dp_3 is computed again, for its files are corrupt: ")
-    assert f"{folder.with_name('.mine.partial')}/records/dp_3.jsonl: " in said
+    (message,) = [line for line in capsys.readouterr().err.splitlines() if "files are corrupt" in line]
+    assert message.startswith("arms.dp_3 is recomputed because its files are corrupt: ")
+    assert f"{folder.with_name('.mine.partial')}/records/dp_3.jsonl: " in message
 
 
 def test_a_corrupt_line_of_a_finished_cell_is_named(run_here, files_of, capsys, tmp_path: Path):
@@ -312,13 +314,13 @@ def _fail(error: BaseException):
     return fail
 
 
-@pytest.mark.parametrize("where", ["a worker", "the comparison"])
-def test_a_run_that_fails_leaves_the_old_one(where: str, run_here, monkeypatch, tmp_path: Path):
+@pytest.mark.parametrize("failure", ["a worker", "the comparison"])
+def test_a_run_that_fails_leaves_the_old_one(failure: str, run_here, monkeypatch, tmp_path: Path):
     old = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
     before = everything(old)
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as broken:
-        if where == "a worker":
+        if failure == "a worker":
             broken.setattr("spanlab_sim.run.simulate_all", _fail(full))  # workers are forked and inherit it
         else:
             broken.setattr("spanlab.study.analyses.summary.study_tables", _fail(full))

@@ -1,4 +1,4 @@
-"""Engine studies run arms in turns, the baseline twice in each, after a warm-up that leaves nothing."""
+"""Engine studies interleave arms, with the baseline twice in each round, after a warm-up without records or cache."""
 
 from __future__ import annotations
 
@@ -40,40 +40,40 @@ def files(arm: str) -> ArmFiles:
     return ArmFiles(folder / "records", folder / "runs", folder / "steps", folder / "readings")
 
 
-def rows_of(study, again: bool = True) -> list[Row]:
-    found = [Row(arm, arm, files(arm), tuple(cells(study, arm))) for arm in study.chosen()]
-    return found + ([Row("A/A", "none", files("again"), found[0].cells, again=True)] if again else [])
+def rows_of(study, repeat: bool = True) -> list[Row]:
+    arm_rows = [Row(arm, arm, files(arm), tuple(cells(study, arm))) for arm in study.chosen()]
+    return arm_rows + ([Row("A/A", "none", files("again"), arm_rows[0].cells, is_repeat=True)] if repeat else [])
 
 
-def test_arms_take_turns_with_the_baseline_at_both_ends():
+def test_arms_are_interleaved_with_the_baseline_at_both_ends():
     study = compose("pic_clean", [*SMALL, "seeds=[0,1,2,3,4,5,6,7]"])
-    tasks = turns.tasks(study, rows_of(study))
-    by_turn = [tasks[at : at + 4] for at in range(0, 32, 4)]
-    assert [cell.seed for task in tasks for cell in task.cells] == [turn for turn in range(8) for _ in range(4)]
-    for number, turn in enumerate(by_turn):
-        assert Counter(task.row for task in turn) == {0: 1, 1: 1, 2: 1, 3: 1}
-        assert {turn[0].arm, turn[-1].arm} == {"none"}
-        assert turn[0].row == (0 if number % 2 == 0 else 3), "the repeat comes first in every other turn"
+    tasks = turns.schedule_tasks(study, rows_of(study))
+    rounds = [tasks[start : start + 4] for start in range(0, 32, 4)]
+    assert [cell.seed for task in tasks for cell in task.cells] == [seed for seed in range(8) for _ in range(4)]
+    for number, round_tasks in enumerate(rounds):
+        assert Counter(task.row for task in round_tasks) == {0: 1, 1: 1, 2: 1, 3: 1}
+        assert {round_tasks[0].arm, round_tasks[-1].arm} == {"none"}
+        assert round_tasks[0].row == (0 if number % 2 == 0 else 3), "the repeat is first in every other round"
     assert {task.files for task in tasks if task.row == 3} == {files("again")}
-    assert len({tuple(task.arm for task in turn) for turn in by_turn}) > 1, "orders differ"
+    assert len({tuple(task.arm for task in round_tasks) for round_tasks in rounds}) > 1, "orders differ"
     assert [task.last for task in tasks] == [False] * 28 + [True] * 4
 
 
 def test_simulations_run_one_arm_after_another():
     study = compose("pic_clean", [*SMALL, "backend=sim"])
-    tasks = turns.tasks(study, rows_of(study, again=False))
+    tasks = turns.schedule_tasks(study, rows_of(study, repeat=False))
     assert [task.arm for task in tasks] == study.chosen()
     assert all(task.last and list(task.cells) == cells(study, task.arm) for task in tasks)
 
 
 def test_shapes_come_before_each_repeat_and_after_the_last():
-    few = ("seeds=[0]", "repeats=3", "analyses=null", "load.rates_rps=[5]", "load.arms=[none,pic]", "design.shapes=5")
-    study = compose("pic_clean", [*SMALL, *few])
+    load = ("seeds=[0]", "repeats=3", "analyses=null", "load.rates_rps=[5]", "load.arms=[none,pic]", "design.shapes=5")
+    study = compose("pic_clean", [*SMALL, *load])
     requests = (prompt(0, 30), prompt(1, 20))
-    shapes = calibration.rows(calibration.in_turns(study, requests), Path("shapes"))
-    tasks = turns.tasks(study, [*rows_of(study, again=False), *shapes])
+    shapes = calibration.rows(calibration.interleaved_calibration(study, requests), Path("shapes"))
+    tasks = turns.schedule_tasks(study, [*rows_of(study, repeat=False), *shapes])
     per_repeat = [(task.calibrates, task.cells[0].repeat) for task in tasks]
-    expected = [(what, repeat) for repeat in range(4) for what, n in ((True, 5), (False, 5)) for _ in range(n)]
+    expected = [(calibrates, repeat) for repeat in range(4) for calibrates in (True, False) for _ in range(5)]
     assert per_repeat == expected[:-5]
     assert Counter((task.arm, *task.cells) for task in tasks if not task.calibrates).most_common(1)[0][1] == 1
     assert {cell.rate_rps for task in tasks if not task.calibrates for cell in task.cells} == {20.0, 5.0}
@@ -85,18 +85,18 @@ def prompt(id: int, length: int) -> Request:
 
 def test_warm_up_serves_short_and_long_prompts_twice_and_then_short_ends():
     requests = [prompt(7, 5), prompt(8, 2), prompt(9, 30), prompt(10, 6)]
-    asked = warm_requests(requests)
-    assert [request.num_tokens for request in asked] == [5, 2, 30, 5, 2, 30, 2, 4, 8, 16]
-    assert [request.id for request in asked] == list(range(10))
-    arrived = [request.arrived_at for request in asked]
+    selected = warm_requests(requests)
+    assert [request.num_tokens for request in selected] == [5, 2, 30, 5, 2, 30, 2, 4, 8, 16]
+    assert [request.id for request in selected] == list(range(10))
+    arrived = [request.arrived_at for request in selected]
     assert arrived[:3] == [0, 0, 0] < arrived[3:6] and len(set(arrived[6:])) == 4 and arrived == sorted(arrived)
     served = []
-    warm_up(["a", "b"], requests[:1], lambda arm, few: served.append((arm, [one.num_tokens for one in few])))
+    warm_up(["a", "b"], requests[:1], lambda arm, batch: served.append((arm, [item.num_tokens for item in batch])))
     assert served == [("a", [5, 5, 2, 4]), ("b", [5, 5, 2, 4])]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory) -> Path:
+def finished_run(tmp_path_factory) -> Path:
     """A finished study on the engine."""
     pytest.importorskip("torch")
     return run_study(compose("pic_clean", [*SMALL]), "pic_clean", tmp_path_factory.mktemp("study"))
@@ -106,22 +106,23 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_study_reports_its_noise_and_keeps_the_repeat_apart(done: Path):
-    summary = json.loads((done / "summary.json").read_bytes())
+def test_study_reports_its_noise_and_keeps_the_repeat_apart(finished_run: Path):
+    summary = json.loads((finished_run / "summary.json").read_bytes())
     assert len(summary["machine_noise"]["aa_ratios"]) == 2, "one for each seed"
     assert list(summary["arms"]) == ["none", "radix", "pic"]
-    assert sorted(path.stem for path in (done / "records").iterdir()) == ["none", "pic", "radix"]
-    assert len(rows(done / "readings.jsonl")) == 2 * 4, "one before every run"
-    repeat = aa.repeat_files(done, "none")
-    assert len(rows(repeat.records)) == len(rows(done / "records" / "none.jsonl")) == 2 * 6
+    assert sorted(path.stem for path in (finished_run / "records").iterdir()) == ["none", "pic", "radix"]
+    assert len(rows(finished_run / "readings.jsonl")) == 2 * 4, "one before every run"
+    repeat = aa.repeat_files(finished_run, "none")
+    assert len(rows(repeat.records)) == len(rows(finished_run / "records" / "none.jsonl")) == 2 * 6
     assert summary["machine_noise"]["noisy"] == (summary["arms"]["none"]["speedup"] is None)
 
 
-def test_warm_up_leaves_no_record_and_no_cached_content(done: Path):
+def test_warm_up_leaves_no_record_and_no_cached_content(finished_run: Path):
     for arm in ("none", "radix", "pic"):
-        records = rows(done / "records" / f"{arm}.jsonl")
+        records = rows(finished_run / "records" / f"{arm}.jsonl")
         assert Counter(record["seed"] for record in records) == {0: 6, 1: 6}
         for seed in (0, 1):
-            first = min((one for one in records if one["seed"] == seed), key=lambda one: one["admitted_s"])
+            of_seed = [record for record in records if record["seed"] == seed]
+            first = min(of_seed, key=lambda record: record["admitted_s"])
             assert first["seen_tokens"] == first["reused_tokens"] == 0
-    assert [row["requests"] for row in rows(done / "runs" / "pic.jsonl")] == [6, 6]
+    assert [row["requests"] for row in rows(finished_run / "runs" / "pic.jsonl")] == [6, 6]

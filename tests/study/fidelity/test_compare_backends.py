@@ -37,23 +37,23 @@ def run(root: Path, *overrides: str) -> dict:
 
 def test_a_study_without_a_profile_makes_one_and_the_next_finds_it(tmp_path: Path, capfd):
     summary = run(tmp_path)
-    told = summary["fidelity"]
-    said = capfd.readouterr()
-    assert "no profile of tiny on this machine" in said.err
-    assert "kept for the simulator" in said.err
-    assert "steps alike" in " ".join(said.out.split())
+    fidelity = summary["fidelity"]
+    captured = capfd.readouterr()
+    assert "no profile of tiny on this machine" in captured.err
+    assert "kept for the simulator" in captured.err
+    assert "schedule match" in " ".join(captured.out.split())
     (path,) = (tmp_path / "profiles").iterdir()
     before = path.stat().st_mtime_ns
-    assert told["profile"]["model"] == "tiny"
+    assert fidelity["profile"]["model"] == "tiny"
     assert list(summary["arms"]) == ["none", "pic"]
-    for cell, arm in zip(told["cells"], ("none", "pic"), strict=True):
+    for cell, arm in zip(fidelity["cells"], ("none", "pic"), strict=True):
         assert (cell["arm"], cell["load"], cell["rate_rps"], cell["requests"]) == (arm, None, 20.0, 12)
         assert cell["parity"]["equal"] == cell["parity"]["steps"] > 0
         assert cell["errors"]["ttft_s"]["spread"] is None
-    (rate,) = told["rates"]
+    (rate,) = fidelity["rates"]
     assert rate["errors"]["e2e_s"]["measured_mean_s"] > 0
     assert {"tau", "regret"} <= rate.keys()
-    assert "goals" not in told, "one run of each arm shows none"
+    assert "goals" not in fidelity, "one run of each arm shows none"
     assert len(list(tmp_path.glob("rag/pic_clean/simulated/*.jsonl"))) == 4
     run(tmp_path, "seeds=[0]")
     assert path.stat().st_mtime_ns == before
@@ -66,7 +66,7 @@ def test_a_profile_that_does_not_reach_the_longest_prompt_is_measured_anew(tmp_p
     run(tmp_path, "seeds=[0]")
     second = json.loads(path.read_bytes())["longest"]
     assert second > first
-    assert f"reaches {second:,} tokens, only {first:,}" in capfd.readouterr().err
+    assert f"covers {second:,} tokens (the stored one covers {first:,})" in capfd.readouterr().err
 
 
 def test_without_the_analysis_nothing_is_calibrated(tmp_path: Path):
@@ -75,7 +75,7 @@ def test_without_the_analysis_nothing_is_calibrated(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "message"),
     [
         (
             ["backend=sim", "analyses=[compare_backends]"],
@@ -89,6 +89,6 @@ def test_without_the_analysis_nothing_is_calibrated(tmp_path: Path):
         (["repeats=2", "backend=sim", "analyses=[summary]"], "repeats=2 with backend=sim: expected 1"),
     ],
 )
-def test_an_analysis_without_its_data_is_refused(overrides: list[str], words: str):
-    with pytest.raises(Exception, match=words):
+def test_an_analysis_without_its_data_is_refused(overrides: list[str], message: str):
+    with pytest.raises(Exception, match=message):
         compose("pic_clean", overrides)

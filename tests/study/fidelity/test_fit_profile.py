@@ -24,9 +24,9 @@ SMALL = ("design.shapes=4", "design.repeats=2", "design.longest=64", "design.out
 
 
 def settings(root: Path, *more: str) -> Study:
-    made = compose("calibrate", [*SMALL, "tracking.kind=none", f"output.root={root}", *more])
-    assert isinstance(made, Study)
-    return made
+    study = compose("calibrate", [*SMALL, "tracking.kind=none", f"output.root={root}", *more])
+    assert isinstance(study, Study)
+    return study
 
 
 def test_a_run_leaves_a_profile_that_the_simulator_finds(tmp_path: Path, capsys):
@@ -56,11 +56,17 @@ def test_a_run_leaves_a_profile_that_the_simulator_finds(tmp_path: Path, capsys)
 
 
 def test_a_hybrid_pays_for_its_states(tmp_path: Path):
-    few = ("model=tiny-hybrid", "arms=clean", "only=[block_512,boundary]", "design.longest=640", "design.repeats=1")
-    made = settings(tmp_path, *few, "output.figures=false")
-    profile = read_profile(run_study(made, "calibrate", tmp_path) / "profile.json")
-    assert profile.hull["captured_state_bytes"][1] >= made.model.state_bytes
-    assert profile.hull["loaded_state_bytes"][1] >= made.model.state_bytes
+    overrides = (
+        "model=tiny-hybrid",
+        "arms=clean",
+        "only=[block_512,boundary]",
+        "design.longest=640",
+        "design.repeats=1",
+    )
+    study = settings(tmp_path, *overrides, "output.figures=false")
+    profile = read_profile(run_study(study, "calibrate", tmp_path) / "profile.json")
+    assert profile.hull["captured_state_bytes"][1] >= study.model.state_bytes
+    assert profile.hull["loaded_state_bytes"][1] >= study.model.state_bytes
     assert profile.hull["scan_chunks"][1] > 1
     assert set(profile.coefficients) == set(TERMS)
 
@@ -81,30 +87,30 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 
 def test_shapes_that_were_measured_are_not_measured_again(tmp_path: Path, failing):
-    few = ("only=[none,radix]", "output.figures=false", "output.run=cut")
+    overrides = ("only=[none,radix]", "output.figures=false", "output.run=cut")
     failing.add("radix")
     with pytest.raises(ValueError, match=r"1 of 2 arms failed.*arms\.radix ran out of memory"):
-        run_study(settings(tmp_path, *few), "calibrate", tmp_path)
+        run_study(settings(tmp_path, *overrides), "calibrate", tmp_path)
     folder = tmp_path / "designed_shapes" / "cut"
-    kept = json.loads((folder / "summary.json").read_bytes())["fit_profile"]["kept"]
-    assert kept == "profile not kept, for it lacks arms: radix"
+    note = json.loads((folder / "summary.json").read_bytes())["fit_profile"]["kept"]
+    assert note == "profile not kept, for it lacks arms: radix"
     logs = {path.name: path.read_bytes() for path in (folder / "steps").glob("none-*.jsonl")}
     failing.clear()
-    run_study(settings(tmp_path, *few, "output.if_exists=resume"), "calibrate", tmp_path)
+    run_study(settings(tmp_path, *overrides, "output.if_exists=resume"), "calibrate", tmp_path)
     assert {name: (folder / "steps" / name).read_bytes() for name in logs} == logs
-    points = fit_profile.points_of(settings(tmp_path, *few), _files(folder))
-    assert sorted({point.place.shape for point in points}) == [0, 1, 2, 3]
+    points = fit_profile.points_of(settings(tmp_path, *overrides), _files(folder))
+    assert sorted({point.step_id.shape for point in points}) == [0, 1, 2, 3]
 
 
 def _files(folder: Path):
     from spanlab.study.output.arm_files import ArmFiles
 
     paths = {arm: (folder / "records" / f"{arm}.jsonl", folder / "runs" / f"{arm}.jsonl") for arm in ("none", "radix")}
-    return {arm: ArmFiles(*own, folder / "steps", None) for arm, own in paths.items()}
+    return {arm: ArmFiles(*arm_paths, folder / "steps", None) for arm, arm_paths in paths.items()}
 
 
 @pytest.mark.parametrize(
-    ("typed", "words"),
+    ("typed", "message"),
     [
         ("arms=clean", r"^arms\.block_hash_align\.placement\.kind=last with model\.name=tiny: it has"),
         ("design.shapes=1", "design.shapes=1: expected 2 or more"),
@@ -117,6 +123,6 @@ def _files(folder: Path):
         ("analyses=[summary]", "analyses=summary with workload.kind=designed_shapes: expected fit_profile"),
     ],
 )
-def test_a_design_that_cannot_be_is_refused(typed, words):
-    with pytest.raises(Exception, match=words):
+def test_a_design_that_cannot_be_is_refused(typed, message):
+    with pytest.raises(Exception, match=message):
         compose("calibrate", [typed])

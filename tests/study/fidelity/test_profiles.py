@@ -57,7 +57,7 @@ def test_a_profile_that_is_named_is_used(alone: Path):
 
 
 @pytest.mark.parametrize(
-    ("change", "typed", "words"),
+    ("change", "typed", "message"),
     [
         ({"model": "tiny"}, (), "with model tiny; expected model llama-3.2-1b"),
         ({"machine": "9 x Abacus"}, (), f"with machine 9 x Abacus; expected machine {machine()}"),
@@ -67,13 +67,13 @@ def test_a_profile_that_is_named_is_used(alone: Path):
         ({}, ("engine.threads=1",), "with threads 2; expected threads 1"),
     ],
 )
-def test_anothers_profile_is_refused_with_both_names(alone: Path, change, typed, words):
+def test_anothers_profile_is_refused_with_both_names(alone: Path, change, typed, message):
     path = alone / "theirs.json"
     replace(PROFILE, **change).write(path)
-    asked = study(alone, f"timing.profile={path}", *typed)
+    named = study(alone, f"timing.profile={path}", *typed)
     with pytest.raises(ValueError, match=r"^timing.profile=") as refused:
-        build.build_timing(asked)
-    assert str(refused.value) == f"timing.profile={path}: it was measured {words}"
+        build.build_timing(named)
+    assert str(refused.value) == f"timing.profile={path}: it was measured {message}"
 
 
 def test_published_profiles_can_be_read_and_have_their_own_names():
@@ -85,11 +85,11 @@ def test_published_profiles_can_be_read_and_have_their_own_names():
 def test_without_a_name_our_own_comes_before_a_published_one(alone: Path):
     replace(PROFILE, commit="published").write(profiles.PUBLISHED / "any.json")
     assert profiles.profile_of(study(alone)).commit == "published"
-    replace(PROFILE, model="tiny").write(profiles.kept_in(alone) / "another.json")
+    replace(PROFILE, model="tiny").write(profiles.profile_folder(alone) / "another.json")
     assert profiles.profile_of(study(alone)).commit == "published"
-    said = profiles.keep(replace(PROFILE, commit="own"), alone)
-    path = profiles.kept_in(alone) / profiles.file_name(PROFILE)
-    assert said == f"kept for the simulator (timing=calibrated): {path}"
+    note = profiles.store_profile(replace(PROFILE, commit="own"), alone)
+    path = profiles.profile_folder(alone) / profiles.file_name(PROFILE)
+    assert note == f"kept for the simulator (timing=calibrated): {path}"
     assert path.parent == alone / "profiles"
     assert path.name.startswith("llama-3.2-1b-")
     assert path.name.endswith("-cpu.json")
@@ -103,13 +103,13 @@ def noisy(median: float) -> Profile:
 def test_noisy_profile_is_not_kept(alone: Path, monkeypatch):
     monkeypatch.setattr(profiles, "CROSS_VALIDATION_LIMIT", 0.1)
     head = "noisy machine, profile not kept: median error 18.9% at shapes left out, 10% is the limit; "
-    assert profiles.keep(noisy(0.189), alone) == f"{head}none is stored"
+    assert profiles.store_profile(noisy(0.189), alone) == f"{head}none is stored"
     assert profiles.local_profile(study(alone)) is None
-    profiles.keep(PROFILE, alone)
-    assert profiles.keep(noisy(0.189), alone) == f"{head}the one of 2026-01-01 stays"
+    profiles.store_profile(PROFILE, alone)
+    assert profiles.store_profile(noisy(0.189), alone) == f"{head}the one of 2026-01-01 stays"
     assert profiles.profile_of(study(alone)).commit == "abc"
-    assert profiles.keep(noisy(float("nan")), alone).startswith("noisy machine, profile not kept")
-    assert profiles.keep(noisy(0.1), alone).startswith("kept for the simulator")
+    assert profiles.store_profile(noisy(float("nan")), alone).startswith("noisy machine, profile not kept")
+    assert profiles.store_profile(noisy(0.1), alone).startswith("kept for the simulator")
 
 
 def test_where_none_is_found_the_command_that_makes_one_is_said(alone: Path):
@@ -131,9 +131,9 @@ def test_a_study_says_once_what_lay_beyond_the_hull(alone: Path):
         "seeds=[0]",
         "tracking.kind=none",
     )
-    profiles.keep(PROFILE, alone)
+    profiles.store_profile(PROFILE, alone)
     folder = run_study(study(alone, *toy, "output.figures=false", "workers=1"), "smoke", alone)
     caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]
-    (caveat,) = [said for said in caveats if said.startswith("timing beyond")]
+    (caveat,) = [text for text in caveats if text.startswith("timing beyond")]
     assert caveat.startswith("timing beyond what its profile was measured on: ")
     assert "prefill_tokens in 2 steps" in caveat

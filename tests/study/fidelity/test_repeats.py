@@ -39,9 +39,9 @@ ROOMY = dict.fromkeys(StepFeatures._fields, (0, 1 << 40))
 
 def profile(path: Path, **others) -> Path:
     """A profile of `tiny` on this machine that was never measured."""
-    told = {"model": "tiny", "machine": machine(), "device": "cpu", "threads": 1, "dtype": "float32", "versions": {}}
-    told |= {"date": "2026-01-01", "commit": "none", "coefficients": PRICES, "hull": ROOMY, "left_out": {}}
-    Profile(**told | {"shapes": 2, "steps": 2, "longest": 1 << 40} | others).write(path)
+    fields = {"model": "tiny", "machine": machine(), "device": "cpu", "threads": 1, "dtype": "float32", "versions": {}}
+    fields |= {"date": "2026-01-01", "commit": "none", "coefficients": PRICES, "hull": ROOMY, "left_out": {}}
+    Profile(**fields | {"shapes": 2, "steps": 2, "longest": 1 << 40} | others).write(path)
     return path
 
 
@@ -93,20 +93,20 @@ def test_records_hold_every_load_and_repeat(folder: Path):
 
 def test_every_step_is_composed_alike_and_every_request_compared(folder: Path):
     summary = json.loads((folder / "summary.json").read_bytes())
-    told = summary["fidelity"]
+    fidelity = summary["fidelity"]
     arms = ["none", "radix", "pic"]
-    assert [(cell["load"], cell["arm"]) for cell in told["cells"]] == [
+    assert [(cell["load"], cell["arm"]) for cell in fidelity["cells"]] == [
         (load, arm) for load in (0.3, 0.6) for arm in arms
     ]
-    for cell in told["cells"]:
+    for cell in fidelity["cells"]:
         assert cell["parity"]["equal"] == cell["parity"]["steps"] > 0
         assert cell["parity"]["difference"] is None
         assert (cell["requests"], cell["repeats"], cell["steps_outside_hull"]) == (6, 2, 0)
         for metric in ("ttft_s", "tpot_s", "e2e_s"):
             assert cell["errors"][metric]["spread"]["request_p95"] >= 0
     rates = [share * summary["saturation"]["rate_rps"] for share in (0.3, 0.6)]
-    assert [one["rate_rps"] for one in told["rates"]] == pytest.approx(rates)
-    assert all(goal["cells"] == 6 for goal in told["goals"][:-1])
+    assert [rate["rate_rps"] for rate in fidelity["rates"]] == pytest.approx(rates)
+    assert all(goal["cells"] == 6 for goal in fidelity["goals"][:-1])
     assert len(summary["machine_noise"]["aa_ratios"]) == 2, "one for each load"
 
 
@@ -115,7 +115,7 @@ def test_engine_and_simulator_see_the_same_arrivals(folder: Path):
     for path in (*folder.glob("records/*.jsonl"), *folder.glob("simulated/*.jsonl")):
         for line in map(json.loads, path.read_text().splitlines()):
             arrivals.setdefault(line["rate_rps"], set()).add((line["request_id"], line["arrived_s"]))
-    assert [len(asked) for asked in arrivals.values()] == [6, 6], "each request arrives at one time"
+    assert [len(times) for times in arrivals.values()] == [6, 6], "each request arrives at one time"
 
 
 def test_an_interrupted_run_goes_on_after_its_last_finished_cell(tmp_path: Path, stopped):
@@ -127,23 +127,23 @@ def test_an_interrupted_run_goes_on_after_its_last_finished_cell(tmp_path: Path,
     before = {path.relative_to(work): path.read_bytes() for path in work.glob("**/*.jsonl") if path.stat().st_size}
     assert Path("saturation/runs.jsonl") in before
     stopped(1)  # the other arm
-    done = run(tmp_path, *small, "output.if_exists=resume")
-    kept = {path: (done / path).read_bytes() for path in before}
-    assert all(now.startswith(before[path]) for path, now in kept.items())
-    assert kept[Path("saturation/runs.jsonl")] == before[Path("saturation/runs.jsonl")]
+    resumed = run(tmp_path, *small, "output.if_exists=resume")
+    contents = {path: (resumed / path).read_bytes() for path in before}
+    assert all(now.startswith(before[path]) for path, now in contents.items())
+    assert contents[Path("saturation/runs.jsonl")] == before[Path("saturation/runs.jsonl")]
 
 
 def test_without_a_profile_shapes_take_turns_with_the_repeats(tmp_path: Path):
-    done = run(tmp_path, *OWN, "output.run=own")
-    told = read_profile(done / "profile.json")
-    study = calibration.in_turns(settings(tmp_path, *OWN), (Request(0, 0, (Span(list(range(20))),)),))
+    folder = run(tmp_path, *OWN, "output.run=own")
+    measured = read_profile(folder / "profile.json")
+    study = calibration.interleaved_calibration(settings(tmp_path, *OWN), (Request(0, 0, (Span(list(range(20))),)),))
     assert study.design.repeats == 3
-    folder = done / "calibration"
+    folder = folder / "calibration"
     files = ArmFiles(folder / "records" / "none.jsonl", folder / "runs" / "none.jsonl", folder / "steps", None)
     assert [row.get("repeat", 0) for row in files.finished()] == [0, 0, 1, 1, 2, 2]
     points = points_of(study, {"none": files})
-    assert (told.shapes, told.steps) == (2, len(points))
-    assert told.coefficients == fit(points)
+    assert (measured.shapes, measured.steps) == (2, len(points))
+    assert measured.coefficients == fit(points)
     assert all(len(point.cycles_ns) == 3 for point in points)
 
 
@@ -155,9 +155,9 @@ def test_an_interrupted_run_does_not_measure_its_shapes_again(tmp_path: Path, st
     path = Path("calibration/records/none.jsonl")
     first = (tmp_path / "rag" / ".cut.partial" / path).read_bytes()
     stopped(2)  # the shapes after the last repeat
-    done = run(tmp_path, *small, "output.if_exists=resume")
+    resumed = run(tmp_path, *small, "output.if_exists=resume")
     assert first
-    assert (done / path).read_bytes().startswith(first)
+    assert (resumed / path).read_bytes().startswith(first)
 
 
 def test_an_arm_without_memory_is_named_and_the_others_are_compared(tmp_path: Path, monkeypatch):
@@ -184,7 +184,7 @@ def test_a_profile_of_another_model_is_refused_with_both_names(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "message"),
     [
         ("backend=sim", r"load\.shares=.* with backend=sim: expected backend=engine"),
         ("arrivals.rate_rps=5", r"arrivals\.rate_rps=5\.0 with load\.shares: expected 1"),
@@ -198,8 +198,8 @@ def test_a_profile_of_another_model_is_refused_with_both_names(tmp_path: Path):
         ("arrivals=as_given", r"arrivals\.kind=as_given and workload\.kind=rag .*expected arrivals that can be paced"),
     ],
 )
-def test_what_makes_no_sense_is_refused(override: str, words: str):
+def test_what_makes_no_sense_is_refused(override: str, message: str):
     more = ["arrivals.rate_rps=null"] if override == "arrivals=as_given" else []
     more += ["load.arms=[none]"] if override.startswith("load.rates") else []
-    with pytest.raises(Exception, match=words):
+    with pytest.raises(Exception, match=message):
         compose("pic_fidelity", [*FEW, override, *more])

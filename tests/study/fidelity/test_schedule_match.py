@@ -71,14 +71,14 @@ def run(tmp_path_factory) -> Run:
     arrived = build.build_arrivals(study, workload.requests, 0, 1.0)
     at_ms = (1, 1, 5, 60, 2000, 2001)
     fitted = remap_tokens(arrived, study.model.vocab_size)
-    paced = [replace(one, arrived_at=at * 10**6) for one, at in zip(fitted, at_ms, strict=True)]
-    made = Run(study, paced, [])
-    policy, strategy = made.policy(), study.arms[ARM]
+    paced = [replace(request, arrived_at=time_ms * 10**6) for request, time_ms in zip(fitted, at_ms, strict=True)]
+    engine_run = Run(study, paced, [])
+    policy, strategy = engine_run.policy(), study.arms[ARM]
     engine = build_engine(study, strategy, build_model(study), policy, paced)
     with StepLog(folder / "steps.jsonl", policy, build.build_span_reads(strategy)) as log:
         rules = study.batch
         serve(paced, policy, rules, Creeping(engine), lambda record: None, on_step=log.ran)
-    return replace(made, log=read_steps(folder / "steps.jsonl"))
+    return replace(engine_run, log=read_steps(folder / "steps.jsonl"))
 
 
 def share(run: Run, log: list[LoggedStep], requests: list[Request] | None = None) -> ScheduleMatch:
@@ -86,42 +86,42 @@ def share(run: Run, log: list[LoggedStep], requests: list[Request] | None = None
 
 
 def test_every_step_of_the_engine_is_composed_alike(run):
-    found = share(run, run.log)
-    assert found == (len(run.log), len(run.log), None)
-    assert found.share == 1.0
+    match = share(run, run.log)
+    assert match == (len(run.log), len(run.log), None)
+    assert match.share == 1.0
     idled = sum(before.ended_ns < after.started_ns for before, after in pairwise(run.log))
     assert idled, "the engine never idled, and the test says little"
     assert any(step.features.copied_tokens for step in run.log)
 
 
 def test_a_step_too_few_or_too_many_is_said(run):
-    found = share(run, run.log[:-1])
-    assert (found.equal, found.steps) == (len(run.log) - 1, len(run.log) - 1)
-    assert found.difference.startswith(f"step {len(run.log) - 1}: the engine had finished, the simulator decodes for ")
-    found = share(run, [*run.log, run.log[-1]])
-    assert found.equal == len(run.log)
-    assert found.difference.endswith("the simulator had finished")
-    assert found.share < 1.0
+    match = share(run, run.log[:-1])
+    assert (match.equal, match.steps) == (len(run.log) - 1, len(run.log) - 1)
+    assert match.difference.startswith(f"step {len(run.log) - 1}: the engine had finished, the simulator decodes for ")
+    match = share(run, [*run.log, run.log[-1]])
+    assert match.equal == len(run.log)
+    assert match.difference.endswith("the simulator had finished")
+    assert match.share < 1.0
 
 
 def test_another_composition_is_said_and_ends_the_comparison(run):
-    at = next(number for number, step in enumerate(run.log) if step.key[0] and number)
-    (request, start, stop, *rest), *others = run.log[at].key[0]
-    key = (((request, start, stop - 1, *rest), *others), *run.log[at].key[1:])
-    found = share(run, [*run.log[:at], replace(run.log[at], key=key), *run.log[at + 1 :]])
-    assert found.equal == at
+    index = next(number for number, step in enumerate(run.log) if step.key[0] and number)
+    (request, start, stop, *chunk_end), *others = run.log[index].key[0]
+    key = (((request, start, stop - 1, *chunk_end), *others), *run.log[index].key[1:])
+    match = share(run, [*run.log[:index], replace(run.log[index], key=key), *run.log[index + 1 :]])
+    assert match.equal == index
     says = f"[{start}, {{}}) of request {request}"
-    words = f"the engine computes {says.format(stop - 1)}, the simulator computes {says.format(stop)}"
-    assert found.difference == f"step {at}: {words}"
+    message = f"the engine computes {says.format(stop - 1)}, the simulator computes {says.format(stop)}"
+    assert match.difference == f"step {index}: {message}"
 
 
 def test_a_step_of_the_same_composition_at_another_time_is_said(run):
     """Where eviction goes by age, times decide what is left."""
-    at = len(run.log) // 2
-    log = [*run.log[:at], replace(run.log[at], started_ns=run.log[at].started_ns + 1), *run.log[at + 1 :]]
-    found = share(run, log)
-    assert found.equal == at
-    assert found.difference.startswith(f"step {at}: the engine began it 1 ns later")
+    index = len(run.log) // 2
+    log = [*run.log[:index], replace(run.log[index], started_ns=run.log[index].started_ns + 1), *run.log[index + 1 :]]
+    match = share(run, log)
+    assert match.equal == index
+    assert match.difference.startswith(f"step {index}: the engine began it 1 ns later")
 
 
 def test_other_arrivals_give_other_steps(run):

@@ -10,7 +10,7 @@ import pytest
 from spanlab.main import compose
 from spanlab.report.data import ArmData
 from spanlab.study.numbers.bounds import BoundCrossedError, check_not_crossed
-from spanlab.study.numbers.clairvoyants import ClairvoyantBeatenError, beaten, served_alone
+from spanlab.study.numbers.clairvoyants import ClairvoyantBeatenError, describe_beaten, served_alone
 
 BLOCKS = ("model=llama-3.1-8b", "arms=evictions", "arms.lru.match=block_hash", "arms.lru.block_size=16")
 
@@ -27,8 +27,8 @@ def arm(name: str, reused: int, alone: bool = True) -> ArmData:
 
 def test_an_optimal_clairvoyant_that_is_beaten_fails_the_study():
     with pytest.raises(ClairvoyantBeatenError, match=r"arms.lru reused 1,201 .* at most 1,200, those of arms.belady"):
-        beaten(study_of(), [arm("lru", 1_201), arm("belady", 1_200)])
-    assert beaten(study_of(), [arm("lru", 1_200), arm("belady", 1_200)]) == []
+        describe_beaten(study_of(), [arm("lru", 1_201), arm("belady", 1_200)])
+    assert describe_beaten(study_of(), [arm("lru", 1_200), arm("belady", 1_200)]) == []
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_an_optimal_clairvoyant_that_is_beaten_fails_the_study():
     [((), False), (("arms.belady.eviction=belady_size",), True), (("store.entries=5",), True)],
 )
 def test_a_clairvoyant_by_rule_may_be_beaten(options, alone):
-    (told,) = beaten(study_of(*options), [arm("lru", 1_201, alone), arm("belady", 1_200, alone)])
-    assert "1,201" in told
-    assert "no bound here" in told
+    (caveat,) = describe_beaten(study_of(*options), [arm("lru", 1_201, alone), arm("belady", 1_200, alone)])
+    assert "1,201" in caveat
+    assert "no bound here" in caveat
 
 
 def test_other_units_are_no_rivals():
-    assert beaten(study_of("arms.lru.block_size=32"), [arm("lru", 9_000), arm("belady", 1_200)]) == []
+    assert describe_beaten(study_of("arms.lru.block_size=32"), [arm("lru", 9_000), arm("belady", 1_200)]) == []
 
 
 def test_requests_are_alone_where_none_overlaps():

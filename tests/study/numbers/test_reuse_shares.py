@@ -19,7 +19,7 @@ def test_ratio_of_sums_and_mean_of_ratios_differ():
 
 
 def test_halves_show_the_start_on_an_empty_cache():
-    rows = [(0, float(at), 100, 0 if at < 2 else 80) for at in range(4)]
+    rows = [(0, float(index), 100, 0 if index < 2 else 80) for index in range(4)]
     shares = reuse_shares(columns(rows))
     assert shares["token_hit_rate"] == 0.4
     assert shares["token_hit_rate_halves"] == [0.0, 0.8]

@@ -8,7 +8,7 @@ from spanlab.study.output.folder import folder_name
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("text", "name"),
     [
         ("quality_sim", "quality_sim"),
         ("quality_sim,seeds=[0,1],store.total_gib=16", "quality_sim__seeds=0+1__store.total_gib=16"),
@@ -17,15 +17,15 @@ from spanlab.study.output.folder import folder_name
         ("smoke,+strategy@arms.mine=radix", "smoke__+strategy@arms.mine=radix"),
     ],
 )
-def test_overrides_stay_readable(words, name):
-    assert folder_name(words) == name
+def test_overrides_stay_readable(text, name):
+    assert folder_name(text) == name
 
 
-@pytest.mark.parametrize("words", ["a,b='x y'", "a,b={c:1}", "a,b=[[1],[2]]", "a,b=$(ls)*?", f"a,b={'c' * 200}"])
-def test_other_names_end_in_a_hash(words):
-    name = folder_name(words)
+@pytest.mark.parametrize("text", ["a,b='x y'", "a,b={c:1}", "a,b=[[1],[2]]", "a,b=$(ls)*?", f"a,b={'c' * 200}"])
+def test_other_names_end_in_a_hash(text):
+    name = folder_name(text)
     assert re.fullmatch(r"[\w.=+:@%~-]{1,120}", name)
-    assert name != folder_name(f"{words} ")
+    assert name != folder_name(f"{text} ")
 
 
 def test_two_lists_never_share_a_name():

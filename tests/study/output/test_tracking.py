@@ -86,7 +86,7 @@ def test_what_fails_while_it_is_tracked_is_closed_as_failed(error: BaseException
     settings = TrackingSettings(kind="wandb")
     with pytest.raises(type(error)), tracked(settings, "name", "group", {}, tmp_path):
         raise error
-    assert [what for what in fake.told if what[0] == "finish"] == [("finish", {"exit_code": 1})]
+    assert [call for call in fake.told if call[0] == "finish"] == [("finish", {"exit_code": 1})]
 
 
 def test_a_study_that_fails_is_not_tracked(fake: FakeWandb, monkeypatch, tmp_path: Path):
@@ -103,8 +103,8 @@ def test_the_folder_is_published_before_anything_is_printed_or_tracked(fake: Fak
     published: list[tuple[str, bool]] = []
     real = fake.init
 
-    def note(what: str) -> None:
-        published.append((what, (tmp_path / "quality" / "mine" / "summary.json").exists()))
+    def note(event: str) -> None:
+        published.append((event, (tmp_path / "quality" / "mine" / "summary.json").exists()))
 
     monkeypatch.setattr("spanlab.study.output.report.print_tables", lambda tables, console: note("printed"))
     monkeypatch.setattr(fake, "init", lambda **options: (note("tracked"), real(**options))[1])
@@ -119,8 +119,8 @@ def test_a_tracker_that_does_not_start_is_a_warning(error, fake: FakeWandb, monk
 
     monkeypatch.setattr(fake, "init", refuse)
     assert (track(tmp_path, "output.figures=false") / "summary.json").exists()
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "tracking.kind=wandb stopped" in line]
-    assert str(error or "no answer") in said
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "tracking.kind=wandb stopped" in line]
+    assert str(error or "no answer") in warning
 
 
 def test_online_without_a_login_is_refused_before_anything_runs(fake: FakeWandb, tmp_path: Path):
@@ -148,8 +148,8 @@ def test_a_log_that_cannot_be_written_is_no_news(fake: FakeWandb, monkeypatch, c
     assert "Logging error" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("where", ["log", "finish", "init"])
-def test_a_tracker_that_cannot_write_is_a_warning(where: str, fake: FakeWandb, monkeypatch, capfd, tmp_path: Path):
+@pytest.mark.parametrize("method", ["log", "finish", "init"])
+def test_a_tracker_that_cannot_write_is_a_warning(method: str, fake: FakeWandb, monkeypatch, capfd, tmp_path: Path):
     """A home that is read-only once hid a finished study."""
 
     def refuse(*arguments: Any, **options: Any) -> None:
@@ -159,10 +159,10 @@ def test_a_tracker_that_cannot_write_is_a_warning(where: str, fake: FakeWandb, m
 
     def init(**options: Any) -> SimpleNamespace:
         run = real(**options)
-        setattr(run, where, refuse)
+        setattr(run, method, refuse)
         return run
 
-    monkeypatch.setattr(fake, "init", refuse if where == "init" else init)
+    monkeypatch.setattr(fake, "init", refuse if method == "init" else init)
     folder = track(tmp_path, "output.run=mine", "output.figures=false")
     assert (folder / "summary.json").exists()
     assert folder.name == "mine"
@@ -192,8 +192,8 @@ def test_an_offline_run_lies_in_the_folder(started, tmp_path: Path):
     environment = {key: value for key, value in os.environ.items() if key not in online} | {"HOME": str(tmp_path)}
     how = ("tracking.kind=wandb", "tracking.mode=offline", "output.run=mine")
     process = started(tmp_path, "smoke", *TOY, *how, env=environment)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == 0, said
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, stderr
     (run,) = tmp_path.joinpath("quality", "mine", "wandb").glob("offline-run-*")
     assert list(run.glob("run-*.wandb"))
     assert [path.name for path in tmp_path.joinpath("quality").iterdir() if path.suffix != ".lock"] == ["mine"]
@@ -208,16 +208,16 @@ from spanlab.study.run import run_study
 run_study(compose("smoke", {off!r}), "smoke", __import__("pathlib").Path({str(tmp_path)!r}))
 sys.exit("wandb" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_a_character_gets_its_twin(encoding: str, started, tmp_path: Path):
     options = {"env": os.environ | {"PYTHONIOENCODING": encoding}, "stdout": subprocess.PIPE, "encoding": encoding}
     process = started(tmp_path, "smoke", *TOY, "tracking=none", "output.run=mine", **options)
-    table, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    table, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
     assert "TTFT = first token - arrival" in table
     assert "?" not in table
     if encoding == "ascii":
@@ -232,17 +232,17 @@ def test_a_stdout_that_cannot_be_written_hides_nothing(stdout: str, started, tmp
     if stdout == "closed":
         options["preexec_fn"] = lambda: os.close(1)
     process = started(tmp_path, "smoke", *TOY, "tracking=none", "output.run=mine", **options)
-    said = process.communicate(timeout=120)[1]
+    stderr = process.communicate(timeout=120)[1]
     os.close(writing)
-    assert process.returncode == 0, said
+    assert process.returncode == 0, stderr
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
-    assert ("stdout cannot be written" in said) == (stdout != "closed")
-    assert "Exception" not in said
+    assert ("stdout cannot be written" in stderr) == (stdout != "closed")
+    assert "Exception" not in stderr
 
 
 def test_a_home_that_cannot_be_written_hides_nothing(started, tmp_path: Path):
     environment = os.environ | {"HOME": "/proc/none"}
     process = started(tmp_path, "smoke", *TOY, "tracking.kind=wandb", "output.run=mine", env=environment)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == 0, said
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, stderr
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()

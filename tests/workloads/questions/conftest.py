@@ -39,7 +39,7 @@ ROWS = [
 
 @pytest.fixture
 def write_rows(tmp_path: Path) -> Callable[..., Path]:
-    """Write questions of one's own as JSON lines; `first` replaces fields of the first row, None removes one."""
+    """Write questions as JSON lines; `first` replaces fields of the first row, None removes one."""
 
     def write(rows: list[dict[str, object]] | None = None, **first: object) -> Path:
         rows = [dict(row) for row in ROWS] if rows is None else rows
@@ -53,11 +53,13 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def load(write_rows: Callable[..., Path]) -> Callable[..., Workload]:
-    """Load the rows above; words are options of the workload, `path` another file, `settings` other keys."""
+    """Load the rows above; keywords are options of the workload, `path` another file, `settings` other keys."""
 
     def load(path: Path | None = None, settings: dict[str, object] | None = None, **options: object) -> Workload:
         questions = Questions(**({"task": "local"} | options))
-        where = str(path or write_rows()) if questions.task != "facts" else None
-        return load_workload(WorkloadSettings(kind="questions", path=where, questions=questions, **(settings or {})))
+        path_text = str(path or write_rows()) if questions.task != "facts" else None
+        return load_workload(
+            WorkloadSettings(kind="questions", path=path_text, questions=questions, **(settings or {}))
+        )
 
     return load

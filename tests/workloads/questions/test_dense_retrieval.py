@@ -1,4 +1,4 @@
-"""Embeddings are means over a text's tokens, whatever it is batched with, and rank passages by cosine."""
+"""Embeddings are means over a text's tokens, do not depend on the batch, and rank passages by cosine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TEXTS = ["fox", "red fox red owl night", "pond winter", *(["night"] * 40), "owl 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random encoder of two layers that knows a few words."""
+    """A random encoder of two layers with a small vocabulary."""
     folder = tmp_path_factory.mktemp("encoder")
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
     torch.manual_seed(0)
@@ -33,11 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_embeddings_are_means_over_the_tokens_alone(folder):
     encoder = BertModel.from_pretrained(folder).eval()
-    for text, found in zip(TEXTS, Embedder(folder)(TEXTS), strict=True):
+    for text, embedding in zip(TEXTS, Embedder(folder)(TEXTS), strict=True):
         ids = torch.tensor([[WORDS.index(word) for word in text.split()]])
         with torch.no_grad():
             mean = encoder(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0].mean(0)
-        torch.testing.assert_close(found, mean / mean.norm(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(embedding, mean / mean.norm(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_passage_equal_to_the_question_ranks_first(folder, monkeypatch):

@@ -1,4 +1,4 @@
-"""Made-up facts follow from their gold passages, from no fewer, and from nothing else."""
+"""Answers about synthetic facts follow from all gold passages, and from no other passages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spanlab.workloads.questions import Facts
 from spanlab.workloads.questions.facts import facts
-from spanlab.workloads.questions.task import Document, Question, Task, checked
+from spanlab.workloads.questions.task import Document, Question, Task, check_task
 
 KEPT = re.compile(r"(\w+) keeps the (\w+) in (\w+)\.")
 LENT = re.compile(r"(\w+) lent the (\w+) to (\w+)\.")
@@ -30,14 +30,16 @@ options = st.builds(
 
 
 def deduced(passages: Iterable[str], question: str) -> set[str]:
-    """Every answer that follows from the passages, by a reader that knows two kinds of sentences."""
+    """Every answer that follows from the passages, by matching the two kinds of sentences."""
     text = " ".join(passages)
-    one, two = ONE_HOP.fullmatch(question), TWO_HOPS.fullmatch(question)
-    if one:
-        keepers = {(one[1], one[2])}
+    one_hop, two_hops = ONE_HOP.fullmatch(question), TWO_HOPS.fullmatch(question)
+    if one_hop:
+        keepers = {(one_hop[1], one_hop[2])}
     else:
-        keepers = {(borrower, thing) for owner, thing, borrower in LENT.findall(text) if (thing, owner) == two.groups()}
-    return {city for keeper, thing, city in KEPT.findall(text) if (keeper, thing) in keepers}
+        keepers = {
+            (borrower, item) for owner, item, borrower in LENT.findall(text) if (item, owner) == two_hops.groups()
+        }
+    return {city for keeper, item, city in KEPT.findall(text) if (keeper, item) in keepers}
 
 
 def every_question(task: Task) -> Iterator[tuple[Document, Question]]:
@@ -50,13 +52,13 @@ def test_questions_follow_from_all_their_gold_passages(facts_options):
     task = facts(facts_options)
     everything = [passage for document in task.documents for passage in document.passages]
     for document, question in every_question(task):
-        gold = [document.passages[at] for at in question.gold]
+        gold = [document.passages[index] for index in question.gold]
         assert deduced(gold, question.text) == set(question.answers)
         assert deduced(everything, question.text) == set(question.answers)
         assert question.answers[0] in gold[0]
         for left_out in gold:
-            rest = [passage for passage in everything if passage != left_out]
-            assert deduced(rest, question.text) == set()
+            remaining = [passage for passage in everything if passage != left_out]
+            assert deduced(remaining, question.text) == set()
 
 
 @given(options)
@@ -74,8 +76,8 @@ def test_passages_hold_as_many_sentences_as_asked(facts_options):
     for document in facts(facts_options).documents:
         sentences = facts_options.sentences + facts_options.remarks
         assert {passage.count(".") for passage in document.passages} == {sentences}
-        things = Counter(thing for _, thing, _ in KEPT.findall(" ".join(document.passages)))
-        assert facts_options.hops == [1] or set(things.values()) == {2}
+        items = Counter(item for _, item, _ in KEPT.findall(" ".join(document.passages)))
+        assert facts_options.hops == [1] or set(items.values()) == {2}
 
 
 def test_stem_and_answer_state_the_fact():
@@ -91,9 +93,9 @@ def test_seed_and_collections_draw_other_facts():
 
 
 def test_a_thousand_questions_can_be_made():
-    task = checked(facts(Facts(collections=50)), "facts")
-    asked = [question.text for _, question in every_question(task)]
-    assert len(set(asked)) == len(asked) == 600
+    task = check_task(facts(Facts(collections=50)), "facts")
+    questions = [question.text for _, question in every_question(task)]
+    assert len(set(questions)) == len(questions) == 600
 
 
 @pytest.mark.parametrize(
@@ -114,5 +116,7 @@ def test_facts_that_cannot_be_made_are_refused(given_options, sentence):
 
 
 def test_more_collections_than_names_are_refused():
-    with pytest.raises(ValueError, match=r"^workload.questions.facts.collections: expected fewer, for no name is left"):
+    with pytest.raises(
+        ValueError, match=r"^workload.questions.facts.collections: expected fewer, because no name is left"
+    ):
         facts(Facts(collections=2000))

@@ -1,4 +1,4 @@
-"""The workload asks what is selected, says what its prompts have in common, and refuses what it cannot ask."""
+"""Selection of questions, reported overlap of prompts, and rejected settings."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ def test_overlap_counts_tokens_of_earlier_prompts(load):
 
 @pytest.mark.parametrize(("requests", "counts"), [(3, [1, 1, 1]), (7, [3, 2, 2]), (24, [8, 8, 8]), (99, [8, 8, 8])])
 def test_requests_are_drawn_from_all_documents_alike(load, requests, counts):
-    asked = load(task="facts", facts=Facts(collections=3, passages=4, sentences=2), requests=requests).requests
-    assert sorted(Counter(request.group_id for request in asked).values(), reverse=True) == counts
+    drawn = load(task="facts", facts=Facts(collections=3, passages=4, sentences=2), requests=requests).requests
+    assert sorted(Counter(request.group_id for request in drawn).values(), reverse=True) == counts
 
 
 def test_selected_documents_alone_are_searched(load):
     workload = load(settings={"documents": 1}, k=4)
     assert {request.group_id for request in workload.requests} == {0}
     with pytest.raises(
-        ValueError, match=r"^workload.questions.k=5: expected at most 4, the passages that can be found"
+        ValueError, match=r"^workload.questions.k=5: expected at most 4, the passages that can be retrieved"
     ):
         load(settings={"documents": 1}, k=5)
 
 
 def test_seeds_draw_other_questions_of_the_same_facts(load):
-    one, other = (load(task="facts", requests=20, seed=seed).requests for seed in (0, 1))
-    assert [request.tokens.tobytes() for request in one] != [request.tokens.tobytes() for request in other]
+    first, second = (load(task="facts", requests=20, seed=seed).requests for seed in (0, 1))
+    assert [request.tokens.tobytes() for request in first] != [request.tokens.tobytes() for request in second]
 
 
 def test_the_same_settings_make_the_same_ids(load):
-    one, other = (load(task="facts", requests=20, order="shuffled").requests for _ in range(2))
-    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(one, other, strict=True))
+    first, second = (load(task="facts", requests=20, order="shuffled").requests for _ in range(2))
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Retrieval finds what its formula says, and the gold passage is where its label says."""
+"""Retrieval follows its formula, and labels give the position of the gold passage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spanlab.queries import builtin_tokenizer
-from spanlab.workloads.questions.retrievers import Query, bm25, given
+from spanlab.workloads.questions.retrievers import Query, bm25, rank_as_given
 from spanlab.workloads.retrieval import ORDERS
 
 PASSAGES = ("red fox den", "red red owl night", "pond winter", "fox pond fox winter night")
@@ -18,15 +18,15 @@ K1, B = 1.5, 0.75
 
 def okapi(passages: tuple[str, ...], query: str) -> list[float]:
     """Scores by the formula of Robertson and Zaragoza with Lucene's inverse document frequency."""
-    words = [passage.split() for passage in passages]
-    mean = sum(map(len, words)) / len(words)
+    texts = [passage.split() for passage in passages]
+    mean = sum(map(len, texts)) / len(texts)
     scores = [0.0] * len(passages)
     for term in query.split():
-        holding = sum(term in passage for passage in words)
-        idf = math.log(1 + (len(words) - holding + 0.5) / (holding + 0.5))
-        for at, passage in enumerate(words):
+        holding = sum(term in passage for passage in texts)
+        idf = math.log(1 + (len(texts) - holding + 0.5) / (holding + 0.5))
+        for index, passage in enumerate(texts):
             count = passage.count(term)
-            scores[at] += idf * count / (count + K1 * (1 - B + B * len(passage) / mean))
+            scores[index] += idf * count / (count + K1 * (1 - B + B * len(passage) / mean))
     return scores
 
 
@@ -54,19 +54,23 @@ def test_bm25_leaves_out_cases_and_stop_words():
 
 
 def test_given_keeps_the_ranking_of_a_file():
-    (ranking,) = given(PASSAGES, [Query("fox", gold=(0,), ranking=(2, 0))], np.random.default_rng(0))
+    (ranking,) = rank_as_given(PASSAGES, [Query("fox", gold=(0,), ranking=(2, 0))], np.random.default_rng(0))
     assert ranking.tolist() == [2, 0]
 
 
 def test_given_draws_others_behind_the_gold_passages():
-    found = [given(PASSAGES, [Query("fox", gold=(3, 0))], np.random.default_rng(seed))[0] for seed in range(20)]
-    assert {tuple(ranking[:2].tolist()) for ranking in found} == {(3, 0)}
-    assert {tuple(ranking[2:].tolist()) for ranking in found} == {(1, 2), (2, 1)}
+    rankings = [
+        rank_as_given(PASSAGES, [Query("fox", gold=(3, 0))], np.random.default_rng(seed))[0] for seed in range(20)
+    ]
+    assert {tuple(ranking[:2].tolist()) for ranking in rankings} == {(3, 0)}
+    assert {tuple(ranking[2:].tolist()) for ranking in rankings} == {(1, 2), (2, 1)}
 
 
 def test_given_without_gold_is_refused():
-    with pytest.raises(ValueError, match=r"^workload.questions.retrieval=given: expected bm25 or dense, for the task"):
-        given(PASSAGES, [Query("fox")], np.random.default_rng(0))
+    with pytest.raises(
+        ValueError, match=r"^workload.questions.retrieval=given: expected bm25 or dense, because the task"
+    ):
+        rank_as_given(PASSAGES, [Query("fox")], np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -75,18 +79,18 @@ def test_given_without_gold_is_refused():
 def test_labels_point_at_the_gold_passage(load, order, search, k):
     workload = load(task="facts", order=order, search=search, k=k, requests=60)
     positions, tokens = workload.labels["gold_position"], workload.labels["gold_tokens"]
-    tokenizer, found = builtin_tokenizer(), 0
-    for at, request in enumerate(workload.requests):
+    tokenizer, hits = builtin_tokenizer(), 0
+    for index, request in enumerate(workload.requests):
         texts = [tokenizer.decode(span.tokens) for span in request.spans[1:-1]]
-        thing = re.search(r"[Tt]he (\w+)", workload.labels["opening"][at])[1]
-        stating = [place for place, text in enumerate(texts) if f" the {thing} in {request.answer}." in text]
-        assert stating == [positions[at]] * (positions[at] >= 0)
-        assert list(request.gold[: len(stating)]) == [1 + place for place in stating] or not stating
-        found += bool(stating)
+        item = re.search(r"[Tt]he (\w+)", workload.labels["opening"][index])[1]
+        stating = [position for position, text in enumerate(texts) if f" the {item} in {request.answer}." in text]
+        assert stating == [positions[index]] * (positions[index] >= 0)
+        assert list(request.gold[: len(stating)]) == [1 + position for position in stating] or not stating
+        hits += bool(stating)
         if stating:
-            assert tokens[at] == len(request.spans[1 + positions[at]].tokens)
-    assert found > 10
-    assert k > 1 or found < 60
+            assert tokens[index] == len(request.spans[1 + positions[index]].tokens)
+    assert hits > 10
+    assert k > 1 or hits < 60
 
 
 def test_orders_hold_the_same_passages(load):

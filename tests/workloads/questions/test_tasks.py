@@ -1,4 +1,4 @@
-"""Files of questions are read as they are meant, and refused in one sentence where they are not."""
+"""Question files of each task are parsed, and invalid files raise an error of one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanlab.workloads.questions.fairytaleqa import fairytaleqa
 from spanlab.workloads.questions.local import questions
 from spanlab.workloads.questions.quality import articles
 from spanlab.workloads.questions.squality import stories
-from spanlab.workloads.questions.task import Document, Question, Task, checked
+from spanlab.workloads.questions.task import Document, Question, Task, check_task
 
 STORY = {
     "doc_id": "fox",
@@ -53,27 +53,27 @@ def test_fairytaleqa_has_sections_as_passages(tmp_path):
 
 def test_fairytaleqa_as_published_keeps_blank_lines(tmp_path):
     sections = [{"section": "1", "text": "The fox left.\n\nIt rained."}, {"section": "2", "text": "It slept."}]
-    asked = {"question": "Who left?", "cor_section": "1", "answer1": "the fox", "answer2": "", "answer4": "a fox"}
+    entry = {"question": "Who left?", "cor_section": "1", "answer1": "the fox", "answer2": "", "answer4": "a fox"}
     for origin in ("by-origin", "by-split"):
         table(tmp_path / origin / "section-stories" / "all" / "fox-story.csv", *sections)
-        table(tmp_path / origin / "questions" / "train" / "fox-questions.csv", asked)
+        table(tmp_path / origin / "questions" / "train" / "fox-questions.csv", entry)
     (story,) = fairytaleqa(tmp_path).documents
     assert story.passages == ("The fox left.\n\nIt rained.", "It slept.")
     assert story.questions == (Question("Who left?", ("the fox", "a fox"), gold=(0,)),)
 
 
 def test_quality_keeps_its_options(tmp_path):
-    asked = {"question": "Why?", "options": ["so", "or  so"], "gold_label": 2}
+    entry = {"question": "Why?", "options": ["so", "or  so"], "gold_label": 2}
     text = "One two three. Four five six. Seven."
-    task = articles(lines(tmp_path / "q.jsonl", {"article_id": 1, "article": text, "questions": [asked]}), 4)
+    task = articles(lines(tmp_path / "q.jsonl", {"article_id": 1, "article": text, "questions": [entry]}), 4)
     (article,) = task.documents
     assert article.passages == ("One two three.", "Four five six. Seven.")
     assert article.questions == (Question("Why?", ("or so",), ("so", "or so")),)
 
 
 def test_squality_has_answers_one_a_line(tmp_path):
-    asked = {"question_text": "Plot?", "responses": [{"response_text": "a\nb"}, {"response_text": "c"}]}
-    (story,) = stories(lines(tmp_path / "s.jsonl", {"document": "One. Two.", "questions": [asked]})).documents
+    entry = {"question_text": "Plot?", "responses": [{"response_text": "a\nb"}, {"response_text": "c"}]}
+    (story,) = stories(lines(tmp_path / "s.jsonl", {"document": "One. Two.", "questions": [entry]})).documents
     assert story.questions[0].answers == ("a b", "c")
 
 
@@ -97,7 +97,7 @@ def test_local_rows_with_equal_passages_belong_together(write_rows):
         ({"question": None}, "has a row without the field 'question'"),
         ({"answer": 3}, "has a field 'answer' that is a number, not a list"),
         ({"passages": "text"}, "has a field 'passages' that is a string, not a list"),
-        ({"passages": ["a", 1]}, "has passages that are no texts"),
+        ({"passages": ["a", 1]}, "has passages with a value that is not a string"),
         ({"gold": 7}, "has gold=7 with 3 passages; expected their numbers from 0"),
         ({"gold": None}, "has gold in some rows only; expected it in every row or none"),
         ({"options": ["day", "night"]}, "has the answer 'in a den'; expected one of its options"),
@@ -123,14 +123,14 @@ def test_rows_of_another_form_are_refused(write_rows, change, problem):
 )
 def test_tasks_without_texts_or_answers_are_refused(document, problem):
     with pytest.raises(ValueError, match=f"^FILE {re.escape(problem)}"):
-        checked(Task("t", "local text", "documents", "Be brief.", (document,)), "FILE")
+        check_task(Task("t", "local text", "documents", "Be brief.", (document,)), "FILE")
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"questions": [{"question": "?", "answers": ["a"], "section": "9"}]}, "has a question about section '9' of 3"),
-        ({"n_sections": 4}, "holds no story whose sections can be told apart"),
+        ({"n_sections": 4}, "has no story with recognisable sections"),
         ({"story": None}, "has a field 'story' that is null, not a string"),
     ],
 )

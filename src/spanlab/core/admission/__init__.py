@@ -1,7 +1,7 @@
-"""What is kept at all: an admission rule is one registered file."""
+"""Admission: how many computed tokens are stored; each rule is one registered file."""
 
 from spanlab.core.admission.bypass import Bypass
-from spanlab.core.admission.contract import ADMISSIONS, Admission, AdmissionFacts, Computed, Rule, always
+from spanlab.core.admission.contract import ADMISSIONS, Admission, AdmissionFacts, ComputedPrefix, Rule, always
 from spanlab.core.admission.min_length import min_length
 from spanlab.core.admission.second_touch import SecondTouch
 
@@ -10,7 +10,7 @@ __all__ = [
     "Admission",
     "AdmissionFacts",
     "Bypass",
-    "Computed",
+    "ComputedPrefix",
     "Rule",
     "SecondTouch",
     "always",

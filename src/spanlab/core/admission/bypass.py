@@ -1,13 +1,13 @@
-"""Bypass: what would displace much, or is not likely to be asked for again, goes past the cache.
+"""Bypass: a prefix that displaces too much, or is unlikely to be requested again, is not stored.
 
-Caches of objects of many sizes do so, as AdaptSize (Berger et al., NSDI 2017), whose odds fall with the size. Here both
-limits are given.
+Caches of objects of many sizes do so, as AdaptSize (Berger et al., NSDI 2017), whose admission probability falls
+with the size. Here both limits are fixed.
 """
 
 from __future__ import annotations
 
 from spanlab.checks import share as check_share
-from spanlab.core.admission.contract import ADMISSIONS, AdmissionFacts, Computed
+from spanlab.core.admission.contract import ADMISSIONS, AdmissionFacts, ComputedPrefix
 from spanlab.core.ledger import Ledger
 from spanlab.core.prefix_index import RootKey
 from spanlab.core.token_string import TokenString
@@ -28,15 +28,15 @@ class Bypass:
         self._most = share * min(budget.kv_bytes, budget.total_bytes)
         self._token_bytes, self._known, self._touched = facts.token_bytes, known, Ledger()
 
-    def admit(self, computed: Computed) -> int:
-        """All or nothing."""
+    def admit(self, computed: ComputedPrefix) -> int:
+        """Admit all computed tokens or none."""
         length = len(computed.tokens)
         if length * self._token_bytes > self._most:
             return 0
-        known = self._touched.known(computed.key, computed.tokens)[0] if self._known else 0
-        return computed.stop if known >= self._known * length else 0
+        touched = self._touched.lookup(computed.key, computed.tokens)[0] if self._known else 0
+        return computed.stop if touched >= self._known * length else 0
 
     def ended(self, key: RootKey, tokens: TokenString) -> None:
-        """Remember what was asked for, where that matters."""
+        """Record the tokens, where the rule reads them."""
         if self._known:
             self._touched.computed(key, tokens, len(tokens))

@@ -1,6 +1,6 @@
-"""What an admission rule is: it is asked how much of what a request has computed is kept.
+"""The contract of an admission rule: how many of a request's computed tokens are stored.
 
-It decides before room is made, so that what it refuses displaces nothing. It never decides what leaves.
+It decides before space is made, so that refused tokens displace nothing. It does not select what is evicted.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from spanlab.core.token_string import TokenString
 from spanlab.registry import Registry
 
 
-class Computed(NamedTuple):
-    """A prefix or span of which the first `stop` tokens are computed, and could be kept.
+class ComputedPrefix(NamedTuple):
+    """A prefix or span whose first `stop` tokens are computed and could be stored.
 
     `key`      under which it would be stored: equal tokens of different keys are not shared
-    `tokens`   all of it, computed or not; of a prompt that has ended, with its output
-    `request`  token ids, spans, session; not the length of the output, which no server knows
+    `tokens`   all of its tokens, computed or not; once the request has ended, with its output
+    `request`  token ids, spans, session; not the length of the output, which no server has
     """
 
     key: RootKey
@@ -31,33 +31,33 @@ class Computed(NamedTuple):
 
 
 class Admission(Protocol):
-    """Decides what is kept; asked anew as more of a prompt is computed."""
+    """Decides which tokens are stored; called again as more of a prompt is computed."""
 
-    def admit(self, computed: Computed) -> int:
-        """How many of the first `computed.stop` tokens are kept; what was kept before stays."""
+    def admit(self, computed: ComputedPrefix) -> int:
+        """Return how many of the first `computed.stop` tokens are stored; tokens stored before stay."""
         ...
 
     def ended(self, key: RootKey, tokens: TokenString) -> None:
-        """A request that has ended has computed or read these tokens."""
+        """Note the tokens that a finished request has computed or read."""
         ...
 
 
 class Rule:
-    """An admission that remembers nothing."""
+    """An admission that depends on the computed tokens only."""
 
-    def __init__(self, admit: Callable[[Computed], int]) -> None:
+    def __init__(self, admit: Callable[[ComputedPrefix], int]) -> None:
         self._admit = admit
 
-    def admit(self, computed: Computed) -> int:
+    def admit(self, computed: ComputedPrefix) -> int:
         return self._admit(computed)
 
     def ended(self, key: RootKey, tokens: TokenString) -> None:
-        """Nothing is remembered."""
+        """Record nothing."""
 
 
 @dataclass(frozen=True)
 class AdmissionFacts:
-    """What an admission may know of its store: its budget, and the bytes of a token's KV."""
+    """Facts of the store that an admission may read: its budget, and the bytes of a token's KV."""
 
     budget: Budget
     token_bytes: int

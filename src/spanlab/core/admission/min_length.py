@@ -1,4 +1,4 @@
-"""Admission by length: short prefixes save little, and are not worth an entry."""
+"""Admission by length: short prefixes save too little to be worth an entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What computing a prompt's tokens costs: a cost is one registered file."""
+"""Costs of computing a prompt's tokens: each is one registered file."""
 
 from spanlab.core.cost.contract import COST, COSTS, Cost, CostOf, in_tokens
 from spanlab.core.cost.flops import flops

@@ -1,7 +1,7 @@
-"""What a cost is: the price of computing tokens of a prompt, which is what reusing them saves.
+"""The contract of a cost: the price of computing tokens of a prompt, which reusing them saves.
 
-Placements and eviction orders compare entries by it. Each has a usual cost, that of its source; an arm may name another
-one, which all its rules then count. Only ratios of costs decide anything, so the unit of a cost does not matter.
+Placements and eviction orders compare entries by it. Each has a default cost, that of its source; an arm may name
+another one for all its rules. Only ratios of costs decide, so the unit of a cost does not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Positions = NDArray[np.int64]
 class Cost(Protocol):
     """The price of computing prompt tokens `[start, stop)` on top of `start` reused ones; elementwise.
 
-    Above zero where there is a token, and additive: a price of [a, b) and one of [b, c) make that of [a, c).
+    Positive where there is a token, and additive: the prices of [a, b) and [b, c) add up to that of [a, c).
     """
 
     @overload
@@ -29,7 +29,7 @@ class Cost(Protocol):
     def __call__(self, start: int, stop: Positions, /) -> NDArray[Any]: ...
 
 
-#: From the name of a rule's usual cost, the cost that the rule counts: another one where the arm names it.
+#: From the name of a rule's default cost, the cost that the rule uses: the arm's, where it names one.
 CostOf = Callable[[str], Cost]
 #: `model` is the study's.
 COSTS: Registry[Cost] = Registry("cost", given=("model",))
@@ -38,5 +38,5 @@ COST = "cost"
 
 
 def in_tokens(usual: str) -> Cost:
-    """Every token costs the same, whatever is usual."""
+    """Return the cost that counts tokens, whatever the default."""
     return COSTS.make("tokens", {}, {})

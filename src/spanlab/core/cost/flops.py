@@ -1,4 +1,4 @@
-"""The cost that counts operations: a token deep in a prompt attends to more than one at its start."""
+"""The cost in FLOPs: a token deep in a prompt attends to more tokens than one at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost that counts measured time: a device does not run attention at the rate of its matrix products."""
+"""The cost in measured seconds: a device does not run attention at the rate of its matrix products."""
 
 from __future__ import annotations
 

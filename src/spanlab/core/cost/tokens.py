@@ -1,4 +1,4 @@
-"""The cost that counts tokens, as hit rates do."""
+"""The cost in tokens, as in hit rates."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spanlab.core.admission import Admission, Computed
+from spanlab.core.admission import Admission, ComputedPrefix
 from spanlab.core.ledger import Ledger
 from spanlab.core.placement import Placer
 from spanlab.core.policies.tree import TreePolicy
@@ -30,7 +30,7 @@ class AdmittingPolicy(TreePolicy):
 
     def _insert(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
         key, block_size = self._key(allocation, cache_span), self.store.tree.block_size
-        admitted = self._admission.admit(Computed(key, tokens, stop, allocation.plan.request))
+        admitted = self._admission.admit(ComputedPrefix(key, tokens, stop, allocation.plan.request))
         admitted = min(stop, admitted) // block_size * block_size
         if admitted < stop:
             self.ledger.refused(key, tokens, stop)

@@ -15,7 +15,7 @@ from spanlab.core.eviction.path_names import PathNames
 from spanlab.core.policies.over_tiers import OverTiers, PrefillSteps
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan, TreeAllocation, gather
+from spanlab.core.reuse import ReusePlan, TreeAllocation, combine_plans
 from spanlab.core.store import Store
 from spanlab.core.tiers.load import Load, LoadNote
 from spanlab.core.tiers.tiers import Tiers
@@ -38,7 +38,7 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         super().__init__(tree, tiers, steps)
         self._names = PathNames()
         tree.store.tree.watchers.append(self._names)
-        tree.store.on_stored, tree.store.on_leaving = self._stored, self._leaving
+        tree.store.on_stored, tree.store.before_drop = self._stored, self._leaving
         self._waiting: dict[Load, _WaitingRequest] = {}
 
     @property
@@ -166,4 +166,4 @@ def _resumed_at(plan: ReusePlan, position: int) -> ReusePlan:
         resume_node=node,
         resume_state=None,
     )
-    return gather(plan.request, plan.prompt, (deeper,), plan.repair)
+    return combine_plans(plan.request, plan.prompt, (deeper,), plan.repair)

@@ -62,7 +62,7 @@ class BlockMatcher:
         junction = limit * size if resume < limit and self._rules.junctions else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
-            seen = max(self._ledger.known(request.cache_salt, chain.prompt)[0], len(matched) * size)
+            seen = max(self._ledger.lookup(request.cache_salt, chain.prompt)[0], len(matched) * size)
             losses = self._losses(length, digests, seen, len(matched), resume)
         sizes = seen, len(matched) * size, resumable * size, resume * size
         reused = [matched[:resume], *states]

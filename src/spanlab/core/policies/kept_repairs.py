@@ -13,7 +13,7 @@ from hashlib import blake2b
 from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan, TreeAllocation, gather
+from spanlab.core.reuse import ReusePlan, TreeAllocation, combine_plans
 
 
 class KeptRepairsPolicy(TreePolicy):
@@ -27,7 +27,7 @@ class KeptRepairsPolicy(TreePolicy):
             node, matched = self.index.find(request, link)
             if matched == len(link.tokens):
                 span_plans[index] = span_plans[index]._replace(link=node)
-        return gather(request, plan.prompt, tuple(span_plans), plan.repair)
+        return combine_plans(request, plan.prompt, tuple(span_plans), plan.repair)
 
     def _links(self, plan: ReusePlan) -> dict[int, CacheSpan]:
         """Return, by cache span, the first blocks that a repair writes, hashed with all earlier tokens and the repair.

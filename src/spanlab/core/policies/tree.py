@@ -73,7 +73,7 @@ class TreePolicy:
         paths += [(link, link.depth) for link in links.values()]
         working_map = working_map_bytes(plan, rules)
         state_bytes = working_map + (store.state_bytes + rules.state_bytes_saved if rules.needs_states else 0)
-        if not store.fits_beside(paths, states, kv, state_bytes):
+        if not store.fits_with_locks(paths, states, kv, state_bytes):
             return None
         store.note(now, plan.request)
         store.on_admission(plan.request)
@@ -228,7 +228,7 @@ class TreePolicy:
         store.unlock(allocation.nodes[cache_span])
         allocation.nodes[cache_span], allocation.stored[cache_span] = node, stop
         self._states.after_insert(allocation, node)
-        self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
+        self.ledger.stored(self._key(allocation, cache_span), tokens, stop)
 
     def _insert_states(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
         """Store states up to `stop` that a replay has captured on a path whose KV is stored already."""

@@ -8,7 +8,7 @@ from spanlab.core.policies.captures import Captures
 from spanlab.core.prefix_index import PrefixIndex
 from spanlab.core.recovery import Replay
 from spanlab.core.request import Request
-from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, gather
+from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, combine_plans
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.tree import Node, State
 
@@ -36,7 +36,7 @@ class Matcher:
                 plans.append(self._match_span(request, cache_span, index == last))
             else:
                 plans.append(plans[twin].repeated(cache_span, twin))
-        return gather(request, cache_spans[-1].stop, tuple(plans), self._rules.repair)
+        return combine_plans(request, cache_spans[-1].stop, tuple(plans), self._rules.repair)
 
     def cache_spans(self, request: Request) -> tuple[CacheSpan, ...]:
         """Return the cache spans of a request; cached for the head of the queue, which is matched repeatedly."""
@@ -51,7 +51,7 @@ class Matcher:
     def _match_span(self, request: Request, cache_span: CacheSpan, last: bool) -> CacheSpanPlan:
         length = cache_span.stop - cache_span.start
         node, matched = self._index.find(request, cache_span)
-        seen, refused = self._ledger.known(self._index.key(request, cache_span), cache_span.tokens)
+        seen, refused = self._ledger.lookup(self._index.key(request, cache_span), cache_span.tokens)
         seen = max(seen, matched)
         limit = length - 1 if last and not self._rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))

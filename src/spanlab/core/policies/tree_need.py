@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.need import Need
-from spanlab.core.repair import Reused
+from spanlab.core.repair import ReusedSpan
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
@@ -25,7 +25,7 @@ def need_of(
     shared = sum(cache_spans[index].stop - cache_spans[index].start for index in twins)
     tokens = request.num_tokens - shared + request.output_len - 1 + copies
     states = 1 + rules.cache.hold_state  # the running state, and the newest stored one
-    states += 0 if rules.progress is None else rules.progress.most_held(request.output_len)
+    states += 0 if rules.progress is None else rules.progress.max_states(request.output_len)
     running = rules.state_bytes_saved + rules.working_map_bytes * bool(spans)
     state = (states * store.state_bytes + running) * rules.needs_states
     sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
@@ -36,7 +36,7 @@ def _copies(spans: Sequence[CacheSpan], rules: ReuseRules, block_size: int) -> i
     """Return the maximum number of span tokens that a request copies."""
     if rules.copies:
         return sum(cache_span.stop - cache_span.start for cache_span in spans)
-    reused = [Reused(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
+    reused = [ReusedSpan(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
     return 0 if rules.repair.kind == "none" else rules.repair.private(reused, block_size)
 
 
@@ -49,5 +49,5 @@ def private_tokens(plan: ReusePlan, rules: ReuseRules, block_size: int) -> int:
 
 def working_map_bytes(plan: ReusePlan, rules: ReuseRules) -> int:
     """Return the bytes of the working map while a span of a plan is computed; 0 if none is."""
-    computes = any(span_plan.cache_span.independent and not span_plan.whole for span_plan in plan.cache_spans)
+    computes = any(span_plan.cache_span.independent and not span_plan.fully_reused for span_plan in plan.cache_spans)
     return rules.working_map_bytes if computes else 0

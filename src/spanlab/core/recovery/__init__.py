@@ -1,4 +1,4 @@
-"""How a state is recovered where KV reaches deeper than it: what a recovery is, and those that come along."""
+"""Recovery of a recurrent state where stored KV reaches deeper: the contract and the registered recoveries."""
 
 from spanlab.core.recovery.contract import RECOVERIES, Plain, Recovery, Replay
 from spanlab.core.recovery.recompute import recompute

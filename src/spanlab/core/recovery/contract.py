@@ -1,7 +1,7 @@
-"""What is done where KV reaches deeper than a recurrent state: the tokens between the two are the gap.
+"""The contract of a recovery: how the gap between a recurrent state and the end of deeper KV is closed.
 
-`recompute` computes the gap as if its KV were not there. A replay reads that KV where it is stored, and takes the state
-through the gap by fewer blocks of the model. A backfill loads a deeper state from a lower tier.
+`recompute` computes the gap as if its KV were not stored. A replay reads that KV in place, and advances the state
+through the gap with fewer blocks of the model. A backfill loads a deeper state from a lower tier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spanlab.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What computing a token of a gap leaves out of computing a token.
+    """The part of a token's computation that a replayed token of a gap skips.
 
     `exact`           the state and all that follows are those of recompute
     `token_flops`     FLOPs of a token that do not depend on its position
@@ -31,11 +31,11 @@ class Replay:
     most_tokens: int | None = None
 
     def tokens(self, gap: int) -> int:
-        """Tokens of a gap that are replayed: all or none."""
+        """Return the replayed tokens of a gap: all or none."""
         return gap if self.most_tokens is None or gap <= self.most_tokens else 0
 
     def left_out(self, start: int, stop: int, alone: bool) -> tuple[int, int]:
-        """FLOPs and bytes that tokens `[start, stop)` of a gap do not take.
+        """Return the FLOPs and bytes that tokens `[start, stop)` of a gap skip.
 
         The KV of the gap is read from memory, which takes the bytes that are not written.
 
@@ -47,10 +47,10 @@ class Replay:
 
 
 class Recovery(Protocol):
-    """How an arm recovers a state; None where it does without that.
+    """How an arm recovers a state; each part is None where the arm does not use it.
 
-    `replay`     takes the state through the gap
-    `backfill`   always, or break_even, where it is faster: loads deeper states from the tiers of the study
+    `replay`     advances the state through the gap
+    `backfill`   loads deeper states from the tiers of the study: always, or break_even, where that is faster
     """
 
     @property
@@ -62,7 +62,7 @@ class Recovery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A recovery that is told by its parts."""
+    """A recovery given by its two parts."""
 
     replay: Replay | None = None
     backfill: str | None = None
@@ -73,17 +73,17 @@ RECOVERIES: Registry[Recovery] = Registry("recovery", given=("model",))
 
 
 def key_value_flops(model: ModelSpec) -> int:
-    """FLOPs per token of the projections of keys and values in one attention layer."""
+    """Return the FLOPs per token of the key and value projections in one attention layer."""
     return 4 * model.hidden_size * model.kv_heads * model.head_dim
 
 
 def attention_block_flops(model: ModelSpec) -> int:
-    """FLOPs per token of all projections of one attention layer, its output's among them."""
+    """Return the FLOPs per token of all projections of one attention layer, the output's included."""
     return model.projection_flops_per_token + 2 * model.hidden_size * model.attention_heads * model.head_dim
 
 
 def mlp_flops(model: ModelSpec) -> int:
-    """FLOPs per token of one layer's MLP block, or of its router and of the experts that a token passes."""
+    """Return the FLOPs per token of one layer's MLP block, or of its router and the experts that a token passes."""
     if not model.expert_layers:
         return 6 * model.hidden_size * model.intermediate_size
     assert model.expert_layers == model.num_layers, "experts are in every layer or in none"

@@ -1,4 +1,4 @@
-"""Recompute: the gap is computed as if its KV were not there; every engine does so today."""
+"""Recompute: the gap is computed as if its KV were not stored, as in every engine today."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The exact replay: all that a state at the end of the gap depends on runs, against the KV that is there.
+"""The exact replay: all layers that a state at the end of the gap depends on run, with the stored KV.
 
-Queries of the gap read resident keys and values, so that these need no projection; nothing above the last recurrent
-block has to run.
+Queries of the gap read resident keys and values, so that these need no projection. Blocks above the last recurrent
+block do not run.
 """
 
 from __future__ import annotations

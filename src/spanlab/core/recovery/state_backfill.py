@@ -1,4 +1,4 @@
-"""State backfill: a deeper state that left the device comes back from a lower tier, while its KV has stayed.
+"""State backfill: a deeper state, evicted from the device while its KV stayed, is loaded from a lower tier.
 
 Sources: vllm-project/vllm#52774, which fetches the state alone from the store, and sgl-project/sglang#40680, which
 demotes states of inner nodes to the host. `core.policies.backfilled` does it.

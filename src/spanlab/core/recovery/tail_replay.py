@@ -1,7 +1,7 @@
-"""Tail replay: recurrent and MLP blocks alone run over the gap. Its results are not exact.
+"""Tail replay: only recurrent and MLP blocks run over the gap. Its results are not exact.
 
-A recurrent layer reads the residual stream, which holds outputs of the attention layers below it. They are left out,
-so that every state above the first attention layer is wrong. Source: sgl-project/sglang#40865; compare
+A recurrent layer reads the residual stream, which contains the outputs of the attention layers below it. These are
+left out, so every state above the first attention layer is wrong. Source: sgl-project/sglang#40865; compare
 vllm-project/vllm#53041.
 """
 

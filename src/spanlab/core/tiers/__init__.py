@@ -1,1 +1,1 @@
-"""Tiers of memory below the device's: what they hold, and what moves between them."""
+"""Memory tiers below the device: their contents, and the transfers between them."""

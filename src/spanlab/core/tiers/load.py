@@ -1,4 +1,4 @@
-"""A load of blocks from lower tiers, and what it costs the request that waits for it."""
+"""A load of blocks from lower tiers, and the delay of the request that waits for it."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from spanlab.core.tiers.tier import Key
 
 
 class Transfer(Protocol):
-    """Bytes on their way."""
+    """Bytes in flight."""
 
     @property
     def ends_at(self) -> int: ...
 
 
 class Link(Protocol):
-    """What moves bytes of one tier; times are nanoseconds that never go back."""
+    """Moves the bytes of one tier; times are nanoseconds that never decrease."""
 
     def begin(self, num_bytes: int, now: int) -> Transfer: ...
 
     def advance(self, now: int) -> Sequence[Transfer]:
-        """Transfers that have ended by now and were not returned before, in order."""
+        """Return the transfers that have ended by now and were not returned before, in order."""
         ...
 
     def ends_at(self, transfer: Any) -> int:
-        """When a transfer ends if nothing else begins before."""
+        """Return when a transfer ends if no other begins before."""
         ...
 
     def delay(self, num_bytes: int) -> int:
-        """Nanoseconds that a further transfer takes at the share that it would get at present."""
+        """Return the nanoseconds of a further transfer at the share of the bandwidth that it would get now."""
         ...
 
     def mean_in_flight(self, now: int) -> float:
-        """Transfers in flight, mean over the time from zero to `now`."""
+        """Return the mean number of transfers in flight over the time from zero to `now`."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Blocks on their way to the device; keys, bytes and transfers by number of their tier.
+    """Blocks being loaded to the device; keys, bytes and transfers by number of their tier.
 
     `depth`      number of the lowest tier that it reads, plus one
     `layerwise`  the step that reads the blocks follows their load layer by layer
-    `left`       transfers that have not ended
-    `ended_at`   when the last one ended; -1 while some are left
+    `pending`    number of transfers that have not ended
+    `ended_at`   when the last one ended; -1 while some are pending
     """
 
     keys: dict[int, list[Key]]
@@ -54,18 +54,18 @@ class Load:
     depth: int
     layerwise: bool
     transfers: dict[int, Transfer] = field(default_factory=dict)
-    left: int = 0
+    pending: int = 0
     ended_at: int = -1
 
 
 @dataclass(slots=True)
 class LoadNote:
-    """What lower tiers did for one request.
+    """Loads from lower tiers for one request.
 
     `tokens`       prompt and output tokens that it loaded, or that another request's load brought
-    `declined`     tokens that tiers held and that it computed, for that was faster
+    `declined`     tokens that tiers held and that it computed, because that was faster
     `bytes`        loaded, by number of the tier
-    `critical_ns`  time by which its first token was later for its loads
+    `critical_ns`  delay of its first token that loads caused
     """
 
     bytes: list[int]
@@ -75,9 +75,9 @@ class LoadNote:
 
 
 def overlapped(load_ns: int, compute_ns: int, layers: int) -> int:
-    """Nanoseconds of a step whose `layers` equal layers each wait for an equal part of a load.
+    """Return the nanoseconds of a step whose `layers` equal layers each wait for an equal part of a load.
 
-    The first layer begins when its part is there; the last one ends its own work after the last part.
+    The first layer begins when its part has arrived; the last one finishes its work after the last part.
     """
     if not load_ns:
         return compute_ns

@@ -1,4 +1,4 @@
-"""How one tier of memory is filled, emptied and read."""
+"""Settings of one memory tier."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TierRules:
     quantise_to: str | None = None
 
     def check(self, path: str) -> None:
-        """Refuse what makes no sense; `path` is the key of these settings."""
+        """Raise ValueError for invalid settings; `path` is their key."""
         positive(f"{path}.gib", self.gib)
         if not self.bandwidth_gb_s > 0:  # may be infinite
             raise ValueError(f"{path}.bandwidth_gb_s={self.bandwidth_gb_s}: expected a number above zero")
@@ -70,11 +70,11 @@ class TierRules:
 
     @property
     def exclusive(self) -> bool:
-        """Whether a block that is loaded leaves the tier."""
+        """Whether a loaded block is removed from the tier."""
         return self.write == "back"
 
     def least_bytes(self, num_bytes: int, itemsize: int) -> int:
-        """Bytes of a block of `num_bytes`, whose numbers have `itemsize` bytes, once quantised; scales are left out."""
+        """Return the bytes of a block once quantised, without scales; its numbers have `itemsize` bytes."""
         if self.quantise_to is None:
             return num_bytes
         return -(-num_bytes * FORMAT_BITS[self.quantise_to] // (8 * itemsize))

@@ -14,14 +14,14 @@ Entry = dict[str, Any]
 _ACCURACY = (("exact", "exact\nmatch"), ("stated", "answer\nstated"), ("f1", "token\nF1"))
 _NOTES = (
     "KL = mean over the answer's tokens of KL({baseline} ‖ arm), nats; top-1 = tokens with the same likeliest next "
-    "token; greedy = answers that greedy decoding would write alike; all after the tokens that {baseline} chose",
+    "token; greedy = answers that are equal under greedy decoding; all after the tokens that {baseline} chose",
     "floor = {baseline} against its own repeat; [a, b] = 95 % interval over questions; answer stated = the gold "
-    "answer, and beside a number no other number",
+    "answer, and no other number where it is a number",
 )
 
 
 def answers_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str) -> Table:
-    """Accuracy where answers were scored, and agreement with the baseline where logits were kept."""
+    """Return accuracy where answers were scored, and agreement with the baseline where logits were stored."""
     scored = any(entry["accuracy"] for entry in entries)
     compared = any(entry["agreement"] for entry in entries)
     columns = (
@@ -50,15 +50,15 @@ def _row(entry: Entry, labels: Sequence[str]) -> tuple[Cell, ...]:
     )
 
 
-def _share(found: Sequence[float | None] | None) -> Cell:
-    if found is None or found[0] is None:
+def _share(estimate: Sequence[float | None] | None) -> Cell:
+    if estimate is None or estimate[0] is None:
         return MISSING
-    return cells.percent_between(found[0], interval((found[1], found[2])))
+    return cells.percent_between(estimate[0], interval((estimate[1], estimate[2])))
 
 
-def _nats(found: Sequence[float | None] | None) -> Cell:
-    if found is None or found[0] is None:
+def _nats(estimate: Sequence[float | None] | None) -> Cell:
+    if estimate is None or estimate[0] is None:
         return MISSING
-    ends = interval((found[1], found[2]))
-    words = "" if ends is None else f" [{ends[0]:.2g}, {ends[1]:.2g}]"
-    return Cell(found[0], f"{found[0]:.3g}{words}")
+    ends = interval((estimate[1], estimate[2]))
+    ends_text = "" if ends is None else f" [{ends[0]:.2g}, {ends[1]:.2g}]"
+    return Cell(estimate[0], f"{estimate[0]:.3g}{ends_text}")

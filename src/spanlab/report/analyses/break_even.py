@@ -1,4 +1,4 @@
-"""Tables of the analysis `break_even`, from what `summary.json` holds of it."""
+"""Tables of the analysis `break_even`, from its entry in `summary.json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spanlab.report.measures import interval
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.report.tables import MISSING, Cell, Column, Table
 
-#: What a verdict means, in words; the order is that of the legend. Where only plain PIC pays, repair eats the gain.
+#: Labels of verdicts, in the order of the legend. Where only plain PIC pays, repair costs as much as PIC gains.
 VERDICTS = {
     "prefix": "prefix caching suffices",
     "cached_order": "cached order suffices",
@@ -30,19 +30,19 @@ _STEP_COLUMNS = (
 )
 
 
-def steps_table(found: Mapping[str, Any]) -> Table:
+def steps_table(findings: Mapping[str, Any]) -> Table:
     """One row per family of one study."""
     rows = tuple(
         (
-            cells.word(_words(step["family"])),
+            cells.word(_family_text(step["family"])),
             cells.word(step["arm"]),
             cells.seconds(step["ttft_mean_s"]),
             cells.percent(step["token_hit_rate"]),
             gain_cell(step["gain"]),
         )
-        for step in found["steps"]
+        for step in findings["steps"]
     )
-    return Table("break_even", f"Break-even: {VERDICTS[found['verdict']]}", _STEP_COLUMNS, rows, (NOTE,))
+    return Table("break_even", f"Break-even: {VERDICTS[findings['verdict']]}", _STEP_COLUMNS, rows, (NOTE,))
 
 
 def break_even_table(table: str, points: Sequence[SweepPoint]) -> Table:
@@ -51,17 +51,17 @@ def break_even_table(table: str, points: Sequence[SweepPoint]) -> Table:
     columns = (
         Column("point", "point", left=True),
         Column("verdict", "verdict", left=True),
-        *(Column(f"gain_{name}", f"gain\n{_words(name)}") for name in families[1:]),
-        *(Column(f"token_hit_rate_{name}", f"token hit rate\n{_words(name)}", 1) for name in families),
+        *(Column(f"gain_{name}", f"gain\n{_family_text(name)}") for name in families[1:]),
+        *(Column(f"token_hit_rate_{name}", f"token hit rate\n{_family_text(name)}", 1) for name in families),
     )
     return Table(table, "Where position-independent caching pays", columns, tuple(map(_row, points)), (NOTE,))
 
 
 def break_even_of(point: SweepPoint) -> Mapping[str, Any]:
-    """What the analysis found at a point that ran."""
+    """Return the findings of the analysis at a point that ran."""
     assert point.summary is not None, "only points that ran are shown"
-    found: Mapping[str, Any] = point.summary["break_even"]
-    return found
+    findings: Mapping[str, Any] = point.summary["break_even"]
+    return findings
 
 
 def gain_cell(gain: Mapping[str, Any] | None) -> Cell:
@@ -70,14 +70,14 @@ def gain_cell(gain: Mapping[str, Any] | None) -> Cell:
 
 
 def _row(point: SweepPoint) -> tuple[Cell, ...]:
-    found = break_even_of(point)
+    findings = break_even_of(point)
     return (
         cells.word(" ".join(f"{key}={value}" for key, value in point.settings.items())),
-        cells.word(VERDICTS[found["verdict"]]),
-        *(gain_cell(step["gain"]) for step in found["steps"][1:]),
-        *(cells.percent(step["token_hit_rate"]) for step in found["steps"]),
+        cells.word(VERDICTS[findings["verdict"]]),
+        *(gain_cell(step["gain"]) for step in findings["steps"][1:]),
+        *(cells.percent(step["token_hit_rate"]) for step in findings["steps"]),
     )
 
 
-def _words(family: str) -> str:
+def _family_text(family: str) -> str:
     return family.replace("_", " ")

@@ -1,4 +1,4 @@
-"""The figure of the analysis `break_even`: where position-independent caching pays, and where something exact does."""
+"""The figure of the analysis `break_even`: points where PIC pays, and points where an exact method suffices."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _COLOURS = dict(zip(VERDICTS, COLOURS, strict=False))
 
 
 def draw_break_even(points: Sequence[SweepPoint]) -> Figure:
-    """A cell per point of one product of settings, coloured by what suffices there."""
-    legend = {words: _COLOURS[verdict] for verdict, words in VERDICTS.items()}
+    """Draw a cell per point of a product of settings, coloured by the verdict."""
+    legend = {label: _COLOURS[verdict] for verdict, label in VERDICTS.items()}
     title = "Where PIC pays: gain of repaired / plain over the best exact method"
     return draw_grid(points, title, legend, (), _cell)
 
 
 def _cell(point: SweepPoint) -> GridCell:
-    found = break_even_of(point)
-    gains = {step["family"]: step["gain"] for step in found["steps"]}
-    return GridCell(_COLOURS[found["verdict"]], f"{_short(gains['repaired'])} / {_short(gains['plain'])}")
+    findings = break_even_of(point)
+    gains = {step["family"]: step["gain"] for step in findings["steps"]}
+    return GridCell(_COLOURS[findings["verdict"]], f"{_short(gains['repaired'])} / {_short(gains['plain'])}")
 
 
 def _short(gain: dict[str, Any] | None) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spanlab.analysis.decay import WORTH, Decay
-from spanlab.report.cells import percent, percent_between, ratio, said, word
+from spanlab.analysis.decay import LEAST_SPEEDUP, Decay
+from spanlab.report.cells import percent, percent_between, placeholder, ratio, word
 from spanlab.report.sweep.data import SweepPoint, axis_name, value_text
 from spanlab.report.tables import Cell, Column, Table
 
 _NOTES = (
     "known = requests whose passages others get too; novel = requests whose passages nobody else gets",
     "before = known requests before the first novel one, in a warm cache; after = in the last of 10 windows",
-    f"falls after = novel requests by the end of the first window with a speedup below {WORTH:g}; lasts = none has",
+    f"falls after = novel requests by the end of the first window with a speedup below {LEAST_SPEEDUP:g}; "
+    "lasts = none has",
 )
 
 
@@ -34,11 +35,11 @@ def decay_table(title: str, arms: Mapping[str, Decay], baseline: str) -> Table:
     rows = [
         (
             word(name),
-            *(_ratio(one) for one in (decay.speedup[0], decay.speedup[-1], decay.overall[-1])),
+            *(_ratio(speedup) for speedup in (decay.speedup[0], decay.speedup[-1], decay.overall[-1])),
             _falls(decay.falls_after),
-            *(_share(one) for one in (decay.reused[0], decay.reused[-1])),
+            *(_share(rate) for rate in (decay.reused[0], decay.reused[-1])),
             percent(decay.seen[-1]),
-            *(_nats(decay.change[at]) for at in (0, -1) if scored),
+            *(_nats(decay.change[window]) for window in (0, -1) if scored),
         )
         for name, decay in arms.items()
         if name != baseline
@@ -49,8 +50,8 @@ def decay_table(title: str, arms: Mapping[str, Decay], baseline: str) -> Table:
     )
     bound = "no limit of memory = tokens that were computed before, for prefixes in the order that was served"
     change = f"change = loss of gold answers to known requests − that of {baseline}, nats per token"
-    told = (*notes, bound, change) if scored else (*notes, bound)
-    return Table("decay", f"Does it last?\n{title}", columns, tuple(rows), told)
+    all_notes = (*notes, bound, change) if scored else (*notes, bound)
+    return Table("decay", f"Speedup over novel requests\n{title}", columns, tuple(rows), all_notes)
 
 
 def _nats(interval: Any) -> Cell:
@@ -69,7 +70,7 @@ def _share(interval: Any) -> Cell:
 
 
 def _falls(novel: float | None) -> Cell:
-    return said("lasts") if novel is None else Cell(novel, f"{novel:.0f}" if novel else "never above")
+    return placeholder("lasts") if novel is None else Cell(novel, f"{novel:.0f}" if novel else "never above")
 
 
 def points_table(points: Sequence[SweepPoint]) -> Table:
@@ -87,11 +88,11 @@ def points_table(points: Sequence[SweepPoint]) -> Table:
         (
             word(value_text(point.value)),
             word(name),
-            *(ratio(one["speedup"][at]["mean"]) for at in (0, -1)),
-            _falls(one["falls_after"]),
-            percent(one["reused"][-1]["mean"]),
+            *(ratio(decay["speedup"][window]["mean"]) for window in (0, -1)),
+            _falls(decay["falls_after"]),
+            percent(decay["reused"][-1]["mean"]),
         )
         for point in points
-        for name, one in (point.summary or {})["decay"].items()
+        for name, decay in (point.summary or {})["decay"].items()
     ]
-    return Table("decay_points", f"Does it last? By {axis}", columns, tuple(rows), _NOTES)
+    return Table("decay_points", f"Speedup over novel requests, by {axis}", columns, tuple(rows), _NOTES)

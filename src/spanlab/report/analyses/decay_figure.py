@@ -8,17 +8,17 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.analysis.decay import WORTH, Decay
+from spanlab.analysis.decay import LEAST_SPEEDUP, Decay
 from spanlab.report.drawing import style
 from spanlab.stats import Interval
 
 
 def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline: str, footer: str) -> Figure:
-    """One line per arm with its interval over seeds; a window stands at its middle, the first one at 0.
+    """Draw one line per arm with its interval over seeds; windows are drawn at their middles, the first at 0.
 
-    Intervals are cut where they are wider than twice what the lines need.
+    The axes end at twice the largest mean, so wider intervals are clipped.
     """
-    title = "Does it last? Known requests while novel ones come in"
+    title = "Speedup of known requests over novel ones"
     margins = style.Margins(top=1.35)
     scored = any(decay.change for decay in arms.values())
     figure, [[speedup, reused, *loss]] = style.framed_with(
@@ -27,13 +27,13 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
     strokes = style.strokes((name, families[name]) for name in arms if name != baseline)
     for name, stroke in strokes.items():
         decay = arms[name]
-        at = _middles(decay.novel)
-        _line(speedup, at, decay.speedup, stroke, name, 1)
-        _line(reused, at, decay.reused, stroke, name, 100)
+        middles = _middles(decay.novel)
+        _line(speedup, middles, decay.speedup, stroke, name, 1)
+        _line(reused, middles, decay.reused, stroke, name, 100)
         for axes in loss:
-            _line(axes, at, decay.change, stroke, name, 1)
+            _line(axes, middles, decay.change, stroke, name, 1)
     speedup.axhline(1, color=style.INK, linewidth=1)
-    speedup.axhline(WORTH, color=style.INK, linewidth=0.8, linestyle=(0, (1, 2)))
+    speedup.axhline(LEAST_SPEEDUP, color=style.INK, linewidth=0.8, linestyle=(0, (1, 2)))
     style.label(speedup, "novel requests so far", f"TTFT of {baseline} ÷ TTFT (mean, known requests)")
     style.label(reused, "novel requests so far", "token hit rate, known requests (%)")
     for axes in loss:
@@ -46,25 +46,25 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
         reach = _reach(decay.change for decay in shown)
         axes.set_ylim(-reach, reach)
     handles, _ = speedup.get_legend_handles_labels()
-    place = 0.03, 1 - 0.35 / figure.get_figheight()
-    look = {"fontsize": style.TICK_PT, "frameon": False, "ncols": 3, "handlelength": 3.5}
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=place, **look)
+    anchor = 0.03, 1 - 0.35 / figure.get_figheight()
+    options = {"fontsize": style.TICK_PT, "frameon": False, "ncols": 3, "handlelength": 3.5}
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=anchor, **options)
     return figure
 
 
 def _reach(lines: Iterable[Sequence[Interval]]) -> float:
-    """Twice the largest mean: few seeds have intervals that would leave the lines no room; what is beyond is cut."""
+    """Return twice the largest mean as axis limit: the wide intervals of few seeds would flatten the lines."""
     return 2 * max(abs(value.mean) for values in lines for value in values) or 1.0
 
 
 def _middles(novel: Sequence[float]) -> list[float]:
-    return [0.0, *((one + other) / 2 for one, other in pairwise(novel))]
+    return [0.0, *((start + end) / 2 for start, end in pairwise(novel))]
 
 
 def _line(
-    axes: Axes, at: list[float], values: Sequence[Interval], stroke: style.Stroke, name: str, factor: int
+    axes: Axes, positions: list[float], values: Sequence[Interval], stroke: style.Stroke, name: str, factor: int
 ) -> None:
-    """A line of means with bars up to the ends of their intervals."""
+    """Draw a line of means with a band between the ends of their intervals."""
     means = [factor * value.mean for value in values]
     line = {
         "color": stroke.colour,
@@ -73,7 +73,7 @@ def _line(
         "markersize": 4,
         "linewidth": 1.5,
     }
-    axes.plot(at, means, label=name, **line)
+    axes.plot(positions, means, label=name, **line)
     lows = [factor * (value.mean if value.low is None else value.low) for value in values]
     highs = [factor * (value.mean if value.high is None else value.high) for value in values]
-    axes.fill_between(at, lows, highs, color=stroke.colour, alpha=0.1, linewidth=0)
+    axes.fill_between(positions, lows, highs, color=stroke.colour, alpha=0.1, linewidth=0)

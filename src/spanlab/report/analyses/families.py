@@ -1,4 +1,4 @@
-"""Tables of the analysis `families`, from what `summary.json` holds of it."""
+"""Tables of the analysis `families`, from its entry in `summary.json`."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _FAMILY_COLUMNS = (
 _NOTES = (
     "best arm = the one with the lowest mean TTFT of its family; speedup = mean TTFT of the first family's best arm ÷ "
     "its own, same requests, [a, b] = 95 % interval",
-    "any-position bound = share of prompt tokens that an infinite cache reuses which finds spans anywhere; regret = "
+    "any-position bound = share of prompt tokens that an infinite position-independent cache reuses; regret = "
     "offline bound under the arm's memory − reused, in points of prompt tokens",
 )
 
 
-def families_table(found: Mapping[str, Any]) -> Table:
+def families_table(findings: Mapping[str, Any]) -> Table:
     """One row per family of one study."""
-    rows = tuple(_row(entry) for entry in found["entries"])
-    return Table("families", f"Families: {lead_words(found['lead'])}", _FAMILY_COLUMNS, rows, _NOTES)
+    rows = tuple(_row(entry) for entry in findings["entries"])
+    return Table("families", f"Families: {lead_text(findings['lead'])}", _FAMILY_COLUMNS, rows, _NOTES)
 
 
-def lead_words(lead: Mapping[str, Any] | None) -> str:
-    """Which family leads, in words."""
+def lead_text(lead: Mapping[str, Any] | None) -> str:
+    """Describe which family leads, and by which factor."""
     if lead is None:
         return "nothing to compare"
     if not lead["shown"]:
-        return f"{NO_LEAD} is shown between {words(lead['family'])} and {words(lead['next'])}"
+        return f"{NO_LEAD} is shown between {family_text(lead['family'])} and {family_text(lead['next'])}"
     ratio = lead["ratio"]
-    return f"{words(lead['family'])} leads {words(lead['next'])} by {_ratio(ratio).text}"
+    return f"{family_text(lead['family'])} leads {family_text(lead['next'])} by {_ratio(ratio).text}"
 
 
-def words(family: str) -> str:
-    """A family's name as text."""
+def family_text(family: str) -> str:
+    """Return the name of a family as text."""
     return family.replace("_", " ")
 
 
@@ -59,21 +59,20 @@ def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
         Column("family", "lowest\nmean TTFT", left=True),
         Column("arm", "its arm", left=True),
         Column("lead", "lead over\nthe next"),
-        *(Column(f"speedup_{name}", f"speedup\n{words(name)}", 2) for name in names[1:]),
-        *(Column(f"token_hit_rate_{name}", f"token hit rate\n{words(name)}", 1) for name in names),
+        *(Column(f"speedup_{name}", f"speedup\n{family_text(name)}", 2) for name in names[1:]),
+        *(Column(f"token_hit_rate_{name}", f"token hit rate\n{family_text(name)}", 1) for name in names),
         Column("any_position_share", "any-position\nbound"),
     )
     rows = tuple(_winner(point, names) for point in points)
-    note = (
-        f"speedup = mean TTFT of the best arm of {words(names[0])} ÷ that of the family; {_NOTES[1].partition(';')[0]}"
-    )
+    first = family_text(names[0])
+    note = f"speedup = mean TTFT of the best arm of {first} ÷ that of the family; {_NOTES[1].partition(';')[0]}"
     leads = f"[a, b] = 95 % interval; where a lead's interval goes below {SMALLEST_LEAD:g}, {NO_LEAD} is shown"
     return Table(table, "Which family has the lowest mean TTFT", columns, rows, (note, leads))
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[Cell, ...]:
     return (
-        cells.word(words(entry["family"])),
+        cells.word(family_text(entry["family"])),
         cells.word(entry["arm"]),
         cells.seconds(entry["ttft_mean_s"], interval(entry["ttft_mean_s_interval"])),
         _ratio(entry["speedup"]),
@@ -93,24 +92,24 @@ def _ratio(ratio: Mapping[str, Any] | None) -> Cell:
 
 
 def _winner(point: SweepPoint, names: Sequence[str]) -> tuple[Cell, ...]:
-    found = families_of(point)
-    of = {entry["family"]: entry for entry in found["entries"]}
-    lead = found["lead"]
-    first = of[lead["family"]] if lead else next(iter(of.values()))
-    rates = [cells.percent(of[name]["token_hit_rate"]) if name in of else MISSING for name in names]
+    findings = families_of(point)
+    by_family = {entry["family"]: entry for entry in findings["entries"]}
+    lead = findings["lead"]
+    first = by_family[lead["family"]] if lead else next(iter(by_family.values()))
+    rates = [cells.percent(by_family[name]["token_hit_rate"]) if name in by_family else MISSING for name in names]
     return (
         cells.word(" ".join(f"{key}={value}" for key, value in point.settings.items())),
-        cells.word(words(first["family"])),
+        cells.word(family_text(first["family"])),
         cells.word(first["arm"]),
         _ratio(lead["ratio"] if lead else None),
-        *(_ratio(of[name]["speedup"]) if name in of else MISSING for name in names[1:]),
+        *(_ratio(by_family[name]["speedup"]) if name in by_family else MISSING for name in names[1:]),
         *rates,
         cells.percent(first["any_position_share"]),
     )
 
 
 def families_of(point: SweepPoint) -> Mapping[str, Any]:
-    """What the analysis found at a point that ran."""
+    """Return the findings of the analysis at a point that ran."""
     assert point.summary is not None, "only points that ran are shown"
-    found: Mapping[str, Any] = point.summary["families"]
-    return found
+    findings: Mapping[str, Any] = point.summary["families"]
+    return findings

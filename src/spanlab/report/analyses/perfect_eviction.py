@@ -1,4 +1,4 @@
-"""Tables of the analysis `perfect_eviction`, from what `summary.json` holds of it."""
+"""Tables of the analysis `perfect_eviction`, from its entry in `summary.json`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from spanlab.report.measures import interval
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.report.tables import MISSING, Cell, Column, Table
 
-#: The arms that are compared, by their place in the summary.
-PLACES = {"usual": "baseline", "best": "best without foresight", "known": "clairvoyant"}
+#: Labels of the compared arms by their keys in the summary.
+ARM_LABELS = {"usual": "baseline", "best": "best without foresight", "known": "clairvoyant"}
 NOTES = (
     "offline bound = token hit rate that no eviction exceeds in this order of requests; TTFT bound = mean TTFT that "
-    "none goes below: each request alone on the engine computes what the best use of the memory leaves, unqueued",
+    "none goes below: each request, alone on the engine, computes what the best use of memory does not reuse",
     "gain of TTFT = mean TTFT of the baseline ÷ that of the clairvoyant, same requests; of throughput = load that "
     "fills the capacity with the clairvoyant ÷ with the baseline, offered load ÷ utilisation",
 )
@@ -44,53 +44,55 @@ _POINT_COLUMNS = (
 )
 
 
-def arms_table(found: Mapping[str, Any]) -> Table:
-    """One row per arm that is compared, and one for the bounds."""
-    rows = [(cells.word(words), *_arm_cells(found[place])) for place, words in PLACES.items()]
-    bound = cells.percent(found["bound"]), MISSING, cells.seconds(found["least_s"]), MISSING, MISSING
+def arms_table(findings: Mapping[str, Any]) -> Table:
+    """Return one row per compared arm, and one for the bounds."""
+    rows = [(cells.word(label), *_arm_cells(findings[key])) for key, label in ARM_LABELS.items()]
+    bound = cells.percent(findings["bound"]), MISSING, cells.seconds(findings["least_s"]), MISSING, MISSING
     rows.append((cells.word("bound"), cells.word(""), *bound))
-    title = f"Perfect eviction: TTFT {_ratio(found['gain']).text}, throughput {cells.ratio(found['throughput']).text}"
+    title = (
+        f"Perfect eviction: TTFT {_ratio(findings['gain']).text}, throughput {cells.ratio(findings['throughput']).text}"
+    )
     return Table("perfect_eviction", title, _ARM_COLUMNS, tuple(rows), NOTES)
 
 
 def points_table(name: str, points: Sequence[SweepPoint]) -> Table:
     """One row per point."""
-    return Table(name, "What perfect eviction is worth", _POINT_COLUMNS, tuple(map(_point_row, points)), NOTES)
+    return Table(name, "Gain of perfect eviction", _POINT_COLUMNS, tuple(map(_point_row, points)), NOTES)
 
 
-def found_at(point: SweepPoint) -> Mapping[str, Any]:
-    """What the analysis found at a point that ran."""
+def findings_at(point: SweepPoint) -> Mapping[str, Any]:
+    """Return the findings of the analysis at a point that ran."""
     assert point.summary is not None, "only points that ran are shown"
-    found: Mapping[str, Any] = point.summary["perfect_eviction"]
-    return found
+    findings: Mapping[str, Any] = point.summary["perfect_eviction"]
+    return findings
 
 
-def _arm_cells(kept: Mapping[str, Any]) -> tuple[Cell, ...]:
+def _arm_cells(arm: Mapping[str, Any]) -> tuple[Cell, ...]:
     return (
-        cells.word(kept["arm"]),
-        cells.percent(kept["token_hit_rate"]),
-        Cell(kept["regret_points"], f"{kept['regret_points']:.1f}"),
-        cells.seconds(kept["ttft_mean_s"]),
-        cells.seconds(kept["ttft_regret_s"]),
-        cells.percent(kept["utilisation"]),
+        cells.word(arm["arm"]),
+        cells.percent(arm["token_hit_rate"]),
+        Cell(arm["regret_points"], f"{arm['regret_points']:.1f}"),
+        cells.seconds(arm["ttft_mean_s"]),
+        cells.seconds(arm["ttft_regret_s"]),
+        cells.percent(arm["utilisation"]),
     )
 
 
 def _point_row(point: SweepPoint) -> tuple[Cell, ...]:
-    found = found_at(point)
-    usual, best, known = (found[place] for place in PLACES)
+    findings = findings_at(point)
+    usual, best, clairvoyant = (findings[key] for key in ARM_LABELS)
     return (
         cells.word(" ".join(f"{key}={value}" for key, value in point.settings.items())),
         cells.percent(usual["token_hit_rate"]),
         cells.word(best["arm"]),
         cells.percent(best["token_hit_rate"]),
-        cells.word(known["arm"]),
-        cells.percent(known["token_hit_rate"]),
-        cells.percent(found["bound"]),
-        *(cells.seconds(arm["ttft_mean_s"]) for arm in (usual, best, known)),
-        cells.seconds(found["least_s"]),
-        _ratio(found["gain"]),
-        cells.ratio(found["throughput"]),
+        cells.word(clairvoyant["arm"]),
+        cells.percent(clairvoyant["token_hit_rate"]),
+        cells.percent(findings["bound"]),
+        *(cells.seconds(arm["ttft_mean_s"]) for arm in (usual, best, clairvoyant)),
+        cells.seconds(findings["least_s"]),
+        _ratio(findings["gain"]),
+        cells.ratio(findings["throughput"]),
     )
 
 

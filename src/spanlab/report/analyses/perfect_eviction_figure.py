@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report.analyses.perfect_eviction import PLACES, found_at
+from spanlab.report.analyses.perfect_eviction import ARM_LABELS, findings_at
 from spanlab.report.drawing import style
 from spanlab.report.drawing.scales import log_scale
 from spanlab.report.sweep.data import SweepPoint, axis_name, footer_of
@@ -16,11 +16,11 @@ from spanlab.report.sweep.data import SweepPoint, axis_name, footer_of
 _STROKES = {"usual": ("#222222", "o"), "best": ("#0072b2", "s"), "known": ("#d55e00", "^")}
 _BOUND: dict[str, Any] = {"color": "#7f7f7f", "linestyle": "--"}
 _HEIGHT_IN = 5.6
-_TOP_IN, _LEGEND_IN = 0.85, 0.3  # of the panels and of the legend between them and the title
+_TOP_IN, _LEGEND_IN = 0.85, 0.3  # distances of the panels and of their legend from the top
 
 
 def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
-    """Panels by every setting but the last, which is on the x axis; None where the last one is no number."""
+    """Draw the last setting on the x axis and a panel per value of the others; None where it is not numeric."""
     panels: dict[str, list[SweepPoint]] = {}
     *_, last = points[0].settings
     for point in points:
@@ -28,7 +28,7 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
         panels.setdefault(name, []).append(point)
     if not all(_is_number(point.settings[last]) for point in points):
         return None
-    title = "What perfect eviction is worth"
+    title = "Gain of perfect eviction"
     margins = style.Margins(top=_TOP_IN)
     figure, [hits, ttft] = style.framed_with(
         footer_of(points), title, 2, len(panels), height=_HEIGHT_IN, margins=margins, hspace=0.16, wspace=0.3
@@ -43,9 +43,9 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
         style.label(lower, axis_name(last))
     style.label(hits[0], "", "token hit rate (%)")
     style.label(ttft[0], axis_name(last), "mean TTFT (ms)")
-    place = 0.01, 1 - _LEGEND_IN / figure.get_figheight()
-    look = {"ncols": 4, "fontsize": style.NOTE_PT, "frameon": False}
-    figure.legend(handles=hits[0].get_lines(), loc="upper left", bbox_to_anchor=place, **look)
+    anchor = 0.01, 1 - _LEGEND_IN / figure.get_figheight()
+    options = {"ncols": 4, "fontsize": style.NOTE_PT, "frameon": False}
+    figure.legend(handles=hits[0].get_lines(), loc="upper left", bbox_to_anchor=anchor, **options)
     return figure
 
 
@@ -54,17 +54,17 @@ def _is_number(text: str) -> bool:
 
 
 def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, measure: str, bound: str, factor: float) -> None:
-    """One measure of the three arms, and its bound, over the budget."""
-    at = [float(point.settings[key]) for point in points]
-    for place, (colour, marker) in _STROKES.items():
-        values = [found_at(point)[place][measure] for point in points]
-        shown = [(x, factor * value) for x, value in zip(at, values, strict=True) if value is not None]
-        names = {found_at(point)[place]["arm"] for point in points}
-        label = f"{PLACES[place]} ({names.pop()})" if len(names) == 1 else PLACES[place]
+    """Draw one measure of the three arms, and its bound, over the last setting."""
+    positions = [float(point.settings[key]) for point in points]
+    for arm, (colour, marker) in _STROKES.items():
+        values = [findings_at(point)[arm][measure] for point in points]
+        shown = [(x, factor * value) for x, value in zip(positions, values, strict=True) if value is not None]
+        names = {findings_at(point)[arm]["arm"] for point in points}
+        label = f"{ARM_LABELS[arm]} ({names.pop()})" if len(names) == 1 else ARM_LABELS[arm]
         axes.plot([x for x, _ in shown], [y for _, y in shown], color=colour, marker=marker, label=label)
-    limits = [found_at(point)[bound] for point in points]
+    limits = [findings_at(point)[bound] for point in points]
     if None not in limits:
-        axes.plot(at, [factor * limit for limit in limits], label="bound", **_BOUND)
+        axes.plot(positions, [factor * limit for limit in limits], label="bound", **_BOUND)
     axes.set_xscale("log")
-    axes.set_xticks(at, [f"{x:g}" for x in at])
+    axes.set_xticks(positions, [f"{x:g}" for x in positions])
     axes.set_xticks([], minor=True)

@@ -10,7 +10,7 @@ from spanlab.report.measures import interval
 from spanlab.report.sweep.data import SweepPoint, value_text
 from spanlab.report.tables import Column, Table
 
-_BUSY_NOTE = "busy = share of the time in which steps run; busiest ÷ mean = 1 where all replicas work alike"
+_BUSY_NOTE = "busy = share of the time in which steps run; busiest ÷ mean = 1 where all replicas are equally busy"
 
 
 def replicas_table(arms: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -51,15 +51,17 @@ def routings_table(points: Sequence[SweepPoint]) -> Table:
     for point in points:
         summary = point.summary or {}
         for arm, spread in summary["replicas"]["arms"].items():
-            own = summary["arms"][arm]
+            arm_summary = summary["arms"][arm]
             rows.append(
                 (
                     cells.word(value_text(point.value)),
                     cells.word(arm),
-                    cells.percent_between(own["token_hit_rate"], interval(own["token_hit_rate_interval"])),
-                    cells.seconds(own["ttft_s"]["mean"], interval(own["ttft_s_interval"]["mean"])),
-                    cells.seconds(own["ttft_s"]["p95"]),
-                    cells.percent(own["busy_fraction"]),
+                    cells.percent_between(
+                        arm_summary["token_hit_rate"], interval(arm_summary["token_hit_rate_interval"])
+                    ),
+                    cells.seconds(arm_summary["ttft_s"]["mean"], interval(arm_summary["ttft_s_interval"]["mean"])),
+                    cells.seconds(arm_summary["ttft_s"]["p95"]),
+                    cells.percent(arm_summary["busy_fraction"]),
                     cells.ratio(spread["busiest_over_mean"]),
                 )
             )

@@ -15,19 +15,19 @@ def draw_busy(points: Sequence[SweepPoint]) -> Figure:
     """A column of dots per arm and point, one dot for each replica."""
     arms = list((points[0].summary or {})["replicas"]["arms"])
     figure, [[axes]] = style.framed_with(footer_of(points), "How busy each replica is", margins=style.margins_for(arms))
-    places = np.arange(len(points))
+    positions = np.arange(len(points))
     for number, arm in enumerate(arms):
         shift = (number - (len(arms) - 1) / 2) * 0.6 / len(arms)
-        for place, point in zip(places, points, strict=True):
+        for position, point in zip(positions, points, strict=True):
             busy = (point.summary or {})["replicas"]["arms"][arm]["busy_fraction"]
             axes.scatter(
-                np.full(len(busy), place + shift),
+                np.full(len(busy), position + shift),
                 100 * np.array(busy),
                 s=18,
                 color=f"C{number}",
-                label=arm if place == 0 else None,
+                label=arm if position == 0 else None,
             )
-    axes.set_xticks(places, [value_text(point.value) for point in points], rotation=20, ha="right")
+    axes.set_xticks(positions, [value_text(point.value) for point in points], rotation=20, ha="right")
     axes.set_ylim(bottom=0)
     style.label(axes, "", "share of the time in which steps run (%)")
     style.legend_right(axes)

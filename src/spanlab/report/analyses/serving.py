@@ -20,7 +20,7 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class ServingRow:
-    """An arm at one load; `values` by the names of metrics, over the runs of its seeds."""
+    """One arm at one load; `values` are intervals over seeds by the name of the metric."""
 
     arm: str
     rate_rps: float | None
@@ -49,7 +49,7 @@ def _percent(value: float, ends: units.Ends | None) -> str:
     return cells.percent_between(value, ends).text
 
 
-#: Columns: name of the metric, heading, order of dropping, how it is shown. Others stand in CSV alone.
+#: Visible columns: name of the metric, heading, order of dropping, format. Other metrics are in CSV only.
 _SHOWN: tuple[tuple[str, str, int, Show], ...] = (
     ("request_throughput", "requests\nper s", 3, _number),
     ("output_throughput", "output\ntokens/s", 4, _number),
@@ -72,7 +72,7 @@ _SHOWN: tuple[tuple[str, str, int, Show], ...] = (
 
 
 def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str], caveats: Sequence[str]) -> Table:
-    """Every metric; a column that no row has a value for is left out, and some stand in CSV alone."""
+    """Return a table of every metric; columns without any value are omitted, and some are in CSV only."""
     goodput = tuple((f"request_goodput:{name}", f"goodput\n{name}", 1, _number) for name in goals)
     shown = {name: (heading, keep, show) for name, heading, keep, show in (*goodput, *_SHOWN)}
     present = dict.fromkeys([*shown, *(name for row in rows for name in row.values)])

@@ -1,4 +1,4 @@
-"""Numbers and the table of the analysis `state_ratio`: token hit rates by the ratio of two pools, and of one budget."""
+"""Curves and table of the analysis `state_ratio`: token hit rates by the ratio of two pools, or with one budget."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class HitRate:
 
 @dataclass(frozen=True)
 class RatioCurves:
-    """What every arm reuses in one panel: all swept settings but the ratio are the same.
+    """Token hit rates of every arm in one panel: its points differ in the ratio only.
 
     `formula`, `default`  SGLang's ratios
-    `curves`   by arm, hit rates by ratio, increasing
-    `common`   by arm, the hit rate with one budget for both; empty where it was not tried
+    `curves`   hit rates by arm and ratio, ratios increasing
+    `common`   hit rate by arm with one budget for both; empty where it was not measured
     """
 
     panel: str
@@ -39,7 +39,7 @@ class RatioCurves:
 
 
 def ratio_curves(points: Sequence[SweepPoint]) -> list[RatioCurves]:
-    """The curves of a sweep by panel, in the order of its points."""
+    """Return the curves of a sweep by panel, in the order of its points."""
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for point in points:
         name = " ".join(value for key, value in point.settings.items() if key != RATIO)
@@ -48,26 +48,26 @@ def ratio_curves(points: Sequence[SweepPoint]) -> list[RatioCurves]:
 
 
 def _curves(panel: str, summaries: Sequence[Mapping[str, Any]]) -> RatioCurves:
-    tried = [one for one in summaries if one["state_ratio"]["ratio"] is not None]
-    ordered = sorted(tried, key=lambda one: one["state_ratio"]["ratio"])
-    whole = [one for one in summaries if one["state_ratio"]["ratio"] is None]
-    told, arms = summaries[0]["state_ratio"], list(summaries[0]["arms"])
+    with_ratio = [summary for summary in summaries if summary["state_ratio"]["ratio"] is not None]
+    ordered = sorted(with_ratio, key=lambda summary: summary["state_ratio"]["ratio"])
+    without_ratio = [summary for summary in summaries if summary["state_ratio"]["ratio"] is None]
+    ratios, arms = summaries[0]["state_ratio"], list(summaries[0]["arms"])
     return RatioCurves(
         panel=panel,
-        formula=told["formula"],
-        default=told["default"],
-        curves={arm: {one["state_ratio"]["ratio"]: _hit_rate(one, arm) for one in ordered} for arm in arms},
-        common={arm: _hit_rate(one, arm) for one in whole for arm in arms},
+        formula=ratios["formula"],
+        default=ratios["default"],
+        curves={arm: {summary["state_ratio"]["ratio"]: _hit_rate(summary, arm) for summary in ordered} for arm in arms},
+        common={arm: _hit_rate(summary, arm) for summary in without_ratio for arm in arms},
     )
 
 
 def _hit_rate(summary: Mapping[str, Any], arm: str) -> HitRate:
-    own = summary["arms"][arm]
-    return HitRate(own["token_hit_rate"], interval(own["token_hit_rate_interval"]))
+    arm_summary = summary["arms"][arm]
+    return HitRate(arm_summary["token_hit_rate"], interval(arm_summary["token_hit_rate_interval"]))
 
 
 def ratios_table(panels: Sequence[RatioCurves]) -> Table:
-    """A row per panel and arm: one budget, the best ratio, and the tried ratios next to SGLang's."""
+    """Return a row per panel and arm: one budget, the best ratio, and the measured ratios next to SGLang's."""
     columns = (
         Column("panel", "model and workload", left=True),
         Column("arm", "arm", left=True),
@@ -84,13 +84,13 @@ def ratios_table(panels: Sequence[RatioCurves]) -> Table:
         "take from the same bytes, without a ratio",
         "SGLang's formula = 5 states of a running request ÷ KV of the mean request; shown is the closest ratio tried",
     )
-    return Table("state_ratio", "States ÷ KV: one budget beside two pools", columns, tuple(rows), notes)
+    return Table("state_ratio", "States ÷ KV: one budget or two pools", columns, tuple(rows), notes)
 
 
 def _row(panel: RatioCurves, arm: str) -> tuple[Cell, ...]:
     curve = panel.curves[arm]
     best = max(curve, key=lambda ratio: curve[ratio].value)
-    near = {wanted: min(curve, key=lambda ratio: abs(ratio - wanted)) for wanted in (panel.default, panel.formula)}
+    near = {target: min(curve, key=lambda ratio: abs(ratio - target)) for target in (panel.default, panel.formula)}
     return (
         cells.word(panel.panel.replace("_", " ")),
         cells.word(arm),

@@ -1,4 +1,4 @@
-"""The figure of the analysis `state_ratio`: token hit rate over the ratio of two pools, beside one budget for both."""
+"""The figure of the analysis `state_ratio`: token hit rate over the ratio of two pools, and with one budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARKS = {"default": ("SGLang's default", (0, (1, 1.5))), "formula": ("SGLang's 
 
 
 def draw_ratios(panels: Sequence[RatioCurves], footer: str) -> Figure:
-    """A panel per model and workload; at its right end, what each arm reuses with one budget."""
+    """Draw a panel per model and workload; markers at its right end are hit rates with one budget."""
     rows = -(-len(panels) // _COLS)
     title = "Token hit rate by the split of memory; diamonds: one budget for states and KV"
     margins = style.Margins(top=0.95, bottom=0.95)
@@ -37,19 +37,19 @@ def draw_ratios(panels: Sequence[RatioCurves], footer: str) -> Figure:
 
 def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
     ratios = list(panel.curves[arms[0]])
-    beyond = ratios[-1] * 2
+    common_x = ratios[-1] * 2
     for arm, (colour, marker) in zip(arms, _STROKES, strict=False):
         rates = list(panel.curves[arm].values())
         y = [100 * rate.value for rate in rates]
         reach = [[100 * abs(_end(rate, side) - rate.value) for rate in rates] for side in (0, 1)]
         ax.errorbar(ratios, y, yerr=reach, color=colour, marker=marker, markersize=4, linewidth=1.3, elinewidth=0.7)
         if arm in panel.common:
-            ax.plot([beyond], [100 * panel.common[arm].value], color=colour, marker="D", markersize=6, clip_on=False)
+            ax.plot([common_x], [100 * panel.common[arm].value], color=colour, marker="D", markersize=6, clip_on=False)
     for name, (_, dash) in _MARKS.items():
         ax.axvline(getattr(panel, name), color=style.INK, linewidth=0.9, linestyle=dash, zorder=0)
-    scales.log_scale(ax.xaxis, ratios[0], beyond)
+    scales.log_scale(ax.xaxis, ratios[0], common_x)
     ticks = [tick for tick in ax.get_xticks() if ratios[0] <= tick <= ratios[-1]]
-    ax.set_xticks([*ticks, beyond], [*(f"{tick:g}" for tick in ticks), "one"])
+    ax.set_xticks([*ticks, common_x], [*(f"{tick:g}" for tick in ticks), "one"])
     ax.set_ylim(0, 100)
     ax.set_title(panel.panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left")
     ax.set_xlabel("states ÷ KV (bytes)", fontsize=style.TICK_PT)

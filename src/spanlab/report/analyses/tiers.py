@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spanlab.report.cells import byte_size, count, percent, said, seconds, word
+from spanlab.report.cells import byte_size, count, percent, placeholder, seconds, word
 from spanlab.report.sweep.data import SweepPoint, axis_name, value_text
 from spanlab.report.tables import Cell, Column, Table
 
 Arms = Mapping[str, Mapping[str, Any]]
 
 _LOADED = "loaded = came from lower tiers ÷ prompt tokens, in all admissions; reused tokens count them too"
-_DECLINED = "declined = lower tiers had them, and computing was faster ÷ prompt tokens"
-_CRITICAL = "load on path = time by which the first token was later for loads, mean over requests"
+_DECLINED = "declined = tokens in lower tiers that were computed, because that was faster ÷ prompt tokens"
+_CRITICAL = "load on path = delay of the first token by loads, mean over requests"
 _NOTES = (_LOADED, _DECLINED, _CRITICAL, "TTFT – = saturated, no steady-state delay")
 _MEASURES = (
     Column("token_hit_rate", "token\nhit rate"),
@@ -25,8 +25,8 @@ _MEASURES = (
 
 
 def arms_table(arms: Arms, caveats: tuple[str, ...] = ()) -> Table:
-    """What each arm loaded, and what that did to its first tokens; `caveats` stand under the table."""
-    rows = [(word(name), *_measures(one)) for name, one in arms.items()]
+    """Return loads and mean TTFT of each arm; `caveats` are notes of the table."""
+    rows = [(word(name), *_measures(arm)) for name, arm in arms.items()]
     columns = (Column("arm", "arm", left=True), *_MEASURES)
     return Table("tiers", "Loads from lower tiers", columns, tuple(rows), (*_NOTES, *caveats))
 
@@ -42,7 +42,7 @@ def _measures(arm: Mapping[str, Any]) -> tuple[Cell, ...]:
 
 
 def break_even_table(rules: Mapping[str, Mapping[str, Any]], tokens: Mapping[str, int | None]) -> Table:
-    """From which length loading from an idle tier is faster than computing."""
+    """Return the shortest length at which loading from an idle tier is faster than computing, by tier."""
     columns = (
         Column("tier", "tier", left=True),
         Column("gib", "GiB"),
@@ -53,19 +53,19 @@ def break_even_table(rules: Mapping[str, Mapping[str, Any]], tokens: Mapping[str
     rows = [
         (
             word(name),
-            Cell(one["gib"], f"{one['gib']:g}"),
-            Cell(one["bandwidth_gb_s"], f"{one['bandwidth_gb_s']:g}"),
-            seconds(one["latency_s"]),
-            said("never") if tokens[name] is None else Cell(tokens[name], f"{tokens[name]:,}"),
+            Cell(rule["gib"], f"{rule['gib']:g}"),
+            Cell(rule["bandwidth_gb_s"], f"{rule['bandwidth_gb_s']:g}"),
+            seconds(rule["latency_s"]),
+            placeholder("never") if tokens[name] is None else Cell(tokens[name], f"{tokens[name]:,}"),
         )
-        for name, one in rules.items()
+        for name, rule in rules.items()
     ]
     note = "prefix of a prompt alone on the device, over an idle link; transfers in flight move it up"
     return Table("tiers_break_even", "Load or compute", columns, tuple(rows), (note,))
 
 
 def tiers_table(arms: Arms) -> Table:
-    """What each tier held and moved, mean over runs; tiers that an arm leaves alone are not shown."""
+    """Return resident bytes and traffic of each tier, mean over runs; tiers that an arm does not use are absent."""
     columns = (
         Column("arm", "arm", left=True),
         Column("tier", "tier", left=True),
@@ -78,8 +78,8 @@ def tiers_table(arms: Arms) -> Table:
         Column("refused_blocks", "refused\nblocks", 2),
         Column("mean_transfers", "transfers\nin flight"),
     )
-    rows = [(word(name), *_traffic(tier)) for name, one in arms.items() for tier in one["tiers"]]
-    note = "refused = not written, because all that could leave was in use; transfers in flight = mean over time"
+    rows = [(word(name), *_traffic(tier)) for name, arm in arms.items() for tier in arm["tiers"]]
+    note = "refused = not written, because every evictable block was in use; transfers in flight = mean over time"
     return Table("tiers_traffic", "Traffic of tiers", columns, tuple(rows), (note,))
 
 
@@ -97,16 +97,16 @@ def points_table(name: str, points: Sequence[SweepPoint]) -> Table:
     axis = axis_name(points[0].axis)
     length = Column("break_even_tokens", "loading pays\nfrom (tokens)", 1)
     columns = (Column("point", axis, left=True), Column("arm", "arm", left=True), *_MEASURES, length)
-    found = [(point, (point.summary or {})["tiers"]) for point in points]
+    findings = [(point, (point.summary or {})["tiers"]) for point in points]
     rows = [
-        (word(value_text(point.value)), word(arm), *_measures(one), _lengths(tiers["break_even_tokens"]))
-        for point, tiers in found
-        for arm, one in tiers["arms"].items()
+        (word(value_text(point.value)), word(arm), *_measures(arm_summary), _lengths(tiers["break_even_tokens"]))
+        for point, tiers in findings
+        for arm, arm_summary in tiers["arms"].items()
     ]
     return Table(name, f"Loads from lower tiers by {axis}", columns, tuple(rows), _NOTES)
 
 
 def _lengths(tokens: Mapping[str, int | None]) -> Cell:
-    """Break-even lengths by tier, in one cell."""
+    """Return the break-even lengths of all tiers in one cell."""
     lengths = {name: "never" if length is None else f"{length:,}" for name, length in tokens.items()}
     return word(", ".join(f"{name} {length}" for name, length in lengths.items()))

@@ -14,7 +14,7 @@ from spanlab.report.sweep.data import SweepPoint, axis_name, footer_of
 
 
 def draw_tiers(points: Sequence[SweepPoint]) -> Figure | None:
-    """Token hit rate and mean TTFT of every arm; None where the axis is no number. A saturated point is left out."""
+    """Draw hit rate and mean TTFT of every arm without saturated points; None where the axis is not numeric."""
     if len(points) < 2 or not all(isinstance(point.value, float) and point.value > 0 for point in points):
         return None
     title, axis = "Hits and TTFT by a tier below the device", axis_name(points[0].axis)
@@ -33,9 +33,9 @@ def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, factor: float) ->
     """One measure of every arm, over the swept number on a log scale."""
     for arm, stroke in style.strokes((arm, arm) for arm in _arms(points[0])).items():
         values = [(point.value, _arms(point)[arm][key]) for point in points]
-        shown = sorted((at, factor * value) for at, value in values if value is not None)
+        shown = sorted((position, factor * value) for position, value in values if value is not None)
         line: dict[str, Any] = {"color": stroke.colour, "marker": stroke.marker, "linestyle": stroke.line}
-        axes.plot([at for at, _ in shown], [value for _, value in shown], label=arm, **line)
+        axes.plot([position for position, _ in shown], [value for _, value in shown], label=arm, **line)
     ticks = [float(point.value) for point in points]
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

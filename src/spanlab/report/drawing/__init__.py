@@ -1,1 +1,1 @@
-"""What all figures share: style, scales, labels, files."""
+"""Shared code of all figures: style, scales, labels, files."""

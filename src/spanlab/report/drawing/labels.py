@@ -1,4 +1,4 @@
-"""Short labels beside points, none on top of another."""
+"""Placement of short labels beside points, without overlaps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LABEL_PT = 7.5
 _PIXELS_PER_PT = DPI / 72
 _POINT_PX = 4.0 * _PIXELS_PER_PT
 _SAMPLE_PX = 5.0
-# Where a label may stand around its point, best first: (horizontal, vertical) steps, then a wider gap.
+# Candidate positions of a label around its point, best first: (horizontal, vertical) steps, then wider gaps.
 _AROUND = ((0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 _RINGS = (1.0, 2.8, 5.0)
 
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Label:
-    """A text that wants to stand near the point (x, y) in data coordinates."""
+    """A text to be placed near the point (x, y) in data coordinates."""
 
     x: float
     y: float
@@ -35,36 +35,36 @@ class Label:
 
 
 def short_label(name: str, family: str) -> str:
-    """What the legend does not say already: the parameter of the arm, or nothing."""
+    """Return the part of an arm's name that the legend does not show: its parameter, or nothing."""
     return name.removeprefix(family).strip("_- ") if name.startswith(family) else name
 
 
 def place_labels(ax: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tuple[float, float]]] = ()) -> None:
-    """Write each label near its point and off all points, off `lines` too where that leaves room.
+    """Place each label near its point and off all points, and off `lines` where there is room.
 
-    A label without room is left out. The limits and the place of `ax` must be final.
+    A label without a free position is omitted. The limits and the position of `ax` must be final.
     """
     if not labels:
         return
     points = ax.transData.transform([(label.x, label.y) for label in labels])
     sampled = np.concatenate([points, *(_sampled(ax.transData.transform(line)) for line in lines)])
-    taken = np.empty((0, 4))
+    occupied = np.empty((0, 4))
     placed = []
     for k in np.argsort(points[:, 0], kind="stable"):
         size = _size(labels[k].text)
         candidates = _inside(
             np.asarray(ax.bbox.extents), [_box(points[k], size, ring, *side) for ring in _RINGS for side in _AROUND]
         )
-        box = _free(candidates, sampled, taken)
-        box = _free(candidates, points, taken) if box is None else box
+        box = _free(candidates, sampled, occupied)
+        box = _free(candidates, points, occupied) if box is None else box
         if box is not None and labels[k].text:
-            taken = np.vstack([taken, box])
+            occupied = np.vstack([occupied, box])
             placed.append((labels[k], points[k], box))
     _write(ax, placed)
 
 
 def _size(text: str) -> Floats:
-    # measured, not rendered: laying out every candidate would cost more than the whole figure
+    # estimated, not rendered: rendering every candidate would take longer than the figure itself
     return np.array([0.62 * len(text), 1.05]) * _LABEL_PT * _PIXELS_PER_PT
 
 
@@ -86,10 +86,10 @@ def _inside(frame: Floats, boxes: Sequence[Floats]) -> list[Floats]:
     return [box for box in boxes if (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all()]
 
 
-def _free(boxes: Sequence[Floats], points: Floats, taken: Floats) -> Floats | None:
+def _free(boxes: Sequence[Floats], points: Floats, occupied: Floats) -> Floats | None:
     for box in boxes:
         covers = ((points > box[:2] - 0.6 * _POINT_PX) & (points < box[2:] + 0.6 * _POINT_PX)).all(axis=1)
-        overlaps = ((box[:2] < taken[:, 2:]) & (box[2:] > taken[:, :2])).all(axis=1)
+        overlaps = ((box[:2] < occupied[:, 2:]) & (box[2:] > occupied[:, :2])).all(axis=1)
         if not covers.any() and not overlaps.any():
             return box
     return None
@@ -100,7 +100,7 @@ def _write(ax: Axes, placed: Sequence[tuple[Label, Floats, Floats]]) -> None:
     to_axes = ax.transAxes.inverted()
     for label, point, box in placed:
         # thin letters look paler than the marker of the same colour
-        darker = tuple(0.7 * part for part in to_rgb(label.colour))
+        darker = tuple(0.7 * channel for channel in to_rgb(label.colour))
         x, y = to_axes.transform((box[:2] + box[2:]) / 2)
         ax.text(x, y, label.text, transform=ax.transAxes, ha="center", va="center", fontsize=_LABEL_PT, color=darker)
         near = np.clip(point, box[:2], box[2:])

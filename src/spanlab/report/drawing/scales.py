@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def log_scale(axis: Axis, low: float, high: float) -> None:
-    """A log axis with plain numbers (0.2, 5, 1000) instead of powers; few ticks where there are many decades."""
+    """Set a log axis with plain numbers (0.2, 5, 1000) instead of powers, and fewer ticks over many decades."""
     axis.axes.set(**{"xscale" if isinstance(axis, XAxis) else "yscale": "log"})
     decades = high / low
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 300 else (1, 3) if decades < 3e4 else (1,)))
@@ -41,7 +41,7 @@ class Unit:
 
 
 def time_unit(largest_s: float) -> Unit:
-    """The unit in which the largest value of an axis reads well."""
+    """Return the time unit for an axis with this largest value."""
     if largest_s < 1.0:
         return Unit("ms", 1e3)
     if largest_s < 3 * 3600:
@@ -50,13 +50,13 @@ def time_unit(largest_s: float) -> Unit:
 
 
 def byte_unit(largest: float) -> Unit:
-    """The unit in which the largest number of bytes on an axis reads well."""
-    name, size = next((one for one in (("GiB", 2**30), ("MiB", 2**20)) if largest >= one[1]), ("KiB", 2**10))
+    """Return the byte unit for an axis with this largest value."""
+    name, size = next((unit for unit in (("GiB", 2**30), ("MiB", 2**20)) if largest >= unit[1]), ("KiB", 2**10))
     return Unit(name, 1 / size)
 
 
 def positive_range(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Smallest and largest positive value, or (0.1, 1) where there is none."""
+    """Return the smallest and largest positive value, or (0.1, 1) where no value is positive."""
     positive = values[values > 0]
     if not len(positive):
         return 0.1, 1.0

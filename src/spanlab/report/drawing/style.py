@@ -26,7 +26,7 @@ TICK_PT = 9
 NOTE_PT = 7
 LINE_STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 
-#: Colour and marker of each family; both differ, so that neither colour vision nor print quality decides.
+#: Colour and marker of each family; both differ, so that families stay distinct without colour and in print.
 FAMILY_STYLES = {
     "none": ("#222222", "X"),
     "kv_only": ("#7f7f7f", "P"),
@@ -43,7 +43,7 @@ FAMILY_STYLES = {
     "boundary": ("#882255", "*"),
     "branch": ("#cc6677", "h"),
     "mixed": ("#e69f00", "d"),
-    # position-independent methods meet only the first four: they are for models without states
+    # position-independent methods share figures with the first four only: they are for models without states
     "pic": ("#009e73", "o"),
     "lego_link": ("#ee7733", "^"),
     "cache_blend": ("#cc3311", "v"),
@@ -61,7 +61,7 @@ FAMILY_STYLES = {
 _SPARE_COLOURS = ("#6a3d9a", "#6b4226", "#00a5cf", "#e7298a", "#66a61e", "#4a6fe3", "#8c6d31")
 _SPARE_MARKERS = ("8", "H", "s", "D", "^")
 
-#: Dashes of the infinite-cache bounds, by how an arm looks for what it reuses.
+#: Dashes of the infinite-cache bounds, by the kind of lookup of an arm.
 BOUND_LINES: dict[str, Any] = {"prefixes": (0, (1, 1.5)), "spans anywhere": (0, (4, 2))}
 
 CAUSE_COLOURS = {
@@ -80,19 +80,19 @@ CAUSE_COLOURS = {
 
 @dataclass(frozen=True)
 class Stroke:
-    """How the line of one arm is drawn."""
+    """Style of the line of one arm."""
 
     colour: str
     marker: str
     line: Any
 
 
-FOOTER_LINES = 2  # that a figure's bottom margin has room for; a longer footer makes it taller
+FOOTER_LINES = 2  # lines that fit into the bottom margin; a longer footer makes the figure taller
 
 
 @dataclass(frozen=True)
 class Margins:
-    """Room around the axes in inches, outside title and footer."""
+    """Margins around the axes in inches, which include title and footer."""
 
     left: float = 0.8
     right: float = 0.25
@@ -101,17 +101,17 @@ class Margins:
 
 
 def family_style(family: str) -> tuple[str, str]:
-    """Colour and marker of a family; a family we do not know gets a stable pair from its name."""
-    known = FAMILY_STYLES.get(family)
-    if known:
-        return known
+    """Return colour and marker of a family; unlisted families get a stable pair derived from the name."""
+    listed = FAMILY_STYLES.get(family)
+    if listed:
+        return listed
     number = zlib.crc32(family.encode())
     return _SPARE_COLOURS[number % len(_SPARE_COLOURS)], _SPARE_MARKERS[number // 7 % len(_SPARE_MARKERS)]
 
 
 def strokes(arms: Iterable[tuple[str, str]]) -> dict[str, Stroke]:
     """One stroke per arm of (name, family); arms of one family share the colour and differ in the dashes."""
-    # kv_only often lies exactly on `none`, and radix on block_hash; dashes let both be seen
+    # lines of kv_only often cover those of `none`, and radix those of block_hash; dashes show both
     used = Counter({"kv_only": 1, "radix": 1})
     chosen: dict[str, Stroke] = {}
     for name, family in arms:
@@ -148,15 +148,15 @@ def framed_with(
     share: tuple[Share, Share] = ("none", "none"),
     **grid: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """As `framed`, over a footer of its own."""
-    more = max(0, wrapped(footer).count("\n") + 1 - FOOTER_LINES) * 1.3 * NOTE_PT / 72  # inches
-    height += more
+    """Like `framed`, with the given footer instead of a study's."""
+    extra = max(0, wrapped(footer).count("\n") + 1 - FOOTER_LINES) * 1.3 * NOTE_PT / 72  # inches
+    height += extra
     figure = Figure(figsize=(WIDTH_IN, height), dpi=DPI)
     grid |= {
         "left": margins.left / WIDTH_IN,
         "right": 1 - margins.right / WIDTH_IN,
         "top": 1 - margins.top / height,
-        "bottom": (margins.bottom + more) / height,
+        "bottom": (margins.bottom + extra) / height,
     }
     axes = figure.subplots(rows, cols, squeeze=False, sharex=share[0], sharey=share[1], gridspec_kw=grid).tolist()
     for ax in (ax for row in axes for ax in row):
@@ -167,25 +167,25 @@ def framed_with(
 
 
 def add_title(figure: Figure, title: str) -> None:
-    """Print the title bold at the top, smaller where it is long."""
+    """Draw the title in bold at the top, with a smaller font for a long title."""
     size = min(11.0, 11.0 * 88 / len(title))
     top = 1 - 0.12 / figure.get_figheight()
     figure.text(0.12 / WIDTH_IN, top, title, va="top", fontsize=size, fontweight="bold", color=INK)
 
 
 def add_footer(figure: Figure, line: str) -> None:
-    """Print the provenance line small at the bottom, wrapped to the figure's width."""
+    """Draw the provenance line in a small font at the bottom, wrapped to the figure's width."""
     height = figure.get_figheight()
     figure.text(0.12 / WIDTH_IN, 0.08 / height, wrapped(line), va="bottom", fontsize=NOTE_PT, color="#555555")
 
 
 def wrapped(line: str) -> str:
-    """The footer in lines of the figure's width."""
+    """Wrap the footer to the figure's width."""
     return textwrap.fill(line, width=142, break_long_words=True)
 
 
 def plain(ax: Axes) -> None:
-    """Thin grid, no box, legible ticks."""
+    """Apply the common style of axes: thin grid, no box, legible ticks."""
     ax.grid(True, color=FAINT, linewidth=0.5)
     ax.set_axisbelow(True)
     ax.tick_params(labelsize=TICK_PT, color="#999999", labelcolor=INK, length=3)
@@ -200,10 +200,10 @@ def label(ax: Axes, x: str = "", y: str = "", size: float = LABEL_PT) -> None:
 
 
 def margins_for(names: Iterable[str]) -> Margins:
-    """Margins that leave room for a legend of `names` on the right."""
+    """Return margins with space for a legend of `names` on the right."""
     return Margins(right=min(0.75 + 0.072 * max(map(len, names), default=0), WIDTH_IN / 2))
 
 
 def legend_right(ax: Axes, **options: Any) -> None:
-    """A legend outside, in the right margin."""
+    """Draw a legend outside of the axes, in the right margin."""
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8.5, frameon=False, **options)

@@ -1,4 +1,4 @@
-"""Figures to files: PNG for reading, PDF for print, the same bytes for the same study."""
+"""Write figures as PNG for reading and PDF for print, with the same bytes for the same study."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_STYLE = ("backend", "backend_fallback", "interactive", "toolbar", "timezone
 
 def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
     """Draw one figure to `stem`.png and .pdf; nothing is written where `draw` returns None."""
-    # a reader's own matplotlibrc would change the bytes
+    # a user's matplotlibrc would change the bytes
     with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_STYLE}):
         figure = draw()
         return _write(figure, stem) if figure else []
@@ -26,7 +26,7 @@ def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
 def _write(figure: Figure, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
-    # the canvases' own methods draw once per format; Figure.savefig draws twice. PNG first: PDF sets the figure's dpi
+    # the methods of the canvases draw once per format; Figure.savefig draws twice. PNG first: PDF sets the figure's dpi
     with _replacing(png) as temporary:
         FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None}, pil_kwargs={"compress_level": 4})
     with _replacing(pdf) as temporary:

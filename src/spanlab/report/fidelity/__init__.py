@@ -1,1 +1,1 @@
-"""Tables and figures of calibrations, and of engine beside simulator."""
+"""Tables and figures of calibrations, and of comparisons between engine and simulator."""

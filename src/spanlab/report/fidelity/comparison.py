@@ -1,4 +1,4 @@
-"""Tables of engine beside simulator: every arm at every load, ranks of arms, goals."""
+"""Tables that compare engine and simulator: every arm at every load, ranks of arms, goals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Row = dict[str, Any]
 
 CELL_NOTES = (
     "error = (simulated − measured) ÷ measured, of the means, signed; per request its size, of every request",
-    "outside the hull = simulated steps with more of something than the profile was fitted to",
-    "steps alike = both backends feed one scheduler alike: given the engine's step times, the simulator composes the "
-    "same steps, which says nothing of how well it predicts those times",
+    "outside the hull = simulated steps outside the range that the profile was fitted to",
+    "schedule match = both backends give the scheduler equal inputs: with the engine's step times, the simulator "
+    "composes the same steps, which says nothing of how well it predicts those times",
 )
 GOAL_NOTES = (
     "within goal = plain count of cells; shown = of means, two one-sided tests over repeats at 5 % show that the error "
@@ -22,7 +22,7 @@ GOAL_NOTES = (
 )
 AA_NOTE = "A/A = the same between the engine's own repeats"
 RANK_NOTES = (
-    f"arms by mean TTFT, every pair counted, also what the repeats do not tell apart; goal: tau ≥ {TAU_GOAL:g}",
+    f"arms by mean TTFT, every pair counted, also pairs that the repeats do not separate; goal: tau ≥ {TAU_GOAL:g}",
 )
 
 CELLS = (
@@ -39,7 +39,7 @@ CELLS = (
     Column("e2e_measured_mean_s", "E2E mean\nmeasured", 3),
     Column("e2e_bias", "its error\n% (absolute)", 3),
     Column("e2e_aa", "A/A", 5),
-    Column("steps_alike", "steps\nalike", 1),
+    Column("steps_alike", "schedule\nmatch", 1),
     Column("steps_outside_hull", "outside\nthe hull", 7),
 )
 RANKS = (
@@ -66,11 +66,11 @@ GOALS = (
 
 
 def tables(summary: dict[str, Any], footer: str, notes: tuple[str, ...]) -> tuple[Table, ...]:
-    """Cells, and where runs are repeated the ranks by load and the goals; `footer` says where they come from."""
+    """Return the table of cells and, for repeated runs, the ranks by load and the goals; `footer` is provenance."""
     cells = tuple(_cell_row(row) for row in summary["cells"])
     repeated = any(row["repeats"] > 1 for row in summary["cells"])
     notes = (*CELL_NOTES, *([AA_NOTE] if repeated else []), *notes)
-    table = Table("compare_backends", f"engine beside simulator\n{footer}", CELLS, cells, notes)
+    table = Table("compare_backends", f"engine and simulator\n{footer}", CELLS, cells, notes)
     if not repeated:
         return (table.with_columns([n for n, column in enumerate(CELLS) if "A/A" not in column.heading]),)
     ranked = tuple(_rank_row(row) for row in summary["rates"] if "tau" in row)
@@ -85,7 +85,7 @@ def tables(summary: dict[str, Any], footer: str, notes: tuple[str, ...]) -> tupl
 def _cell_row(row: Row) -> tuple[Cell, ...]:
     ttft, tpot, e2e = (row["errors"][metric] or {} for metric in ("ttft_s", "tpot_s", "e2e_s"))
     aa, e2e_aa = ttft["spread"] or {}, e2e["spread"] or {}
-    alike, steps = row["parity"]["equal"], row["parity"]["steps"]
+    equal, steps = row["parity"]["equal"], row["parity"]["steps"]
     return (
         Cell(row["arm"], row["arm"]),
         _load(row),
@@ -98,7 +98,7 @@ def _cell_row(row: Row) -> tuple[Cell, ...]:
         Cell(e2e["measured_mean_s"], units.seconds(e2e["measured_mean_s"])),
         _bias(e2e),
         _percent(e2e_aa.get("mean")),
-        Cell(alike, f"{alike:,} of {steps:,}"),
+        Cell(equal, f"{equal:,} of {steps:,}"),
         Cell(row["steps_outside_hull"], f"{row['steps_outside_hull']:,} of {row['simulated_steps']:,}"),
     )
 

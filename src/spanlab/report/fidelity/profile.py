@@ -1,4 +1,4 @@
-"""A profile in words."""
+"""Text and table of a calibrated profile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spanlab_sim.calibrated import Profile
 
 
 def footer(profile: Profile) -> str:
-    """Where the numbers come from, in one line."""
+    """Return the provenance of a profile in one line."""
     threads = f", {profile.threads} thread{'s' if profile.threads > 1 else ''}" if profile.device == "cpu" else ""
     versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
     return (
@@ -18,7 +18,7 @@ def footer(profile: Profile) -> str:
 
 
 def cross_validation_line(profile: Profile) -> str:
-    """How far predictions of steps lie off whose shape was left out of the fit."""
+    """Return the errors of predictions for steps whose shape was left out of the fit."""
     errors = profile.left_out
     return (
         f"shapes left out of the fit: median error {errors['median']:.1%}, p95 {errors['p95']:.1%}, "
@@ -27,8 +27,8 @@ def cross_validation_line(profile: Profile) -> str:
 
 
 def profile_table(profile: Profile, notes: tuple[str, ...]) -> Table:
-    """What each term costs; a term without a price was never met, or is paid for by another."""
-    columns = (Column("term", "term", left=True), Column("price_ns", "price, ns per unit"))
+    """Return the cost of each term; a term without a cost was never measured, or another term covers it."""
+    columns = (Column("term", "term", left=True), Column("price_ns", "coefficient, ns per unit"))
     rows = tuple(
         (Cell(name, name), Cell(price, f"{price:,.0f}" if price >= 1000 else significant(price)))
         for name, price in profile.coefficients.items()

@@ -1,4 +1,4 @@
-"""What predictions are wrong by, against how much of each kind of work a step has."""
+"""Errors of predicted step times, by the amount of each kind of work in a step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COLOUR = "#0072b2"
 
 
 def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> Figure:
-    """One small plot per term that was met, of the steps that have any of it; errors at shapes left out of the fit."""
+    """Draw a plot per varying term, of steps with a positive count; errors are of shapes left out of the fit."""
     counts = {name: np.array([term(point.features) for point in points]) for name, term in TERMS.items()}
-    met = {name: own for name, own in counts.items() if own.min() < own.max()}
-    rows = -(-len(met) // _COLS)
+    varying = {name: count for name, count in counts.items() if count.min() < count.max()}
+    rows = -(-len(varying) // _COLS)
     figure, axes = style.framed_with(
         footer,
         "Error of predicted step times by what a step does (steps whose shape was left out of the fit)",
@@ -34,9 +34,9 @@ def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> F
         wspace=0.12,
     )
     flat = [ax for row in axes for ax in row]
-    for ax, (name, own) in zip(flat, met.items(), strict=False):
-        _draw_term(ax, name, own, errors)
-    for ax in flat[len(met) :]:
+    for ax, (name, count) in zip(flat, varying.items(), strict=False):
+        _draw_term(ax, name, count, errors)
+    for ax in flat[len(varying) :]:
         ax.set_axis_off()
     below = 0.45 / figure.get_figheight()
     figure.supxlabel("units of the term in one step", fontsize=style.LABEL_PT, color=style.INK, y=below)

@@ -1,4 +1,4 @@
-"""Step times as predicted and as measured."""
+"""Predicted and measured step times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spanlab.analysis.points import Point
 from spanlab.core.step_features import StepFeatures
 from spanlab.report.drawing import scales, style
 
-#: What a step does: prompts, prompts while others decode, or decoding alone.
+#: Kinds of steps: prompts, prompts while other requests decode, or decoding alone.
 KINDS: dict[str, tuple[Callable[[StepFeatures], bool | int], str, str]] = {
     "prefill": (lambda step: not step.num_decodes, "#0072b2", "o"),
     "prefill and decode": (lambda step: step.num_prefills and step.num_decodes, "#e69f00", "^"),
@@ -21,7 +21,7 @@ KINDS: dict[str, tuple[Callable[[StepFeatures], bool | int], str, str]] = {
 
 
 def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> Figure:
-    """One point per step, predicted by coefficients fitted without its shape; on the line both are equal."""
+    """Draw one point per step, predicted by coefficients fitted without its shape, with a line of equality."""
     figure, [[ax]] = style.framed_with(
         footer,
         "Time of a step, predicted without its shape and measured",
@@ -30,11 +30,11 @@ def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> F
     measured = np.array([point.mean_ns for point in points]) * 1e-9
     predicted = measured * (1 + errors)
     unit = scales.time_unit(float(measured.max()))
-    for name, (chosen, colour, marker) in KINDS.items():
-        own = np.array([bool(chosen(point.features)) for point in points])
+    for name, (is_kind, colour, marker) in KINDS.items():
+        mask = np.array([bool(is_kind(point.features)) for point in points])
         ax.plot(
-            measured[own] * unit.factor,
-            predicted[own] * unit.factor,
+            measured[mask] * unit.factor,
+            predicted[mask] * unit.factor,
             color=colour,
             marker=marker,
             markersize=4,

@@ -1,4 +1,4 @@
-"""The figures of a study by file name; nothing is imported before it is drawn."""
+"""The figures of a study by file name; the module of a figure is imported when it is drawn."""
 
 from __future__ import annotations
 

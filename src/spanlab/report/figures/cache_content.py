@@ -1,4 +1,4 @@
-"""What the cache holds over time."""
+"""Cache content over time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanlab.report.data import ArmData, StudyData
 from spanlab.report.drawing import scales
 from spanlab.report.figures import FIGURES, multiples
 from spanlab.report.figures.representatives import best_of_families
-from spanlab.report.measures import holds_states, reads_nothing
+from spanlab.report.measures import holds_states, is_full_recompute
 
 _ARMS = 8
 _COLS = 4
@@ -22,9 +22,9 @@ _KV, _STATES = "#0072b2", "#e69f00"
 
 @FIGURES.register("cache_content")
 def draw(study: StudyData) -> Figure | None:
-    """KV and state bytes stacked over the first seed's run, one panel per arm, all on the same axes."""
-    kept = (arm for arm in study.arms if not reads_nothing(arm) and _holds_bytes(arm))
-    arms = best_of_families(kept, _ARMS)
+    """Draw stacked KV and state bytes over the run of the first seed, one panel per arm with shared axes."""
+    candidates = (arm for arm in study.arms if not is_full_recompute(arm) and _holds_bytes(arm))
+    arms = best_of_families(candidates, _ARMS)
     if not arms:
         return None
     figure, panels = multiples.small_multiples(
@@ -32,12 +32,12 @@ def draw(study: StudyData) -> Figure | None:
     )
     longest = max(arm.runs[0]["timeline_s"][-1] for arm in arms)
     unit = scales.time_unit(longest)
-    held = scales.byte_unit(max(_most_bytes(arm.runs[0]) for arm in arms))
+    byte_unit = scales.byte_unit(max(_most_bytes(arm.runs[0]) for arm in arms))
     for ax, arm in zip(panels, arms, strict=True):
-        _draw_arm(ax, arm.runs[0], unit.factor, held.factor)
+        _draw_arm(ax, arm.runs[0], unit.factor, byte_unit.factor)
     panels[0].set_xlim(0, longest * unit.factor or 1)
     panels[0].set_ylim(bottom=0)
-    multiples.label_outer(figure, f"time since start ({unit.name})", f"bytes held ({held.name})")
+    multiples.label_outer(figure, f"time since start ({unit.name})", f"bytes held ({byte_unit.name})")
     states = [Patch(color=_STATES, label="states")] if any(map(holds_states, arms)) else []
     multiples.legend_top(figure, [*states, Patch(color=_KV, label="KV")])
     return figure

@@ -1,4 +1,4 @@
-"""Where the states of one group of requests lie, visit by visit."""
+"""Positions of the states of one group of requests, by visit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RASTER_FROM = 3000
 
 @FIGURES.register("checkpoint_positions")
 def draw(study: StudyData) -> Figure | None:
-    """States held (dots) over match (red) and prompt (light) of each visit of one group, first seed."""
+    """Draw stored states (dots) over match (red) and prompt (light) of each visit of one group, first seed."""
     arms = best_of_families((arm for arm in study.arms if _has_states(arm)), _ARMS)
     if not arms:
         return None

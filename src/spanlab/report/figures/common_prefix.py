@@ -1,4 +1,4 @@
-"""How much of each prompt an earlier prompt already began with."""
+"""Common prefix of each prompt with any earlier prompt."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _COLOUR = "#0072b2"
 
 @FIGURES.register("common_prefix")
 def draw(study: StudyData) -> Figure | None:
-    """Distribution of the common prefix, the same for every arm: in tokens (left) and as share of prompt (right).
+    """Draw the distribution of the common prefix, equal for all arms: in tokens (left), as share of prompt (right).
 
-    Read from an arm that looks for prefixes; what others have seen may stand anywhere.
+    Read from an arm that looks up prefixes: `seen_tokens` of other arms may be anywhere in the prompt.
     """
     arms = [arm for arm in study.arms if arm.summary["finds"] == "prefixes"]
     arm = reference(arms) or next(iter(arms), None)
     if arm is None or not len(arm.columns["seen_tokens"]):
         return None
-    seen = np.asarray(arm.columns["seen_tokens"], dtype=np.float64)
-    share = 100.0 * seen / np.maximum(arm.columns["prompt_tokens"], 1)
+    prefix = np.asarray(arm.columns["seen_tokens"], dtype=np.float64)
+    share = 100.0 * prefix / np.maximum(arm.columns["prompt_tokens"], 1)
     figure, axes = style.framed(
         study,
         "Common prefix with any earlier prompt",
@@ -37,11 +37,11 @@ def draw(study: StudyData) -> Figure | None:
         hspace=0.12,
         wspace=0.08,
     )
-    for column, values, high, unit in ((0, seen, max(float(seen.max()), 1.0), "tokens"), (1, share, 100.0, "%")):
+    for column, values, high, unit in ((0, prefix, max(float(prefix.max()), 1.0), "tokens"), (1, share, 100.0, "%")):
         _draw_histogram(axes[0][column], values, high)
         _draw_cdf(axes[1][column], values, high, unit)
     scales.count_ticks(axes[1][0].xaxis)
-    style.label(axes[0][0], y=f"requests (of {len(seen)})")
+    style.label(axes[0][0], y=f"requests (of {len(prefix)})")
     style.label(axes[1][0], "common prefix (tokens)", "requests at or below (%)")
     style.label(axes[1][1], "common prefix (% of prompt tokens)")
     return figure
@@ -56,13 +56,13 @@ def _draw_cdf(ax: Axes, values: NDArray[np.float64], high: float, unit: str) -> 
     median = float(np.median(values))
     ax.plot(*scales.empirical_cdf(values), color=_COLOUR, drawstyle="steps-post", linewidth=1.5)
     ax.axvline(median, color=style.INK, linewidth=0.8, linestyle=(0, (4, 2)))
-    left = median > high / 2
+    on_left = median > high / 2
     ax.annotate(
         f"median {median:,.0f} {unit}",
-        (median, 85 if left else 12),  # on either side of its median, a CDF leaves that corner free
-        xytext=(-5 if left else 5, 0),
+        (median, 85 if on_left else 12),  # a CDF leaves this corner free
+        xytext=(-5 if on_left else 5, 0),
         textcoords="offset points",
-        ha="right" if left else "left",
+        ha="right" if on_left else "left",
         fontsize=style.TICK_PT,
         color=style.INK,
     )

@@ -20,9 +20,9 @@ _KEY_TITLE = "median, band: quartiles"
 
 @FIGURES.register("length_ttft")
 def draw(study: StudyData) -> Figure | None:
-    """How TTFT grows with the prompt: median and quartiles per bin of equal counts, requests faint underneath.
+    """Draw TTFT by prompt length: median and quartiles per bin of equal counts, over faint single requests.
 
-    Arms whose queue grows are left out.
+    Arms whose queue grows are omitted.
     """
     arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]
     if not arms:
@@ -48,11 +48,11 @@ def draw(study: StudyData) -> Figure | None:
 def binned_quartiles(
     length: NDArray[np.int64], value: NDArray[np.float64], bins: int = _BINS
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Median length and the three quartiles (shape [3, bins]) of `value` in bins of equal counts."""
+    """Return the median length and the three quartiles (shape [3, bins]) of `value` in bins of equal counts."""
     order = np.argsort(length, kind="stable")
-    parts = [part for part in np.array_split(order, min(bins, len(order))) if len(part)]
-    middle = np.array([np.median(length[part]) for part in parts])
-    return middle, np.array([np.percentile(value[part], (25, 50, 75)) for part in parts]).T
+    groups = [group for group in np.array_split(order, min(bins, len(order))) if len(group)]
+    middle = np.array([np.median(length[group]) for group in groups])
+    return middle, np.array([np.percentile(value[group], (25, 50, 75)) for group in groups]).T
 
 
 def _draw_arm(ax: Axes, arm: ArmData, stroke: style.Stroke, factor: float) -> None:

@@ -1,6 +1,6 @@
 """One kind of delay by offered load: mean and tail side by side, utilisation below.
 
-A hollow grey marker is a run whose queue grows, or whose warm-up does not end: no line leads there.
+Hollow grey markers are runs whose queue grows or whose warm-up does not end; no line connects them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from spanlab.report.drawing import scales, style
 
 Delay = Callable[[LoadPoint], dict[str, float | None]]
 
-_FLOOR = 1e-4  # of the largest delay: where the log axis ends at the latest
-_CURVES = ("mean", "p99", "unstable")  # a zero has no place on a log axis
+_FLOOR = 1e-4  # lowest end of the log axis, as a share of the largest delay
+_CURVES = ("mean", "p99", "unstable")  # their zeros cannot be shown on a log axis
 _GREY = "#8a8a8a"
 
 
 def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> Figure | None:
-    """Mean (95 % band where there is one) and p99 of one delay by offered load; `name` is its axis."""
+    """Draw mean, with its 95 % band if any, and p99 of one delay by offered load; `name` labels the axis."""
     if not study.load:
         return None
     arms = _curves(study.load)
@@ -89,11 +89,11 @@ def _draw_arm(
 
 
 def _draw_unstable(ax: Axes, rate: Sequence[float], values: np.ndarray, stroke: style.Stroke) -> None:
-    kept = ~np.isnan(values)
-    if kept.any():
+    present = ~np.isnan(values)
+    if present.any():
         ax.plot(
-            np.asarray(rate)[kept],
-            values[kept],
+            np.asarray(rate)[present],
+            values[present],
             stroke.marker,
             linestyle="none",
             markerfacecolor="none",
@@ -108,13 +108,13 @@ def _percent(value: float | None) -> float:
 
 
 def _values(delays: Sequence[dict[str, float | None]], key: str, factor: float) -> np.ndarray:
-    """One value of each delay, NaN where there is none or where a log axis has no place for it."""
-    found = factor * np.array([delay.get(key) or np.nan for delay in delays], dtype=np.float64)
-    return np.where(found > 0, found, np.nan)
+    """Return one value of each delay: NaN where it is missing or not positive, as a log axis requires."""
+    scaled = factor * np.array([delay.get(key) or np.nan for delay in delays], dtype=np.float64)
+    return np.where(scaled > 0, scaled, np.nan)
 
 
 def _scale(axes: list[Axes], delays: Sequence[dict[str, float | None]], factor: float) -> bool:
-    """Log axes for what is above zero; whether a zero is left out."""
+    """Set log axes for the positive values; return whether a zero is omitted."""
     values = [value for delay in delays for key in _CURVES if (value := delay.get(key)) is not None]
     high = factor * max(values, default=0.0) or 1.0
     low = max(factor * min((value for value in values if value > 0), default=high / 10), _FLOOR * high)
@@ -125,7 +125,7 @@ def _scale(axes: list[Axes], delays: Sequence[dict[str, float | None]], factor: 
 
 
 def _notes(load: Sequence[LoadPoint], zeros: bool) -> str:
-    """What the panel of means leaves out and marks."""
+    """Describe what the panel of means omits and marks."""
     notes = ["zeros not drawn"] * zeros
     banded = any(point.ttft_s["low"] is not None for point in load)
     notes.append("band: 95 % interval" if banded else "no band: under 5 seeds")

@@ -1,4 +1,4 @@
-"""Where the prompt tokens went: reused, or computed and why."""
+"""Prompt tokens by category: reused, or computed for one of the loss causes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from spanlab.report.data import ArmData, StudyData
 from spanlab.report.drawing import style
 from spanlab.report.figures import FIGURES
 
-_PARTS = ("reused", *LOSS_CAUSES)
+_CATEGORIES = ("reused", *LOSS_CAUSES)
 _ROW_IN = 0.19
 
 
 @FIGURES.register("loss_by_cause")
 def draw(study: StudyData) -> Figure | None:
-    """One bar per arm in percent of its prompt tokens, most reused on top; the parts sum to 100 %."""
+    """Draw one bar per arm in percent of its prompt tokens, most reused on top; categories sum to 100 %."""
     arms = sorted(study.arms, key=lambda arm: (share_percent(arm, "reused"), arm.name))
     if not arms:
         return None
@@ -25,9 +25,9 @@ def draw(study: StudyData) -> Figure | None:
     figure, [[ax]] = style.framed(
         study, f"Prompt tokens by cause · store: {study.store}", height=height, margins=margins
     )
-    left = [0.0] * len(arms)
-    for part in _PARTS:
-        left = _draw_part(ax, arms, part, left)
+    starts = [0.0] * len(arms)
+    for category in _CATEGORIES:
+        starts = _draw_category(ax, arms, category, starts)
     ax.set_yticks(range(len(arms)), [_title(arm) for arm in arms])
     ax.set_xlim(0, 100)
     ax.set_ylim(-0.6, len(arms) - 0.4)
@@ -37,19 +37,19 @@ def draw(study: StudyData) -> Figure | None:
     return figure
 
 
-def share_percent(arm: ArmData, part: str) -> float:
-    """Tokens of one part, `reused` or a loss cause, in percent of the prompt tokens."""
+def share_percent(arm: ArmData, category: str) -> float:
+    """Return the tokens of one category, `reused` or a loss cause, in percent of the prompt tokens."""
     tokens = arm.summary["tokens"]
-    count = tokens["reused"] if part == "reused" else tokens["lost_by_cause"].get(part, 0)
+    count = tokens["reused"] if category == "reused" else tokens["lost_by_cause"].get(category, 0)
     return 100.0 * float(count) / float(tokens["prompt"] or 1)
 
 
-def _draw_part(ax: Axes, arms: list[ArmData], part: str, left: list[float]) -> list[float]:
-    widths = [share_percent(arm, part) for arm in arms]
-    label = part.replace("_", " ").replace("kv ", "KV ") if any(widths) else None
-    colour = style.CAUSE_COLOURS.get(part, "#999999")
-    ax.barh(range(len(arms)), widths, 0.78, left, color=colour, label=label, gid=part, linewidth=0)
-    return [start + width for start, width in zip(left, widths, strict=True)]
+def _draw_category(ax: Axes, arms: list[ArmData], category: str, starts: list[float]) -> list[float]:
+    widths = [share_percent(arm, category) for arm in arms]
+    label = category.replace("_", " ").replace("kv ", "KV ") if any(widths) else None
+    colour = style.CAUSE_COLOURS.get(category, "#999999")
+    ax.barh(range(len(arms)), widths, 0.78, starts, color=colour, label=label, gid=category, linewidth=0)
+    return [start + width for start, width in zip(starts, widths, strict=True)]
 
 
 def _title(arm: ArmData) -> str:

@@ -17,7 +17,7 @@ _MARGINS = style.Margins(left=0.75, top=0.85, bottom=0.95)
 
 
 def small_multiples(study: StudyData, title: str, names: Sequence[str], cols: int) -> tuple[Figure, list[Axes]]:
-    """A figure with one named panel per entry of `names`, rows filled first; all share both axes."""
+    """Return a figure and one titled panel per entry of `names`, filled by row; all panels share both axes."""
     cols = min(cols, len(names))
     rows = -(-len(names) // cols)
     height = _MARGINS.top + _MARGINS.bottom + max(rows * _PANEL_IN, 2.4)
@@ -29,13 +29,13 @@ def small_multiples(study: StudyData, title: str, names: Sequence[str], cols: in
         ax.remove()
     for k, (ax, name) in enumerate(zip(panels, names, strict=False)):
         ax.set_title(_shortened(name, _TITLE_CHARS // cols), fontsize=style.TICK_PT, loc="left", pad=3, color=style.INK)
-        # under a removed panel the one above is the last of its column
+        # the panel above a removed one is the last of its column
         ax.tick_params(labelbottom=k + cols >= len(names), labelleft=k % cols == 0)
     return figure, panels[: len(names)]
 
 
-def _shortened(name: str, room: int) -> str:
-    return name if len(name) <= room else f"{name[: room - 1]}…"
+def _shortened(name: str, width: int) -> str:
+    return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
 def label_outer(figure: Figure, x: str, y: str) -> None:

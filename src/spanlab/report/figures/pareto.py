@@ -1,4 +1,4 @@
-"""What both Pareto figures share: points of arms over resident bytes, one line per family, the frontier."""
+"""Shared code of both Pareto figures: points of arms over resident bytes, one line per family, the frontier."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from spanlab.report.drawing.scales import Unit, byte_unit, log_scale
 from spanlab.report.drawing.style import FAMILY_STYLES, INK, family_style
 
 HEIGHT_IN = 5.8
-_LOG_FROM = 12.0  # a wider range of bytes than this reads better on a log axis
-_VISIBLE = 0.006  # of the largest value: a shorter error bar hides under its marker
+_LOG_FROM = 12.0  # ratio of bytes above which the axis is logarithmic
+_VISIBLE = 0.006  # share of the largest value: the marker covers a shorter error bar
 
 
 @dataclass(frozen=True)
 class Point:
-    """One arm: where it lies and how far its 95 % interval reaches (below, above)."""
+    """One arm: its position and the lengths of its 95 % interval (below, above)."""
 
     name: str
     family: str
@@ -31,26 +31,26 @@ class Point:
     y: float
     x_half: float
     y_error: tuple[float, float]
-    saves: bool  # an arm that reuses nothing is no choice to weigh, so it stands off the frontier
-    full: bool = False  # its store was full: its bytes are the budget, so it stands off the frontier too
+    saves: bool  # the arm reuses tokens; other arms are not on the frontier
+    full: bool = False  # its bytes are the budget, so it is not on the frontier
 
 
 def resident_unit(study: StudyData) -> Unit:
-    """The unit of the axis of resident bytes."""
+    """Return the unit of the axis of resident bytes."""
     return byte_unit(max((measures.resident_bytes(arm) for arm in study.arms), default=0.0))
 
 
 def resident_label(study: StudyData) -> str:
-    """What the axis of resident bytes says."""
-    held = "KV + states" if any(map(measures.holds_states, study.arms)) else "KV"
-    return f"resident bytes, {held}, mean over time ({resident_unit(study).name})"
+    """Return the label of the axis of resident bytes."""
+    content = "KV + states" if any(map(measures.holds_states, study.arms)) else "KV"
+    return f"resident bytes, {content}, mean over time ({resident_unit(study).name})"
 
 
 def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
     """Draw frontier, families and error bars, set the limits of x, and return the points drawn.
 
-    Arms without bytes are named beside the axes instead: on a log axis they have no place, on a linear one they
-    would squeeze all others.
+    Arms without bytes are listed beside the axes instead: a log axis cannot show them, and on a linear axis they
+    would compress all others.
     """
     shown = [point for point in points if point.x > 0] or list(points)
     _scale_x(ax, [point.x for point in shown])
@@ -76,15 +76,15 @@ def draw_labels(ax: Axes, points: Sequence[Point], levels: Iterable[float]) -> N
 
 
 def frontier(points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
-    """The saving points that no other beats in both bytes and y, by rising bytes."""
+    """Return the points with reuse that no other point beats in both bytes and y, by increasing bytes."""
     sign = -1.0 if larger_is_better else 1.0
     best = np.inf
-    kept = []
+    edge = []
     for point in sorted(points, key=lambda point: (point.x, sign * point.y)):
         if point.saves and not point.full and sign * point.y < best:
             best = sign * point.y
-            kept.append(point)
-    return kept
+            edge.append(point)
+    return edge
 
 
 def _scale_x(ax: Axes, x: Sequence[float]) -> None:
@@ -98,15 +98,15 @@ def _scale_x(ax: Axes, x: Sequence[float]) -> None:
 
 
 def _families(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
-    known = {family: k for k, family in enumerate(FAMILY_STYLES)}
-    ordered = sorted(points, key=lambda point: (known.get(point.family, len(known)), point.family))
+    ranks = {family: k for k, family in enumerate(FAMILY_STYLES)}
+    ordered = sorted(points, key=lambda point: (ranks.get(point.family, len(ranks)), point.family))
     return [(family, list(members)) for family, members in groupby(ordered, key=lambda point: point.family)]
 
 
 def _bars(point: Point) -> list[list[tuple[float, float]]]:
-    left = max(point.x - point.x_half, 0.5 * point.x)  # 0 has no place on a log axis
+    start = max(point.x - point.x_half, 0.5 * point.x)  # a log axis cannot show 0
     below, above = point.y - point.y_error[0], point.y + point.y_error[1]
-    across = [(left, point.y), (point.x + point.x_half, point.y)]
+    across = [(start, point.y), (point.x + point.x_half, point.y)]
     return [across, [(point.x, max(below, 0.5 * point.y)), (point.x, above)]]
 
 
@@ -122,12 +122,12 @@ def _draw_frontier(ax: Axes, points: Sequence[Point], larger_is_better: bool) ->
         "solid_capstyle": "round",
         "gid": "frontier",
     }
-    # to the right edge: more bytes than the last point needs buy nothing more
+    # to the right edge: bytes beyond those of the last point bring no gain
     ax.plot([*x, ax.get_xlim()[1]], [*y, y[-1]], drawstyle="steps-post", label="Pareto frontier", **line)
 
 
 def _draw_full(ax: Axes, points: Sequence[Point]) -> None:
-    """Hollow markers where the store was full, with their own line in the legend."""
+    """Draw hollow markers where the store was full, with an entry in the legend."""
     full = [point for point in points if point.full]
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 4}
     for point in full:

@@ -16,7 +16,7 @@ _BOUND = "infinite cache"
 
 @FIGURES.register("pareto_tokens")
 def draw(study: StudyData) -> Figure | None:
-    """What a byte of cache buys: one point per arm, one line per family, the infinite-cache bounds above."""
+    """Draw reused tokens over resident bytes: a point per arm, a line per family, and the infinite-cache bounds."""
     if not study.arms or measures.bytes_say_little(study.arms):
         return None
     figure, [[ax]] = style.framed(
@@ -27,8 +27,8 @@ def draw(study: StudyData) -> Figure | None:
             (*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full", _BOUND)
         ),
     )
-    held = resident_unit(study)
-    points = [_point(arm, held) for arm in study.arms]
+    unit = resident_unit(study)
+    points = [_point(arm, unit) for arm in study.arms]
     shown = draw_points(ax, points, larger_is_better=True)
     bounds = measures.bounds_percent(arm.summary for arm in study.arms)
     for finds, percent in bounds.items():
@@ -42,14 +42,14 @@ def draw(study: StudyData) -> Figure | None:
     return figure
 
 
-def _point(arm: ArmData, held: Unit) -> Point:
+def _point(arm: ArmData, unit: Unit) -> Point:
     half = measures.saved_half_width_percent(arm.summary)
     return Point(
         arm.name,
         arm.family,
-        measures.resident_bytes(arm) * held.factor,
+        measures.resident_bytes(arm) * unit.factor,
         measures.saved_percent(arm),
-        measures.resident_half_width(arm) * held.factor,
+        measures.resident_half_width(arm) * unit.factor,
         (half, half),
         saves=bool(arm.summary["tokens"]["reused"]),
         full=measures.evicts(arm),

@@ -17,11 +17,11 @@ _LOG_FROM = 12.0
 
 @FIGURES.register("pareto_ttft")
 def draw(study: StudyData) -> Figure | None:
-    """What a byte of cache buys in waiting: mean TTFT with its 95 % interval, full recompute as a line."""
-    known = [arm for arm in study.arms if arm.summary["ttft_s"]["mean"] is not None]
-    unit = scales.time_unit(max((arm.summary["ttft_s"]["mean"] for arm in known), default=0.0))
-    held = resident_unit(study)
-    points = [_point(arm, unit.factor, held) for arm in known if not measures.reads_nothing(arm)]
+    """Draw mean TTFT with its 95 % interval over resident bytes, and full recompute as a line."""
+    measured = [arm for arm in study.arms if arm.summary["ttft_s"]["mean"] is not None]
+    unit = scales.time_unit(max((arm.summary["ttft_s"]["mean"] for arm in measured), default=0.0))
+    byte_unit = resident_unit(study)
+    points = [_point(arm, unit.factor, byte_unit) for arm in measured if not measures.is_full_recompute(arm)]
     if not points or measures.bytes_say_little(study.arms):
         return None
     figure, [[ax]] = style.framed(
@@ -30,7 +30,7 @@ def draw(study: StudyData) -> Figure | None:
         height=HEIGHT_IN,
         margins=style.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full")),
     )
-    none = reference(known)
+    none = reference(measured)
     level = none.summary["ttft_s"]["mean"] * unit.factor if none else None
     if none and level is not None:
         ax.axhline(level, color=style.family_style("none")[0], linewidth=1, linestyle=(0, (4, 2)), label=none.name)
@@ -42,15 +42,15 @@ def draw(study: StudyData) -> Figure | None:
     return figure
 
 
-def _point(arm: ArmData, factor: float, held: scales.Unit) -> Point:
+def _point(arm: ArmData, factor: float, byte_unit: scales.Unit) -> Point:
     mean = arm.summary["ttft_s"]["mean"]
     low, high = measures.interval(arm.summary["ttft_s_interval"]["mean"]) or (mean, mean)
     return Point(
         arm.name,
         arm.family,
-        measures.resident_bytes(arm) * held.factor,
+        measures.resident_bytes(arm) * byte_unit.factor,
         mean * factor,
-        measures.resident_half_width(arm) * held.factor,
+        measures.resident_half_width(arm) * byte_unit.factor,
         (factor * max(mean - low, 0.0), factor * max(high - mean, 0.0)),
         saves=bool(arm.summary["tokens"]["reused"]),
         full=measures.evicts(arm),

@@ -11,16 +11,16 @@ from spanlab.report.drawing import scales, style
 
 
 def draw(queues: Mapping[str, Queues], families: Mapping[str, str], footer: str) -> Figure:
-    """One line per arm, of its first run: those that wait above, those that run below."""
+    """Draw one line per arm, of its first run: waiting requests above, running requests below."""
     figure, [[above], [below]] = style.framed_with(
         footer, "Requests that wait and that run", rows=2, margins=style.margins_for(queues), share=("col", "none")
     )
-    unit = scales.time_unit(max(float(own.time_s[-1]) for own in queues.values()))
+    unit = scales.time_unit(max(float(arm_queues.time_s[-1]) for arm_queues in queues.values()))
     for name, stroke in style.strokes(families.items()).items():
-        own = queues[name]
-        for ax, counts in ((above, own.waiting), (below, own.running)):
+        arm_queues = queues[name]
+        for ax, counts in ((above, arm_queues.waiting), (below, arm_queues.running)):
             options = {"color": stroke.colour, "linestyle": stroke.line, "linewidth": 1.0}
-            ax.plot(own.time_s * unit.factor, counts, drawstyle="steps-post", label=name, **options)
+            ax.plot(arm_queues.time_s * unit.factor, counts, drawstyle="steps-post", label=name, **options)
     style.label(above, "", "waiting")
     style.label(below, f"time ({unit.name})", "running")
     for ax in (above, below):

@@ -1,17 +1,17 @@
-"""Which arms stand for a study where all of them would be too many to read."""
+"""Selection of representative arms, for figures that cannot show all arms of a study."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from spanlab.report.data import ArmData
-from spanlab.report.measures import reads_nothing
+from spanlab.report.measures import is_full_recompute
 
 _REFERENCES = ("none", "kv_only")
 
 
 def best_of_families(arms: Iterable[ArmData], limit: int) -> list[ArmData]:
-    """The arm with the highest token hit rate of each family, references first, at most `limit` arms."""
+    """Return the arm with the highest token hit rate of each family, references first, at most `limit` arms."""
     best: dict[str, ArmData] = {}
     for arm in arms:
         rival = best.get(arm.family)
@@ -22,8 +22,8 @@ def best_of_families(arms: Iterable[ArmData], limit: int) -> list[ArmData]:
 
 
 def reference(arms: Iterable[ArmData]) -> ArmData | None:
-    """The full recompute, if the study has one."""
-    return next((arm for arm in arms if reads_nothing(arm)), None)
+    """Return the full recompute, or None if the study has none."""
+    return next((arm for arm in arms if is_full_recompute(arm)), None)
 
 
 def _rank(arm: ArmData) -> tuple[float, str]:

@@ -16,7 +16,7 @@ _ARMS = 6
 
 @FIGURES.register("ttft_distribution")
 def draw(study: StudyData) -> Figure | None:
-    """Empirical CDF of TTFT for the references and the best arm of each main family; none saturated."""
+    """Draw the empirical CDF of TTFT for references and the best arm of each main family, without saturated arms."""
     arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]
     if not arms:
         return None

@@ -1,4 +1,4 @@
-"""Quality over what a repair computes again: one line per method, its budgets along it."""
+"""Quality over tokens that repair recomputes: one line per method, through its budgets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEASURES = (
 
 
 def draw(data: MethodData) -> Figure | None:
-    """Change of gold loss, and KL, of methods that ran with several budgets; None where none did."""
+    """Draw the change of gold loss, and KL, of methods that ran with several budgets; None without any."""
     lines = budgets(data.methods)
     if not lines:
         return None
@@ -24,7 +24,7 @@ def draw(data: MethodData) -> Figure | None:
         data.footer, "Quality over recomputed tokens", cols=2, margins=style.margins_for(names), wspace=0.32
     )
     strokes = style.strokes((name, line[0][1]["family"]) for name, line in lines.items())
-    for ax, (key, words) in zip(axes, _MEASURES, strict=True):
+    for ax, (key, label) in zip(axes, _MEASURES, strict=True):
         for name, line in lines.items():
             _draw_line(ax, name, line, key, strokes[name])
         if PLAIN in data.methods:
@@ -33,7 +33,7 @@ def draw(data: MethodData) -> Figure | None:
         floor = abs(data.floor[key]["mean"])
         ax.axhline(floor, color=style.INK, linewidth=0.8, linestyle=(0, (1, 1.5)), label="floor")
         scales.count_ticks(ax.xaxis)
-        style.label(ax, "computed prompt tokens, mean", words)
+        style.label(ax, "computed prompt tokens, mean", label)
     style.legend_right(axes[1])
     return figure
 
@@ -49,5 +49,5 @@ def _draw_line(ax: Axes, name: str, line: Line, key: str, stroke: style.Stroke) 
     ax.plot(x, y, color=stroke.colour, marker=stroke.marker, linestyle=stroke.line, markersize=5, label=name)
     reach = [ends(entry[key]) for _, entry in line]
     if all(reach):
-        low, high = zip(*[one for one in reach if one], strict=True)
+        low, high = zip(*[interval for interval in reach if interval], strict=True)
         ax.fill_between(x, low, high, color=stroke.colour, alpha=0.12, linewidth=0)

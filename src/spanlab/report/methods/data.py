@@ -1,4 +1,4 @@
-"""What tables and figures of the analysis `methods` are drawn from."""
+"""Input of the tables and figures of the analysis `methods`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from spanlab.report.units import Ends
 
 Entry = Mapping[str, Any]
 Line = list[tuple[str, Entry]]
-PLAIN = "pic"  # reuse without repair, where every line of budgets would begin
+PLAIN = "pic"  # reuse without repair: the start of every line of budgets
 
 
 @dataclass(frozen=True)
 class MethodData:
     """Entries of `analysis.method_scores` by arm.
 
-    `floor`      the entry of the baseline's second run, in other chunks
+    `floor`      entry of the second run of the baseline, with prompts in other chunks
     `baseline`   arm that recomputes everything
     `without`    arm without passages; None where there is none
     `gold_only`  arm with the gold passage alone; None where there is none
@@ -34,29 +34,29 @@ class MethodData:
 
     @property
     def views(self) -> tuple[str, ...]:
-        """The arms that have other prompts, or none cached: no methods of reuse."""
+        """The arms that are no methods of reuse: the baseline, and arms with other prompts."""
         return tuple(
             name for name in (self.baseline, self.without, self.gold_only) if name is not None and name in self.entries
         )
 
     @property
     def methods(self) -> dict[str, Entry]:
-        """The other arms."""
+        """Entries of the arms that are methods of reuse."""
         return {name: entry for name, entry in self.entries.items() if name not in self.views}
 
 
-def ends(found: Mapping[str, float | None]) -> Ends | None:
-    """The bounds of {mean, low, high}; None where there are none."""
-    low, high = found["low"], found["high"]
+def ends(estimate: Mapping[str, float | None]) -> Ends | None:
+    """Return (low, high) of {mean, low, high}, or None where either is missing."""
+    low, high = estimate["low"], estimate["high"]
     return None if low is None or high is None else (low, high)
 
 
 def budgets(methods: dict[str, Entry]) -> dict[str, Line]:
-    """Arms by method, few computed tokens to many: lego_link_4 and lego_link_16 are one method with two budgets."""
+    """Group arms by method, fewest computed tokens first: lego_link_4 and lego_link_16 are budgets of one method."""
     named = sorted((name.rpartition("_"), entry) for name, entry in methods.items())
-    found: dict[str, Line] = {}
-    for method, own in groupby((one for one in named if one[0][2].isdigit()), key=lambda one: one[0][0]):
-        line = [(budget, entry) for (_, _, budget), entry in own]
+    lines: dict[str, Line] = {}
+    for method, group in groupby((item for item in named if item[0][2].isdigit()), key=lambda item: item[0][0]):
+        line = [(budget, entry) for (_, _, budget), entry in group]
         if len(line) > 1:
-            found[method] = sorted(line, key=lambda one: one[1]["computed_tokens"]["mean"])
-    return found
+            lines[method] = sorted(line, key=lambda item: item[1]["computed_tokens"]["mean"])
+    return lines

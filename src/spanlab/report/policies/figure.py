@@ -1,4 +1,4 @@
-"""The figure of the analysis `policies`: what the best rule of each family saves over resident bytes, by workload."""
+"""The figure of the analysis `policies`: the best rule of each family over resident bytes, by workload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TITLES = {
 
 
 def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> Figure:
-    """A panel per workload: a line per family through its best rules by this measure, a dot for every rule.
+    """Draw a panel per workload: a line per family through its best rules by `measure`, a dot per rule.
 
     `measure`  token_hit_rate, with its bounds, or ttft_mean_s
     """
@@ -37,17 +37,17 @@ def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> F
     figure, axes = style.framed_with(
         footer, _TITLES[measure], rows, _COLS, height=2.55 * rows + 1.4, margins=margins, hspace=0.42, wspace=0.3
     )
-    places = [ax for row in axes for ax in row]
+    all_axes = [ax for row in axes for ax in row]
     families = list(dict.fromkeys(rule.family for point in points for rule in point.rules))
-    for ax, (name, own) in zip(places, panels.items(), strict=False):
-        _draw_panel(ax, own, families, measure)
+    for ax, (name, panel_points) in zip(all_axes, panels.items(), strict=False):
+        _draw_panel(ax, panel_points, families, measure)
         ax.set_title(name.replace("_", " "), fontsize=style.LABEL_PT, color=style.INK, loc="left")
-    for ax in places[len(panels) :]:
+    for ax in all_axes[len(panels) :]:
         ax.set_axis_off()
-    places[0].set_ylabel(_LABELS[measure], fontsize=style.LABEL_PT)
-    for ax in places[_COLS : len(panels) : _COLS]:
+    all_axes[0].set_ylabel(_LABELS[measure], fontsize=style.LABEL_PT)
+    for ax in all_axes[_COLS : len(panels) : _COLS]:
         ax.set_ylabel(_LABELS[measure], fontsize=style.LABEL_PT)
-    _legend(places[len(panels)], families, measure)
+    _legend(all_axes[len(panels)], families, measure)
     return figure
 
 
@@ -55,25 +55,25 @@ _LABELS = {"token_hit_rate": "reused (% of prompt tokens)", "ttft_mean_s": "mean
 
 
 def _draw_panel(ax: Axes, points: Sequence[PolicyPoint], families: Sequence[str], measure: str) -> None:
-    everything = [rule for point in points for rule in point.rules if _value(rule, measure) is not None]
-    resident = np.array([rule.resident for rule in everything]) / GIB
-    values = np.array([_value(rule, measure) for rule in everything], dtype=np.float64)
+    all_rules = [rule for point in points for rule in point.rules if _value(rule, measure) is not None]
+    resident = np.array([rule.resident for rule in all_rules]) / GIB
+    values = np.array([_value(rule, measure) for rule in all_rules], dtype=np.float64)
     ax.scatter(resident, values, s=7, color="#bbbbbb", linewidths=0)
     for family, (colour, marker) in zip(families, _STROKES, strict=False):
-        own = [[rule for rule in point.rules if rule.family == family] for point in points]
-        _draw_family(ax, [_best(rules, measure) for rules in own], measure, colour, marker)
+        family_rules = [[rule for rule in point.rules if rule.family == family] for point in points]
+        _draw_family(ax, [_best(rules, measure) for rules in family_rules], measure, colour, marker)
     if measure == "token_hit_rate":
         for bound in _BOUNDS:
             _draw_bound(ax, points, bound)
         ax.set_ylim(0, 100)
     else:
-        scales.log_scale(ax.yaxis, *scales.positive_range(np.array([_value(rule, measure) for rule in everything])))
+        scales.log_scale(ax.yaxis, *scales.positive_range(np.array([_value(rule, measure) for rule in all_rules])))
     _scale_bytes(ax, sorted(point.gib for point in points if point.gib is not None), resident)
     ax.set_xlabel("resident (GiB)", fontsize=style.TICK_PT)
 
 
 def _scale_bytes(ax: Axes, budgets: Sequence[float], resident: NDArray[np.float64]) -> None:
-    """Ticks at the budgets; without any, where the bytes are."""
+    """Set ticks at the budgets, or by the range of resident bytes without budgets."""
     if not budgets:
         scales.log_scale(ax.xaxis, resident.min(), resident.max())
         return
@@ -88,10 +88,10 @@ def _value(rule: RuleResult, measure: str) -> float | None:
 
 
 def _best(rules: Sequence[RuleResult], measure: str) -> RuleResult | None:
-    """The rule that reuses most, or is the fastest; None where no queue settles."""
-    known = [rule for rule in rules if _value(rule, measure) is not None]
+    """Return the rule with most reuse or the lowest TTFT; None where no rule has a steady state."""
+    measured = [rule for rule in rules if _value(rule, measure) is not None]
     sign = 1.0 if measure == "token_hit_rate" else -1.0
-    return max(known, key=lambda rule: sign * (_value(rule, measure) or 0.0), default=None)
+    return max(measured, key=lambda rule: sign * (_value(rule, measure) or 0.0), default=None)
 
 
 def _draw_family(ax: Axes, rules: Sequence[RuleResult | None], measure: str, colour: str, marker: str) -> None:
@@ -105,10 +105,10 @@ def _draw_family(ax: Axes, rules: Sequence[RuleResult | None], measure: str, col
 
 
 def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:
-    """The largest bound of any rule by budget, as units differ; points stand left of their budget, below a step."""
+    """Draw the largest bound of any rule by budget, because units differ; points are left of their budget."""
     options: dict[str, Any] = {"color": style.INK, "linewidth": 1.1, "linestyle": _BOUNDS[bound][1], "zorder": 2}
-    found = [[getattr(rule, bound) for rule in point.rules] for point in points]
-    levels = [100 * max(value for value in values if value is not None) for values in found]
+    bounds = [[getattr(rule, bound) for rule in point.rules] for point in points]
+    levels = [100 * max(value for value in values if value is not None) for values in bounds]
     budgets = [point.gib for point in points if point.gib is not None]
     if len(budgets) < len(points):
         ax.axhline(max(levels), **options)

@@ -1,4 +1,4 @@
-"""The points of a sweep as the analysis `policies` shows them: rules by workload and budget."""
+"""The points of a sweep for the analysis `policies`: rules by workload and budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUDGET = "store.total_gib"
 class PolicyPoint:
     """All rules at one point.
 
-    `panel`  the values of every swept setting but the budget, or else the workload
+    `panel`  the values of all swept settings except the budget, or the workload if there are none
     `gib`    the budget; None without a limit
     """
 
@@ -31,26 +31,25 @@ class PolicyPoint:
 
 
 def policy_points(points: Sequence[SweepPoint]) -> list[PolicyPoint]:
-    """What the analysis left of points that ran."""
+    """Return the results of the analysis at the points that ran."""
     return [_point(point, point.summary) for point in points if point.summary is not None]
 
 
 def _point(point: SweepPoint, summary: Mapping[str, Any]) -> PolicyPoint:
-    others = [value for key, value in point.settings.items() if key != BUDGET]
-    panel = " ".join(others) or summary["workload"]["kind"]
-    told = summary["policies"]
-    return PolicyPoint(panel, told["budget_gib"], tuple(map(rule_of, told["rules"])))
+    values = [value for key, value in point.settings.items() if key != BUDGET]
+    panel = " ".join(values) or summary["workload"]["kind"]
+    findings = summary["policies"]
+    return PolicyPoint(panel, findings["budget_gib"], tuple(map(rule_of, findings["rules"])))
 
 
-def rule_of(told: Mapping[str, Any]) -> RuleResult:
-    """A rule at a point, from what `summary.json` holds of it."""
-    """A rule of a point, as `summary.json` holds it."""
-    own = {field.name: told[field.name] for field in fields(RuleResult)}
-    return RuleResult(**own | {"hit_rates": tuple(told["hit_rates"])})
+def rule_of(stored: Mapping[str, Any]) -> RuleResult:
+    """Return a rule at a point from its entry in `summary.json`."""
+    values = {field.name: stored[field.name] for field in fields(RuleResult)}
+    return RuleResult(**values | {"hit_rates": tuple(stored["hit_rates"])})
 
 
 def panels_of(points: Sequence[PolicyPoint]) -> dict[str, list[PolicyPoint]]:
-    """Points by panel, in the order given."""
+    """Group points by panel, in the given order."""
     panels: dict[str, list[PolicyPoint]] = {}
     for point in points:
         panels.setdefault(point.panel, []).append(point)

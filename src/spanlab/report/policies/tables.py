@@ -20,7 +20,7 @@ _TTFT_NOTE = (
     "memory allows"
 )
 _LOST_NOTE = (
-    "lost to = the largest cause, in share of the prompt tokens, beside never seen and last token: no rule avoids those"
+    "lost to = the largest cause as a share of the prompt tokens, but never seen and last token, which no rule avoids"
 )
 _RULE_COLUMNS = (
     Column("token_hit_rate", "token\nhit rate"),
@@ -35,9 +35,9 @@ _RULE_COLUMNS = (
 
 
 def ranking_table(points: Sequence[PolicyPoint]) -> Table:
-    """A row per rule, the best one first: the share of the offline bound by workload, a mean over budgets."""
+    """Return a row per rule, best first: the share of the offline bound by workload, mean over budgets."""
     panels = panels_of(points)
-    reached = {panel: _reached(own) for panel, own in panels.items()}
+    reached = {panel: _reached(panel_points) for panel, panel_points in panels.items()}
     families = {rule.arm: rule.family for point in points for rule in point.rules}
     means = {arm: _mean([reached[panel].get(arm) for panel in panels]) for arm in families}
     order = sorted(families, key=lambda arm: means[arm] or 0.0, reverse=True)
@@ -62,17 +62,17 @@ def ranking_table(points: Sequence[PolicyPoint]) -> Table:
 
 
 def _reached(points: Sequence[PolicyPoint]) -> dict[str, float | None]:
-    """By rule, the mean over points of its share of the offline bound; None where one of them has no bound."""
+    """Return each rule's mean share of the offline bound over points; None where a point has no bound."""
     shares: dict[str, list[float | None]] = {}
     for point in points:
         for rule in point.rules:
             shares.setdefault(rule.arm, []).append(rule.of_bound)
-    return {arm: _mean(own) for arm, own in shares.items()}
+    return {arm: _mean(rule_shares) for arm, rule_shares in shares.items()}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if len(present) == len(values) else None
 
 
 def best_table(points: Sequence[PolicyPoint]) -> Table:
@@ -90,9 +90,9 @@ def best_table(points: Sequence[PolicyPoint]) -> Table:
         best = best_of(point.rules)
         first = next(iter(best.values()))
         for family, rule in best.items():
-            hit_rate, *others = _numbers(rule)
+            hit_rate, *remaining = _numbers(rule)
             named = cells.word(point.name), cells.word(family), cells.word(rule.arm)
-            rows.append((*named, hit_rate, MISSING if rule is first else _lead(rule, first), *others))
+            rows.append((*named, hit_rate, MISSING if rule is first else _lead(rule, first), *remaining))
     notes = (
         "best rule = the one of the family that reuses most here; lead = points of prompt tokens that it reuses more "
         "than the best rule of the first family, same arrivals; [a, b] = 95 % interval over seeds, Student's t",
@@ -104,10 +104,10 @@ def best_table(points: Sequence[PolicyPoint]) -> Table:
 
 
 def _lead(rule: RuleResult, first: RuleResult) -> Cell:
-    found = lead(rule, first)
-    if found.low is None or found.high is None:
-        return Cell(found.mean, f"{found.mean:+.1f}")
-    return Cell(found.mean, f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]")
+    difference = lead(rule, first)
+    if difference.low is None or difference.high is None:
+        return Cell(difference.mean, f"{difference.mean:+.1f}")
+    return Cell(difference.mean, f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]")
 
 
 def rules_table(points: Sequence[PolicyPoint]) -> Table:

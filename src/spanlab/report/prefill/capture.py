@@ -17,11 +17,11 @@ _TICKS = (0, 1, 3, 10, 30, 100, 300, 1000)
 
 
 def draw(data: PrefillData) -> Figure | None:
-    """One panel per prompt length: TTFT with captures ÷ the baseline's − 1, 95 % intervals; None without captures."""
-    own = [entry for entry in data.others() if entry["reused_tokens"] == 0 and entry["speedup"]]
-    if not any(entry["captured_states"] for entry in own):
+    """Draw TTFT with captures ÷ TTFT of the baseline − 1, with 95 % intervals, by length; None without captures."""
+    entries = [entry for entry in data.without_baseline() if entry["reused_tokens"] == 0 and entry["speedup"]]
+    if not any(entry["captured_states"] for entry in entries):
         return None
-    lengths = sorted({entry["prompt_tokens"] for entry in own})
+    lengths = sorted({entry["prompt_tokens"] for entry in entries})
     cols = min(_COLS, len(lengths))
     rows = -(-len(lengths) // cols)
     figure, axes = style.framed_with(
@@ -40,13 +40,13 @@ def draw(data: PrefillData) -> Figure | None:
     for ax, length in zip(panels, lengths, strict=False):
         goal = 100 * MOST_OVERHEAD
         ax.plot([0, FEW_STATES], [goal, goal], color="#cc3311", linewidth=1.2, label=f"goal, to {FEW_STATES} states")
-        for entry in own:
+        for entry in entries:
             if entry["prompt_tokens"] == length:
                 _draw_arm(ax, entry, strokes[entry["arm"]])
         ax.set_title(f"{length:,.0f} tokens", fontsize=9, loc="left", color=style.INK, pad=3)
     for ax in panels[len(lengths) :]:
         ax.set_axis_off()
-    _states_axis(panels[0], max(entry["captured_states"] for entry in own))
+    _states_axis(panels[0], max(entry["captured_states"] for entry in entries))
     _label(figure, panels[0])
     return figure
 
@@ -68,7 +68,7 @@ def _draw_arm(ax: Axes, entry: Entry, stroke: style.Stroke) -> None:
 
 
 def _states_axis(ax: Axes, most: float) -> None:
-    """States on x: none, then in decades."""
+    """Set the x axis of states: zero, then decades."""
     ax.set_xscale("symlog", linthresh=1, linscale=0.4)
     ax.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick <= 2 * most]))
     ax.xaxis.set_minor_locator(NullLocator())
@@ -81,5 +81,5 @@ def _label(figure: Figure, ax: Axes) -> None:
     figure.supylabel("capture overhead (% of the cold prefill)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
     figure.supxlabel("states captured in the prefill", fontsize=style.LABEL_PT, color=style.INK, y=below_axes(figure))
     handles, names = ax.get_legend_handles_labels()
-    place = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / height
-    figure.legend(handles, names, loc="upper left", bbox_to_anchor=place, fontsize=8, frameon=False)
+    anchor = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / height
+    figure.legend(handles, names, loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)

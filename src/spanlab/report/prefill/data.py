@@ -1,4 +1,4 @@
-"""What figures of prefills are drawn from."""
+"""Input of the figures of prefills."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class PrefillData:
     footer: str
 
     def name(self, entry: Entry) -> str:
-        """The labels of an entry, without empty ones."""
-        return ", ".join(_words(label, entry[label]) for label in self.labels if entry[label] != "")
+        """Return the labels of an entry as text, without empty ones."""
+        return ", ".join(_label_text(label, entry[label]) for label in self.labels if entry[label] != "")
 
     def lengths(self) -> list[float]:
         """Prompt lengths, short to long."""
         return sorted({entry["prompt_tokens"] for entry in self.entries})
 
-    def others(self) -> list[Entry]:
-        """The entries of all arms but the baseline."""
+    def without_baseline(self) -> list[Entry]:
+        """Return the entries of all arms except the baseline."""
         return [entry for entry in self.entries if entry["arm"] != self.baseline]
 
     def families(self) -> dict[str, str]:
@@ -39,7 +39,7 @@ class PrefillData:
         return {entry["arm"]: entry["family"] for entry in self.entries}
 
 
-def _words(label: str, value: str | int) -> str:
+def _label_text(label: str, value: str | int) -> str:
     return value if isinstance(value, str) else f"{label} {value}"
 
 

@@ -23,14 +23,14 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class _Measure:
-    """One column and its cell of an entry; readers see an optional column only where an entry has a value."""
+    """One column and its cell of an entry; an optional column is hidden where no entry has a value."""
 
     column: Column
     cell: Callable[[Entry], Cell]
     optional: bool = False
 
     def shown(self, entries: Sequence[Entry]) -> Column:
-        """The column as readers see it among these entries."""
+        """Return the column, hidden if it is optional and these entries have no value."""
         absent = self.optional and not any(self.cell(entry).value for entry in entries)
         return replace(self.column, heading="") if absent else self.column
 
@@ -45,8 +45,8 @@ def _quartiles(entry: Entry) -> Cell:
 
 
 def _speedup(entry: Entry) -> Cell:
-    found = entry["speedup"] or {}
-    return cells.ratio(found.get("mean"), interval((found.get("low"), found.get("high"))))
+    speedup = entry["speedup"] or {}
+    return cells.ratio(speedup.get("mean"), interval((speedup.get("low"), speedup.get("high"))))
 
 
 def _gap(entry: Entry) -> Cell:
@@ -82,15 +82,15 @@ _MEASURES = (
 
 
 def prefill_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str) -> Table:
-    """The entries as a table, in their order; `labels` are the names of their label columns."""
+    """Return a table of the entries, in their order; `labels` are the names of their label columns."""
     names = [Column(label, label, left=True) for label in labels]
     columns = (Column("arm", "arm", left=True), *names, *(measure.shown(entries) for measure in _MEASURES))
     rows = [
         (cells.word(entry["arm"]), *(_label(entry[label]) for label in labels), *(m.cell(entry) for m in _MEASURES))
         for entry in entries
     ]
-    kept = _NOTES if any(entry["logit_gap"] for entry in entries) else _NOTES[:-1]
-    notes = tuple(note.format(baseline=baseline) for note in kept)
+    templates = _NOTES if any(entry["logit_gap"] for entry in entries) else _NOTES[:-1]
+    notes = tuple(note.format(baseline=baseline) for note in templates)
     return Table("prefill", "Time to first token by kind of request", columns, tuple(rows), notes)
 
 

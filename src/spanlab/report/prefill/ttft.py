@@ -15,7 +15,7 @@ _COLS = 3
 
 
 def draw(data: PrefillData) -> Figure | None:
-    """Medians, with quartiles as bands; None where all prompts have one length."""
+    """Draw medians, with quartiles as bands; None where all prompts have one length."""
     lengths = data.lengths()
     if len(lengths) < 2:
         return None
@@ -39,9 +39,9 @@ def draw(data: PrefillData) -> Figure | None:
     times = np.array([entry["ttft_s"][point] for entry in data.entries for point in ("p25", "p75")])
     unit = scales.time_unit(times.max())
     for ax, name in zip(panels, names, strict=False):
-        own = [entry for entry in data.entries if data.name(entry) == name]
+        entries = [entry for entry in data.entries if data.name(entry) == name]
         for arm, stroke in strokes.items():
-            _draw_arm(ax, curve([entry for entry in own if entry["arm"] == arm]), stroke, unit.factor)
+            _draw_arm(ax, curve([entry for entry in entries if entry["arm"] == arm]), stroke, unit.factor)
         ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
     for ax in panels[len(names) :]:
         ax.set_axis_off()
@@ -51,9 +51,9 @@ def draw(data: PrefillData) -> Figure | None:
     return figure
 
 
-def _draw_arm(ax: Axes, own: list[Entry], stroke: style.Stroke, factor: float) -> None:
-    lengths = [entry["prompt_tokens"] for entry in own]
-    low, middle, high = ([entry["ttft_s"][point] * factor for entry in own] for point in ("p25", "p50", "p75"))
+def _draw_arm(ax: Axes, entries: list[Entry], stroke: style.Stroke, factor: float) -> None:
+    lengths = [entry["prompt_tokens"] for entry in entries]
+    low, middle, high = ([entry["ttft_s"][point] * factor for entry in entries] for point in ("p25", "p50", "p75"))
     ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
     options = {"color": stroke.colour, "marker": stroke.marker, "linestyle": stroke.line}
     ax.plot(lengths, middle, markersize=4, linewidth=1.2, **options)
@@ -68,5 +68,5 @@ def _label(figure: Figure, unit: str, strokes: dict[str, style.Stroke]) -> None:
         for stroke in strokes.values()
     ]
     right = style.margins_for(strokes).right
-    place = 1 - (right - 0.1) / style.WIDTH_IN, 1 - 0.6 / height
-    figure.legend(keys, list(strokes), loc="upper left", bbox_to_anchor=place, fontsize=8, frameon=False)
+    anchor = 1 - (right - 0.1) / style.WIDTH_IN, 1 - 0.6 / height
+    figure.legend(keys, list(strokes), loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)

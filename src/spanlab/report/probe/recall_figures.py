@@ -17,15 +17,15 @@ _LEAST_NORM = 1e-6  # a smaller norm is drawn here
 
 
 def draw_training(points: Sequence[TrainingPoint], footer: str) -> Figure:
-    """Loss and accuracy by step, a line for each way in which questions read the documents."""
+    """Draw loss and accuracy by step, a line for each way in which questions read the documents."""
     figure, [[above], [below]] = style.framed_with(
         footer, "Training of the probe", 2, 1, height=5.5, share=("col", "none"), margins=style.Margins(right=1.6)
     )
-    for read, colour in zip(dict.fromkeys(point.read for point in points), _COLOURS, strict=False):
-        own = [point for point in points if point.read == read]
-        steps = [point.step for point in own]
-        above.plot(steps, [point.loss for point in own], color=colour, label=read)
-        below.plot(steps, [100 * point.accuracy for point in own], color=colour)
+    for view, colour in zip(dict.fromkeys(point.read for point in points), _COLOURS, strict=False):
+        view_points = [point for point in points if point.read == view]
+        steps = [point.step for point in view_points]
+        above.plot(steps, [point.loss for point in view_points], color=colour, label=view)
+        below.plot(steps, [100 * point.accuracy for point in view_points], color=colour)
     style.label(above, "", "gold loss (nats)")
     style.label(below, "step", "accuracy (%)")
     style.legend_right(above, title="questions read")
@@ -33,7 +33,7 @@ def draw_training(points: Sequence[TrainingPoint], footer: str) -> Figure:
 
 
 def draw_answers(cases: Mapping[str, Sequence[Score]], footer: str) -> Figure:
-    """A panel per case: accuracy of each arm, of all questions and of two kinds."""
+    """Draw a panel per case: accuracy of each arm, over all questions and over two kinds of questions."""
     arms = [score.arm for score in next(iter(cases.values()))]
     figure, [axes] = style.framed_with(
         footer,
@@ -57,34 +57,34 @@ def draw_answers(cases: Mapping[str, Sequence[Score]], footer: str) -> Figure:
 
 def _draw_case(ax: Axes, scores: Sequence[Score]) -> None:
     marks = {"updated keys": ("d", _UPDATED), "keys of the first document": ("^", _FIRST)}
-    for place, score in enumerate(scores):
-        _draw_interval(ax, place, score.accuracy)
-        parts = dict(zip(marks, (score.updated, score.first), strict=True))
-        for name, part in parts.items():
-            if part is not None:
+    for row, score in enumerate(scores):
+        _draw_interval(ax, row, score.accuracy)
+        intervals = dict(zip(marks, (score.updated, score.first), strict=True))
+        for name, interval in intervals.items():
+            if interval is not None:
                 marker, colour = marks[name]
-                ax.plot(100 * part.mean, place, marker, color=colour, markersize=4.5, label=None if place else name)
+                ax.plot(100 * interval.mean, row, marker, color=colour, markersize=4.5, label=None if row else name)
     ax.plot([], [], "o", color=_ALL, markersize=4, label="all questions, 95 % interval")
     ax.set_xlim(-3, 103)
 
 
-def _draw_interval(ax: Axes, place: int, accuracy: Interval) -> None:
+def _draw_interval(ax: Axes, row: int, accuracy: Interval) -> None:
     ends = [100 * end for end in (accuracy.low, accuracy.high) if end is not None]
-    ax.plot(ends, [place] * len(ends), color=_ALL, linewidth=2)
-    ax.plot(100 * accuracy.mean, place, "o", color=_ALL, markersize=4)
+    ax.plot(ends, [row] * len(ends), color=_ALL, linewidth=2)
+    ax.plot(100 * accuracy.mean, row, "o", color=_ALL, markersize=4)
 
 
 def draw_norms(norms: Sequence[HeadNorm], footer: str) -> Figure:
-    """A dot for every head: the norm of A by the length of its span, one colour for each model."""
+    """Draw a dot per head: the norm of A by the length of its span, one colour per model."""
     figure, [[ax]] = style.framed_with(
         footer, "Spectral norm of the transition of a span, one dot per head", margins=style.Margins(right=1.5)
     )
     sources = list(dict.fromkeys(head.source for head in norms))
     for number, (source, colour) in enumerate(zip(sources, _COLOURS, strict=False)):
-        own = [head for head in norms if head.source == source]
-        beside = 1.08 ** (number - (len(sources) - 1) / 2)
-        lengths = [head.tokens * beside for head in own]
-        ax.plot(lengths, [max(head.norm, _LEAST_NORM) for head in own], "o", color=colour, alpha=0.6, label=source)
+        heads = [head for head in norms if head.source == source]
+        shift = 1.08 ** (number - (len(sources) - 1) / 2)
+        lengths = [head.tokens * shift for head in heads]
+        ax.plot(lengths, [max(head.norm, _LEAST_NORM) for head in heads], "o", color=colour, alpha=0.6, label=source)
     tokens = [head.tokens for head in norms]
     scales.log_scale(ax.xaxis, min(tokens), max(tokens))
     ax.set_xticks(sorted(set(tokens)))

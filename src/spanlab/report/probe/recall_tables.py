@@ -41,7 +41,10 @@ def _score_row(score: Score) -> tuple[Cell, ...]:
     return (
         Cell(score.arm, score.arm),
         *_with_ends(accuracy, percent(accuracy.mean)),
-        *(MISSING if part is None else Cell(part.mean, percent(part.mean)) for part in (score.updated, score.first)),
+        *(
+            MISSING if interval is None else Cell(interval.mean, percent(interval.mean))
+            for interval in (score.updated, score.first)
+        ),
         Cell(loss, f"{loss:.3f}"),
         *_difference(score.minus_full),
         *_difference(score.minus_exact),
@@ -63,8 +66,8 @@ def _with_ends(interval: Interval, text: str) -> tuple[Cell, ...]:
 
 
 def norms_table(norms: Sequence[HeadNorm]) -> Table:
-    """All heads of a model at one length in a row."""
-    notes = ("A: what becomes of a state in a span; γ: what forgetting alone would leave of it",)
+    """Return one row per model and length, over all heads."""
+    notes = ("A: transition of a state over a span; γ: its decay without updates",)
     title = "Spectral norm of the transition of a span, over all recurrent layers and heads"
     return Table("norms", title, _NORMS, tuple(map(_norm_row, summarise(norms))), notes)
 
@@ -87,10 +90,13 @@ def _small(value: float) -> Cell:
 def state_errors_table(case: str, errors: Sequence[StateError]) -> Table:
     """A row per arm and weights, a column per recurrent layer."""
     layers = sorted({error.layer for error in errors})
-    columns = (Column("arm", "weights, arm", left=True), *(Column(f"layer_{at}", f"layer {at}") for at in layers))
-    found = {(error.source, error.arm, error.layer): error.error for error in errors}
+    columns = (
+        Column("arm", "weights, arm", left=True),
+        *(Column(f"layer_{layer}", f"layer {layer}") for layer in layers),
+    )
+    distances = {(error.source, error.arm, error.layer): error.error for error in errors}
     rows = [
-        (Cell(f"{source} {arm}", f"{source}, `{arm}`"), *(_small(found[source, arm, layer]) for layer in layers))
+        (Cell(f"{source} {arm}", f"{source}, `{arm}`"), *(_small(distances[source, arm, layer]) for layer in layers))
         for source, arm in dict.fromkeys((error.source, error.arm) for error in errors)
     ]
     title = f"Distance of composed states from those of the full view, relative to these, case {case}"
@@ -106,7 +112,7 @@ def heads_table(norms: Sequence[HeadNorm]) -> Table:
 
 
 def training_table(points: Sequence[TrainingPoint]) -> Table:
-    """Loss and accuracy as training goes."""
+    """Return loss and accuracy by training step."""
     columns = tuple(Column(field.name, field.name) for field in fields(TrainingPoint))
     rows = tuple(tuple(_number(value) for value in astuple(point)) for point in points)
     return Table("training", "Loss and accuracy of training, by what questions read", columns, rows)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.analysis.recovery import Measured
+from spanlab.analysis.recovery import RecoveryResult
 from spanlab.report.drawing import scales, style
 
 _COLOURS = ("#0072b2", "#d55e00", "#aa4499", "#56b4e9", "#222222")
@@ -15,9 +15,9 @@ _LEAST = 1e-8  # a smaller divergence is drawn here
 _PANELS = 4  # side by side
 
 
-def draw_recoveries(found: Sequence[Measured], footer: str) -> Figure:
-    """A panel per model: KL to recompute by gap, a line for each recovery."""
-    models = list(dict.fromkeys(row.source for row in found))
+def draw_recoveries(measurements: Sequence[RecoveryResult], footer: str) -> Figure:
+    """Draw a panel per model: KL to recompute by gap, a line for each recovery."""
+    models = list(dict.fromkeys(row.source for row in measurements))
     rows = -(-len(models) // _PANELS)
     figure, grid = style.framed_with(
         footer,
@@ -32,11 +32,11 @@ def draw_recoveries(found: Sequence[Measured], footer: str) -> Figure:
     )
     panels = [ax for row in grid for ax in row]
     for ax, model in zip(panels, models, strict=False):
-        _draw_model(ax, [row for row in found if row.source == model])
+        _draw_model(ax, [row for row in measurements if row.source == model])
         ax.set_title(f"{model.name}\n{max(model.below)} attention below", fontsize=8, loc="left", color=style.INK)
     for ax in panels[len(models) :]:
         ax.set_axis_off()
-    most = max(row.kl.mean for row in found)
+    most = max(row.kl.mean for row in measurements)
     scales.log_scale(panels[0].yaxis, _LEAST, max(most, 1.0))
     for row in grid:
         row[0].set_ylabel(f"KL (nats), from {_LEAST:g}", fontsize=8, color=style.INK)
@@ -46,13 +46,13 @@ def draw_recoveries(found: Sequence[Measured], footer: str) -> Figure:
     return figure
 
 
-def _draw_model(ax: Axes, found: Sequence[Measured]) -> None:
-    for arm, colour in zip(dict.fromkeys(row.arm for row in found), _COLOURS, strict=True):
-        own = [row for row in found if row.arm == arm]
-        gaps = [row.gap for row in own]
+def _draw_model(ax: Axes, measurements: Sequence[RecoveryResult]) -> None:
+    for arm, colour in zip(dict.fromkeys(row.arm for row in measurements), _COLOURS, strict=True):
+        arm_rows = [row for row in measurements if row.arm == arm]
+        gaps = [row.gap for row in arm_rows]
         ax.plot(
             gaps,
-            [max(row.kl.mean, _LEAST) for row in own],
+            [max(row.kl.mean, _LEAST) for row in arm_rows],
             "o-",
             color=colour,
             markersize=3.5,

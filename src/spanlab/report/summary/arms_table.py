@@ -19,7 +19,7 @@ Summary = dict[str, Any]
 class Measure:
     """One column and its cell of an arm's summary.
 
-    optional  readers do not see the column where no arm has a value
+    optional  the column is hidden where no arm has a value
     """
 
     column: Column
@@ -34,17 +34,17 @@ class Measure:
 
 def _mean_ttft(summary: Summary) -> Cell:
     if saturated(summary):
-        return cells.said("saturated")
+        return cells.placeholder("saturated")
     cell = cells.seconds(summary["ttft_s"]["mean"], interval(summary["ttft_s_interval"]["mean"]))
     return Cell(cell.value, f"{cell.text} †") if unsettled(summary) else cell
 
 
 def _end(name: str, number: int) -> Callable[[Summary], float | None]:
-    """One end of an interval of a summary: 0 the lower, 1 the upper."""
+    """Return a function that reads one end of an interval of a summary: 0 the lower, 1 the upper."""
 
     def end(summary: Summary) -> float | None:
-        found = summary[name]["mean"] if isinstance(summary[name], dict) else summary[name]
-        ends = interval(found)
+        low_high = summary[name]["mean"] if isinstance(summary[name], dict) else summary[name]
+        ends = interval(low_high)
         return None if ends is None else ends[number]
 
     return end
@@ -109,18 +109,18 @@ MEASURES = (
 
 
 def arms_table(study: StudyData) -> Table:
-    """The arms of a study that ran, then those that failed; provenance as the title, definitions as the notes."""
+    """Return the arms of a study, failed arms last; provenance is in the title, definitions are in the notes."""
     summaries = [arm.summary for arm in study.arms]
     columns = [Column("arm", "arm", left=True), *(_column(measure, study, summaries) for measure in MEASURES)]
     rows = [(cells.word(arm.name), *(measure.cell(arm.summary) for measure in MEASURES)) for arm in study.arms]
-    empty = [cells.said("")] * (len(MEASURES) - 1)
-    rows += [(cells.word(name), cells.said("failed"), *empty) for name in study.failed]
+    empty = [cells.placeholder("")] * (len(MEASURES) - 1)
+    rows += [(cells.word(name), cells.placeholder("failed"), *empty) for name in study.failed]
     title = f"{study.title} · store: {study.store}\n{study.footer}"
     return Table("arms", title, tuple(columns), tuple(rows), tuple(_notes(study)))
 
 
 def _column(measure: Measure, study: StudyData, summaries: Sequence[Summary]) -> Column:
-    """The column as this study shows it: no empty ones, and a speedup beside the load at which it was measured."""
+    """Return the column for this study: hidden if empty, and with the measured load in the heading of the speedup."""
     column = measure.column
     empty = measure.optional and summaries and all(measure.cell(summary).value is None for summary in summaries)
     if empty or (column.name == _REPAIRED and not any(map(_repaired, summaries))):
@@ -130,14 +130,14 @@ def _column(measure: Measure, study: StudyData, summaries: Sequence[Summary]) ->
     return column
 
 
-def _sample_words(arms: Sequence[ArmData]) -> str:
+def _sample_text(arms: Sequence[ArmData]) -> str:
     counts = sorted({arm.summary["requests"] for arm in arms})
-    asked = f"{counts[0]:,}" if len(counts) < 2 else f"{counts[0]:,} to {counts[-1]:,}"
-    return f"percentiles of {asked} requests, all seeds together; p99 needs 1,000 of them, p95 200"
+    range_text = f"{counts[0]:,}" if len(counts) < 2 else f"{counts[0]:,} to {counts[-1]:,}"
+    return f"percentiles of {range_text} requests, all seeds together; p99 needs 1,000 of them, p95 200"
 
 
 def _notes(study: StudyData) -> list[str]:
-    """What the columns mean in this study, its caveats, and why arms failed."""
+    """Return definitions of the columns, caveats of the study, and reasons of failed arms."""
     bound = "tokens an infinite cache could reuse"
     if len({arm.summary["finds"] for arm in study.arms}) > 1:
         bound += ", wherever their spans stand"
@@ -146,7 +146,7 @@ def _notes(study: StudyData) -> list[str]:
         f"request hit rate = requests with at least one {study.count_hit_as} token ÷ requests",
         f"TTFT = first token − arrival, queueing included; speedup = mean TTFT of {study.baseline} ÷ mean TTFT of the "
         "arm on the same requests: with queueing it depends on the load; resident = mean over time",
-        f"{interval_words(study.arms)}; {_sample_words(study.arms)}" if study.arms else "",
+        f"{interval_words(study.arms)}; {_sample_text(study.arms)}" if study.arms else "",
         bounds.MEANING,
     ]
     if any(arm.summary["utilisation"] is not None for arm in study.arms):
@@ -156,8 +156,8 @@ def _notes(study: StudyData) -> list[str]:
     if any(unsettled(arm.summary) for arm in study.arms):
         notes.append("† not a steady state")
     if any(_repaired(arm.summary) for arm in study.arms):
-        notes.append("repaired tokens = computed in full view of the prompt, most a second time ÷ prompt tokens")
+        notes.append("repaired tokens = computed by a repair, with attention to the whole prompt ÷ prompt tokens")
     if any(arm.summary["bytes"]["copied_mean"] for arm in study.arms):
-        notes.append("KV resident = cached, and copied by running requests for themselves")
+        notes.append("KV resident = cached KV, and private copies of running requests")
     notes = [note for note in notes if note]
     return [*notes, *study.notes, *study.caveats, *study.failed.values()]

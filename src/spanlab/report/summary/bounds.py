@@ -1,4 +1,4 @@
-"""Bounds on reuse beside each arm, as shares of its prompt tokens."""
+"""Bounds on the reuse of each arm, as shares of its prompt tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spanlab.report.measures import saturated
 from spanlab.report.tables import MISSING, Cell
 
 MEANING = (
-    "infinite cache = reuse without a limit of memory, at the positions where the arm looks; offline "
+    "infinite cache = reuse with unlimited memory, with the arm's kind of lookup; offline "
     "bound = reuse that no cache with the arm's memory and unit can exceed in this order of requests; "
     "regret = offline bound − token hit rate; TTFT − bound = mean TTFT above that of requests which never queue, are "
     "alone on the engine and compute what the best use of the memory leaves"
@@ -17,7 +17,7 @@ MEANING = (
 
 
 def infinite_cache(summary: dict[str, Any]) -> Cell:
-    """Tokens that an infinite cache reuses where the arm looks for them ÷ prompt tokens."""
+    """Tokens that an infinite cache reuses with the arm's kind of lookup ÷ prompt tokens."""
     kind = "prefix" if summary["finds"] == "prefixes" else "any_position"
     return _share(summary, f"infinite_{kind}_tokens")
 
@@ -34,7 +34,7 @@ def regret(summary: dict[str, Any]) -> Cell:
 
 
 def ttft_regret(summary: dict[str, Any]) -> Cell:
-    """Mean TTFT above the bound that knows no queue; none where the queue grows."""
+    """Mean TTFT above the bound without queueing; missing where the queue grows."""
     return MISSING if saturated(summary) else cells.seconds(summary["bounds"]["ttft_regret_s"])
 
 

@@ -35,45 +35,49 @@ _LOAD_COLUMNS = (
 
 
 def study_tables(study: StudyData) -> tuple[Table, ...]:
-    """The tables of a study, the arms' first; that of loads only where the study has several."""
+    """Return the tables of a study, arms first; the table of loads only where the study has load points."""
     loads = (load_table(study),) if study.load else ()
     return arms_table(study), losses_table(study), *loads
 
 
 def losses_table(study: StudyData) -> Table:
-    """Where each arm's prompt tokens went: reused, or computed and why; causes that no arm has are not shown."""
-    parts = ("reused", *LOSS_CAUSES)
+    """Return the prompt tokens of each arm: reused, or computed by cause; causes that no arm has are hidden."""
+    categories = ("reused", *LOSS_CAUSES)
     columns = [Column("arm", "arm", left=True), Column("prompt_tokens", "prompt\ntokens")]
-    columns += [Column(_name(part), _heading(part) if _occurs(study, part) else "") for part in parts]
-    rows = [_losses_row(arm, parts) for arm in study.arms]
+    columns += [
+        Column(_name(category), _heading(category) if _occurs(study, category) else "") for category in categories
+    ]
+    rows = [_losses_row(arm, categories) for arm in study.arms]
     title = f"Prompt tokens by cause · {study.title}"
     return Table("losses", title, tuple(columns), tuple(rows), (_CAUSE_NOTE,))
 
 
-def _losses_row(arm: ArmData, parts: tuple[str, ...]) -> tuple[Cell, ...]:
+def _losses_row(arm: ArmData, categories: tuple[str, ...]) -> tuple[Cell, ...]:
     prompt = arm.summary["tokens"]["prompt"]
-    shares = [Cell(_tokens(arm, part), f"{100 * _tokens(arm, part) / (prompt or 1):.1f} %") for part in parts]
+    shares = [
+        Cell(_tokens(arm, category), f"{100 * _tokens(arm, category) / (prompt or 1):.1f} %") for category in categories
+    ]
     return cells.word(arm.name), cells.count(prompt), *shares
 
 
-def _tokens(arm: ArmData, part: str) -> int:
+def _tokens(arm: ArmData, category: str) -> int:
     tokens = arm.summary["tokens"]
-    return int(tokens["reused"] if part == "reused" else tokens["lost_by_cause"].get(part, 0))
+    return int(tokens["reused"] if category == "reused" else tokens["lost_by_cause"].get(category, 0))
 
 
-def _occurs(study: StudyData, part: str) -> bool:
-    return part == "reused" or any(_tokens(arm, part) for arm in study.arms)
+def _occurs(study: StudyData, category: str) -> bool:
+    return category == "reused" or any(_tokens(arm, category) for arm in study.arms)
 
 
-def _name(part: str) -> str:
-    """The field of a record that counts these tokens."""
-    return "reused_tokens" if part == "reused" else f"lost_{part}"
+def _name(category: str) -> str:
+    """Return the field of a record that counts these tokens."""
+    return "reused_tokens" if category == "reused" else f"lost_{category}"
 
 
-def _heading(part: str) -> str:
-    """`state_never_placed` as two lines: state / never placed."""
-    first, _, rest = part.replace("kv_", "KV_").partition("_")
-    return f"{first}\n{rest.replace('_', ' ')}".strip()
+def _heading(category: str) -> str:
+    """Return a heading in two lines: `state_never_placed` as state / never placed."""
+    first, _, remainder = category.replace("kv_", "KV_").partition("_")
+    return f"{first}\n{remainder.replace('_', ' ')}".strip()
 
 
 def load_table(study: StudyData) -> Table:
@@ -97,7 +101,7 @@ def _load_row(point: LoadPoint) -> tuple[Cell, ...]:
 
 
 def _delay(delay: dict[str, float | None]) -> tuple[Cell, Cell, Cell, Cell]:
-    """Mean with its interval, the interval's ends, p99."""
+    """Return cells of the mean with its interval, of the ends of the interval, and of p99."""
     low, high = delay["low"], delay["high"]
     mean = cells.seconds(delay["mean"], interval((low, high)))
     return mean, cells.hidden(low), cells.hidden(high), cells.seconds(delay["p99"])

@@ -10,7 +10,7 @@ from spanlab.report import measures
 
 Value = str | float
 
-#: What a swept setting is called on its axis; others are called by their key.
+#: Axis names of swept settings; other settings are named by their key.
 NAMES = {
     "compared": "model",
     "traffic": "workload",
@@ -34,8 +34,8 @@ NAMES = {
 class SweepPoint:
     """One value of one swept setting, or one combination of several.
 
-    `settings` every setting of the point, as written on the command line, by key
-    `run`      the name of the run's folder; empty where there is none
+    `settings` every setting of the point by key, as on the command line
+    `run`      the name of the run's folder; empty where it has none
     `summary`  the run's `summary.json`; None where it failed
     `failure`  why the run, or some of its arms, failed, in one sentence
     """
@@ -67,7 +67,7 @@ class SweepRow:
 
 
 def as_value(text: str) -> Value:
-    """A number where the text is one."""
+    """Return the text as a number if it is numeric, and unchanged otherwise."""
     try:
         return float(text)
     except ValueError:
@@ -80,17 +80,17 @@ def value_text(value: Value) -> str:
 
 
 def axis_name(key: str) -> str:
-    """What a swept setting is called, with its unit."""
-    return " × ".join(NAMES.get(part, part) for part in key.split())
+    """Return the name of a swept setting, with its unit."""
+    return " × ".join(NAMES.get(setting, setting) for setting in key.split())
 
 
-def one_by_one(points: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """Points of axes that vary one setting."""
+def single_setting_points(points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """Return the points of axes that vary one setting."""
     return [point for point in points if len(point.settings) < 2]
 
 
 def by_axis(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
-    """Points by swept setting, in the order given."""
+    """Group points by swept setting, in the given order."""
     groups: dict[str, list[SweepPoint]] = {}
     for point in points:
         groups.setdefault(point.axis, []).append(point)
@@ -98,7 +98,7 @@ def by_axis(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
 
 
 def sweep_rows(points: Sequence[SweepPoint]) -> list[SweepRow]:
-    """Every arm of every point that ran."""
+    """Return a row for every arm of every point that ran."""
     return [
         _row(point, arm, summary)
         for point in points
@@ -127,22 +127,22 @@ def _row(point: SweepPoint, arm: str, summary: Mapping[str, Any]) -> SweepRow:
 
 
 def footer_of(ran: Sequence[SweepPoint]) -> str:
-    """The provenance of points that ran; the store is that of points where it is not varied."""
+    """Return the provenance of points that ran; the store is that of points where it is not varied."""
     summaries = [point.summary or {} for point in ran]
-    stores = [told["store"] for point, told in zip(ran, summaries, strict=True) if "store" not in point.axis]
+    stores = [summary["store"] for point, summary in zip(ran, summaries, strict=True) if "store" not in point.axis]
     seeds = len(summaries[0]["seeds"])
-    parts = [
+    texts = [
         summaries[0]["study"],
-        _distinct(f"{told['workload']['name']} ({told['workload']['provenance']})" for told in summaries),
-        _distinct(told["model"] for told in summaries),
-        _distinct(f"{told['timing']} on {told['hardware']}" for told in summaries),
+        _distinct(f"{summary['workload']['name']} ({summary['workload']['provenance']})" for summary in summaries),
+        _distinct(summary["model"] for summary in summaries),
+        _distinct(f"{summary['timing']} on {summary['hardware']}" for summary in summaries),
         "simulated" if summaries[0]["backend"] == "sim" else "measured",
         f"store {_distinct(stores)} where not varied" if stores else "",
         f"{seeds} seed{'s' * (seeds > 1)}",
-        f"commit {_distinct(sorted(told['commit'] for told in summaries))}",
+        f"commit {_distinct(sorted(summary['commit'] for summary in summaries))}",
     ]
-    return " · ".join(part for part in parts if part)
+    return " · ".join(text for text in texts if text)
 
 
-def _distinct(words: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(words))
+def _distinct(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))

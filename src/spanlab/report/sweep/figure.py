@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
 from spanlab.report.drawing import scales, style
-from spanlab.report.sweep.data import SweepPoint, SweepRow, axis_name, by_axis, footer_of, one_by_one, sweep_rows
+from spanlab.report.sweep.data import (
+    SweepPoint,
+    SweepRow,
+    axis_name,
+    by_axis,
+    footer_of,
+    single_setting_points,
+    sweep_rows,
+)
 from spanlab.report.sweep.panels import HIT_RATE, Measure, Panel
 
 _PANEL_IN = 3.1
@@ -17,11 +25,11 @@ _TOP_IN, _BOTTOM_IN = 0.62, 0.95
 
 
 def draw_sweep(points: Sequence[SweepPoint], field: str) -> Figure | None:
-    """One measure of every arm by every swept setting; None where no arm has the measure.
+    """Draw one measure of every arm by every swept setting; None where no arm has the measure.
 
-    `field` is token_hit_rate or ttft_mean_s; bars of uncertainty are the runs' own 95 % intervals.
+    `field` is token_hit_rate or ttft_mean_s; error bars are the 95 % intervals of the runs.
     """
-    ran = [point for point in one_by_one(points) if point.summary is not None]
+    ran = [point for point in single_setting_points(points) if point.summary is not None]
     rows = [row for row in sweep_rows(ran) if getattr(row, field) is not None]
     if not rows:
         return None
@@ -46,7 +54,7 @@ def _measure(field: str, rows: Sequence[SweepRow]) -> Measure:
 def _frame(
     groups: Mapping[str, Sequence[SweepPoint]], ran: Sequence[SweepPoint], measure: Measure
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of two panels a row; where their number is odd, the first takes a row alone."""
+    """Return a figure with two panels per row; with an odd number of panels, the first one fills a row."""
     odd = len(groups) % 2
     lines = (len(groups) + 1) // 2
     height = _PANEL_IN * lines + _TOP_IN + _BOTTOM_IN - 0.5
@@ -55,8 +63,8 @@ def _frame(
     ends = {"top": 1 - _TOP_IN / height, "bottom": _BOTTOM_IN / height}
     grid = GridSpec(lines, 2, figure, **sides, **ends)
     cells = [(line, column) for line in range(odd, lines) for column in range(2)]
-    places = [grid[0, :]] * odd + [grid[cell] for cell in cells]
-    panels = [figure.add_subplot(place) for place in places]
+    slots = [grid[0, :]] * odd + [grid[cell] for cell in cells]
+    panels = [figure.add_subplot(slot) for slot in slots]
     for ax in panels:
         style.plain(ax)
     style.add_title(figure, f"{measure.title}, one setting varied at a time")

@@ -1,4 +1,4 @@
-"""One panel of a sweep: lines over numbers, dots over words, arms named beside their marks."""
+"""One panel of a sweep: lines over numbers, dots over categories, names of arms beside them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LOG_FROM = 6.0
 _LABEL_PT = 7.5
 _LABEL_IN = 0.13  # height of a label
 _NAMES_IN = 1.1  # width that the names of arms take beside a panel
-_NAMES_AT = 1.05  # of the panel's width
-_BEYOND = 0.06  # of the panel's height that names may stand above and below
-_WORD_STEP = 0.24  # of the distance of two arms
-_WORD_MARKS = ("o", "D", "s", "^", "v")
+_NAMES_X = 1.05  # position of the names, in widths of the panel
+_OVERHANG = 0.06  # share of the panel's height by which names may exceed it above and below
+_CATEGORY_STEP = 0.24  # share of the distance between two arms
+_CATEGORY_MARKS = ("o", "D", "s", "^", "v")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a panel shows: a field of the rows, the name with unit, the factor to that unit."""
+    """The measure of a panel: a field of the rows, the name with unit, the factor to that unit."""
 
     field: str
     name: str
@@ -34,16 +34,16 @@ class Measure:
 
     @property
     def title(self) -> str:
-        """The name without its unit, as a title begins."""
+        """The name without its unit, capitalised for a title."""
         name = self.name.partition(" (")[0]
         return name[0].upper() + name[1:]
 
     def of(self, row: SweepRow) -> float:
-        """The value in the unit of the axis."""
+        """Return the value of a row in the unit of the axis."""
         return float(self.factor * getattr(row, self.field))
 
     def reach(self, rows: Sequence[SweepRow]) -> list[list[float]]:
-        """Lengths of the 95 % intervals below and above the values, shape (2, rows); 0 where there is none."""
+        """Return lengths of the 95 % intervals below and above the values, shape (2, rows); 0 without an interval."""
         return [[self._length(row, "low") for row in rows], [self._length(row, "high") for row in rows]]
 
     def _length(self, row: SweepRow, side: str) -> float:
@@ -63,11 +63,11 @@ class _End(NamedTuple):
     colour: str
 
 
-class _Word(NamedTuple):
-    """A value that is a word: its rank, and how far above an arm's line its marks stand."""
+class _Category(NamedTuple):
+    """A categorical value: its number, and the offset of its marks above the line of an arm."""
 
     text: str
-    at: int
+    number: int
     above: float
 
 
@@ -85,7 +85,7 @@ class Panel:
     def draw(self, key: str, values: Sequence[Value]) -> None:
         """Draw every arm at every value of the setting `key`."""
         if any(isinstance(value, str) for value in values):
-            self._draw_words([value_text(value) for value in values])
+            self._draw_categories([value_text(value) for value in values])
         else:
             self._draw_numbers(key, sorted(map(float, values)))
 
@@ -110,11 +110,11 @@ class Panel:
         return _End(arm, x[-1], y[-1], stroke.colour)
 
     def _draw_bounds(self) -> list[_End]:
-        """What an infinite cache could reuse, by how arms look for it."""
+        """Draw the reuse of an infinite cache, by the kind of lookup."""
         return [self._draw_bound(finds, levels) for finds, levels in self._bounds().items()]
 
     def _bounds(self) -> dict[str, dict[float, float]]:
-        """By value, the largest over arms: requests in flight at a lookup differ by arm."""
+        """Return the largest bound over arms by value, as requests in flight at a lookup differ by arm."""
         bounds: dict[str, dict[float, float]] = {}
         for row in (row for rows in self._arms.values() for row in rows):
             levels = bounds.setdefault(row.finds, {})
@@ -129,20 +129,20 @@ class Panel:
         return _End(name, x[-1], y[-1], style.INK)
 
     def _name_ends(self, ends: Sequence[_End]) -> None:
-        """Names beside the right ends of the lines, none on another."""
+        """Write names beside the right ends of the lines, without overlaps."""
         to_axes = self._ax.transData + self._ax.transAxes.inverted()
         heights = to_axes.transform([(end.x, end.y) for end in ends])[:, 1]
         lines = np.array([1 + end.name.count("\n") for end in ends])
-        places = spread(heights, lines * _LABEL_IN / self._size_in(1))
-        for end, height, place in zip(ends, heights, places, strict=True):
-            self._name_end(end, float(height), float(place))
+        label_heights = spread(heights, lines * _LABEL_IN / self._size_in(1))
+        for end, height, label_height in zip(ends, heights, label_heights, strict=True):
+            self._name_end(end, float(height), float(label_height))
 
-    def _name_end(self, end: _End, height: float, place: float) -> None:
+    def _name_end(self, end: _End, height: float, label_height: float) -> None:
         leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}
         self._ax.annotate(
             end.name,
             (1.0, height),
-            (_NAMES_AT, place),
+            (_NAMES_X, label_height),
             xycoords="axes fraction",
             fontsize=_LABEL_PT,
             color=end.colour,
@@ -152,19 +152,19 @@ class Panel:
         )
 
     def _size_in(self, side: int) -> float:
-        """Width (0) or height (1) of the panel in inches."""
+        """Return the width (0) or height (1) of the panel in inches."""
         figure = self._ax.get_figure(root=True)
         assert figure is not None, "a panel is part of a figure"
         return float(self._ax.get_position().size[side] * figure.get_size_inches()[side])
 
-    def _draw_words(self, words: Sequence[str]) -> None:
-        """One row per arm, one mark per word; the arm with the best first word stands on top."""
+    def _draw_categories(self, texts: Sequence[str]) -> None:
+        """Draw one row per arm and one mark per category; the arm with the best first category is on top."""
         order = sorted(self._arms, key=lambda arm: self._measure.of(self._arms[arm][0]))
-        for place, arm in enumerate(order):
+        for rank, arm in enumerate(order):
             reach = [self._measure.of(row) for row in self._arms[arm]]
-            self._ax.hlines(place, min(reach), max(reach), color=self._strokes[arm].colour, linewidth=1)
-        for at, word in enumerate(words):
-            self._draw_word(_Word(word, at, _WORD_STEP * ((len(words) - 1) / 2 - at)), order)
+            self._ax.hlines(rank, min(reach), max(reach), color=self._strokes[arm].colour, linewidth=1)
+        for index, text in enumerate(texts):
+            self._draw_category(_Category(text, index, _CATEGORY_STEP * ((len(texts) - 1) / 2 - index)), order)
         self._ax.set_yticks(range(len(order)), order, fontsize=_LABEL_PT)
         self._ax.yaxis.tick_right()
         self._ax.tick_params(axis="y", length=0)
@@ -174,32 +174,32 @@ class Panel:
         legend = self._ax.legend(
             loc="lower right",
             bbox_to_anchor=(right, 0.985),
-            ncols=len(words),
+            ncols=len(texts),
             fontsize=_LABEL_PT,
             frameon=False,
             handletextpad=0.1,
             columnspacing=0.8,
         )
-        for at, handle in enumerate(legend.legend_handles):
-            handle.set(edgecolor=style.INK, facecolor="white" if at else style.INK)  # type: ignore[union-attr]
+        for index, handle in enumerate(legend.legend_handles):
+            handle.set(edgecolor=style.INK, facecolor="white" if index else style.INK)  # type: ignore[union-attr]
 
-    def _draw_word(self, word: _Word, order: Sequence[str]) -> None:
-        rows = {row.arm: row for row in self._all() if value_text(row.value) == word.text}
-        shown = [(place, rows[arm]) for place, arm in enumerate(order) if arm in rows]
+    def _draw_category(self, category: _Category, order: Sequence[str]) -> None:
+        rows = {row.arm: row for row in self._all() if value_text(row.value) == category.text}
+        shown = [(rank, rows[arm]) for rank, arm in enumerate(order) if arm in rows]
         colours = [self._strokes[row.arm].colour for _, row in shown]
-        x, y = [self._measure.of(row) for _, row in shown], [place + word.above for place, _ in shown]
+        x, y = [self._measure.of(row) for _, row in shown], [rank + category.above for rank, _ in shown]
         reach = self._measure.reach([row for _, row in shown])
         self._ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=style.INK, elinewidth=0.7)
         self._ax.scatter(
             x,
             y,
             s=20,
-            marker=_WORD_MARKS[word.at % len(_WORD_MARKS)],
-            facecolors="white" if word.at else colours,
+            marker=_CATEGORY_MARKS[category.number % len(_CATEGORY_MARKS)],
+            facecolors="white" if category.number else colours,
             edgecolors=colours,
             linewidths=1.1,
             clip_on=False,
-            label=word.text,
+            label=category.text,
             zorder=3,
         )
 
@@ -207,7 +207,7 @@ class Panel:
         return [row for rows in self._arms.values() for row in rows]
 
     def _set_limits(self, axis: XAxis | YAxis) -> None:
-        """Rates from 0 to 100; times from zero, or logarithmic where they differ by much."""
+        """Set limits: rates from 0 to 100, times from zero, or logarithmic over a wide range."""
         values = [self._measure.of(row) for row in self._all()]
         low, high = 0.0, 1.1 * max(values)
         if self._measure is HIT_RATE:
@@ -218,26 +218,26 @@ class Panel:
 
 
 def _log_where_wide(axis: Axis, values: Sequence[float]) -> bool:
-    """A log axis where the values span more than a linear one shows; whether it is one."""
+    """Set a log axis where positive values span a wide range; return whether it is set."""
     wide = min(values) > 0 and max(values) > _LOG_FROM * min(values)
     if wide:
         scales.log_scale(axis, min(values), max(values))
     return wide
 
 
-def spread(wanted: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Centres of labels of these sizes, in the order wanted and close to it, none on another.
+def spread(centres: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return centres of labels of these sizes, close to the given centres and in their order, without overlaps.
 
-    Shares of a panel's height; labels may stand a little above and below the panel.
+    All are shares of a panel's height; labels may exceed the panel by `_OVERHANG` above and below.
     """
-    order = np.argsort(wanted, kind="stable")
-    sizes = sizes[order] * min(1.0, (1 + 2 * _BEYOND) / sizes.sum())
+    order = np.argsort(centres, kind="stable")
+    sizes = sizes[order] * min(1.0, (1 + 2 * _OVERHANG) / sizes.sum())
     apart = np.concatenate([[0.0], np.cumsum((sizes[1:] + sizes[:-1]) / 2)])
-    # least squares under an order is isotonic regression of what is left of the distances
-    free = np.clip(_isotonic(wanted[order] - apart), -_BEYOND, 1 + _BEYOND - apart[-1])
-    places = np.empty_like(free)
-    places[order] = free + apart
-    return places
+    # ordered least squares: isotonic regression of the centres minus the distances between labels
+    free = np.clip(_isotonic(centres[order] - apart), -_OVERHANG, 1 + _OVERHANG - apart[-1])
+    spread_centres = np.empty_like(free)
+    spread_centres[order] = free + apart
+    return spread_centres
 
 
 def _isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""A grid of the points of one product of swept settings: the first half of the settings goes down, the rest across."""
+"""A grid of the points of a product of settings: the first half varies by row, the others by column."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from spanlab.report.drawing import style
 from spanlab.report.sweep.data import SweepPoint, axis_name, footer_of
 
 _ROW_IN, _TOP_IN, _BOTTOM_IN, _LEFT_IN = 0.36, 1.1, 0.75, 2.3
-PALE = 0.35  # opacity where nothing is shown beyond its interval
+PALE = 0.35  # opacity of cells whose interval shows no difference
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
 
 @dataclass(frozen=True)
 class GridCell:
-    """What a point shows; `shown` is False where an interval does not bear it out."""
+    """Content of the cell of a point; `shown` is False where the interval does not support it."""
 
     colour: str
     text: str
@@ -41,11 +41,11 @@ class _Grid:
 
     @property
     def split(self) -> int:
-        """How many settings go down."""
+        """Number of settings that vary by row."""
         return (len(self.keys) + 1) // 2
 
     def values(self, numbers: range) -> list[tuple[str, ...]]:
-        """Combinations of the values of some settings, in the order in which they were given."""
+        """Return the combinations of the values of these settings, in the order of the points."""
         lists = [list(dict.fromkeys(values[number] for values in self.points)) for number in numbers]
         return list(product(*lists))
 
@@ -57,7 +57,7 @@ def draw_grid(
     notes: Sequence[Patch],
     cell: Callable[[SweepPoint], GridCell | None],
 ) -> Figure:
-    """A cell per point, with a title, colours by what they stand for, and further entries of the legend."""
+    """Draw a cell per point; `legend` maps labels to colours, `notes` are additional entries of the legend."""
     grid = _Grid.of(points)
     downs, acrosses = grid.values(range(grid.split)), grid.values(range(grid.split, len(grid.keys)))
     height = _ROW_IN * len(downs) + _TOP_IN + _BOTTOM_IN
@@ -67,9 +67,9 @@ def draw_grid(
     for row, down in enumerate(downs):
         for column, across in enumerate(acrosses):
             point = grid.points.get((*down, *across))
-            found = None if point is None else cell(point)
-            if found is not None:
-                _draw_cell(ax, column, row, found)
+            content = None if point is None else cell(point)
+            if content is not None:
+                _draw_cell(ax, column, row, content)
     _name_axes(ax, grid, downs, acrosses)
     style.add_title(figure, title)
     _legend(
@@ -87,10 +87,12 @@ def _draw_cell(ax: Axes, column: int, row: int, cell: GridCell) -> None:
 
 
 def _name_axes(ax: Axes, grid: _Grid, downs: Sequence[tuple[str, ...]], acrosses: Sequence[tuple[str, ...]]) -> None:
-    """Values of the settings at the rows and above the columns."""
+    """Write the values of the settings at the rows and above the columns."""
     ax.set(xlim=(0, len(acrosses)), ylim=(len(downs), 0))
-    ax.set_xticks([at + 0.5 for at in range(len(acrosses))], ["\n".join(values) for values in acrosses], fontsize=8)
-    ax.set_yticks([at + 0.5 for at in range(len(downs))], [" · ".join(values) for values in downs], fontsize=8)
+    ax.set_xticks(
+        [index + 0.5 for index in range(len(acrosses))], ["\n".join(values) for values in acrosses], fontsize=8
+    )
+    ax.set_yticks([index + 0.5 for index in range(len(downs))], [" · ".join(values) for values in downs], fontsize=8)
     ax.xaxis.tick_top()
     ax.tick_params(length=0, labelcolor=style.INK)
     ax.spines[:].set_visible(False)

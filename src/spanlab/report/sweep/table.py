@@ -20,7 +20,7 @@ def sweep_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
 
 
 def rows_table(points: Sequence[SweepPoint]) -> Table:
-    """One row per arm and point, for CSV and the tracker alone; rates are shares of prompt tokens."""
+    """Return one row per arm and point, for CSV and the tracker only; rates are shares of prompt tokens."""
     columns = tuple(Column(field.name, "") for field in fields(SweepRow))
     rows = [tuple(map(cells.hidden, asdict(row).values())) for row in sweep_rows(points)]
     return Table("sweep", "Every arm at every point", columns, tuple(rows))
@@ -43,24 +43,24 @@ def _groups(points: Sequence[SweepPoint]) -> list[tuple[str, list[SweepPoint]]]:
 
 
 def _table(
-    name: str, words: str, key: str, points: list[SweepPoint], cell: Callable[[SweepRow], Cell], note: str
+    name: str, label: str, key: str, points: list[SweepPoint], cell: Callable[[SweepRow], Cell], note: str
 ) -> Table:
-    """A row per arm and a column per value; the other way round where an axis combines settings."""
-    found = {(row.arm, row.value): cell(row) for row in sweep_rows(points)}
-    arms, values = list(dict.fromkeys(arm for arm, _ in found)), [point.value for point in points]
+    """Return a row per arm and a column per value; transposed where an axis combines settings."""
+    cells_by_arm = {(row.arm, row.value): cell(row) for row in sweep_rows(points)}
+    arms, values = list(dict.fromkeys(arm for arm, _ in cells_by_arm)), [point.value for point in points]
     text = {value: value_text(value) for value in values}
-    file, title = f"{name}_by_{key.replace('/', ':').replace(' ', '+')}", f"{words} by {axis_name(key)}"
+    file, title = f"{name}_by_{key.replace('/', ':').replace(' ', '+')}", f"{label} by {axis_name(key)}"
     if len(points[0].settings) > 1:
         columns = (Column("point", "point", left=True), *(Column(arm, arm) for arm in arms))
-        lines = [(cells.word(text[value]), *(_one(found, arm, value) for arm in arms)) for value in values]
+        lines = [(cells.word(text[value]), *(_cell_at(cells_by_arm, arm, value) for arm in arms)) for value in values]
     else:
         columns = (Column("arm", "arm", left=True), *(Column(str(value), text[value]) for value in values))
-        lines = [(cells.word(arm), *(_one(found, arm, value) for value in values)) for arm in arms]
+        lines = [(cells.word(arm), *(_cell_at(cells_by_arm, arm, value) for value in values)) for arm in arms]
     return Table(file, title, columns, tuple(lines), (note,))
 
 
-def _one(found: Mapping[tuple[str, Value], Cell], arm: str, value: Value) -> Cell:
-    return found.get((arm, value), cells.said("failed"))
+def _cell_at(cells_by_arm: Mapping[tuple[str, Value], Cell], arm: str, value: Value) -> Cell:
+    return cells_by_arm.get((arm, value), cells.placeholder("failed"))
 
 
 def _rate(row: SweepRow) -> Cell:
@@ -72,5 +72,5 @@ def _ttft(row: SweepRow) -> Cell:
 
 
 def failures(points: Sequence[SweepPoint]) -> list[str]:
-    """One sentence for each point that failed, wholly or in part."""
+    """Return one sentence for each point that failed in full or in part."""
     return list(dict.fromkeys(point.failure for point in points if point.failure))

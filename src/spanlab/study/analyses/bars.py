@@ -1,4 +1,4 @@
-"""The analysis `bars`: measured numbers beside the bars that they must clear, with a verdict for each."""
+"""The analysis `bars`: measured numbers compared with their bars, and a verdict for each."""
 
 from __future__ import annotations
 
@@ -21,46 +21,54 @@ from spanlab.study.numbers.results import ArmResult
 from spanlab.study.output.arm_files import Cell
 
 SHARE_OF_PREDICTED, SHARE_OF_INFINITE, MOST_EVICTED, MOST_THRASHED, LEAST_LEAD = 0.85, 0.95, 0.10, 0.05, 0.20
-TENFOLD, CLEARLY_TENFOLD = 10.0, 12.0  # a speedup, and the prediction from which on it is asked for
+TENFOLD, CLEARLY_TENFOLD = 10.0, 12.0  # the required speedup, and the predicted speedup from which it is required
 ROOMY = 1.2  # capacity ÷ working set
 
 
 @ANALYSES.register("bars")
 def bars_of_study(finished: Finished) -> Findings:
-    """Every bar of every arm that it names; an arm that failed has none."""
-    found = [
+    """Return the verdicts of all bars over the arms that they name; failed arms have none."""
+    verdicts = [
         verdict
         for name, arms in finished.study.bars.items()
         for arm in arms
         if arm in finished.files
         for verdict in BARS[name](finished, arm)
     ]
-    plain = [verdict.plain() for verdict in found]
+    plain = [verdict.plain() for verdict in verdicts]
     return Findings({"bars": plain}, tables=(bars_table([(finished.study.workload.kind, plain)]),))
 
 
 @OF_POINTS.register("bars")
 def bars_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """The verdicts of all points."""
-    told = [(value_text(point.value), point.summary["bars"]) for point in points if point.summary is not None]
-    return Findings({"bars": [{"point": name, "verdicts": own} for name, own in told]}, tables=(bars_table(told),))
+    """Return the verdicts of all points of a sweep."""
+    verdicts_by_point = [
+        (value_text(point.value), point.summary["bars"]) for point in points if point.summary is not None
+    ]
+    return Findings(
+        {"bars": [{"point": name, "verdicts": verdicts} for name, verdicts in verdicts_by_point]},
+        tables=(bars_table(verdicts_by_point),),
+    )
 
 
 @BARS.register("prefill_speedup")
 def prefill_speedup(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Speedup of requests with a known beginning ÷ that of the timing model for the same tokens, by order of parts.
+    """Compare the speedup of requests with a known prefix with the timing model's prediction, by order of parts.
 
-    Predicted: computing all of the prompt ÷ computing what no earlier prompt began with, one request at a time.
+    Predicted: time to compute the whole prompt ÷ time to compute the tokens after the known prefix, one request at a
+    time.
     """
     cells = [Cell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.seeds]
-    own, base = (_joined(finished, name, cells) for name in (arm, finished.study.baseline))
+    arm_columns, base_columns = (_joined(finished, name, cells) for name in (arm, finished.study.baseline))
     orders = np.array(finished.workload.labels.get("order", ("",) * len(finished.workload.requests)))
-    for order in dict.fromkeys(orders[own["request_id"]].tolist()):
-        rows = (own["seen_tokens"] > 0) & (orders[own["request_id"]] == order)
+    for order in dict.fromkeys(orders[arm_columns["request_id"]].tolist()):
+        rows = (arm_columns["seen_tokens"] > 0) & (orders[arm_columns["request_id"]] == order)
         if not rows.any():
             continue
-        measured = float(sums.delays(base)["ttft_s"][rows].sum() / sums.delays(own)["ttft_s"][rows].sum())
-        predicted = _predicted(finished, arm, sums.select(own, rows))
+        measured = float(
+            sums.delays(base_columns)["ttft_s"][rows].sum() / sums.delays(arm_columns)["ttft_s"][rows].sum()
+        )
+        predicted = _predicted(finished, arm, sums.select(arm_columns, rows))
         name = f" of {order} order" if order else ""
         yield Verdict("prefill_speedup", arm, f"speedup{name}, ×", measured, least=SHARE_OF_PREDICTED * predicted)
         yield Verdict("prefill_speedup", arm, f"predicted speedup{name}, ×", predicted)
@@ -69,10 +77,10 @@ def prefill_speedup(finished: Finished, arm: str) -> Iterator[Verdict]:
 
 
 def _joined(finished: Finished, arm: str, cells: Sequence[Cell]) -> sums.Columns:
-    """Records of the cells, each cell's by request, so that arms are paired."""
-    found = finished.files[arm].columns()
-    ordered = [sums.select(found[cell], np.argsort(found[cell]["request_id"])) for cell in cells]
-    return {name: np.concatenate([one[name] for one in ordered]) for name in ordered[0]}
+    """Return the records of the cells, ordered by request in each cell, so that arms are paired."""
+    by_cell = finished.files[arm].columns()
+    ordered = [sums.select(by_cell[cell], np.argsort(by_cell[cell]["request_id"])) for cell in cells]
+    return {name: np.concatenate([columns[name] for columns in ordered]) for name in ordered[0]}
 
 
 def _predicted(finished: Finished, arm: str, columns: sums.Columns) -> float:
@@ -81,36 +89,38 @@ def _predicted(finished: Finished, arm: str, columns: sums.Columns) -> float:
     policy = build.build_policy(study, study.arms[arm], 0, longest + 1)
     steps = build_prefill_time(study, policy, study.batch)
     prompts = columns["prompt_tokens"].tolist()
-    known = np.minimum(columns["seen_tokens"], columns["prompt_tokens"] - 1).tolist()
-    whole = sum(sum(steps(0, prompt)) for prompt in prompts)
-    return whole / sum(sum(steps(seen, prompt)) for seen, prompt in zip(known, prompts, strict=True))
+    prefixes = np.minimum(columns["seen_tokens"], columns["prompt_tokens"] - 1).tolist()
+    whole_prompt_ns = sum(sum(steps(0, prompt)) for prompt in prompts)
+    return whole_prompt_ns / sum(
+        sum(steps(known_tokens, prompt)) for known_tokens, prompt in zip(prefixes, prompts, strict=True)
+    )
 
 
 @BARS.register("expected_prefix")
 def expected_prefix_bar(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Reused tokens of prompts with shuffled documents beside E[LCP] with the orders before; of one order, all."""
+    """Compare reused tokens of shuffled prompts with E[LCP] over earlier orders, of unshuffled ones with all tokens."""
     options = finished.study.workload.repeated_documents
     assert options is not None, "check_bars lets no other workload pass"
     columns = _joined(finished, arm, [Cell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.seeds])
     labels = {name: np.array(values)[columns["request_id"]] for name, values in finished.workload.labels.items()}
-    whole = options.documents * options.document_tokens
+    all_tokens = options.documents * options.document_tokens
     counts = range(1, options.repeats + 1)
     expected = {
-        "same": float(whole),
+        "same": float(all_tokens),
         "shuffled": float(np.mean([expected_prefix(options.documents, options.document_tokens, n) for n in counts])),
     }
     for order in options.orders:
         rows = labels["order"] == order
         reused = t_interval(_by_group(columns, rows) - options.system_tokens)
         slack = 0.0 if reused.high is None else reused.high - reused.mean
-        named = f"reused documents of {order} order, tokens per prompt"
-        least = SHARE_OF_INFINITE * whole if order == "same" else None
-        yield Verdict("expected_prefix", arm, named, reused.mean, least, expected[order] + slack)
+        description = f"reused documents of {order} order, tokens per prompt"
+        least = SHARE_OF_INFINITE * all_tokens if order == "same" else None
+        yield Verdict("expected_prefix", arm, description, reused.mean, least, expected[order] + slack)
         yield Verdict("expected_prefix", arm, f"E[LCP] of {order} order, tokens", expected[order])
 
 
 def _by_group(columns: sums.Columns, rows: np.ndarray) -> np.ndarray:
-    """Mean reused tokens of the chosen requests by group."""
+    """Return the mean reused tokens of the selected requests by group."""
     groups, numbers = np.unique(columns["group_id"][rows], return_inverse=True)
     means: np.ndarray = np.bincount(numbers, columns["reused_tokens"][rows], len(groups)) / np.bincount(numbers)
     return means
@@ -118,33 +128,34 @@ def _by_group(columns: sums.Columns, rows: np.ndarray) -> np.ndarray:
 
 @BARS.register("computed_once")
 def computed_once(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Tokens that requests compute once the first prefill is done, which are those that no prompt before has.
+    """Compare tokens computed after the first prefill with the tokens that no earlier prompt has.
 
-    A block more for each request is allowed. How many requests compute again what all share is told.
+    Each request may compute less than one block more. The number of requests that compute the shared part again is
+    reported.
     """
     block = finished.study.arms[arm].block_size
     runs = [_once(columns, block) for columns in finished.files[arm].columns().values()]
-    late, computed, new, again, factor = np.array(runs).sum(axis=0).tolist()
+    late, computed, new, recomputing, factor = np.array(runs).sum(axis=0).tolist()
     if late:
-        said = "tokens computed after the first prefill"
-        yield Verdict("computed_once", arm, said, computed, least=new, most=new + late * (block - 1))
-    yield Verdict("computed_once", arm, "requests that compute the shared part again", again / len(runs))
+        description = "tokens computed after the first prefill"
+        yield Verdict("computed_once", arm, description, computed, least=new, most=new + late * (block - 1))
+    yield Verdict("computed_once", arm, "requests that compute the shared part again", recomputing / len(runs))
     yield Verdict("computed_once", arm, "prompt tokens ÷ computed tokens", factor / len(runs))
 
 
 def _once(columns: sums.Columns, block: int) -> tuple[float, ...]:
-    """Of one run: late requests, tokens that they compute and should; duplicates of any time; prompts ÷ computed."""
+    """Return late requests, their computed and new tokens, recomputing requests, and prompt ÷ computed tokens."""
     prompt, computed, seen = (columns[f"{name}_tokens"] for name in ("prompt", "computed", "seen"))
     late = columns["admitted_s"] >= columns["first_token_s"].min()
     new = prompt - np.minimum(seen, prompt - 1)
-    again = int((columns["reused_tokens"] + block <= seen.max()).sum()) - 1  # the first request computes it once
-    return int(late.sum()), int(computed[late].sum()), int(new[late].sum()), again, prompt.sum() / computed.sum()
+    recomputing = int((columns["reused_tokens"] + block <= seen.max()).sum()) - 1  # the first request has to compute it
+    return int(late.sum()), int(computed[late].sum()), int(new[late].sum()), recomputing, prompt.sum() / computed.sum()
 
 
 @BARS.register("near_infinite")
 def near_infinite(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Token hit rate beside that of a cache without limit, judged where the memory holds the working set."""
-    result = next(one for one in finished.results if one.data.name == arm)
+    """Compare the token hit rate with that of an infinite cache; judged if memory holds the working set."""
+    result = _result_of(finished, arm)
     summary, capacity = result.data.summary, finished.study.store.total_gib
     infinite = summary["bounds"]["infinite_prefix_tokens"] / summary["tokens"]["prompt"]
     sets = np.inf if capacity is None else capacity * GIB / _working_set(finished, result)
@@ -160,37 +171,41 @@ def near_infinite(finished: Finished, arm: str) -> Iterator[Verdict]:
 
 @BARS.register("thrash")
 def thrash(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """KV that is computed again because it was evicted ÷ evicted bytes, judged where there is room to spare.
+    """Compare KV that was recomputed after eviction with evicted bytes; judged where memory exceeds the working set.
 
-    However long ago it was evicted, so that no less is counted than what comes back within so many requests.
+    All recomputed KV counts, however long ago it was evicted; a limit on that distance could only lower it.
     """
-    result = next(one for one in finished.results if one.data.name == arm)
+    result = _result_of(finished, arm)
     capacity, evicted = finished.study.store.total_gib, sum(run["evicted_bytes"] for run in result.data.runs)
-    again = sum(int(one["lost_kv_evicted"].sum()) for one in finished.files[arm].columns().values())
-    share = again * build.held_token_bytes(finished.study) / evicted if evicted else 0.0
+    recomputed_tokens = sum(int(columns["lost_kv_evicted"].sum()) for columns in finished.files[arm].columns().values())
+    share = recomputed_tokens * build.held_token_bytes(finished.study) / evicted if evicted else 0.0
     roomy = capacity is None or capacity * GIB >= ROOMY * _working_set(finished, result)
     yield Verdict("thrash", arm, "computed again ÷ evicted bytes", share, most=MOST_THRASHED if roomy else None)
 
 
 @BARS.register("beyond_whole_prompts")
 def beyond_whole_prompts(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Token hit rate beyond that of the arm which finds whole prompts alone, paired by seed: the interval's low end."""
-    (whole,) = whole_prompt_arms(finished.study)
-    leads = _hit_rates(finished, arm) - _hit_rates(finished, whole)
-    found = t_interval(leads)
-    low = found.mean if found.low is None else found.low
-    yield Verdict("beyond_whole_prompts", arm, f"token hit rate − that of {whole}", found.mean)
+    """Compare the lead in token hit rate over the arm that matches whole prompts only, paired by seed."""
+    (whole_prompts,) = whole_prompt_arms(finished.study)
+    leads = _hit_rates(finished, arm) - _hit_rates(finished, whole_prompts)
+    lead = t_interval(leads)
+    low = lead.mean if lead.low is None else lead.low
+    yield Verdict("beyond_whole_prompts", arm, f"token hit rate − that of {whole_prompts}", lead.mean)
     yield Verdict("beyond_whole_prompts", arm, "the same, low end of its 95 % interval", low, least=LEAST_LEAD)
 
 
+def _result_of(finished: Finished, arm: str) -> ArmResult:
+    return next(result for result in finished.results if result.data.name == arm)
+
+
 def _hit_rates(finished: Finished, arm: str) -> np.ndarray:
-    """Reused ÷ prompt tokens of each run."""
-    every = finished.files[arm].columns()
-    return np.array([every[cell]["reused_tokens"].sum() / every[cell]["prompt_tokens"].sum() for cell in every])
+    """Return reused ÷ prompt tokens of each run."""
+    by_cell = finished.files[arm].columns()
+    return np.array([by_cell[cell]["reused_tokens"].sum() / by_cell[cell]["prompt_tokens"].sum() for cell in by_cell])
 
 
 def _working_set(finished: Finished, result: ArmResult) -> float:
-    """Bytes of KV of everything that differs in one run: prompts without what was seen before, and outputs."""
-    every = finished.files[result.data.name].columns().values()
-    new = [one["prompt_tokens"] - one["seen_tokens"] + one["output_tokens"] for one in every]
+    """Return KV bytes of the distinct tokens of one run: outputs, and prompts without their known prefixes."""
+    runs = finished.files[result.data.name].columns().values()
+    new = [columns["prompt_tokens"] - columns["seen_tokens"] + columns["output_tokens"] for columns in runs]
     return float(np.mean([tokens.sum() for tokens in new])) * build.held_token_bytes(finished.study)

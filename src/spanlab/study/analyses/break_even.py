@@ -1,4 +1,4 @@
-"""The analysis `break_even`: whether position-independent caching pays beside prefix caching and cached order."""
+"""The analysis `break_even`: whether position-independent caching pays over prefix caching and cached order."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("break_even")
 def break_even_of_study(finished: Finished) -> Findings:
-    """The families of one study, and which of them suffices; nothing where one has no arm that ran."""
-    arms = [MeasuredArm(one.data.name, one.data.summary, one.ttft_sums) for one in finished.results]
+    """Return the families of one study and the one that suffices; None where a family has no arm that ran."""
+    arms = [MeasuredArm(result.data.name, result.data.summary, result.ttft_sums) for result in finished.results]
     names, families = {arm.name for arm in arms}, finished.study.families
-    lost = [name for name in STEPS if names.isdisjoint(families[name])]
-    if lost:
-        return Findings({"break_even": None}, caveats=(f"no break-even is told: no arm of {', '.join(lost)} ran",))
-    found = break_even(arms, families).plain()
-    return Findings({"break_even": found}, tables=(steps_table(found),))
+    missing = [name for name in STEPS if names.isdisjoint(families[name])]
+    if missing:
+        return Findings({"break_even": None}, caveats=(f"no break-even: no arm of {', '.join(missing)} ran",))
+    entry = break_even(arms, families).plain()
+    return Findings({"break_even": entry}, tables=(steps_table(entry),))
 
 
 @OF_POINTS.register("break_even")
 def break_even_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """The map: which family suffices at which point, one table and one figure for each axis of the sweep."""
+    """Return the family that suffices at each point: one table and one figure per axis of the sweep."""
     ran = [point for point in points if point.summary is not None and point.summary["break_even"] is not None]
     groups = {f"break_even_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
     return Findings(
-        summary={"break_even": [{"settings": dict(one.settings), **(one.summary or {})["break_even"]} for one in ran]},
+        summary={
+            "break_even": [{"settings": dict(point.settings), **(point.summary or {})["break_even"]} for point in ran]
+        },
         tables=tuple(break_even_table(name, group) for name, group in groups.items()),
         figures={name: partial(_draw, group) for name, group in groups.items()},
     )

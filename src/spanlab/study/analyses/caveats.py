@@ -1,4 +1,4 @@
-"""What a reader of a study's numbers must know: one sentence each, under the table."""
+"""Caveats of a study's numbers: one sentence each, under the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanlab.report.data import ArmData
 from spanlab.settings import Study
 from spanlab.steady import SATURATED, TOO_SHORT, UNSETTLED
 from spanlab.study.foreign_tokenizer import foreign_tokenizer
-from spanlab.study.numbers.clairvoyants import beaten
+from spanlab.study.numbers.clairvoyants import describe_beaten
 
 UNKNOWN_QUALITY = (
     "a span that is read elsewhere than it was computed changes answers, and a repair changes them back in part: how "
@@ -21,26 +21,26 @@ UNKNOWN_QUALITY = (
 )
 
 
-ROUNDED_STATES = "{}: states are stored with rounded numbers; what that does to answers is unknown in the simulator"
+ROUNDED_STATES = "{}: states are stored in a rounded format; the effect on answers is unknown in the simulator"
 INEXACT_REPLAY = (
-    "{}: not exact: recurrent layers read a residual stream without the outputs of attention; these times say nothing "
-    "of the answers"
+    "{}: not exact: recurrent layers read a residual stream without the outputs of attention; the effect on "
+    "answers is not simulated"
 )
 
 
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
-    """Every caveat of a study, most general first."""
-    elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
-    unknown: tuple[str, ...] = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
+    """Return every caveat of a study, most general first."""
+    has_spans = any(study.arms[name].spans is not None for name in study.chosen())
+    unknown: tuple[str, ...] = (UNKNOWN_QUALITY,) if has_spans and study.backend == "sim" else ()
     unknown += _inexact(study)
-    lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
+    no_baseline = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
     runs = [run for arm in arms for run in arm.runs]
-    of_arms = (*beaten(study, arms), *_loose_bounds(arms))
+    of_arms = (*describe_beaten(study, arms), *_loose_bounds(arms))
     return (
         *foreign_tokenizer(study),
         *unknown,
         *_drafted(study),
-        *lost,
+        *no_baseline,
         *_recorded(study),
         *_of_load(study, arms),
         *_extrapolated(runs),
@@ -49,7 +49,7 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
 
 
 def _loose_bounds(arms: Sequence[ArmData]) -> list[str]:
-    """A sentence where runs are too large for the best prices of memory."""
+    """Return a caveat where runs are too large for the tightest offline bound."""
     if not any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms):
         return []
     return [f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"]
@@ -59,18 +59,20 @@ def _drafted(study: Study) -> tuple[str, ...]:
     speculation = study.batch.speculation
     if not speculation.draft_tokens:
         return ()
-    holds = f"each of {speculation.draft_tokens} drafts per step holds with probability {speculation.acceptance:g}"
+    accepted = (
+        f"each of {speculation.draft_tokens} drafts per step is accepted with probability {speculation.acceptance:g}"
+    )
     layers = f", and layers of the drafter ({speculation.draft_layers}) are as large as the model's"
     size = layers if speculation.has_kv else ""
-    return (f"speculative decoding: {holds} behind those before it{size}: assumed, not measured",)
+    return (f"speculative decoding: {accepted} if those before it are{size}: assumed, not measured",)
 
 
 def _inexact(study: Study) -> tuple[str, ...]:
     replays = {name: build.build_recovery(study.model, study.arms[name]).replay for name in study.chosen()}
     replayed = [name for name, replay in replays.items() if replay is not None and not replay.exact]
     rounded = [name for name in study.chosen() if study.arms[name].state_format != "native"]
-    told = ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded))
-    return tuple(sentence.format(", ".join(names)) for sentence, names in told if names)
+    sentences = ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded))
+    return tuple(sentence.format(", ".join(names)) for sentence, names in sentences if names)
 
 
 def _recorded(study: Study) -> tuple[str, ...]:
@@ -80,12 +82,12 @@ def _recorded(study: Study) -> tuple[str, ...]:
 
 
 def _of_load(study: Study, arms: Sequence[ArmData]) -> tuple[str, ...]:
-    found = (_saturated(study, arms), _unsettled(arms), _warmup(study, arms), _full_store(arms))
-    return tuple(sentence for sentence in found if sentence)
+    sentences = (_saturated(study, arms), _unsettled(arms), _warmup(study, arms), _full_store(arms))
+    return tuple(sentence for sentence in sentences if sentence)
 
 
 def with_verdict(arms: Sequence[ArmData], verdict: str) -> list[str]:
-    """Names of the arms with this verdict."""
+    """Return the names of the arms with this verdict."""
     return [arm.name for arm in arms if arm.summary["stationarity"]["verdict"] == verdict]
 
 
@@ -93,11 +95,11 @@ def _saturated(study: Study, arms: Sequence[ArmData]) -> str:
     names = with_verdict(arms, SATURATED)
     if not names:
         return ""
-    at = load_words(study)
-    lost = f"; no speedups, for {study.baseline} is one of them" if study.baseline in names else ""
+    load = load_words(study)
+    no_speedups = f"; no speedups, for {study.baseline} is one of them" if study.baseline in names else ""
     return (
-        f"saturated at {at}: {', '.join(names)}: the queue grows as long as requests come, so that a mean delay "
-        f"would tell the length of the run{lost}"
+        f"saturated at {load}: {', '.join(names)}: the queue grows as long as requests come, so that a mean delay "
+        f"would tell the length of the run{no_speedups}"
     )
 
 
@@ -111,11 +113,11 @@ def _unsettled(arms: Sequence[ArmData]) -> str:
 def _warmup(study: Study, arms: Sequence[ArmData]) -> str:
     if len(with_verdict(arms, TOO_SHORT)) == len(arms):
         return "too short to tell a warm-up: fewer than 100 requests per seed"
-    found = [arm.summary["stationarity"]["warmup_requests"] or 0 for arm in arms]
-    if not found or not max(found) or study.warmup_fraction:
+    warmups = [arm.summary["stationarity"]["warmup_requests"] or 0 for arm in arms]
+    if not warmups or not max(warmups) or study.warmup_fraction:
         return ""
     return (
-        f"delays include the warm-up from an empty cache, {min(found)} to {max(found)} requests by MSER-5; "
+        f"delays include the warm-up from an empty cache, {min(warmups)} to {max(warmups)} requests by MSER-5; "
         "warmup_fraction=0.5 leaves it out"
     )
 
@@ -130,7 +132,7 @@ def _full_store(arms: Sequence[ArmData]) -> str:
 
 
 def load_words(study: Study) -> str:
-    """The load of a study in words: 1/s, or the arrivals that it was given."""
+    """Return a label of the study's load: clients, requests per second, or the given arrivals."""
     rate, clients = study.arrivals.rate_rps, study.arrivals.clients
     if clients is not None:
         return f"{clients} client" + ("s" if clients > 1 else "")
@@ -139,11 +141,12 @@ def load_words(study: Study) -> str:
 
 
 def _extrapolated(runs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """That the timing model was asked beyond what it was fitted to, and of what, most frequent first."""
-    beyond: Counter[str] = Counter()
+    """Return a caveat about steps outside the fitted range of the timing model, most frequent features first."""
+    steps: Counter[str] = Counter()
     for run in runs:
-        beyond.update(run["beyond"])
-    if not beyond:
+        steps.update(run["beyond"])
+    if not steps:
         return ()
-    told = ", ".join(f"{name} in {count:,} steps" for name, count in beyond.most_common())  # equal decodes count once
-    return (f"timing beyond what its profile was measured on: {told}",)
+    # A run of equal decode steps counts once.
+    features = ", ".join(f"{name} in {count:,} steps" for name, count in steps.most_common())
+    return (f"timing beyond what its profile was measured on: {features}",)

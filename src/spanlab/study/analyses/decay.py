@@ -1,4 +1,4 @@
-"""The analysis `decay`: whether the gain of each arm lasts while novel requests come in."""
+"""The analysis `decay`: whether the gain of each arm lasts while novel requests arrive."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("decay")
 def decay(finished: Finished) -> Findings:
-    """Reuse and speedup of every arm in windows of novel requests; intervals are over seeds."""
+    """Return reuse and speedup of every arm in windows of novel requests; intervals are over seeds."""
     study = finished.study
     if study.baseline not in finished.files:
         raise ValueError(f"baseline={study.baseline} with analyses=decay: it failed, {finished.failed[study.baseline]}")
     cells = [Cell(seed, study.arrivals.rate_rps) for seed in study.seeds]
     streams = streams_of(study, finished.workload.requests)
     columns = {name: files.columns() for name, files in finished.files.items()}
-    runs = {name: [found[cell] for cell in cells] for name, found in columns.items()}
+    runs = {name: [by_cell[cell] for cell in cells] for name, by_cell in columns.items()}
     losses = {name: _losses(finished, name, cells, streams) for name in runs}
     arms = {
-        name: decay_of(streams, own, runs[study.baseline], _changes(losses[name], losses[study.baseline]))
-        for name, own in runs.items()
+        name: decay_of(streams, arm_runs, runs[study.baseline], _changes(losses[name], losses[study.baseline]))
+        for name, arm_runs in runs.items()
     }
     noise = finished.noise.sentence("speedups") if finished.noise else ""
     families = {name: family(study.arms[name]) for name in arms}
     return Findings(
-        summary={"decay": {name: one.summary() for name, one in arms.items()}},
+        summary={"decay": {name: arm.summary() for name, arm in arms.items()}},
         tables=(decay_table(f"{finished.name} · {footer(finished)}", arms, study.baseline),),
         figures={"decay": partial(_draw, arms, families, study.baseline, footer(finished))},
         caveats=(f"{noise}; they are shown all the same",) if noise else (),
@@ -52,22 +52,22 @@ def decay(finished: Finished) -> Findings:
 
 
 def _losses(finished: Finished, arm: str, cells: Sequence[Cell], streams: Sequence[Stream]) -> list[Floats]:
-    """Gold loss of every request by seed, in the order of its stream; nothing where answers are not scored."""
+    """Return the gold loss of every request by seed, in stream order; empty where answers are not scored."""
     if finished.study.backend != "engine" or finished.study.engine.record != "scores":
         return []
-    kept = [read_scores(finished.files[arm].outputs(arm, cell)) for cell in cells]
+    scores_by_seed = [read_scores(finished.files[arm].outputs(arm, cell)) for cell in cells]
     return [
-        np.array([own[request]["nll"] for request in stream.ids.tolist()])
-        for own, stream in zip(kept, streams, strict=True)
+        np.array([scores[request]["nll"] for request in stream.ids.tolist()])
+        for scores, stream in zip(scores_by_seed, streams, strict=True)
     ]
 
 
 def _changes(losses: Sequence[Floats], baseline: Sequence[Floats]) -> list[Floats]:
-    return [own - other for own, other in zip(losses, baseline, strict=True)]
+    return [loss - base for loss, base in zip(losses, baseline, strict=True)]
 
 
 def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:
-    """The order of requests under each seed, which is the same for every arm; ValueError where a window is empty."""
+    """Return the order of requests under each seed, equal for all arms; ValueError where a window is empty."""
     novel = np.array(sorted(novel_requests(requests)), np.int64)
     streams = []
     for seed in study.seeds:
@@ -86,5 +86,5 @@ def _draw(arms: Mapping[str, Decay], families: Mapping[str, str], baseline: str,
 
 @OF_POINTS.register("decay")
 def decay_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Every arm before and after novel requests, at every point of a sweep."""
+    """Return every arm's gain before and after novel requests, at every point of a sweep."""
     return Findings(summary={}, tables=(points_table([point for point in points if point.summary is not None]),))

@@ -1,4 +1,4 @@
-"""The analysis `families`: the best arm of each family of methods, and which family leads where."""
+"""The analysis `families`: the best arm of each family of methods, and the family that leads at each point."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("families")
 def families_of_study(finished: Finished) -> Findings:
-    """The families of one study, side by side; no speedups where the machine was noisy."""
-    arms = [MeasuredArm(one.data.name, one.data.summary, one.ttft_sums) for one in finished.results]
+    """Return the comparison of the families of one study; no speedups where the machine was noisy."""
+    arms = [MeasuredArm(result.data.name, result.data.summary, result.ttft_sums) for result in finished.results]
     compared = compare_families(arms, finished.study.families)
     noisy = finished.noise is not None and finished.noise.reasons()
-    found = plain(*(without_ratios(*compared) if noisy else compared))
-    return Findings(summary={"families": found}, tables=(families_table(found),))
+    entry = plain(*(without_ratios(*compared) if noisy else compared))
+    return Findings(summary={"families": entry}, tables=(families_table(entry),))
 
 
 @OF_POINTS.register("families")
 def families_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Which family leads at which point: one table and one figure for each axis of the sweep."""
+    """Return the family that leads at each point: one table and one figure per axis of the sweep."""
     ran = [point for point in points if point.summary is not None]
     groups = {f"winners_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
     return Findings(
-        summary={"winners": [{"settings": dict(one.settings), **families_of(one)} for one in ran]},
+        summary={"winners": [{"settings": dict(point.settings), **families_of(point)} for point in ran]},
         tables=tuple(winners_table(name, group) for name, group in groups.items()),
         figures={name: partial(_draw, group) for name, group in groups.items()},
     )

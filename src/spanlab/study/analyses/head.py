@@ -1,4 +1,4 @@
-"""What every study says of itself: the head of its summary, and the provenance line under its figures."""
+"""Metadata of a study: the head of its summary, and the provenance line under its figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanlab.study.output.provenance import commit
 
 
 def head(finished: Finished) -> dict[str, Any]:
-    """The settings and the data of a study, for `summary.json`."""
+    """Return settings and data source of a study, for `summary.json`."""
     study, workload, provenance = finished.study, finished.workload, finished.workload.provenance
     return {
         "study": finished.name,
@@ -44,13 +44,13 @@ def head(finished: Finished) -> dict[str, Any]:
 
 
 def footer(finished: Finished) -> str:
-    """The provenance of a study in one line."""
+    """Return the provenance of a study in one line."""
     study = finished.study
     seeds = f"{len(study.seeds)} seed" + ("s" if len(study.seeds) > 1 else "")
     repeats = f" · {study.repeats} repeats" if study.repeats > 1 else ""
     timed = _timing(study) if finished.facts is None else finished.facts.line()
     failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
-    store = f"store {describe_store(study)} · " if study.base_url is None else ""  # a real server does not say
+    store = f"store {describe_store(study)} · " if study.base_url is None else ""  # unknown for a real server
     return (
         f"{finished.workload.provenance.line()} · {study.model.name} · {timed} · {_load(finished)} · "
         f"{store}{seeds}{repeats} · commit {commit()}{failed}"
@@ -65,17 +65,17 @@ def _load(finished: Finished) -> str:
 
 
 def describe_store(study: Study) -> str:
-    """The store's budget in words."""
+    """Return a description of the store's budget."""
     store = study.store
-    whole = "for KV and states together" if study.model.is_hybrid else "for KV"
+    total_label = "for KV and states together" if study.model.is_hybrid else "for KV"
     kv_gib, state_gib = store.pools_gib
-    budgets = ((store.total_gib, whole), (kv_gib, "of KV"), (state_gib, "of states"))
-    parts = [f"{_gib(value)} {what}" for value, what in budgets if value is not None]
+    budgets = ((store.total_gib, total_label), (kv_gib, "of KV"), (state_gib, "of states"))
+    labels = [f"{_gib(value)} {label}" for value, label in budgets if value is not None]
     if store.entries is not None:
-        parts.append(f"{store.entries} entries")
-    parts += [f"{name} {rules.gib:g} GiB at {rules.bandwidth_gb_s:g} GB/s" for name, rules in store.tiers.items()]
-    each = f" in each of {study.replicas.count} replicas" if study.replicas.count > 1 else ""
-    return (", ".join(parts) or "unlimited") + each
+        labels.append(f"{store.entries} entries")
+    labels += [f"{name} {rules.gib:g} GiB at {rules.bandwidth_gb_s:g} GB/s" for name, rules in store.tiers.items()]
+    per_replica = f" in each of {study.replicas.count} replicas" if study.replicas.count > 1 else ""
+    return (", ".join(labels) or "unlimited") + per_replica
 
 
 def _gib(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What `analysis.method_scores` reads of a study: records, scores and written answers, question by question."""
+"""Inputs of `analysis.method_scores`: records, scores and generated answers of a study, by question."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analysis.answers import best, exact_match, token_f1
+from spanlab.analysis.answers import best_score, exact_match, token_f1
 from spanlab.analysis.clustered import Floats
 from spanlab.analysis.method_scores import ArmAnswers
 from spanlab.analysis.outputs import Outputs, read_options, read_outputs, read_scores
 from spanlab.core.request import Request
-from spanlab.study.analyses.answers import written
+from spanlab.study.analyses.answers import answer_text
 from spanlab.study.execution.cells import cells
 from spanlab.study.findings import Finished
 from spanlab.study.numbers import summary as sums
@@ -24,20 +24,22 @@ from spanlab.workloads.queries import tokenizer_of
 SCORES = ("nll", "kl", "top1")
 
 
-def read_answers(finished: Finished, asked: Sequence[Request], arm: str, files: ArmFiles) -> ArmAnswers:
-    """One arm's answers to the questions `asked`, under the study's first seed."""
+def read_answers(finished: Finished, questions: Sequence[Request], arm: str, files: ArmFiles) -> ArmAnswers:
+    """Return one arm's answers to the requests `questions`, under the study's first seed."""
     study = finished.study
     cell = cells(study, arm)[0]
     columns = sums.read_records(files.records)
     columns = sums.select(columns, sums.at_rate(columns, cell.rate_rps) & (columns["seed"] == cell.seed))
-    place = {number: at for at, number in enumerate(columns["request_id"].tolist())}
-    rows = np.array([place[request.id] for request in asked], np.int64)
-    (row,) = [one for one in files.finished() if one["seed"] == cell.seed and one["rate_rps"] == cell.rate_rps]
-    kept = files.outputs(arm, cell)
+    row_of = {number: index for index, number in enumerate(columns["request_id"].tolist())}
+    rows = np.array([row_of[request.id] for request in questions], np.int64)
+    (run,) = [run for run in files.finished() if run["seed"] == cell.seed and run["rate_rps"] == cell.rate_rps]
+    outputs_path = files.outputs(arm, cell)
     scored = study.engine.record == "scores"
-    scores = _scores(asked, read_scores(kept)) if scored else {}
+    scores = _scores(questions, read_scores(outputs_path)) if scored else {}
     right = (
-        _likeliest(asked, scores["nll"], read_options(kept)) if scored else _right(finished, asked, read_outputs(kept))
+        _likeliest(questions, scores["nll"], read_options(outputs_path))
+        if scored
+        else _right(finished, questions, read_outputs(outputs_path))
     )
     return ArmAnswers(
         arm=arm,
@@ -45,69 +47,69 @@ def read_answers(finished: Finished, asked: Sequence[Request], arm: str, files: 
         ttft_s=sums.delays(columns)["ttft_s"][rows],
         prompt=columns["prompt_tokens"][rows],
         computed=columns["computed_tokens"][rows],
-        peak_bytes=row["kv_resident_peak_bytes"] + row["state_resident_peak_bytes"],
+        peak_bytes=run["kv_resident_peak_bytes"] + run["state_resident_peak_bytes"],
         scores=scores,
         right=right,
     )
 
 
-def covariates(workload: Workload, asked: Sequence[Request]) -> dict[str, NDArray[np.str_]]:
-    """What loss may depend on, a bucket per question: task, place of the gold passage, thirds of its length."""
-    at = [request.id for request in asked]
-    labels = {name: np.array(values)[at] for name, values in workload.labels.items()}
-    found = {}
+def covariates(workload: Workload, questions: Sequence[Request]) -> dict[str, NDArray[np.str_]]:
+    """Return buckets of the questions by covariate: task, place of the gold passage, thirds of its length."""
+    ids = [request.id for request in questions]
+    labels = {name: np.array(values)[ids] for name, values in workload.labels.items()}
+    buckets = {}
     if "task" in labels:
-        found["task"] = labels["task"].astype(str)
+        buckets["task"] = labels["task"].astype(str)
     if "gold_position" in labels:
-        places = labels["gold_position"].astype(int)
-        found["place of the gold passage"] = np.array(
-            ["not there" if place < 0 else f"{place + 1}" for place in places]
+        positions = labels["gold_position"].astype(int)
+        buckets["place of the gold passage"] = np.array(
+            ["not there" if position < 0 else f"{position + 1}" for position in positions]
         )
     if "gold_tokens" in labels:
-        found["tokens of the gold passage"] = _thirds(labels["gold_tokens"].astype(int))
-    return found
+        buckets["tokens of the gold passage"] = _thirds(labels["gold_tokens"].astype(int))
+    return buckets
 
 
 def _thirds(lengths: NDArray[np.int64]) -> NDArray[np.str_]:
-    """Each length's third, named by its ends."""
+    """Return the third of each length, named by its range."""
     ends = np.unique(np.quantile(lengths, (1 / 3, 2 / 3)).astype(int))
     third = np.searchsorted(ends, lengths)
-    own = [lengths[third == one] for one in range(len(ends) + 1)]
-    names = np.array([f"{part.min():,} to {part.max():,}" if len(part) else "" for part in own])
+    members = [lengths[third == number] for number in range(len(ends) + 1)]
+    names = np.array([f"{values.min():,} to {values.max():,}" if len(values) else "" for values in members])
     return names[third]
 
 
-def _scores(asked: Sequence[Request], found: dict[int, dict[str, float]]) -> dict[str, Floats]:
-    return {name: np.array([found[request.id][name] for request in asked]) for name in SCORES}
+def _scores(questions: Sequence[Request], scores: dict[int, dict[str, float]]) -> dict[str, Floats]:
+    return {name: np.array([scores[request.id][name] for request in questions]) for name in SCORES}
 
 
-def _likeliest(asked: Sequence[Request], gold: Floats, options: dict[int, list[float]]) -> dict[str, Floats]:
-    """Whether the right option has the lowest loss per token; NaN without options."""
-    wrong = [min(options.get(request.id, ()), default=np.nan) for request in asked]
+def _likeliest(questions: Sequence[Request], gold: Floats, options: dict[int, list[float]]) -> dict[str, Floats]:
+    """Return 1 where the right option has the lowest loss per token, else 0; NaN without options."""
+    wrong = [min(options.get(request.id, ()), default=np.nan) for request in questions]
     return {"likeliest": np.where(np.isnan(wrong), np.nan, gold < wrong)}
 
 
-def _right(finished: Finished, asked: Sequence[Request], outputs: Outputs) -> dict[str, Floats]:
-    """How right the written answers are, each by its best gold answer."""
+def _right(finished: Finished, questions: Sequence[Request], outputs: Outputs) -> dict[str, Floats]:
+    """Return the accuracy of the generated answers, each against its best gold answer."""
     tokenizer = tokenizer_of(finished.study.workload.tokenizer)
-    texts = [written(outputs, request, tokenizer) for request in asked]
-    golds = [(request.answer or "").split("\n") for request in asked]
+    texts = [answer_text(outputs, request, tokenizer) for request in questions]
+    golds = [(request.answer or "").split("\n") for request in questions]
     choices = finished.workload.labels.get("choices", ("",) * len(finished.workload.requests))
-    told = list(zip(texts, golds, strict=True))
+    text_golds = list(zip(texts, golds, strict=True))
     return {
-        "exact": np.array([best(exact_match, text, gold) for text, gold in told]),
-        "f1": np.array([best(token_f1, text, gold) for text, gold in told]),
+        "exact": np.array([best_score(exact_match, text, gold) for text, gold in text_golds]),
+        "f1": np.array([best_score(token_f1, text, gold) for text, gold in text_golds]),
         "choice": np.array(
             [
-                chosen(text, gold[0], str(choices[request.id]).split("\n"))
-                for request, (text, gold) in zip(asked, told, strict=True)
+                choice_score(text, gold[0], str(choices[request.id]).split("\n"))
+                for request, (text, gold) in zip(questions, text_golds, strict=True)
             ]
         ),
     }
 
 
-def chosen(text: str, gold: str, options: Sequence[str]) -> float:
-    """1 where the written answer has the highest token F1 with the right option, alone; NaN without options."""
+def choice_score(text: str, gold: str, options: Sequence[str]) -> float:
+    """Return 1 where the right option alone has the highest token F1 with the answer, else 0; NaN without options."""
     if len(options) < 2:
         return float("nan")
     scores = {option: token_f1(text, option) for option in options}

@@ -1,4 +1,4 @@
-"""The analysis `perfect_eviction`: what a clairvoyant saves over arms without foresight."""
+"""The analysis `perfect_eviction`: the gain of a clairvoyant arm over arms without foresight."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("perfect_eviction")
 def perfect_eviction_of_study(finished: Finished) -> Findings:
-    """Baseline, best arm without foresight and clairvoyant; nothing where one of them did not run."""
+    """Return baseline, best arm without foresight and clairvoyant; None where one of them did not run."""
     study = finished.study
-    arms = [MeasuredArm(one.data.name, one.data.summary, one.ttft_sums) for one in finished.results]
-    knowing = {arm.name for arm in arms if study.arms[arm.name].foresees}
-    lost = _lacking(study.baseline, arms, knowing)
-    if lost:
-        return Findings({"perfect_eviction": None}, caveats=(f"what perfect eviction is worth is not told: {lost}",))
-    found = perfect_eviction(arms, study.baseline, knowing).plain()
-    return Findings({"perfect_eviction": found}, tables=(arms_table(found),))
+    arms = [MeasuredArm(result.data.name, result.data.summary, result.ttft_sums) for result in finished.results]
+    clairvoyants = {arm.name for arm in arms if study.arms[arm.name].foresees}
+    reason = _missing_reason(study.baseline, arms, clairvoyants)
+    if reason:
+        return Findings({"perfect_eviction": None}, caveats=(f"no value of perfect eviction: {reason}",))
+    entry = perfect_eviction(arms, study.baseline, clairvoyants).plain()
+    return Findings({"perfect_eviction": entry}, tables=(arms_table(entry),))
 
 
-def _lacking(baseline: str, arms: Sequence[MeasuredArm], knowing: set[str]) -> str:
-    """Why nothing can be told, if so."""
-    bounds = {arm.name: arm.summary["bounds"]["offline_tokens"] for arm in arms if arm.name not in knowing}
-    if not knowing:
+def _missing_reason(baseline: str, arms: Sequence[MeasuredArm], clairvoyants: set[str]) -> str:
+    """Return why the comparison is impossible, or an empty text."""
+    bounds = {arm.name: arm.summary["bounds"]["offline_tokens"] for arm in arms if arm.name not in clairvoyants}
+    if not clairvoyants:
         return "no clairvoyant ran"
     if baseline not in bounds:
-        return f"the baseline {baseline} is none of the arms without foresight that ran"
+        return f"the baseline {baseline} is not among the arms without foresight that ran"
     return "" if bounds[baseline] is not None else f"no bound of {baseline} is known"
 
 
 @OF_POINTS.register("perfect_eviction")
 def perfect_eviction_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Every point: one table and one figure for each axis of the sweep."""
+    """Return every point: one table and one figure per axis of the sweep."""
     ran = [point for point in points if point.summary is not None and point.summary["perfect_eviction"] is not None]
     groups = {f"perfect_eviction_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
-    told = [{"settings": dict(one.settings), **(one.summary or {})["perfect_eviction"]} for one in ran]
+    entries = [{"settings": dict(point.settings), **(point.summary or {})["perfect_eviction"]} for point in ran]
     return Findings(
-        summary={"perfect_eviction": told},
+        summary={"perfect_eviction": entries},
         tables=tuple(points_table(name, group) for name, group in groups.items()),
         figures={name: partial(_draw, group) for name, group in groups.items()},
     )
 
 
 def _draw(points: Sequence[SweepPoint]) -> Figure | None:
-    # Here, for matplotlib takes half a second that only drawing needs.
+    # matplotlib takes half a second to import, and only drawing needs it
     from spanlab.report.analyses.perfect_eviction_figure import (
         draw_perfect_eviction,
     )

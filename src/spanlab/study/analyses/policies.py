@@ -1,4 +1,4 @@
-"""The analysis `policies`: every rule of caching by its family, at one point and over all points of a sweep."""
+"""The analysis `policies`: caching rules by family, at one point and over all points of a sweep."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FIGURES = {"policies_tokens": "token_hit_rate", "policies_ttft": "ttft_mean_s"}
 
 @ANALYSES.register("policies")
 def policies_of_study(finished: Finished) -> Findings:
-    """The rules of one study; arms that no family names, such as a baseline, are left out."""
+    """Return the rules of one study; arms outside all families, such as a baseline, are left out."""
     families = {arm: family for family, arms in finished.study.families.items() for arm in arms}
     order = list(finished.study.families)
-    own = [result.data for result in finished.results if result.data.name in families]
-    rules = sorted((_rule(arm, families[arm.name]) for arm in own), key=lambda rule: order.index(rule.family))
+    arms = [result.data for result in finished.results if result.data.name in families]
+    rules = sorted((_rule(arm, families[arm.name]) for arm in arms), key=lambda rule: order.index(rule.family))
     gib = finished.study.store.total_gib
     points = [PolicyPoint(finished.study.workload.kind, gib, tuple(rules))]
-    told = {"budget_gib": gib, "rules": [rule.plain() for rule in rules]}
-    return Findings({"policies": told}, (best_table(points),), (rules_table(points),))
+    entry = {"budget_gib": gib, "rules": [rule.plain() for rule in rules]}
+    return Findings({"policies": entry}, (best_table(points),), (rules_table(points),))
 
 
 def _rule(arm: ArmData, family: str) -> RuleResult:
@@ -46,18 +46,18 @@ def _rule(arm: ArmData, family: str) -> RuleResult:
 
 @OF_POINTS.register("policies")
 def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """All points: who reaches how much of the offline bound, and two figures over resident bytes."""
+    """Return all points: each rule's share of the offline bound, and two figures over resident bytes."""
     ran = [point for point in points if point.summary is not None]
-    found = policy_points(ran)
+    rule_points = policy_points(ran)
     return Findings(
-        summary={"policies": [_told(point) for point in ran]},
-        tables=(ranking_table(found), best_table(found)),
-        further=(rules_table(found),),
-        figures={name: partial(_draw, found, footer_of(ran), measure) for name, measure in FIGURES.items()},
+        summary={"policies": [_entry(point) for point in ran]},
+        tables=(ranking_table(rule_points), best_table(rule_points)),
+        further=(rules_table(rule_points),),
+        figures={name: partial(_draw, rule_points, footer_of(ran), measure) for name, measure in FIGURES.items()},
     )
 
 
-def _told(point: SweepPoint) -> dict[str, Any]:
+def _entry(point: SweepPoint) -> dict[str, Any]:
     assert point.summary is not None, "only points that ran are told"
     return {"settings": dict(point.settings), **point.summary["policies"]}
 

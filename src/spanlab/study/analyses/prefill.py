@@ -23,7 +23,7 @@ FIGURES = ("ttft", "speedup", "parts", "reuse", "capture")
 
 @ANALYSES.register("prefill")
 def compare_prefills(finished: Finished) -> Findings:
-    """Every arm beside the baseline; no speedups where the machine was noisy."""
+    """Return every arm compared with the baseline; no speedups where the machine was noisy."""
     study, labels = finished.study, finished.workload.labels
     rates = None if finished.facts is None else finished.facts.rates
     base = finished.files.get(study.baseline)
@@ -32,24 +32,29 @@ def compare_prefills(finished: Finished) -> Findings:
     entries = prefill_entries(arms, labels or {"request": ("all",) * len(finished.workload.requests)}, study.baseline)
     if finished.noise is not None and finished.noise.reasons():
         entries = [entry | {"speedup": None} for entry in entries]
-    return shown(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
+    return _findings(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
 
 
 @OF_POINTS.register("prefill")
 def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Table and figures of all points of a sweep that ran, point by point."""
+    """Return one table and figures over all points of a sweep that ran."""
     ran = {point.run: point.summary for point in points if point.summary is not None}
-    parts = [summary["prefill"] for summary in ran.values()]
+    summaries = [summary["prefill"] for summary in ran.values()]
     first = next(iter(ran.values()))
-    told = f"{first['study']} · {first['model']} · {len(ran)} points · commit {first['commit']}"
+    provenance = f"{first['study']} · {first['model']} · {len(ran)} points · commit {first['commit']}"
     noisy = sum(summary.get("machine_noise", {}).get("noisy", False) for summary in ran.values())
-    footer = f"{told} · no speedups at {noisy} of them, for the machine was noisy" if noisy else told
-    return shown([one for part in parts for one in part["entries"]], parts[0]["labels"], first["baseline"], footer)
+    footer = f"{provenance} · no speedups at {noisy} of them, for the machine was noisy" if noisy else provenance
+    return _findings(
+        [entry for summary in summaries for entry in summary["entries"]],
+        summaries[0]["labels"],
+        first["baseline"],
+        footer,
+    )
 
 
-def shown(entries: list[dict[str, Any]], labels: Sequence[str], baseline: str, told: str) -> Findings:
-    """Table and figures of entries, of one study or of all points of a sweep; `told` is the footer of figures."""
-    data = PrefillData(entries, tuple(labels), baseline, told)
+def _findings(entries: list[dict[str, Any]], labels: Sequence[str], baseline: str, footer: str) -> Findings:
+    """Return table and figures of entries, of one study or of all points of a sweep; `footer` is for figures."""
+    data = PrefillData(entries, tuple(labels), baseline, footer)
     return Findings(
         summary={"prefill": {"labels": list(labels), "entries": entries, "capture_goal": capture_goal(entries)}},
         tables=(prefill_table(entries, labels, baseline),),

@@ -1,4 +1,4 @@
-"""The analysis `replicas`: how requests, work and reuse are spread over the engines behind one router."""
+"""The analysis `replicas`: distribution of requests, work and reuse over the engines behind one router."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("replicas")
 def replicas_of_study(finished: Finished) -> Findings:
-    """Every replica of every arm, over all seeds."""
+    """Return the numbers of every replica of every arm, over all seeds."""
     settings = finished.study.replicas
-    arms = {one.data.name: spread_of(one.data.runs) for one in finished.results}
-    found = {"count": settings.count, "routing": settings.routing, "arms": arms}
-    return Findings(summary={"replicas": found}, tables=(replicas_table(arms),))
+    arms = {result.data.name: spread_of(result.data.runs) for result in finished.results}
+    entry = {"count": settings.count, "routing": settings.routing, "arms": arms}
+    return Findings(summary={"replicas": entry}, tables=(replicas_table(arms),))
 
 
 def spread_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers by replica, over all runs, and how much busier than the mean the busiest one is."""
+    """Return numbers by replica over all runs, and the busy time of the busiest replica ÷ the mean."""
     requests, prompt, reused = (
-        np.array([[part[key] for part in run["replicas"]] for run in runs]).sum(axis=0)
+        np.array([[replica[key] for replica in run["replicas"]] for run in runs]).sum(axis=0)
         for key in ("requests", "prompt_tokens", "reused_tokens")
     )
-    busy = np.mean([[part["busy_s"] / run["makespan_s"] for part in run["replicas"]] for run in runs], axis=0)
+    busy = np.mean([[replica["busy_s"] / run["makespan_s"] for replica in run["replicas"]] for run in runs], axis=0)
     return {
         "requests": requests.tolist(),
         "busy_fraction": busy.tolist(),
@@ -43,10 +43,12 @@ def spread_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @OF_POINTS.register("replicas")
 def replicas_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """All points of a sweep: what each routing reuses, how long requests wait, how even the load is."""
+    """Return reuse, waiting and balance of load of each routing, over all points of a sweep."""
     ran = [point for point in points if point.summary is not None]
     return Findings(
-        summary={"routings": [{"settings": dict(one.settings), **(one.summary or {})["replicas"]} for one in ran]},
+        summary={
+            "routings": [{"settings": dict(point.settings), **(point.summary or {})["replicas"]} for point in ran]
+        },
         tables=(routings_table(ran),),
         figures={"replicas_busy": partial(_draw, ran)},
     )

@@ -30,7 +30,7 @@ _OF_RUN = ("preemptions", "kv_resident_mean_bytes")
 
 @dataclass(frozen=True)
 class _Arm:
-    """The runs of an arm at one load: values of each, and the queues of the first."""
+    """Results of an arm at one load: metrics over its runs, and the queues of the first run."""
 
     row: ServingRow
     queues: Queues
@@ -39,31 +39,31 @@ class _Arm:
 
 @ANALYSES.register("serving")
 def serving(finished: Finished) -> Findings:
-    """Metrics of every arm at every load; intervals are over seeds."""
+    """Return metrics of every arm at every load; intervals are over seeds."""
     study = finished.study
     goals = {name: _goal(vars(limits)) for name, limits in study.goodput.items()}
     arms = [arm for name, files in finished.files.items() for arm in _loads(study, name, files, goals)]
     rows = [arm.row for arm in arms]
     title = f"{finished.name} · serving\n{footer(finished)}"
     caveats = (*_warm(study), *dict.fromkeys(note for arm in arms for note in arm.notes))
-    own = {arm.row.arm: arm.queues for arm in arms if arm.row.rate_rps == study.arrivals.rate_rps}
-    families = {name: family(study.arms[name]) for name in own}
+    queues_by_arm = {arm.row.arm: arm.queues for arm in arms if arm.row.rate_rps == study.arrivals.rate_rps}
+    families = {name: family(study.arms[name]) for name in queues_by_arm}
     return Findings(
         summary={"serving": [row.summary() for row in rows]},
         tables=(serving_table(title, rows, tuple(goals), caveats),),
-        figures={"queues_over_time": partial(_draw, own, families, footer(finished))},
+        figures={"queues_over_time": partial(_draw, queues_by_arm, families, footer(finished))},
         caveats=caveats,
     )
 
 
-def _draw(own: Mapping[str, Queues], families: Mapping[str, str], footer: str) -> Figure:
+def _draw(queues_by_arm: Mapping[str, Queues], families: Mapping[str, str], footer: str) -> Figure:
     from spanlab.report.figures import queues_over_time  # matplotlib: half a second that only drawing needs
 
-    return queues_over_time.draw(own, families, footer)
+    return queues_over_time.draw(queues_by_arm, families, footer)
 
 
 def _warm(study: Study) -> tuple[str, ...]:
-    """That runs on a real server find what earlier ones have left in its cache."""
+    """Return a caveat where runs on a real server start with the cache of earlier runs."""
     runs = sum(len(cells(study, arm)) for arm in study.chosen())
     if study.base_url is None or runs == 1 or study.replay.reset_path is not None:
         return ()
@@ -75,30 +75,30 @@ def _goal(limits: Mapping[str, float | None]) -> Goal:
 
 
 def _loads(study: Study, arm: str, files: ArmFiles, goals: Mapping[str, Goal]) -> list[_Arm]:
-    """One arm at each of its rates, all repeats and seeds of a rate together."""
-    every, columns = cells(study, arm), files.columns()
+    """Return one arm at each of its rates, with all repeats and seeds of a rate together."""
+    all_cells, columns = cells(study, arm), files.columns()
     rows = {Cell.of(row): row for row in files.finished()}
-    found = []
-    for rate in dict.fromkeys(cell.rate_rps for cell in every):
-        own = [cell for cell in every if cell.rate_rps == rate]
-        runs = [_values(columns[cell], rows[cell], _tokens(files, arm, cell), goals) for cell in own]
-        row = ServingRow(arm, rate, len({cell.seed for cell in own}), _over_runs(runs))
-        notes = [note for cell in own for note in _notes(arm, rows[cell], _tokens(files, arm, cell))]
-        found.append(_Arm(row, queues(columns[own[0]]), tuple(notes)))
-    return found
+    arms = []
+    for rate in dict.fromkeys(cell.rate_rps for cell in all_cells):
+        rate_cells = [cell for cell in all_cells if cell.rate_rps == rate]
+        runs = [_values(columns[cell], rows[cell], _tokens(files, arm, cell), goals) for cell in rate_cells]
+        row = ServingRow(arm, rate, len({cell.seed for cell in rate_cells}), _over_runs(runs))
+        notes = [note for cell in rate_cells for note in _notes(arm, rows[cell], _tokens(files, arm, cell))]
+        arms.append(_Arm(row, queues(columns[rate_cells[0]]), tuple(notes)))
+    return arms
 
 
 def _tokens(files: ArmFiles, arm: str, cell: Cell) -> dict[str, Any]:
-    """What a run has written of its tokens; empty where an earlier run of the study was not asked to."""
+    """Return the serving log of a run; empty where an earlier run of the study did not record one."""
     path = files.serving(arm, cell)
     if not path.exists():
         return {}
-    with np.load(path) as written:
-        return {name: written[name] for name in written.files}
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
 
 
 def _values(columns: sums.Columns, run: dict[str, Any], tokens: dict[str, Any], goals: Mapping[str, Goal]) -> Values:
-    """Metrics of one run."""
+    """Return the metrics of one run."""
     counted = sums.select(columns, columns["counted"].astype(bool))
     gaps = Gaps(tokens["gap_ns"], tokens["gap_count"]) if tokens else None
     values = serving_values(counted, gaps, goals) | queues(columns).values()
@@ -110,16 +110,19 @@ def _values(columns: sums.Columns, run: dict[str, Any], tokens: dict[str, Any], 
 
 
 def _over_runs(runs: list[Values]) -> dict[str, Interval]:
-    """Mean and interval of each metric that all runs have; no metric is below zero, and no interval need be."""
+    """Return mean and interval of each metric that all runs have; intervals are clipped at zero, as metrics are."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
-    found = {name: t_interval([run[name] for run in runs]) for name in names}
-    return {name: one if one.low is None else one._replace(low=max(one.low, 0.0)) for name, one in found.items()}
+    intervals = {name: t_interval([run[name] for run in runs]) for name in names}
+    return {
+        name: interval if interval.low is None else interval._replace(low=max(interval.low, 0.0))
+        for name, interval in intervals.items()
+    }
 
 
 def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
-    """What a reader of the numbers must know."""
+    """Return the caveats of one run."""
     notes = (
-        [] if tokens else [f"arms.{arm}: gaps between tokens were not written; output.if_exists=replace runs it anew"]
+        [] if tokens else [f"arms.{arm}: gaps between tokens were not written; output.if_exists=replace runs it again"]
     )
     if "failures" not in run:
         return notes
@@ -129,9 +132,9 @@ def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
     )
     if failures := run["failures"]:
         number, first = next(iter(failures.items()))
-        asked = run["requests"] + len(failures)
+        sent = run["requests"] + len(failures)
         notes.append(
-            f"{len(failures):,} of {asked:,} requests failed and count nowhere, request {number} for this: {first}"
+            f"{len(failures):,} of {sent:,} requests failed and count nowhere, request {number} for this: {first}"
         )
     if run["other_lengths"]:
         notes.append(f"{run['other_lengths']:,} answers have another length than the workload's")

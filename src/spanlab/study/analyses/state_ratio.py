@@ -1,4 +1,4 @@
-"""The analysis `state_ratio`: memory as two pools of states and KV by their ratio, beside one budget for both."""
+"""The analysis `state_ratio`: two pools for states and KV by their ratio, compared with one shared budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("state_ratio")
 def ratio_of_study(finished: Finished) -> Findings:
-    """The ratio of the study, and those that SGLang would choose; the arms' own numbers stand in their summary."""
+    """Return the ratio of the study and the ratios of SGLang's rules; the analysis `summary` has the arms."""
     study = finished.study
     rules = {"default": SGLANG_DEFAULT, "formula": balanced(study.model, finished.workload.requests)}
     return Findings({"state_ratio": {"ratio": study.store.state_ratio, **rules}})
@@ -28,17 +28,17 @@ def ratio_of_study(finished: Finished) -> Findings:
 
 @OF_POINTS.register("state_ratio")
 def ratios_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Every ratio of a sweep: where each rule reuses most, and what SGLang's choices and one budget reuse."""
+    """Return reuse at every ratio of a sweep, at SGLang's ratios, and with one shared budget."""
     ran = [point for point in points if point.summary is not None]
     curves = ratio_curves(ran)
     return Findings(
-        summary={"state_ratio": [_told(point) for point in ran]},
+        summary={"state_ratio": [_entry(point) for point in ran]},
         tables=(ratios_table(curves),),
         figures={"state_ratio": partial(_draw, curves, footer_of(ran))},
     )
 
 
-def _told(point: SweepPoint) -> dict[str, Any]:
+def _entry(point: SweepPoint) -> dict[str, Any]:
     assert point.summary is not None, "only points that ran are told"
     return {"settings": dict(point.settings), **point.summary["state_ratio"]}
 

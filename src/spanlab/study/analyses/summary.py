@@ -1,4 +1,4 @@
-"""The analysis `summary`: arms side by side, with their speedups, bounds and loads."""
+"""The analysis `summary`: comparison of arms, with their speedups, bounds and loads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.settings.analyses import ANALYSES
 from spanlab.study.analyses.caveats import caveats, load_words
 from spanlab.study.analyses.head import describe_store, footer
 from spanlab.study.findings import Findings, Finished
-from spanlab.study.machine.aa import withdrawn
+from spanlab.study.machine.aa import withdraw_speedups
 from spanlab.study.numbers import summary as sums
 from spanlab.study.numbers.results import ArmResult
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("summary")
 def summarise_arms(finished: Finished) -> Findings:
-    """Every arm's summary beside the baseline's; speedups are withdrawn where the machine was noisy."""
-    data = _side_by_side(finished)
+    """Return every arm's summary, with speedups over the baseline unless the machine was noisy."""
+    data = _study_data(finished)
     if finished.noise is not None:
-        data = withdrawn(data, finished.noise)
+        data = withdraw_speedups(data, finished.noise)
     tables = study_tables(data)
     return Findings(
         summary={
@@ -46,7 +46,7 @@ def _draw(name: str, data: StudyData) -> Figure | None:
     return FIGURES[name](data)
 
 
-def _side_by_side(finished: Finished) -> StudyData:
+def _study_data(finished: Finished) -> StudyData:
     study, results = finished.study, finished.results
     baseline = next((result for result in results if result.data.name == study.baseline), None)
     bound = max(result.bound for result in results)
@@ -72,7 +72,7 @@ def _side_by_side(finished: Finished) -> StudyData:
 
 
 def _speedup(baseline: ArmResult | None, result: ArmResult) -> dict[str, Any] | None:
-    """None without a baseline, and where either queue grows: that ratio tells the length of the run."""
+    """Return the speedup; None without a baseline, or where a queue grows and the ratio depends on the run's length."""
     if baseline is None or baseline.saturated or result.saturated:
         return None
     return sums.speedup(baseline.ttft_sums, result.ttft_sums)

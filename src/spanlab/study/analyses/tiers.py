@@ -1,4 +1,4 @@
-"""The analysis `tiers`: what each arm loaded and declined, what tiers moved, and from which length loading pays."""
+"""The analysis `tiers`: loaded and declined tokens by arm, traffic by tier, and the break-even length of loading."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("tiers")
 def tiers_of_study(finished: Finished) -> Findings:
-    """Loads by arm, traffic by tier, and the break-even length of each tier."""
+    """Return loads by arm, traffic by tier, and the break-even length of each tier."""
     study = finished.study
-    arms = {one.data.name: _arm(finished, one) for one in finished.results}
+    arms = {result.data.name: _arm(finished, result) for result in finished.results}
     least = break_even(study)
-    found = {"break_even_tokens": least, "arms": arms}
+    entry = {"break_even_tokens": least, "arms": arms}
     caveats = _caveats(study)
-    rules = {name: vars(one) for name, one in study.store.tiers.items()}
+    rules = {name: vars(tier) for name, tier in study.store.tiers.items()}
     return Findings(
-        summary={"tiers": found},
+        summary={"tiers": entry},
         tables=(arms_table(arms, caveats), break_even_table(rules, least), tiers_table(arms)),
         caveats=caveats,
     )
@@ -46,7 +46,7 @@ def tiers_of_study(finished: Finished) -> Findings:
 
 @OF_POINTS.register("tiers")
 def tiers_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Hits and times by arm at every point: one table and one figure for each axis of the sweep."""
+    """Return hits and times by arm at every point: one table and one figure per axis of the sweep."""
     ran = [point for point in points if point.summary is not None]
     groups = {f"tiers_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
     return Findings(
@@ -63,9 +63,9 @@ def _draw(points: Sequence[SweepPoint]) -> Figure | None:
 
 
 def break_even(study: Study) -> dict[str, int | None]:
-    """Tokens from which on loading from an idle tier is faster than computing, by tier; None: no length is.
+    """Return the least number of tokens that load faster from an idle tier than they compute, by tier; None: no number.
 
-    Of blocks where an arm has a pool, else of one state, which stands for all tokens before it.
+    Blocks are loaded where an arm has a pool, else one state, which replaces all tokens before it.
     """
     arms = [study.arms[name] for name in study.chosen()]
     pools = [arm for arm in arms if arm.pool is not None]
@@ -79,16 +79,16 @@ def break_even(study: Study) -> dict[str, int | None]:
         assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
         size, layers = policy.blocks.size, study.model.num_layers
         ready = {name: partial(_ready_ns, rules, policy, steps, layers) for name, rules in study.store.tiers.items()}
-    return {name: break_even_tokens(one, steps, size) for name, one in ready.items()}
+    return {name: break_even_tokens(ready_ns, steps, size) for name, ready_ns in ready.items()}
 
 
 def _state_ready_ns(rules: TierRules, state_bytes: int, steps: PrefillTime, tokens: int) -> int:
-    """Nanoseconds until a token behind a prefix is computed, where the state of the prefix is loaded."""
+    """Return nanoseconds until the token after a prefix is computed, with the state of the prefix loaded."""
     return Link(rules.bytes_per_s, rules.latency_s).delay(state_bytes) + sum(steps(tokens, tokens + 1))
 
 
 def _ready_ns(rules: TierRules, policy: BlockPolicy, steps: PrefillTime, layers: int, tokens: int) -> int:
-    """Nanoseconds until a token behind a prefix is computed, where the prefix is loaded over an idle link."""
+    """Return nanoseconds until the token after a prefix is computed, with the prefix loaded over an idle link."""
     blocks = tokens // policy.blocks.size + (policy.blocks.state_groups if policy.rules.needs_states else 0)
     load_ns = Link(rules.bytes_per_s, rules.latency_s).delay(blocks * policy.store.block_bytes)
     (step_ns,) = steps(tokens, tokens + 1)
@@ -96,7 +96,7 @@ def _ready_ns(rules: TierRules, policy: BlockPolicy, steps: PrefillTime, layers:
 
 
 def _arm(finished: Finished, result: ArmResult) -> dict[str, Any]:
-    """What one arm loaded, over its counted requests of all seeds, and what its tiers moved, mean over its runs."""
+    """Return the loads of one arm over its counted requests of all seeds, and its tiers' traffic, mean over runs."""
     summary = result.data.summary
     prompt = summary["tokens"]["prompt"]
     loads = _loads(finished, result.data.name)
@@ -111,17 +111,17 @@ def _arm(finished: Finished, result: ArmResult) -> dict[str, Any]:
 
 
 def _loads(finished: Finished, arm: str) -> dict[str, float]:
-    """Sums over the arm's counted requests at the study's own load; zeros for an arm without tiers."""
+    """Return sums over the arm's counted requests at the study's own load; zeros for an arm without tiers."""
     study, names = finished.study, ("loaded_tokens", "declined_tokens", "critical_load_s")
     if not tiers_of(study, study.arms[arm]):
         return dict.fromkeys(names, 0.0)
     cells = {Cell(seed, study.arrivals.rate_rps) for seed in study.seeds}
-    own = [columns for cell, columns in finished.files[arm].columns().items() if cell in cells]
-    return {name: float(sum(one[name][one["counted"].astype(bool)].sum() for one in own)) for name in names}
+    runs = [columns for cell, columns in finished.files[arm].columns().items() if cell in cells]
+    return {name: float(sum(run[name][run["counted"].astype(bool)].sum() for run in runs)) for name in names}
 
 
 def _means(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of each tier, mean over runs."""
+    """Return the rows of each tier, as means over runs."""
     return [
         {"name": rows[0]["name"]}
         | {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key != "name"}
@@ -130,10 +130,10 @@ def _means(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _caveats(study: Study) -> tuple[str, ...]:
-    small = [f"{name} ({rules.quantise_to})" for name, rules in study.store.tiers.items() if rules.quantise_to]
-    if not small:
+    quantised = [f"{name} ({rules.quantise_to})" for name, rules in study.store.tiers.items() if rules.quantise_to]
+    if not quantised:
         return ()
     return (
-        f"KV that {', '.join(small)} has quantised is read as it is: answers change, how much is unknown in the "
-        "simulator",
+        f"KV from {', '.join(quantised)} is read in its quantised form: answers change, and the effect is unknown in "
+        "the simulator",
     )

@@ -1,1 +1,1 @@
-"""The entry `conformance`: whether a model is served exactly, property by property."""
+"""The entry `conformance`: checks whether a model is served exactly, one property at a time."""

@@ -1,4 +1,4 @@
-"""Runs the entry `conformance`: one verdict per property, a table, a summary."""
+"""Run the entry `conformance`: one verdict per property, a table, a summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from spanlab.engine.load import load_model, read_config
-from spanlab.engine.supported import judge, refuse
+from spanlab.engine.supported import check_support, require_exact
 from spanlab.report import faces
 from spanlab.report.console import print_tables
 from spanlab.report.tables import MISSING, Cell, Column, Table
@@ -23,7 +23,7 @@ from spanlab.study.conformance.verdicts import FAILED, Verdict, refused, support
 from spanlab.study.output import provenance
 from spanlab.study.output.config import settings_yaml
 from spanlab.study.output.folder import RunFolder
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 from spanlab.terminal import printed
 
 FOLDER = "conformance"
@@ -36,30 +36,30 @@ _COLUMNS = (
 
 
 def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
-    """Show all properties, leave a folder and print the table; whether none has failed."""
+    """Check all properties, write a run folder and print the table; return whether no property failed."""
     started = time.perf_counter()
     config = settings_yaml(asdict(settings))
     with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
-        verdicts = list(_judged(settings))
+        verdicts = list(_judge_model(settings))
         (folder.work / "summary.json").write_bytes(orjson.dumps(_summary(settings, verdicts, started), option=_INDENT))
         table = verdict_table(settings.model.name, verdicts)
         faces.write([table], folder.work)
         folder.finish()
     with printed() as console:
         print_tables([table], console)
-    say(Console(stderr=True), str(folder.path))
+    print_line(Console(stderr=True), str(folder.path))
     return all(verdict.verdict != FAILED for verdict in verdicts)
 
 
 _INDENT = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
 
-def _judged(settings: Conformance) -> Iterator[Verdict]:
-    """All verdicts, in order; of a model that the support check refuses, that one alone."""
+def _judge_model(settings: Conformance) -> Iterator[Verdict]:
+    """Yield all verdicts in order; for a model that fails the support check, only that verdict."""
     name = settings.engine.name or settings.model.name
-    layers = judge(read_config(settings.engine, name))
+    layers = check_support(read_config(settings.engine, name))
     try:
-        refuse(name, layers)
+        require_exact(name, layers)
     except ValueError as error:
         yield refused(str(error))
         return
@@ -68,7 +68,7 @@ def _judged(settings: Conformance) -> Iterator[Verdict]:
 
 
 def judged(subject: Subject) -> Iterator[Verdict]:
-    """The verdict on each chosen property of a model that was loaded."""
+    """Yield the verdict on each chosen property of a loaded model."""
     for name in subject.settings.chosen:
         yield Verdict.of(name, PROPERTIES[name](subject=subject))
 
@@ -76,9 +76,9 @@ def judged(subject: Subject) -> Iterator[Verdict]:
 def verdict_table(model: str, verdicts: Sequence[Verdict]) -> Table:
     """One row per property."""
     rows = [
-        (Cell(one.name, one.name), Cell(one.verdict, one.verdict), _number(one.measured), _number(one.limit),
-         Cell(one.what, one.what))
-        for one in verdicts
+        (Cell(verdict.name, verdict.name), Cell(verdict.verdict, verdict.verdict),
+         _number(verdict.measured), _number(verdict.limit), Cell(verdict.what, verdict.what))
+        for verdict in verdicts
     ]  # fmt: skip
     return Table("properties", f"Conformance of {model}", _COLUMNS, tuple(rows))
 
@@ -89,8 +89,13 @@ def _number(value: float | None) -> Cell:
 
 def _summary(settings: Conformance, verdicts: Sequence[Verdict], started: float) -> dict[str, object]:
     properties = {
-        one.name: {"verdict": one.verdict, "measured": one.measured, "limit": one.limit, "what": one.what}
-        for one in verdicts
+        verdict.name: {
+            "verdict": verdict.verdict,
+            "measured": verdict.measured,
+            "limit": verdict.limit,
+            "what": verdict.what,
+        }
+        for verdict in verdicts
     }
     return {
         "model": settings.model.name,

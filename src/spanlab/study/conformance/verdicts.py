@@ -1,4 +1,4 @@
-"""What a property comes to: a number and its limit, and the verdict that follows."""
+"""Measurements of properties and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ SUPPORTED = "supported_layers"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a property function returns.
+class Measurement:
+    """Result of a property function.
 
-    `value`  what was measured; None where what was to be shown, such as reuse, did not happen
-    `limit`  the largest value that passes; None where the model can have nothing of the kind
-    `what`   what the value is, in words; the reason where there is none
+    `value`  measured value; None where the precondition, such as reuse, did not occur
+    `limit`  largest value that passes; None where the property does not apply to the model
+    `what`   description of the value, or the reason why there is none
     """
 
     value: float | None
@@ -23,7 +23,7 @@ class Measured:
 
     @property
     def verdict(self) -> str:
-        """Passed, failed, or not applicable; a value that is no number has failed."""
+        """Passed, failed, or not applicable; NaN and None fail."""
         if self.limit is None:
             return ABSENT
         return PASSED if self.value is not None and self.value <= self.limit else FAILED
@@ -40,21 +40,21 @@ class Verdict:
     what: str
 
     @staticmethod
-    def of(name: str, measured: Measured) -> Verdict:
-        """The verdict on a property."""
+    def of(name: str, measured: Measurement) -> Verdict:
+        """Convert the measurement of a property to its verdict."""
         return Verdict(name, measured.verdict, measured.value, measured.limit, measured.what)
 
 
-def absent(reason: str) -> Measured:
-    """A property that the model cannot have."""
-    return Measured(None, None, reason)
+def not_applicable(reason: str) -> Measurement:
+    """Measurement of a property that does not apply to the model."""
+    return Measurement(None, None, reason)
 
 
 def refused(reason: str) -> Verdict:
-    """The support check does not let the model through."""
+    """Verdict on a model that fails the support check."""
     return Verdict(SUPPORTED, REFUSED, None, None, reason)
 
 
 def supported(layers: int) -> Verdict:
-    """It does."""
+    """Verdict on a model that passes the support check."""
     return Verdict(SUPPORTED, PASSED, 0.0, 0.0, f"layers that spans cannot be reused in, of {layers}")

@@ -1,1 +1,1 @@
-"""Entries that are programs of their own, and no study."""
+"""Entries that are not studies: separate programs."""

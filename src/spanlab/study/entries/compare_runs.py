@@ -1,4 +1,4 @@
-"""The entry `compare`: finished runs beside the first of them, arm by arm."""
+"""The entry `compare`: compare finished runs with the first one, arm by arm."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from spanlab.study.entries.finished_runs import FinishedRun, finished_runs
 from spanlab.study.output import provenance
 from spanlab.study.output.config import settings_yaml
 from spanlab.study.output.folder import RunFolder
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 from spanlab.terminal import printed
 
 FOLDER = "compare"
 
 
 def run_compare(settings: Compare, run: str, root: Path) -> Path:
-    """Compare runs, print the tables, leave a folder; returns the folder."""
+    """Compare runs, print the tables, write a run folder, and return the folder."""
     started = time.perf_counter()
     runs = finished_runs(settings.runs)
     config = settings_yaml(asdict(settings))
@@ -40,7 +40,12 @@ def run_compare(settings: Compare, run: str, root: Path) -> Path:
         tables = compare(runs)
         summary = {
             "compared": [
-                {"name": one.name, "folder": str(one.folder), "commit": one.summary["commit"]} for one in runs
+                {
+                    "name": finished_run.name,
+                    "folder": str(finished_run.folder),
+                    "commit": finished_run.summary["commit"],
+                }
+                for finished_run in runs
             ],
             **provenance.run_facts(time.perf_counter() - started),
         }
@@ -50,18 +55,18 @@ def run_compare(settings: Compare, run: str, root: Path) -> Path:
         folder.finish()
     with printed() as console:
         print_tables(tables, console)
-    say(Console(stderr=True), str(folder.path))
+    print_line(Console(stderr=True), str(folder.path))
     return folder.path
 
 
 def compare(runs: Sequence[FinishedRun]) -> tuple[Table, ...]:
-    """Arms, metrics of serving and settings of each run beside the first, as far as all runs have them."""
-    names = [one.name for one in runs]
-    found = [_arms(runs)] if all("arms" in one.summary for one in runs) else []
-    found += [compare_serving(runs)] if all(one.serving for one in runs) else []
-    if not found:
+    """Tables of arms, serving metrics and settings of each run next to the first, where all runs have them."""
+    names = [run.name for run in runs]
+    tables = [_arms(runs)] if all("arms" in run.summary for run in runs) else []
+    tables += [compare_serving(runs)] if all(run.serving for run in runs) else []
+    if not tables:
         raise ValueError(f"runs={names}: expected an analysis that all of them have, summary or serving")
-    return *found, settings_table(names, differing([one.settings for one in runs]))
+    return *tables, settings_table(names, differing([run.settings for run in runs]))
 
 
 def _arms(runs: Sequence[FinishedRun]) -> Table:
@@ -70,32 +75,32 @@ def _arms(runs: Sequence[FinishedRun]) -> Table:
         _row(first, other, arm) for other in others for arm in first.summary["arms"] if arm in other.summary["arms"]
     ]
     if not rows:
-        raise ValueError(f"runs={[one.name for one in runs]}: expected an arm that two runs share")
+        raise ValueError(f"runs={[run.name for run in runs]}: expected an arm that two runs share")
     title = f"{' and '.join(other.name for other in others)} beside {first.name}"
-    return arms_table(title, rows, several=len(others) > 1, notes=_only(runs))
+    return arms_table(title, rows, several=len(others) > 1, notes=_unshared_arms(runs))
 
 
 def _row(first: FinishedRun, other: FinishedRun, arm: str) -> ArmRow:
-    both = [one.summary["arms"][arm] for one in (first, other)]
-    hits = (both[0]["token_hit_rate"], both[1]["token_hit_rate"])
-    ttft_s = (both[0]["ttft_s"]["mean"], both[1]["ttft_s"]["mean"])
+    summaries = [run.summary["arms"][arm] for run in (first, other)]
+    hits = (summaries[0]["token_hit_rate"], summaries[1]["token_hit_rate"])
+    ttft_s = (summaries[0]["ttft_s"]["mean"], summaries[1]["ttft_s"]["mean"])
     try:
         pairs = paired(first.records(arm), other.records(arm))
     except UnpairedError as reason:
         return ArmRow(arm, other.name, hits, ttft_s, None, str(reason))
-    found = differences(pairs, first.saturated(arm) or other.saturated(arm))
-    return ArmRow(arm, other.name, hits, ttft_s, found)
+    arm_differences = differences(pairs, first.saturated(arm) or other.saturated(arm))
+    return ArmRow(arm, other.name, hits, ttft_s, arm_differences)
 
 
-def _only(runs: Sequence[FinishedRun]) -> list[str]:
-    """Arms that not every run has."""
-    arms = [set(one.summary["arms"]) for one in runs]
-    left = {one.name: sorted(own - set.intersection(*arms)) for one, own in zip(runs, arms, strict=True)}
-    return [f"not in every run, {name}: {', '.join(names)}" for name, names in left.items() if names]
+def _unshared_arms(runs: Sequence[FinishedRun]) -> list[str]:
+    """Notes on arms that some runs lack."""
+    arms = [set(run.summary["arms"]) for run in runs]
+    unshared = {run.name: sorted(run_arms - set.intersection(*arms)) for run, run_arms in zip(runs, arms, strict=True)}
+    return [f"not in every run, {name}: {', '.join(names)}" for name, names in unshared.items() if names]
 
 
 def _page(runs: Sequence[FinishedRun], tables: Sequence[Table], config: str, summary: dict[str, Any]) -> Page:
-    caveats = dict.fromkeys(f"{one.name}: {words}" for one in runs for words in one.summary["caveats"])
-    failed = [f"{one.name}: {words}" for one in runs for words in one.summary["failed"].values()]
-    about = [f"{one.name}: {one.summary['workload']['detail']}, {one.summary['model']}" for one in runs]
+    caveats = dict.fromkeys(f"{run.name}: {text}" for run in runs for text in run.summary["caveats"])
+    failed = [f"{run.name}: {text}" for run in runs for text in run.summary["failed"].values()]
+    about = [f"{run.name}: {run.summary['workload']['detail']}, {run.summary['model']}" for run in runs]
     return Page(tables[0].title, tables, about, tuple(caveats), failed, config=config, facts=facts_of(summary))

@@ -1,4 +1,4 @@
-"""The entry `export`: a workload's requests with their arrival times, as lines of a file."""
+"""The entry `export`: write a workload's requests with their arrival times to a file, one line each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spanlab.workloads.writers.formats import WRITERS
 
 
 def run_export(settings: Export, root: Path) -> str:
-    """Write the file and say what it holds; `root` is where outputs go."""
+    """Write the file and return one line that describes it; `root` is the folder of outputs."""
     path, writer = Path(settings.writer.path), settings.writer
     if path.exists():
         raise ValueError(f"writer.path={path}: the file exists; expected a new name")
@@ -37,7 +37,7 @@ def run_export(settings: Export, root: Path) -> str:
 
 
 def _check_times(requests: Iterable[Request]) -> None:
-    """Refuse requests whose times depend on how fast others are served."""
+    """Raise where the arrival of a request depends on the end of another."""
     waiting = next((request for request in requests if request.after), None)
     if waiting is not None:
         raise ValueError(

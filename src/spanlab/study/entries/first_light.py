@@ -1,4 +1,4 @@
-"""The entry `first_light`: runs its stages as commands of their own, and leaves a folder that is ready to commit."""
+"""The entry `first_light`: run stages as separate commands, and write a folder of results to commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanlab.report.tables import Cell, Column, Table
 from spanlab.settings.first_light import FirstLight, Stage
 from spanlab.study.fidelity.profiles import slug
 from spanlab.study.output import provenance
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 
 DONE, FAILED, LATE = "done", "failed", "left out: no time"
 STATE = "stages.json"
@@ -30,7 +30,7 @@ _PROGRAMS = {
     "python": [sys.executable],
     "bash": ["bash"],
 }
-_KEPT_LINES = 400  # of a log
+_LOG_LINES = 400  # last lines of a log that are copied
 _COLUMNS = (
     Column("stage", "stage", left=True),
     Column("status", "status", left=True),
@@ -42,10 +42,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage ended.
+    """Outcome of a stage.
 
-    `status`   done, failed and why, or left out
-    `seconds`  that it took
+    `status`   done, failed with the reason, or left out
+    `seconds`  duration
     """
 
     status: str
@@ -55,95 +55,95 @@ class Outcome:
 
 
 def run_first_light(settings: FirstLight, home: Path) -> bool:
-    """Run the stages that are not done yet; whether all of them are now."""
+    """Run the stages that are not done; return whether all stages are done."""
     name = settings.name or slug(card_name(settings.engine_device))
     work, card = home / settings.output.root / "first_light" / name, home / settings.cards / name
     if settings.output.if_exists == "replace":
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
-    state, began = _read(work / STATE), time.monotonic()
-    for stage, told in settings.chosen.items():
-        known = state.get(stage)
-        if known is not None and known.status == DONE and known.command == told.command:
-            _say(f"{stage}: done before")
+    state, started = _read_state(work / STATE), time.monotonic()
+    for stage, stage_settings in settings.chosen.items():
+        outcome = state.get(stage)
+        if outcome is not None and outcome.status == DONE and outcome.command == stage_settings.command:
+            _print(f"{stage}: already done")
             continue
-        if known is None or known.command != told.command:
-            shutil.rmtree(work / stage, ignore_errors=True)  # else a failed stage goes on from what it left
-        left = settings.minutes * 60 - (time.monotonic() - began)
-        state[stage] = _run(stage, told, work / stage, home, left)
-        (work / STATE).write_bytes(orjson.dumps({each: asdict(state[each]) for each in state}))
-        _keep(work / stage, card / stage, told.keep, home)
+        if outcome is None or outcome.command != stage_settings.command:
+            shutil.rmtree(work / stage, ignore_errors=True)  # a failed stage with the same command resumes
+        remaining_s = settings.minutes * 60 - (time.monotonic() - started)
+        state[stage] = _run(stage, stage_settings, work / stage, home, remaining_s)
+        (work / STATE).write_bytes(orjson.dumps({stage_name: asdict(state[stage_name]) for stage_name in state}))
+        _copy_results(work / stage, card / stage, stage_settings.keep, home)
         _write_card(card, name, settings, state)
     return all(state[stage].status == DONE for stage in settings.chosen)
 
 
 def card_name(device: str) -> str:
-    """The name of the card, or of this machine's processors; nothing is opened on the card."""
+    """Name of the card, or of this machine's processors; no CUDA context is created."""
     if device == "cpu":
         return provenance.machine()
     try:
-        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()[0]
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError) as error:
         raise ValueError("engine_device=cuda: expected a card that nvidia-smi names, or name=NAME") from error
 
 
-def _run(name: str, stage: Stage, folder: Path, home: Path, left: float) -> Outcome:
-    """Run one stage in its folder, for as long as it and all may take."""
-    limit, commit = min(stage.minutes * 60, left), provenance.commit()
-    if limit <= 0:
-        _say(f"{name}: {LATE}")
+def _run(name: str, stage: Stage, folder: Path, home: Path, remaining_s: float) -> Outcome:
+    """Run one stage in its folder, within its time limit and the remaining time of all stages."""
+    limit_s, commit = min(stage.minutes * 60, remaining_s), provenance.commit()
+    if limit_s <= 0:
+        _print(f"{name}: {LATE}")
         return Outcome(LATE, 0.0, commit, stage.command)
-    _say(f"{name}: at most {limit / 60:.1f} minutes, {' '.join(stage.command)}")
+    _print(f"{name}: at most {limit_s / 60:.1f} minutes, {' '.join(stage.command)}")
     folder.mkdir(parents=True, exist_ok=True)
     command = _PROGRAMS[stage.command[0]] + [word.replace("{out}", str(folder)) for word in stage.command[1:]]
-    began = time.monotonic()
+    started = time.monotonic()
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(command, cwd=home, stdout=log, stderr=log, start_new_session=True)
-        status = _ended(process, limit)
-    seconds = time.monotonic() - began
-    _say(f"{name}: {status} after {seconds / 60:.1f} minutes")
+        status = _wait(process, limit_s)
+    seconds = time.monotonic() - started
+    _print(f"{name}: {status} after {seconds / 60:.1f} minutes")
     return Outcome(status, round(seconds, 1), commit, stage.command)
 
 
-def _ended(process: subprocess.Popen[bytes], limit: float) -> str:
-    """Wait for a process and what it started; end them where they take too long, or where we are interrupted."""
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
+    """Wait for a process and return the status; kill its process group at the time limit or on an interrupt."""
     try:
-        code = process.wait(limit)
+        code = process.wait(limit_s)
         return DONE if code == 0 else f"{FAILED}: exit code {code}"
     except subprocess.TimeoutExpired:
-        return f"{FAILED}: took longer than {limit / 60:.1f} minutes"
+        return f"{FAILED}: took longer than {limit_s / 60:.1f} minutes"
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def _keep(folder: Path, card: Path, patterns: list[str], home: Path) -> None:
-    """Copy what is worth a commit, with no path of this machine in it."""
+def _copy_results(folder: Path, card: Path, patterns: list[str], home: Path) -> None:
+    """Copy the results to commit, without paths of this machine."""
     shutil.rmtree(card, ignore_errors=True)
     for pattern in (LOG, *patterns):
         for path in sorted(folder.glob(pattern)):
             target = card / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_without_paths(_end_of(path), folder, home))
+            target.write_text(_without_paths(_log_tail(path), folder, home))
 
 
-def _end_of(path: Path) -> str:
-    """The text of a file; of a log its last lines."""
+def _log_tail(path: Path) -> str:
+    """Text of a file; only the last lines of a log."""
     text = path.read_text(errors="replace")
-    return text if path.name != LOG else "\n".join(text.splitlines()[-_KEPT_LINES:]) + "\n"
+    return text if path.name != LOG else "\n".join(text.splitlines()[-_LOG_LINES:]) + "\n"
 
 
 def _without_paths(text: str, folder: Path, home: Path) -> str:
-    places = {str(folder): "{out}", str(home): ".", sys.prefix: "{python}", str(Path.home()): "~"}
-    for place, name in places.items():
-        text = text.replace(place, name)
+    replacements = {str(folder): "{out}", str(home): ".", sys.prefix: "{python}", str(Path.home()): "~"}
+    for path, name in replacements.items():
+        text = text.replace(path, name)
     return text
 
 
 def _write_card(card: Path, name: str, settings: FirstLight, state: Mapping[str, Outcome]) -> None:
-    """The page and the data of a card, anew after each stage."""
+    """Write the page and the data of a card; called after each stage."""
     table = _table(settings, state)
     facts = {"card": name, "device": settings.engine_device, "stages": {stage: asdict(state[stage]) for stage in state}}
     (card / "card.json").write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
@@ -157,23 +157,24 @@ def _write_card(card: Path, name: str, settings: FirstLight, state: Mapping[str,
 
 def _table(settings: FirstLight, state: Mapping[str, Outcome]) -> Table:
     rows = []
-    for stage, told in settings.stages.items():
+    for stage, stage_settings in settings.stages.items():
         outcome = state.get(stage)
         if outcome is not None:
             minutes, command = outcome.seconds / 60, " ".join(outcome.command)
             rows.append(
                 (Cell(stage, stage), Cell(outcome.status, outcome.status), Cell(minutes, f"{minutes:.1f}"),
-                 Cell(told.minutes, f"{told.minutes:g}"), Cell(outcome.commit, outcome.commit), Cell(command, command))
+                 Cell(stage_settings.minutes, f"{stage_settings.minutes:g}"),
+                 Cell(outcome.commit, outcome.commit), Cell(command, command))
             )  # fmt: skip
     return Table("stages", "Stages", _COLUMNS, tuple(rows))
 
 
-def _read(path: Path) -> dict[str, Outcome]:
-    """What is known of stages that ran before."""
+def _read_state(path: Path) -> dict[str, Outcome]:
+    """Read the outcomes of earlier stages."""
     if not path.exists():
         return {}
-    return {stage: Outcome(**known) for stage, known in orjson.loads(path.read_bytes()).items()}
+    return {stage: Outcome(**fields) for stage, fields in orjson.loads(path.read_bytes()).items()}
 
 
-def _say(words: str) -> None:
-    say(Console(stderr=True), words)
+def _print(text: str) -> None:
+    print_line(Console(stderr=True), text)

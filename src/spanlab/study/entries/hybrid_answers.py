@@ -1,4 +1,4 @@
-"""The entry `hybrid_answers`: what a trained probe answers when documents are encoded apart."""
+"""The entry `hybrid_answers`: answers of a trained probe when documents are encoded separately."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from spanlab.settings.probe import HybridAnswers, parse_case
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
 from spanlab.study.output.config import settings_yaml
 from spanlab.study.output.folder import RunFolder
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def run_hybrid_answers(settings: HybridAnswers, run: str, root: Path) -> Path:
-    """Answer all cases, measure norms, leave a folder; returns the folder."""
+    """Answer all cases, measure norms, write a run folder, and return the folder."""
     import torch
 
     from spanlab.probe.norms import head_norms
@@ -38,28 +38,30 @@ def run_hybrid_answers(settings: HybridAnswers, run: str, root: Path) -> Path:
     model = load("weights", settings.weights)
     _check_vocabulary(settings, model)
     with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
-        cases = {case: _answered(settings, case, model) for case in settings.cases}
+        cases = {case: _answer_case(settings, case, model) for case in settings.cases}
         norms = list(head_norms(model, settings))
         errors = [error for case in settings.cases[:1] for error in state_errors(model, settings, case)]
-        found = _findings(settings, f"probe of {model.num_parameters():,} parameters", cases, norms, errors)
-        write_findings(folder, "Answers when documents are encoded apart", config, found, started)
+        findings = _findings(settings, f"probe of {model.num_parameters():,} parameters", cases, norms, errors)
+        write_findings(folder, "Answers when documents are encoded apart", config, findings, started)
     return folder.path
 
 
 def _check_vocabulary(settings: HybridAnswers, model: PreTrainedModel) -> None:
-    known, needed = model.config.vocab_size, settings.task.vocabulary
-    if known != needed and (settings.cases or settings.norms.tokens == "task"):
-        expected = f"expected a vocabulary of task.vocabulary={needed}, not {known}, or cases=[] norms.tokens=random"
+    model_size, needed = model.config.vocab_size, settings.task.vocabulary
+    if model_size != needed and (settings.cases or settings.norms.tokens == "task"):
+        expected = (
+            f"expected a vocabulary of task.vocabulary={needed}, not {model_size}, or cases=[] norms.tokens=random"
+        )
         raise ValueError(f"weights={settings.weights}: {expected}")
 
 
-def _answered(settings: HybridAnswers, case: str, model: PreTrainedModel) -> list[Score]:
+def _answer_case(settings: HybridAnswers, case: str, model: PreTrainedModel) -> list[Score]:
     from spanlab.probe.answers import EXACT, FULL_VIEW, answer
 
-    found = scores(answer(model, settings, *parse_case(case)), FULL_VIEW, EXACT)
-    shown = {score.arm: f"{score.accuracy.mean:.1%}" for score in found if score.arm in (FULL_VIEW, EXACT)}
-    say(Console(stderr=True), f"{case}: {', '.join(f'{arm} {accuracy}' for arm, accuracy in shown.items())}")
-    return found
+    case_scores = scores(answer(model, settings, *parse_case(case)), FULL_VIEW, EXACT)
+    shown = {score.arm: f"{score.accuracy.mean:.1%}" for score in case_scores if score.arm in (FULL_VIEW, EXACT)}
+    print_line(Console(stderr=True), f"{case}: {', '.join(f'{arm} {accuracy}' for arm, accuracy in shown.items())}")
+    return case_scores
 
 
 def _findings(
@@ -69,21 +71,21 @@ def _findings(
     norms: Sequence[HeadNorm],
     errors: Sequence[StateError],
 ) -> Findings:
-    asked = f"{settings.sequences} sequences of {settings.task.questions} questions"
-    answered = [answers_table(case, own, _title(case, asked)) for case, own in cases.items()]
+    description = f"{settings.sequences} sequences of {settings.task.questions} questions"
+    answer_tables = [answers_table(case, case_scores, _title(case, description)) for case, case_scores in cases.items()]
     states = [state_errors_table(case, errors) for case in settings.cases[:1]]
     draws = {"answers": partial(draw_answers, cases)} if cases else {}
     return Findings(
-        data=f"{asked} each, documents x tokens {', '.join(cases)}",
+        data=f"{description} each, documents x tokens {', '.join(cases)}",
         model=model,
         seeds=[settings.seed],
         threads=settings.threads,
-        tables=[*answered, norms_table(norms), *states, heads_table(norms)],
-        printed=len(answered) + 1 + len(states),
+        tables=[*answer_tables, norms_table(norms), *states, heads_table(norms)],
+        printed=len(answer_tables) + 1 + len(states),
         figures=draws | {"norms": partial(draw_norms, norms)} if settings.output.figures else {},
     )
 
 
-def _title(case: str, asked: str) -> str:
+def _title(case: str, description: str) -> str:
     documents, tokens = parse_case(case)
-    return f"Answers after {documents} documents of {tokens} tokens\n{asked}"
+    return f"Answers after {documents} documents of {tokens} tokens\n{description}"

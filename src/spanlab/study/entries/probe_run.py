@@ -1,4 +1,4 @@
-"""What the entries of the probe leave in a run folder: tables, figures, report, summary."""
+"""Run folder of the probe's entries: tables, figures, report, summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.tables import Table
 from spanlab.study.output import provenance
 from spanlab.study.output.folder import RunFolder
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 from spanlab.terminal import printed
 
 FOLDER = "probe"
@@ -31,13 +31,13 @@ CAVEATS = (
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run found.
+    """Results of a run.
 
-    `data`     what was asked, in words
-    `model`    the model, in words
-    `tables`   the first `printed` of them are for the terminal
-    `figures`  functions of a footer, by name
-    `caveats`  what the numbers do not say
+    `data`     description of the data
+    `model`    description of the model
+    `tables`   all tables; the first `printed` tables are printed
+    `figures`  functions that draw a figure with a given footer, by name
+    `caveats`  limits of the numbers
     """
 
     data: str
@@ -50,32 +50,34 @@ class Findings:
     caveats: Sequence[str] = CAVEATS
 
 
-def write_findings(folder: RunFolder, title: str, config: str, found: Findings, started: float) -> None:
-    """Fill the folder, let it take its place, and print the tables; `started` is a time of `perf_counter`."""
+def write_findings(folder: RunFolder, title: str, config: str, findings: Findings, started: float) -> None:
+    """Write and publish the run folder, and print the tables; `started` is a time of `perf_counter`."""
     summary = {
-        "workload": {"provenance": "made by this program", "detail": found.data},
-        "model": found.model,
-        "engine": {"device": f"cpu, {found.threads} thread{'s' if found.threads > 1 else ''}"},
-        "seeds": list(found.seeds),
-        "caveats": list(found.caveats),
+        "workload": {"provenance": "made by this program", "detail": findings.data},
+        "model": findings.model,
+        "engine": {"device": f"cpu, {findings.threads} thread{'s' if findings.threads > 1 else ''}"},
+        "seeds": list(findings.seeds),
+        "caveats": list(findings.caveats),
         **provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"]),
     }
     (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    faces.write(found.tables, folder.work)
-    figures = _draw(found, f"{found.data} · {found.model} · commit {summary['commit']}", folder.work / "figures")
-    about = (found.data, found.model)
-    caveats, facts = tuple(found.caveats), facts_of(summary)
-    page = Page(title, found.tables, about, caveats, figures=figures, config=config, facts=facts)
+    faces.write(findings.tables, folder.work)
+    figures = _draw(
+        findings, f"{findings.data} · {findings.model} · commit {summary['commit']}", folder.work / "figures"
+    )
+    about = (findings.data, findings.model)
+    caveats, facts = tuple(findings.caveats), facts_of(summary)
+    page = Page(title, findings.tables, about, caveats, figures=figures, config=config, facts=facts)
     write_page(page, folder.work)
     folder.finish()
     with printed() as console:
-        print_tables(found.tables[: found.printed], console)
-    say(Console(stderr=True), str(folder.path))
+        print_tables(findings.tables[: findings.printed], console)
+    print_line(Console(stderr=True), str(folder.path))
 
 
-def _draw(found: Findings, footer: str, folder: Path) -> list[Path]:
-    """Draw every figure; the PNG files."""
+def _draw(findings: Findings, footer: str, folder: Path) -> list[Path]:
+    """Draw every figure, and return the PNG files."""
     files = [
-        path for name, draw in found.figures.items() for path in write_figure(partial(draw, footer), folder / name)
+        path for name, draw in findings.figures.items() for path in write_figure(partial(draw, footer), folder / name)
     ]
     return [path for path in files if path.suffix == ".png"]

@@ -1,4 +1,4 @@
-"""The entry `tail_replay`: what a hybrid predicts after inexact recoveries of its state, and after stored states."""
+"""The entry `tail_replay`: predictions of a hybrid after inexact recovery of its state, and after stored states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from spanlab.analysis.recovery import Measured, Source
+from spanlab.analysis.recovery import RecoveryResult, Source
 from spanlab.analysis.replay_price import price
 from spanlab.models.find import find_spec
 from spanlab.report.probe.recovery_figure import draw_recoveries
@@ -21,7 +21,7 @@ from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
 from spanlab.study.output.config import settings_yaml
 from spanlab.study.output.folder import RunFolder
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,43 +33,43 @@ CAVEATS = (
 
 
 def run_tail_replay(settings: TailReplay, run: str, root: Path) -> Path:
-    """Measure every model, leave a folder; returns the folder."""
+    """Measure every model, write a run folder, and return the folder."""
     import torch
 
     started = time.perf_counter()
     torch.set_num_threads(settings.threads)
     config = settings_yaml(asdict(settings))
     with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
-        replays, formats = _measured(settings)
-        found = Findings(
+        replays, formats = _measure(settings)
+        findings = Findings(
             data=f"{settings.sequences} prompts of {settings.documents} x {settings.tokens} tokens, "
             f"{settings.task.questions} questions each",
             model=f"{len(settings.weights)} trained and {len(settings.groups) * len(settings.scores)} random hybrids",
             seeds=[settings.seed],
             threads=settings.threads,
-            tables=[recovery_table(replays), layers_table(replays), stored_table(formats), *_priced(settings)],
+            tables=[recovery_table(replays), layers_table(replays), stored_table(formats), *_price_tables(settings)],
             printed=4,
             figures={"recoveries": partial(draw_recoveries, replays)} if settings.output.figures else {},
             caveats=CAVEATS,
         )
-        write_findings(folder, "Recovery of recurrent states behind a gap", config, found, started)
+        write_findings(folder, "Recovery of recurrent states behind a gap", config, findings, started)
     return folder.path
 
 
-def _measured(settings: TailReplay) -> tuple[list[Measured], list[Measured]]:
-    """Recoveries, and states in fewer bytes, of all models."""
-    from spanlab.probe.tail_replay import measure, recoveries, stored
+def _measure(settings: TailReplay) -> tuple[list[RecoveryResult], list[RecoveryResult]]:
+    """Measure recoveries, and states stored in fewer bytes, for all models."""
+    from spanlab.probe.tail_replay import measure, recoveries, stored_state_arms
 
-    replays: list[Measured] = []
-    formats: list[Measured] = []
+    replays: list[RecoveryResult] = []
+    formats: list[RecoveryResult] = []
     for source, model in _models(settings):
-        say(Console(stderr=True), f"{source.name}, {len(source.below)} recurrent layers")
+        print_line(Console(stderr=True), f"{source.name}, {len(source.below)} recurrent layers")
         replays += measure(source, model, settings, recoveries(), settings.gaps)
-        formats += measure(source, model, settings, stored(), [0, max(settings.gaps)])
+        formats += measure(source, model, settings, stored_state_arms(), [0, max(settings.gaps)])
     return replays, formats
 
 
-def _priced(settings: TailReplay) -> list[Table]:
+def _price_tables(settings: TailReplay) -> list[Table]:
     specs, gap = map(find_spec, settings.models), max(settings.gaps)
     prices = [price(model, context, gap) for model in specs for context in settings.contexts]
     return [price_table(prices)] if prices else []
@@ -81,7 +81,7 @@ def _models(settings: TailReplay) -> Iterator[tuple[Source, PreTrainedModel]]:
 
     for folder in settings.weights:
         model = load("weights", folder)
-        if (known := model.config.vocab_size) != settings.task.vocabulary:
-            raise ValueError(f"weights={folder}: expected a vocabulary of {settings.task.vocabulary}, not {known}")
+        if (vocab_size := model.config.vocab_size) != settings.task.vocabulary:
+            raise ValueError(f"weights={folder}: expected a vocabulary of {settings.task.vocabulary}, not {vocab_size}")
         yield source_of(f"trained, {Path(folder).absolute().parent.name}", model, trained=True), model
     yield from random_models(settings)

@@ -1,4 +1,4 @@
-"""The entry `train_probe`: train the probe, keep its weights and the course of its training."""
+"""The entry `train_probe`: train the probe, and store its weights and training curve."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from spanlab.settings.probe import TrainProbe
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
 from spanlab.study.output.config import settings_yaml
 from spanlab.study.output.folder import RunFolder
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 
 WEIGHTS = "weights"
 
 
 def run_train_probe(settings: TrainProbe, run: str, root: Path) -> Path:
-    """Train and leave a folder; returns the folder."""
+    """Train the probe, write a run folder, and return the folder."""
     import torch
 
     from spanlab.probe.train import train
-    from spanlab.probe.weights import to_train
+    from spanlab.probe.weights import initial_model
 
     started = time.perf_counter()
     torch.set_num_threads(settings.threads)
     config = settings_yaml(asdict(settings))
-    model = to_train(settings)
+    model = initial_model(settings)
     with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
-        points = list(_told(train(model, settings)))
+        points = list(_print_points(train(model, settings)))
         model.save_pretrained(folder.work / WEIGHTS)
-        found = Findings(
+        findings = Findings(
             data=f"{settings.steps} steps of {settings.batch_tokens:,} tokens, up to {settings.documents} documents",
             model=f"probe of {model.num_parameters():,} parameters",
             seeds=[settings.seed],
@@ -45,14 +45,13 @@ def run_train_probe(settings: TrainProbe, run: str, root: Path) -> Path:
             printed=1,
             figures={"training": partial(draw_training, points)} if settings.output.figures else {},
         )
-        write_findings(folder, "Training of the probe", config, found, started)
+        write_findings(folder, "Training of the probe", config, findings, started)
     return folder.path
 
 
-def _told(points: Iterable[TrainingPoint]) -> Iterator[TrainingPoint]:
-    """The points, each said as it comes."""
+def _print_points(points: Iterable[TrainingPoint]) -> Iterator[TrainingPoint]:
+    """Yield the points, and print each one."""
     console = Console(stderr=True)
     for point in points:
-        read = f"{point.read}: loss {point.loss:.3f}, accuracy {point.accuracy:.1%}"
-        say(console, f"step {point.step}, {read}")
+        print_line(console, f"step {point.step}, {point.read}: loss {point.loss:.3f}, accuracy {point.accuracy:.1%}")
         yield point

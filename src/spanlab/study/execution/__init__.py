@@ -1,1 +1,1 @@
-"""Where and how arms run: executors, workers, cells, jobs, backends."""
+"""Execution of arms: executors, workers, cells, jobs, backends."""

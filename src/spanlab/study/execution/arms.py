@@ -1,4 +1,4 @@
-"""The arms of a study on an executor: set going, watched, and how each ended."""
+"""The arms of a study on an executor: start, progress and outcomes."""
 
 from __future__ import annotations
 
@@ -19,79 +19,80 @@ from spanlab.study.execution.worker import Worker
 from spanlab.study.numbers.results import ArmFailure, ArmResult
 
 T = TypeVar("T")
-Given = ParamSpec("Given")
-Work = Callable[Concatenate[Worker, Given], T]
+P = ParamSpec("P")
+Work = Callable[Concatenate[Worker, P], T]
 Running = dict[Future[ArmResult | ArmFailure | None], Task]
-Ends = dict[int, ArmResult | ArmFailure]
-KILLED = "was killed, most likely for memory"
+Outcomes = dict[int, ArmResult | ArmFailure]
+KILLED = "was killed, most likely because memory ran out"
 
 
-class LostError(ValueError):
-    """A process was killed while it worked for the whole study, not for one arm."""
+class ProcessKilledError(ValueError):
+    """A process was killed during work for the whole study, not for one arm."""
 
 
 @contextmanager
 def arms_of(study: Study, requests: tuple[Request, ...], rows: int, processes: int, folder: Path) -> Iterator[Arms]:
-    """The executor of a study; `rows` of progress are kept in `folder` as long as it runs."""
+    """The executor of a study; the progress counts of `rows` rows are in `folder` while it runs."""
     scratch = folder / ".running"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
         counts = scratch / "counts"
         counts.write_bytes(bytes(8 * rows))
-        with executor(study.executor, Worker(study, requests, counts), processes) as made:
-            yield Arms(made, counts)
+        with executor(study.executor, Worker(study, requests, counts), processes) as pool:
+            yield Arms(pool, counts)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 class Arms:
-    """Work on an executor; `counts` is the file of finished requests by row."""
+    """Runs functions on an executor; `counts` is the file of finished requests by row."""
 
     def __init__(self, executor: Executor[Worker], counts: Path) -> None:
         self._executor, self._counts = executor, np.memmap(counts, np.int64, "r")
 
-    def submit(self, work: Work[Given, T], *arguments: Given.args, **named: Given.kwargs) -> Future[T]:
-        """Set `work(worker, *arguments)` going."""
+    def submit(self, work: Work[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        """Submit `work(worker, *arguments)`."""
         return self._executor.submit(work, *arguments, **named)
 
-    def ask(self, work: Work[Given, T], *arguments: Given.args, **named: Given.kwargs) -> T:
-        """What `work(worker, *arguments)` returns."""
+    def call(self, work: Work[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Run `work(worker, *arguments)` and return its result."""
         return self.result(self.submit(work, *arguments, **named))
 
     def result(self, future: Future[T]) -> T:
-        """What work for the whole study returned."""
+        """Wait for submitted work and return its result; ProcessKilledError where its process was killed."""
         try:
             return future.result()
         except self._executor.lost as error:
-            raise LostError(f"workers: a process {KILLED}; expected more memory or fewer workers=N") from error
+            raise ProcessKilledError(f"workers: a process {KILLED}; expected more memory or fewer workers=N") from error
 
     def start(self, tasks: list[Task]) -> Running:
-        """Set every task going."""
+        """Submit every task."""
         return {self.submit(Worker.run, task): task for task in tasks}
 
-    def finish(self, running: Running, watch: Callable[[list[int]], None], period_s: float) -> Ends:
-        """Wait for every arm; `watch` sees the finished requests of each row every `period_s` seconds.
+    def finish(self, running: Running, watch: Callable[[list[int]], None], period_s: float) -> Outcomes:
+        """Wait for every arm and return the outcomes by row, failures included.
 
-        An arm that fails is not gone on with. Returns by row what was returned, failures included.
+        `watch` gets the number of finished requests of each row every `period_s` seconds. The remaining tasks of an
+        arm that failed are cancelled.
         """
-        ends: Ends = {}
+        outcomes: Outcomes = {}
         while running:
             for future in wait(running, period_s, FIRST_COMPLETED).done:
-                self._settle(future, running.pop(future), ends)
-            for future in [future for future, task in running.items() if _failed(ends, task) and future.cancel()]:
+                self._record_outcome(future, running.pop(future), outcomes)
+            for future in [future for future, task in running.items() if _failed(outcomes, task) and future.cancel()]:
                 del running[future]
             watch(self._counts.tolist())
-        return ends
+        return outcomes
 
-    def _settle(self, future: Future[ArmResult | ArmFailure | None], task: Task, ends: Ends) -> None:
+    def _record_outcome(self, future: Future[ArmResult | ArmFailure | None], task: Task, outcomes: Outcomes) -> None:
         try:
-            end = future.result()  # an error ends the study now, not at its end
+            outcome = future.result()  # an error ends the study immediately
         except self._executor.lost:
-            end = ArmFailure(task.arm, f"arms.{task.arm} ended with its process, which {KILLED}")
-        if end is not None and not _failed(ends, task):
-            ends[task.row] = end
+            outcome = ArmFailure(task.arm, f"arms.{task.arm}: its process {KILLED}")
+        if outcome is not None and not _failed(outcomes, task):
+            outcomes[task.row] = outcome
 
 
-def _failed(ends: Ends, task: Task) -> bool:
-    return isinstance(ends.get(task.row), ArmFailure)
+def _failed(outcomes: Outcomes, task: Task) -> bool:
+    return isinstance(outcomes.get(task.row), ArmFailure)

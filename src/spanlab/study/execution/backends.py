@@ -1,4 +1,4 @@
-"""One run of one arm, by whichever backend: the policy, the scheduler and the rows they leave are the same."""
+"""Backends that run one job; policy, scheduler and record types are the same for simulator and engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spanlab.study.execution.jobs import Job
 from spanlab.study.execution.remote import RemoteServer
 from spanlab.study.execution.warm_up import warm_up
 from spanlab.study.machine import watch
-from spanlab.study.machine.device import give_memory_back
+from spanlab.study.machine.device import release_memory
 from spanlab.study.machine.fixed_step import FixedStep
 from spanlab.study.output.run_logs import RunLogs
 from spanlab.study.output.step_log import StepLog
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Runs jobs of one study; it may keep what is dear to make, such as a model, from one to the next.
+    """Runs jobs of one study; expensive objects, such as a model, may be reused from one job to the next.
 
-    `in_turns`  times are measured: arms take turns, and the baseline runs twice in each turn
+    `interleaved`  times are measured: runs of the arms are interleaved, and the baseline runs twice in each round
     """
 
-    in_turns: bool
+    interleaved: bool
 
     def __init__(self, study: Study) -> None: ...
 
     def run(self, job: Job, write: Callable[[Any], None]) -> RunRow | ServedRun:
-        """Do a run; `write` gets the record of each request, of the kind that its row belongs to."""
+        """Run a job and return its row; `write` gets the record of each request: Record, or ServedRecord."""
         ...
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
-        """The requests with the token ids that runs serve."""
+        """Return the requests with the token ids that runs use."""
 
     def warm_up(self, requests: Ordered[Request]) -> None:
-        """Let every arm serve a little before the first is measured."""
+        """Serve a few requests with every arm before the first measurement."""
 
     def recover(self) -> None:
-        """Give back what a run that ran out of memory may still hold."""
+        """Release the memory of a run that ran out of memory."""
 
 
 @contextmanager
-def _rarely_collected() -> Iterator[None]:
-    """Python looks for garbage every 50,000 objects, not 700, and only among the run's own.
+def _infrequent_gc() -> Iterator[None]:
+    """Collect garbage every 50,000 allocations instead of 700, and only among objects of the run.
 
-    What a simulation makes are trees, which stay; what was there before, such as the requests, stays longer.
+    A simulation allocates trees, which stay alive; older objects, such as the requests, stay alive longer.
     """
     usual = gc.get_threshold()
     gc.set_threshold(50_000, *usual[1:])
@@ -76,14 +76,14 @@ def _rarely_collected() -> Iterator[None]:
 
 
 class Simulator:
-    """Steps last what the timing model says."""
+    """Backend `sim`: step durations come from the timing model."""
 
-    in_turns = False
+    interleaved = False
 
     def __init__(self, study: Study) -> None:
         self._study = study
 
-    @_rarely_collected()
+    @_infrequent_gc()
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
         from spanlab_sim.calibrated import CalibratedTiming
@@ -94,8 +94,8 @@ class Simulator:
         timing, rules = build.build_timing(self._study), job.rules
         meter = DemandMeter(timing)
         strategy, count = job.strategy, self._study.replicas.count
-        known = job.warmup, job.max_tokens, job.requests
-        policies = [build.build_policy(self._study, strategy, *known) for _ in range(count)]
+        job_sizes = job.warmup, job.max_tokens, job.requests
+        policies = [build.build_policy(self._study, strategy, *job_sizes) for _ in range(count)]
         tiered = build_tiered(self._study, strategy, policies[0], rules)
 
         def finished(record: Record) -> None:
@@ -128,27 +128,27 @@ class Simulator:
         return replace(row, demand_s=meter.demand_s(rules))
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
-        """The requests as they are."""
+        """Return the requests unchanged."""
         return requests
 
     def warm_up(self, requests: Ordered[Request]) -> None:
-        """Modelled times need none."""
+        """Do nothing: modelled times need no warm-up."""
 
     def recover(self) -> None:
-        """Nothing is left of a simulation."""
+        """Do nothing: a simulation uses no device memory."""
 
 
 class RealEngine:
-    """Steps last what the device needs; arrivals happen on the clock of `engine.clock`."""
+    """Backend `engine`: step durations are measured on the device; arrivals follow the clock `engine.clock`."""
 
-    in_turns = True
+    interleaved = True
 
     def __init__(self, study: Study, shared: RealEngine | None = None) -> None:
         self._study, self._shared = study, shared
 
     @functools.cached_property
     def model(self) -> Any:
-        """The model on its device, loaded when it is first asked for; that of `shared` where there is one."""
+        """Model on its device, loaded at first use, or the model of `shared`."""
         return build_model(self._study) if self._shared is None else self._shared.model
 
     @functools.cached_property
@@ -156,21 +156,21 @@ class RealEngine:
         return FixedStep(self._study.model, self._study.engine, self.model)
 
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
-        """Serve one run, from an empty cache; the machine is read before it where the job says where to."""
-        give_memory_back()  # the pools of the run before are part of a cycle
+        """Run one job from an empty cache; before it, append a reading of the machine to `job.readings`."""
+        release_memory()  # the pools of the previous run are in a reference cycle
         if job.readings is not None:
-            watch.take(job.readings, self._fixed.measure)
+            watch.record_reading(job.readings, self._fixed.measure)
         return self._serve(job, write, self._study.engine.clock)
 
     def warm_up(self, requests: Ordered[Request]) -> None:
-        """Let every arm of the study serve a little."""
+        """Serve a few requests with every arm of the study."""
         longest, rules = max(request.num_tokens for request in requests), self._study.batch
 
-        def serve(arm: str, asked: list[Request]) -> None:
+        def serve(arm: str, arm_requests: list[Request]) -> None:
             strategy = self._study.arms[arm]
-            job = Job(strategy, asked, rules, 0, None, 0, longest, 0, Path(os.devnull))
+            job = Job(strategy, arm_requests, rules, 0, None, 0, longest, 0, Path(os.devnull))
             self._serve(job, lambda record: None, "virtual")
-            give_memory_back()
+            release_memory()
 
         warm_up(self._study.chosen(), requests, serve)
 
@@ -181,15 +181,15 @@ class RealEngine:
 
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens, job.requests)
         assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
-        requests = self._taught(self.served(job.requests), job.teacher)
+        requests = self._with_teacher_outputs(self.served(job.requests), job.teacher)
         scorer = None
         if job.logits is not None:
             scorer = Scorer(requests, self.model.vocab_size, job.logits, job.reference)
         recording = Recording(self._study.engine.record, scorer)
-        looks = {"on_logits": recording.note, "on_finished": recording.finished, "at_once": scorer is not None}
-        engine = build_engine(self._study, job.strategy, self.model, policy, requests, **looks)
+        callbacks = {"on_logits": recording.note, "on_finished": recording.finished, "at_once": scorer is not None}
+        engine = build_engine(self._study, job.strategy, self.model, policy, requests, **callbacks)
         if job.touched:
-            _touch(
+            _touch_memory(
                 engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
             )
 
@@ -223,32 +223,34 @@ class RealEngine:
         return row
 
     @staticmethod
-    def _taught(requests: Ordered[Request], teacher: Path | None) -> Ordered[Request]:
-        """The requests with the outputs that a teacher's run has left, which the engine then follows."""
+    def _with_teacher_outputs(requests: Ordered[Request], teacher: Path | None) -> Ordered[Request]:
+        """Return the requests with the outputs of the teacher's run; the engine generates these tokens."""
         if teacher is None:
             return requests
-        told = read_outputs(teacher).tokens
-        return [replace(request, output=told[request.id], output_len=len(told[request.id])) for request in requests]
+        outputs = read_outputs(teacher).tokens
+        return [
+            replace(request, output=outputs[request.id], output_len=len(outputs[request.id])) for request in requests
+        ]
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
-        """The requests with ids that the model has."""
+        """Return the requests with token ids of the model's vocabulary."""
         from spanlab.engine.remap_tokens import remap_tokens
 
         return remap_tokens(requests, self.model.vocab_size)
 
     def recover(self) -> None:
-        """Let the next run have the device's memory; the model stays."""
-        give_memory_back()
+        """Release device memory; the model stays loaded."""
+        release_memory()
 
 
-def _touch(engine: Engine, states: int) -> None:
-    """Write to the memory of KV and of so many states: a store that has been full once has no new pages."""
+def _touch_memory(engine: Engine, states: int) -> None:
+    """Write to the memory of all KV and of `states` states, as in a store that has been full once."""
     for layer in range(engine.pool.shape.layers):
         engine.pool.keys(layer).zero_()
         engine.pool.values(layer).zero_()
     if engine.memory is not None:
         pool = engine.memory.states.pool
-        pool.give([pool.take() for _ in range(states)])
+        pool.free([pool.allocate() for _ in range(states)])
 
 
 BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "engine": RealEngine, "server": RemoteServer}

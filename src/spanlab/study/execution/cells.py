@@ -1,4 +1,4 @@
-"""The work of one arm: its cells one after another, each appended to the arm's files when it is done."""
+"""Run the cells of one arm in order, and append each finished cell to the arm's files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from spanlab.study.output.arm_files import ArmFiles, Cell
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker does at once: cells of one arm.
+    """Cells of one arm that a worker runs in one call.
 
-    `row`         where its progress is counted; several tasks may go on with one arm
+    `row`         index of its progress count; several tasks may run cells of one row
     `last`        no task of this row follows
-    `calibrates`  the cells are those of the study's calibration
-    `rules`       limits of a step; None: the study's
+    `calibrates`  the cells belong to the study's calibration
+    `rules`       batch limits of a step; None: those of the study
     """
 
     row: int
@@ -39,43 +39,43 @@ class Task:
 
 
 def cells(study: Study, arm: str) -> list[Cell]:
-    """The runs of one arm: every seed at the study's load, then the load sweep; all of it again in each repeat.
+    """Return the runs of one arm: every seed at the study's load, then the load sweep, for each repeat.
 
-    Those of a calibration: its shapes, by number, in each repeat.
+    For a calibration: the numbers of its shapes, for each repeat.
     """
     if study.workload.kind == DESIGNED:
         return [Cell(n, None, repeat) for repeat in range(study.design.repeats) for n in shape_numbers(study, arm)]
-    own = [Cell(seed, study.arrivals.rate_rps) for seed in study.seeds]
+    base = [Cell(seed, study.arrivals.rate_rps) for seed in study.seeds]
     if arm in study.load.arms:
         sweep = [Cell(seed, rate) for rate in study.load.rates_rps for seed in study.load.seeds]
-        own += [cell for cell in sweep if cell not in own]
-    return [Cell(cell.seed, cell.rate_rps, repeat) for repeat in range(study.repeats) for cell in own]
+        base += [cell for cell in sweep if cell not in base]
+    return [Cell(cell.seed, cell.rate_rps, repeat) for repeat in range(study.repeats) for cell in base]
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What every arm of a study runs on: its jobs, and the backend that runs them."""
+class Runtime:
+    """Jobs of a study and the backend that runs them; all arms share them."""
 
     jobs: Jobs
     backend: Backend
 
 
-def run_arm(bench: Bench, task: Task, progress: Callable[[int], None]) -> None:
-    """Run what an arm still lacks. `progress` is told how many requests have finished since the last call."""
+def run_arm(runtime: Runtime, task: Task, progress: Callable[[int], None]) -> None:
+    """Run the unfinished cells of a task. `progress` gets the number of requests finished since the last call."""
     files = task.files
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
-        fcntl.flock(runs, fcntl.LOCK_EX)  # a worker elsewhere that is to stop may still be writing
-        done = _go_on(files, records, runs)
-        progress(sum(done[cell] for cell in task.cells if cell in done))
+        fcntl.flock(runs, fcntl.LOCK_EX)  # a cancelled worker on another machine may still be writing
+        finished = _truncate_unfinished(files, records, runs)
+        progress(sum(finished[cell] for cell in task.cells if cell in finished))
         for cell in task.cells:
-            if cell not in done:
-                _run_cell(bench, task, cell, records, runs, progress)
+            if cell not in finished:
+                _run_cell(runtime, task, cell, records, runs, progress)
 
 
-def _go_on(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[Cell, int]:
-    """Cut off what follows the last finished cell; returns the requests of each finished one."""
+def _truncate_unfinished(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[Cell, int]:
+    """Truncate the files after the last finished cell; return the number of requests of each finished cell."""
     rows = files.finished()
     runs.truncate(files.runs.read_bytes().rfind(b"\n") + 1)
     records.truncate(rows[-1]["records_end"] if rows else 0)
@@ -83,7 +83,7 @@ def _go_on(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[Cell, i
 
 
 def _run_cell(
-    bench: Bench,
+    runtime: Runtime,
     task: Task,
     cell: Cell,
     records: IO[bytes],
@@ -94,8 +94,8 @@ def _run_cell(
         records.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         progress(1)
 
-    job = bench.jobs.job(task.arm, cell, task.files, task.rules)
-    row = asdict(bench.backend.run(job, write))
+    job = runtime.jobs.job(task.arm, cell, task.files, task.rules)
+    row = asdict(runtime.backend.run(job, write))
     if row.get("replicas") == []:
         del row["replicas"]
     if cell.repeat:

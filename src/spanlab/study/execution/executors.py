@@ -1,4 +1,4 @@
-"""Where arms run: processes of this machine, this process, or the workers of a Dask scheduler."""
+"""Executors of arms: processes of this machine, this process, or the workers of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from spanlab.study.execution.worker import Worker
 
 T = TypeVar("T")
 W = TypeVar("W")
-Given = ParamSpec("Given")
+P = ParamSpec("P")
 
 
 class Executor(ABC, Generic[W]):
-    """Runs functions of a worker somewhere else, at most `lanes` at once.
+    """Runs functions of a worker, at most `lanes` at once.
 
-    `lost`  the error of work whose process was killed
+    `lost`  type of the error that is raised where the process was killed
     """
 
     lost: type[Exception]
@@ -40,47 +40,45 @@ class Executor(ABC, Generic[W]):
     def __init__(self, lanes: int) -> None:
         self._threads = ThreadPoolExecutor(lanes)
 
-    def submit(
-        self, work: Callable[Concatenate[W, Given], T], *arguments: Given.args, **named: Given.kwargs
-    ) -> Future[T]:
-        """Set `work(worker, *arguments)` going as soon as a lane is free."""
+    def submit(self, work: Callable[Concatenate[W, P], T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        """Start `work(worker, *arguments)` as soon as a lane is free."""
         return self._threads.submit(self._run, partial(work, **named), *arguments)
 
     def close(self, abandon: bool) -> None:
-        """Wait for all work, or end it."""
+        """Wait for all work, or kill it where `abandon` is true."""
         self._threads.shutdown(wait=not abandon, cancel_futures=abandon)
-        self._end(abandon)
+        self._stop(abandon)
         self._threads.shutdown()
 
     @abstractmethod
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Wait for `work(worker, *arguments)`."""
+        """Run `work(worker, *arguments)` and wait for its result."""
 
     @abstractmethod
-    def _end(self, abandon: bool) -> None:
-        """Let the processes go, whatever they do if it is abandoned."""
+    def _stop(self, abandon: bool) -> None:
+        """Stop the processes; where `abandon` is true, also those that are busy."""
 
 
 @contextmanager
 def executor(settings: ExecutorSettings, worker: W, processes: int) -> Iterator[Executor[W]]:
-    """The executor of the settings; work is ended where the block is left by an exception."""
-    made = _MADE[settings.kind](settings, worker, processes)
+    """The executor of the settings; an exception in the block kills all work."""
+    pool = _EXECUTORS[settings.kind](settings, worker, processes)
     try:
-        yield made
+        yield pool
     except BaseException:
-        made.close(abandon=True)
+        pool.close(abandon=True)
         raise
-    made.close(abandon=False)
+    pool.close(abandon=False)
 
 
 def _cluster(settings: ExecutorSettings, worker: Worker, processes: int) -> Executor[Worker]:
-    from spanlab.study.execution.cluster import Cluster  # which loads an optional package
+    from spanlab.study.execution.cluster import Cluster  # loads an optional package
 
     return Cluster(str(settings.address), worker)
 
 
 class Here(Executor[W]):
-    """This process, which does one thing after another; there is none to start, and none to be killed alone."""
+    """Runs work in this process, one call at a time."""
 
     lost = TerminatedWorkerError
 
@@ -91,30 +89,31 @@ class Here(Executor[W]):
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         return work(self._worker, *arguments)
 
-    def _end(self, abandon: bool) -> None:
+    def _stop(self, abandon: bool) -> None:
         pass
 
 
 class Local(Executor[W]):
-    """Processes of this machine; one that is killed takes its own task alone with it.
+    """Processes of this machine; a killed process fails only its task.
 
-    Each is a loky executor of one process: one executor of many would end them all, and name none.
+    Each process is a loky executor with one worker: an executor with many workers would stop all of them, and would not
+    report which task was lost.
     """
 
     lost = TerminatedWorkerError
 
     def __init__(self, worker: W, processes: int) -> None:
         self._worker, self._ended = worker, False
-        self._starting, self._made = threading.Lock(), dict[ProcessPoolExecutor, Future[int]]()
+        self._starting, self._processes = threading.Lock(), dict[ProcessPoolExecutor, Future[int]]()
         self._idle = SimpleQueue[ProcessPoolExecutor]()
         for _ in range(processes):
             self._idle.put(self._start(_context()))
         super().__init__(processes)
 
-    def _end(self, abandon: bool) -> None:
+    def _stop(self, abandon: bool) -> None:
         with self._starting:
             self._ended = True
-        for process, pid in self._made.items():
+        for process, pid in self._processes.items():
             if abandon:
                 _kill(pid)
             process.shutdown()
@@ -122,11 +121,11 @@ class Local(Executor[W]):
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         process = self._idle.get()
         try:
-            found: T = process.submit(_call, work, *arguments).result()
-            return found
+            result: T = process.submit(_call, work, *arguments).result()
+            return result
         except BrokenProcessPool as broken:
-            process = self._start(None)  # by loky: a fork beside other threads would keep what they have open
-            if _ended_in_its_answer(broken):
+            process = self._start(None)  # by loky: a fork next to other threads would inherit their open files
+            if _was_killed(broken):
                 raise TerminatedWorkerError("a process was killed") from broken
             raise
         finally:
@@ -134,64 +133,66 @@ class Local(Executor[W]):
 
     def _start(self, context: Any) -> ProcessPoolExecutor:
         with self._starting:
-            made = ProcessPoolExecutor(1, context=context, initializer=_begin, initargs=(self._worker, os.getpid()))
+            process = ProcessPoolExecutor(
+                1, context=context, initializer=_initialize_process, initargs=(self._worker, os.getpid())
+            )
             if not self._ended:
-                self._made[made] = made.submit(os.getpid)
-                # Kept open here, it would let us wait for ever for the rest of what a killed process was writing.
-                made._result_queue._writer.close()
-            return made
+                self._processes[process] = process.submit(os.getpid)
+                # An open writer here would block the reader for ever on the partial answer of a killed process.
+                process._result_queue._writer.close()
+            return process
 
 
 def _kill(pid: Future[int]) -> None:
-    """Kill a process from here: what loky kills while work is on its way there fails with a traceback."""
+    """Kill a process directly: loky's own kill prints a traceback where work is being sent to the process."""
     with suppress(BrokenProcessPool, ProcessLookupError):
         os.kill(pid.result(), signal.SIGKILL)
 
 
-def _ended_in_its_answer(broken: BrokenProcessPool) -> bool:
-    """Whether a process was killed: loky takes the end of its answers for an answer that cannot be read."""
-    why = str(broken.__cause__)
-    return "EOFError" in why or "got end of file" in why
+def _was_killed(broken: BrokenProcessPool) -> bool:
+    """Whether the process was killed: loky reports the end of the result pipe as an unreadable result."""
+    cause = str(broken.__cause__)
+    return "EOFError" in cause or "got end of file" in cause
 
 
 def _context() -> Any:
-    """A fork shares the requests; None is loky's own start, the only one in a process that loky started."""
+    """Start method: `fork`, which shares the requests; None is loky's own, the only one in a process of loky."""
     forks = sys.platform == "linux" and multiprocessing.parent_process() is None and not _has_torch_threads()
     return multiprocessing.get_context("fork") if forks else None
 
 
 def _has_torch_threads() -> bool:
-    """Whether torch may have started threads here: a fork leaves them behind, and then waits for them in a product."""
+    """Whether torch may have started threads: a forked child lacks them, and its matrix products wait for ever."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.get_num_threads() > 1
 
 
-_worker: Any  # of this process
+_worker: Any  # worker of this process
 
 
-def _begin(worker: Any, parent: int) -> None:
+def _initialize_process(worker: Any, parent: int) -> None:
     global _worker
     _worker = worker
-    gc.freeze()  # what a fork brings along stays, so that no collection has to look through it
-    process_executor._USE_PSUTIL = False  # or loky ends a process that grew by 300 MB, and with it a loaded model
-    os.environ.setdefault("PYTHONFAULTHANDLER", "0")  # loky's needs a stderr that is a file
-    for end in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(end, signal.SIG_IGN)  # the parent gets the same signal and ends the workers
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    gc.freeze()  # objects inherited by a fork stay alive: no collection needs to visit them
+    process_executor._USE_PSUTIL = False  # else loky stops a process that grew by 300 MB, such as one with a model
+    os.environ.setdefault("PYTHONFAULTHANDLER", "0")  # loky's fault handler needs a stderr that is a file
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent gets the same signal and stops the workers
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
 def _call(work: Callable[..., T], *arguments: Any) -> T:
     return work(_worker, *arguments)
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent is gone: killed, it could tell no worker, and those would hold the run."""
+def _exit_with_parent(parent: int) -> None:
+    """Exit when the parent is gone: a killed parent cannot stop its workers, which would hold the run's lock."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
-_MADE: dict[str, Callable[[ExecutorSettings, Any, int], Executor[Any]]] = {
+_EXECUTORS: dict[str, Callable[[ExecutorSettings, Any, int], Executor[Any]]] = {
     "local": lambda settings, worker, processes: Local(worker, processes),
     "here": lambda settings, worker, processes: Here(worker),
     "dask": _cluster,

@@ -1,4 +1,4 @@
-"""What a run of an arm serves: requests with their arrival times, and under which rules."""
+"""Jobs: the requests of one run with their arrival times, and the settings of the run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from spanlab.workloads.designed_shapes import Shape
 
 @dataclass(frozen=True)
 class Job:
-    """A run: `requests` with their arrival times, the first `warmup` of them not counted.
+    """One run: `requests` with their arrival times; the first `warmup` of them are not counted.
 
-    `max_tokens`  the longest prompt of the workload
-    `group`       the group of requests whose visits are noted one by one
-    `steps`       where a backend that measures steps writes them down
-    `readings`    where it writes down the state of the machine before the run; None: nowhere
-    `outputs`     where it writes down what was generated; None: nowhere
-    `serving`     where a run writes down gaps between tokens; None: nowhere
-    `trace`       where a run writes down its trace file; None: nowhere
-    `title`       names the run there
-    `teacher`     outputs of another arm's run, which are generated instead; None: those of the requests, or its own
-    `logits`      what scores are relative to; None where nothing is scored
-    `reference`   whether this run leaves these logits
-    `clients`     most requests in flight; None is no limit
+    `max_tokens`  tokens of the workload's longest prompt
+    `group`       group of requests whose visits are recorded one by one
+    `steps`       file of the step log, for a backend that measures steps
+    `readings`    file of the machine readings before each run; None: not written
+    `outputs`     file of the generated tokens; None: not written
+    `serving`     file of the gaps between tokens; None: not written
+    `trace`       trace file; None: not written
+    `title`       name of the run in the trace file
+    `teacher`     outputs of another arm's run, for teacher forcing; None: outputs of the requests, or generated ones
+    `logits`      file of the logits that scores are relative to; None where nothing is scored
+    `reference`   whether this run writes these logits
+    `clients`     maximum number of requests in flight; None: no limit
     `touched`     memory of KV and states is touched before the run, as in a store that has been full once
     """
 
@@ -59,20 +59,21 @@ class Job:
 
 
 class Jobs:
-    """The runs of one study over one workload; each cell's arrivals are drawn once."""
+    """Jobs of one study over one workload; the arrivals of each cell are generated once."""
 
     def __init__(self, study: Study, requests: tuple[Request, ...]) -> None:
         self.study, self.requests = study, requests
         self.arrivals = cache(self._arrivals)
 
     def job(self, arm: str, cell: Cell, files: ArmFiles, rules: BatchRules | None = None) -> Job:
-        """One run of an arm, by `rules` or the study's; of a calibration, `cell.seed` is the number of the shape."""
+        """Return the job of one cell, with `rules` or the study's batch limits; in a calibration, `cell.seed` is the
+        number of the shape."""
         study, designed = self.study, self.study.workload.kind == DESIGNED
         shape = self._shapes[cell.seed] if designed else None
-        requests = list(shape.requests) if shape else self.arrivals(cell.drawn)
+        requests = list(shape.requests) if shape else self.arrivals(cell.first_repeat)
         engine = study.engine
         base = study.baseline
-        records, taught = engine.record != "nothing", engine.teacher == BASELINE and arm != base
+        records, has_teacher = engine.record != "nothing", engine.teacher == BASELINE and arm != base
         return Job(
             strategy=study.arms[arm],
             requests=requests,
@@ -86,17 +87,17 @@ class Jobs:
             readings=files.readings,
             outputs=files.outputs(arm, cell) if records else None,
             serving=files.serving(arm, cell) if needed(study, TOKENS) else None,
-            trace=files.trace(arm, cell) if study.output.trace and self._traced(cell) else None,
+            trace=files.trace(arm, cell) if study.output.trace and self._has_trace(cell) else None,
             title=f"{arm}, {cell.name}",
-            teacher=files.outputs(base, cell) if taught else None,
+            teacher=files.outputs(base, cell) if has_teacher else None,
             logits=files.logits(base, cell) if engine.record == "scores" else None,
-            reference=arm == base and files.first is None,
+            reference=arm == base and files.arm_logs is None,
             clients=study.arrivals.clients,
             touched=designed,
         )
 
-    def _traced(self, cell: Cell) -> bool:
-        """Whether a trace is written of a run: the first seed at the study's own load."""
+    def _has_trace(self, cell: Cell) -> bool:
+        """Whether the run writes a trace file: the first seed at the study's load."""
         return cell == Cell(self.study.seeds[0], self.study.arrivals.rate_rps)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A run on a real OpenAI-compatible server: its scheduler and cache are its own, and rows hold what a client sees."""
+"""A run on a real OpenAI-compatible server with its own scheduler and cache; records hold client-side values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanlab_sim.source import Source
 
 if TYPE_CHECKING:
     from spanlab.replay.endpoint import Answer
-    from spanlab.replay.schedule import Sent
+    from spanlab.replay.schedule import SentRequest
 
 _NS = 1e-9
 
@@ -28,16 +28,16 @@ _NS = 1e-9
 class RemoteServer:
     """Sends requests to `base_url` at the times of their arrivals."""
 
-    in_turns = False
+    interleaved = False
 
     def __init__(self, study: Study) -> None:
         self._study = study
 
     def run(self, job: Job, write: Callable[[ServedRecord], None]) -> ServedRun:
         """Replay one run; ValueError where no request was answered."""
-        from spanlab.study.execution.remote_calls import replay  # an HTTP client that other backends need not load
+        from spanlab.study.execution.remote_calls import replay  # loads an HTTP client that other backends do not need
 
-        with RunLogs(replace(job, serving=None), None) as logs:  # gaps are those between chunks
+        with RunLogs(replace(job, serving=None), None) as logs:  # the gaps are those between response chunks
 
             def finished(record: ServedRecord) -> None:
                 logs.finished(record)
@@ -49,29 +49,29 @@ class RemoteServer:
         if not answers.served:
             number, first = next(iter(answers.failures.items()))
             raise ValueError(
-                f"base_url={self._study.base_url}: expected answers, but all {len(job.requests):,} requests failed, "
-                f"request {number} for this: {first}"
+                f"base_url={self._study.base_url}: expected answers, but all {len(job.requests):,} requests failed; "
+                f"request {number}: {first}"
             )
         if job.serving is not None:
             answers.gaps.write(job.serving)
         return answers.row()
 
     def served(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """The requests with ids of the model's vocabulary."""
+        """Return the requests with token ids of the model's vocabulary."""
         return remap_tokens(requests, self._study.model.vocab_size)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Nothing is sent that is not counted."""
+        """Do nothing: no uncounted request is sent to the server."""
 
     def recover(self) -> None:
-        """No memory of the server is held here."""
+        """Do nothing: this process holds no memory of the server."""
 
 
 @dataclass
 class _Answers:
-    """What became of the requests of one run.
+    """Answers and failures of the requests of one run.
 
-    `uncounted`  ids of requests that warm the run up; it grows as they arrive
+    `uncounted`  ids of the warm-up requests; it grows as they arrive
     """
 
     job: Job
@@ -84,9 +84,9 @@ class _Answers:
     _late_ns: list[int] = field(default_factory=list)
     _end_ns: int = 0
 
-    def answered(self, sent: Sent, answer: Answer) -> None:
+    def answered(self, sent: SentRequest, answer: Answer) -> None:
         """Write the record of a request."""
-        times = [at - sent.began_ns for at in answer.chunks_ns]
+        times = [time_ns - sent.began_ns for time_ns in answer.chunks_ns]
         counted = sent.request.id not in self.uncounted
         self.served += 1
         self.other_lengths += answer.output_tokens != sent.request.output_len
@@ -110,12 +110,12 @@ class _Answers:
             )
         )
 
-    def failed(self, sent: Sent, reason: str) -> None:
-        """Name a request that has no answer; the others go on."""
+    def failed(self, sent: SentRequest, reason: str) -> None:
+        """Record the failure of a request."""
         self.failures[str(sent.request.id)] = reason
 
     def row(self) -> ServedRun:
-        """The finished run."""
+        """Return the row of the finished run."""
         return ServedRun(
             seed=self.job.seed,
             rate_rps=self.job.rate_rps,

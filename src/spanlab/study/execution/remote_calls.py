@@ -1,4 +1,4 @@
-"""The calls of one run on a real server."""
+"""HTTP calls of one run on a real server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import orjson
 
 from spanlab.analysis.endpoint import api_key
 from spanlab.replay.endpoint import Answer, Endpoint, FailedRequestError
-from spanlab.replay.schedule import Calls, Replay, Sent
+from spanlab.replay.schedule import Calls, Replay, SentRequest
 from spanlab.settings import Study
 from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.writers.bodies import Bodies
@@ -18,15 +18,15 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class Answers(Protocol):
-    """Takes in what became of each request."""
+    """Receiver of the answer or failure of each request."""
 
-    def answered(self, sent: Sent, answer: Answer) -> None: ...
+    def answered(self, sent: SentRequest, answer: Answer) -> None: ...
 
-    def failed(self, sent: Sent, reason: str) -> None: ...
+    def failed(self, sent: SentRequest, reason: str) -> None: ...
 
 
 async def replay(study: Study, source: Source, answers: Answers) -> None:
-    """Send all requests of a source to the server of a study."""
+    """Send all requests of a source to the study's server."""
     settings = study.replay
     key = api_key("replay.api_key_variable", settings.api_key_variable)
     async with Endpoint(str(study.base_url), key, settings.timeout_s) as endpoint:
@@ -57,8 +57,8 @@ async def _only_model(study: Study, endpoint: Endpoint) -> str:
         expected = f"an OpenAI-compatible server, which lists its models at {endpoint.base_url}/models"
         raise ValueError(f"base_url={study.base_url}: expected {expected}: {failure}") from failure
     if len(models) != 1:
-        named = f"one of {', '.join(models)}" if models else "a name, for the server lists no model"
-        raise ValueError(f"replay.served_model=null: expected {named}")
+        names = f"one of {', '.join(models)}" if models else "a name, because the server lists no model"
+        raise ValueError(f"replay.served_model=null: expected {names}")
     return models[0]
 
 

@@ -1,4 +1,4 @@
-"""Loads as shares of saturation: the baseline serves all requests at once, and its rate is what saturates it."""
+"""Loads as shares of the saturation rate: the rate of the baseline when all requests arrive at once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from spanlab.settings import ArrivalSettings, LoadSweep, Study
 from spanlab.study.execution.arms import arms_of
 from spanlab.study.execution.cells import Task, cells
 from spanlab.study.execution.worker import Worker
-from spanlab.study.numbers.results import WAY_OUT, ArmFailure
+from spanlab.study.numbers.results import REMEDY, ArmFailure
 from spanlab.study.output.arm_files import ArmFiles
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 from spanlab.workloads import Workload
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """What the baseline serves when every request is there from the start."""
+    """Throughput of the baseline when all requests arrive at the start."""
 
     arm: str
     requests: int
@@ -28,20 +28,22 @@ class Saturation:
     rate_rps: float
 
     def shares(self, shares: Iterable[float]) -> dict[float, float]:
-        """Shares by rate, requests per second."""
+        """Map each rate, in requests per second, to its share."""
         return {share * self.rate_rps: share for share in shares}
 
 
 def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder: Path, console: Console) -> Saturation:
-    """Measure the baseline's saturation, or read it from `files` where a run that was interrupted has measured it."""
+    """Measure the baseline's saturation rate, or read it from `files` of an interrupted run."""
     arm = study.baseline
     if not files.finished():
         _run(study, workload, files, folder)
     (row,) = files.finished()
-    found = Saturation(arm, row["requests"], row["makespan_s"], row["requests"] / row["makespan_s"])
-    words = f"{arm} serves {found.rate_rps:.3g} requests/s when all {found.requests} are there"
-    say(console, f"{words}; loads are shares of that")
-    return found
+    saturation = Saturation(arm, row["requests"], row["makespan_s"], row["requests"] / row["makespan_s"])
+    text = (
+        f"arms.{arm} saturates at {saturation.rate_rps:.3g} requests/s, with all {saturation.requests} queued at once"
+    )
+    print_line(console, f"{text}; load.shares are shares of this rate")
+    return saturation
 
 
 def _run(study: Study, workload: Workload, files: ArmFiles, folder: Path) -> None:
@@ -54,17 +56,17 @@ def _run(study: Study, workload: Workload, files: ArmFiles, folder: Path) -> Non
         engine=replace(study.engine, record="nothing", teacher=None),
     )
     with arms_of(at_once, workload.requests, 1, 1, folder) as arms:
-        arms.ask(Worker.warm_up)
+        arms.call(Worker.warm_up)
         running = arms.start([Task(0, study.baseline, files, tuple(cells(at_once, study.baseline)))])
         for end in arms.finish(running, lambda counts: None, 0.2).values():
-            assert isinstance(end, ArmFailure), "this study reports no arm"
-            raise ValueError(f"no load is known: {end.sentence}; {WAY_OUT}")
+            assert isinstance(end, ArmFailure), "no analysis of this study needs ARMS"
+            raise ValueError(f"the saturation rate could not be measured: {end.sentence}; {REMEDY}")
 
 
-def paced(study: Study, saturation: Saturation) -> Study:
-    """The study at its shares of saturation: one sample path, stretched to each load."""
-    first, *others = saturation.shares(study.load.shares)
-    arms = study.chosen() if others else []
-    load = LoadSweep(rates_rps=others, arms=arms, seeds=study.seeds)
+def at_saturation_shares(study: Study, saturation: Saturation) -> Study:
+    """Return the study with rates at its shares of saturation: one sample path of arrivals, scaled to each load."""
+    first, *other_rates = saturation.shares(study.load.shares)
+    arms = study.chosen() if other_rates else []
+    load = LoadSweep(rates_rps=other_rates, arms=arms, seeds=study.seeds)
     arrivals = replace(study.arrivals, rate_rps=first)
     return replace(study, arrivals=arrivals, load=load, analyses=study.chosen_analyses())

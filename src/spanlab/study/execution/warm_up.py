@@ -1,4 +1,4 @@
-"""The warm-up of an engine study: every arm serves a few requests before the first one is measured."""
+"""Warm-up of an engine study: every arm serves a few requests before the first measurement."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from dataclasses import replace
 
 from spanlab.core.request import Request
 
-_LATER_NS = 3_600 * 10**9  # between the waves: idle time, which the clock of a warm-up skips
+_WAVE_NS = 3_600 * 10**9  # idle time between waves, which the clock of a warm-up skips
 
-_ROWS = (2, 4, 8, 16, 32, 64)  # more fill the largest tile
+_ROWS = (2, 4, 8, 16, 32, 64)  # more rows fill the largest tile
 
 Serve = Callable[[str, list[Request]], object]
 
 
 def warm_up(arms: Iterable[str], requests: Sequence[Request], serve: Serve) -> None:
-    """Let each arm serve a few requests from an empty cache, uncounted and unlogged.
+    """Serve a few requests with each arm from an empty cache, without records or logs.
 
-    This loads code, starts thread pools, touches memory, and on a card compiles kernels and chooses algorithms: else
-    the first arm, mostly the baseline, would pay for all. `serve` must leave no record and no cache.
+    This loads code, starts thread pools, touches memory, and on a card compiles kernels and chooses algorithms. Without
+    it, the first arm, usually the baseline, would include this time. `serve` must leave no record and no cache.
     """
-    asked = warm_requests(requests)
+    selected = warm_requests(requests)
     for arm in arms:
-        serve(arm, asked)
+        serve(arm, selected)
 
 
 def warm_requests(requests: Sequence[Request]) -> list[Request]:
-    """The first, the shortest and the longest request at once, all of them again when they are stored, and short ends.
+    """Return waves of requests: the first, shortest and longest request together, the same again, and short suffixes.
 
-    The ends are the last 2, 4, … tokens of the longest request, one prompt after the other: kernels have tiles for as
-    many rows as a prefill leaves to compute, and each size is compiled by itself.
+    The second wave reuses the stored prompts of the first. The suffixes are the last 2, 4, … tokens of the longest
+    request, one prompt per wave: kernels have tiles for the number of rows that a prefill computes, and each size is
+    compiled separately.
     """
     by_length = sorted(requests, key=lambda request: request.num_tokens)
-    few = list({request.id: request for request in (requests[0], by_length[0], by_length[-1])}.values())
-    waves = [few, few, *([end] for end in _short_ends(by_length[-1]))]
-    asked = [(wave, request) for wave, together in enumerate(waves) for request in together]
-    return [replace(request, id=at, arrived_at=wave * _LATER_NS) for at, (wave, request) in enumerate(asked)]
+    selected = list({request.id: request for request in (requests[0], by_length[0], by_length[-1])}.values())
+    waves = [selected, selected, *([suffix] for suffix in _short_suffixes(by_length[-1]))]
+    numbered = [(wave, request) for wave, together in enumerate(waves) for request in together]
+    return [replace(request, id=index, arrived_at=wave * _WAVE_NS) for index, (wave, request) in enumerate(numbered)]
 
 
-def _short_ends(request: Request) -> list[Request]:
-    """A request with powers of two of its last tokens in place of the last span: what is stored begins otherwise."""
+def _short_suffixes(request: Request) -> list[Request]:
+    """Replace the last span by its last 2, 4, … tokens, which do not match the start of the stored span."""
     *before, last = request.spans
     sizes = [size for size in _ROWS if size < len(last.tokens)]
     ends = [replace(last, tokens=last.tokens[-size:]) for size in sizes]

@@ -1,1 +1,1 @@
-"""The analysis `explain`: what a log says about reuse, what it is lost to, and what would help."""
+"""The analysis `explain`: reuse of a log, the causes of lost tokens, and fixes."""

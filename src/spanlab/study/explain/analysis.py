@@ -1,4 +1,4 @@
-"""The analysis `explain`: hit rates of a log under the arms, bounds, losses, the curve over memory, and fixes."""
+"""The analysis `explain`: hit rates of a log under the arms, bounds, losses, hit rates by memory, and fixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study.analyses.head import footer
 from spanlab.study.explain.facts import Facts, curve_of, rates
-from spanlab.study.explain.fixes import Explained, Fix, ranked_fixes, verdict
+from spanlab.study.explain.fixes import ExplainedArm, Fix, ranked_fixes, verdict
 from spanlab.study.explain.groups import groups_of, positions_of
 from spanlab.study.explain.rules import Rules, check_fits, rules_of
 from spanlab.study.findings import Findings, Finished
@@ -30,16 +30,16 @@ ALONE = (
     "that arrive together reuse nothing of each other; blocks leave one by one, the longest unused first; an answer "
     "that comes back in a later prompt counts as new there, though an engine may still hold it"
 )
-LENGTHS = "the log holds lengths only: nobody can tell from it what requests share, so no hit rate is computed"
+LENGTHS = "the log holds lengths only: it has no ids of shared content, so no hit rate is computed"
 CHAINED = (
-    "the ids of the log are chained: each names a block and all before it, so reuse at other positions cannot be "
-    "computed from it"
+    "the ids of the log are chained: each identifies a block and all blocks before it, so reuse at other positions "
+    "cannot be computed from it"
 )
 
 
 @ANALYSES.register("explain")
 def explain(finished: Finished) -> Findings:
-    """What the log says of reuse; of lengths alone, that it says nothing."""
+    """Return reuse of the log under the arms; a log of lengths alone has no reuse to compute."""
     log = finished.workload.log
     assert log is not None, "the settings let no other workload pass"
     summary = _lengths(log) if log.ids == Ids.NONE else _reuse(finished.study, log)
@@ -67,7 +67,7 @@ def _lengths(log: Log) -> dict[str, Any]:
         "capacity_curve": [],
         "fixes": [],
         "lost_by_cause": {},
-        "verdict": "the log cannot tell: it holds lengths and times, and nothing of what prompts share",
+        "verdict": "no verdict: the log has lengths and times, and no ids of shared content",
     }
 
 
@@ -77,7 +77,7 @@ def _head(log: Log) -> dict[str, Any]:
         "log": {"format": log.format, "ids": str(log.ids), "block": log.block, "notes": list(log.notes)},
         "requests": log.requests,
         "tokens": {"prompt": int(prompt.sum()), "output": int(outputs.sum())},
-        "prompt_lengths": {f"p{at}": float(np.percentile(prompt, at)) for at in (5, 50, 95, 100)},
+        "prompt_lengths": {f"p{percent}": float(np.percentile(prompt, percent)) for percent in (5, 50, 95, 100)},
         "span_s": float(log.arrived_ns.max() - log.arrived_ns.min()) * 1e-9,
     }
 
@@ -91,11 +91,11 @@ class _Arm:
 def _reuse(study: Study, log: Log) -> dict[str, Any]:
     facts = Facts(log)
     prompt = facts.paths.prompt_tokens
-    arms = {name: _arm(study, facts, name) for name in study.chosen() if _known(study, facts, name)}
+    arms = {name: _arm(study, facts, name) for name in study.chosen() if _is_computable(study, facts, name)}
     presets = {name: rates(arm.replayed, prompt) for name, arm in arms.items()}
-    usual = arms[study.baseline]
-    others = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.baseline}
-    explained = _explained(study, facts, usual, others)
+    baseline = arms[study.baseline]
+    other_tokens = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.baseline}
+    explained = _explained(study, facts, baseline, other_tokens)
     fixes = ranked_fixes(explained)
     bounds = _bounds(facts, explained)
     return _head(log) | {
@@ -103,16 +103,16 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "explained": study.baseline,
         "presets": presets,
         "capacity_curve": _curve(study, facts, explained.rules.block),
-        "fixes": [_shown(number, fix) for number, fix in enumerate(fixes, 1)],
+        "fixes": [_fix_entry(number, fix) for number, fix in enumerate(fixes, 1)],
         "lost_by_cause": presets[study.baseline]["lost_by_cause"],
-        "losses": groups_of(facts, usual.replayed),
+        "losses": groups_of(facts, baseline.replayed),
         "checkpoint_positions": positions_of(facts),
         "verdict": verdict(explained, fixes, bounds["prefix"] or 0.0),
     }
 
 
-def _known(study: Study, facts: Facts, name: str) -> bool:
-    """Whether the log tells what an arm would reuse: spans at any position need ids of contents."""
+def _is_computable(study: Study, facts: Facts, name: str) -> bool:
+    """Return whether the log suffices for an arm: spans at any position need ids of contents."""
     return facts.names_contents or study.arms[name].spans is None
 
 
@@ -124,15 +124,15 @@ def _arm(study: Study, facts: Facts, name: str) -> _Arm:
     return _Arm(rules, facts.reused(rules))
 
 
-def _explained(study: Study, facts: Facts, arm: _Arm, others: Mapping[str, int]) -> Explained:
+def _explained(study: Study, facts: Facts, arm: _Arm, other_tokens: Mapping[str, int]) -> ExplainedArm:
     if not isinstance(arm.rules, CacheRules):
         raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
     rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
-    return Explained(facts, arm.rules, study.model, rate, study.store.total_gib, others)
+    return ExplainedArm(facts, arm.rules, study.model, rate, study.store.total_gib, other_tokens)
 
 
-def _bounds(facts: Facts, explained: Explained) -> dict[str, float | None]:
-    """Shares of the prompt tokens; a prefix bound at the log's pieces, the optimum at the memory and the blocks."""
+def _bounds(facts: Facts, explained: ExplainedArm) -> dict[str, float | None]:
+    """Return bounds as shares of prompt tokens: prefix by the log's pieces, optimum by the arm's memory and blocks."""
     total = facts.prompt_tokens
     anywhere = int(facts.contents.seen_anywhere().sum()) / total if facts.names_contents else None
     return {
@@ -155,5 +155,5 @@ def _curve(study: Study, facts: Facts, block: int) -> list[dict[str, Any]]:
     ]
 
 
-def _shown(rank: int, fix: Fix) -> dict[str, Any]:
+def _fix_entry(rank: int, fix: Fix) -> dict[str, Any]:
     return {"rank": rank} | asdict(fix) | {"gain_per_gib": fix.gain_per_gib, "helps": fix.helps}

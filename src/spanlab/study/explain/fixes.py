@@ -1,4 +1,4 @@
-"""What would raise the hit rate: each fix simulated on the log, ranked by what it brings for its memory."""
+"""Fixes that raise the hit rate: each is simulated on the log, and ranked by gain and memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spanlab.offline.stack import stack_distances
 from spanlab.study.explain.facts import Facts
 from spanlab.study.explain.rules import SpanRules
 
-WORTH = 0.005  # share of the prompt tokens: what brings less is no help
-MEMORIES = (2, 4, 16, 64)  # times the store
+LEAST_GAIN = 0.005  # share of the prompt tokens; a fix with a smaller gain does not help
+MEMORIES = (2, 4, 16, 64)  # multiples of the store
 BLOCKS = (1, 16, 64, 256)
 LEGO_LINK_TOKENS = 16
 CACHE_BLEND_SHARE = 0.15
@@ -27,12 +27,12 @@ CHANGES_ANSWERS = "changes answers: how good they are is unknown here"
 
 @dataclass(frozen=True)
 class Fix:
-    """A change, and what it brings.
+    """A change of the cache, and its effect.
 
-    `gain`       token hit rate beyond the one that is explained
-    `extra_gib`  memory that it takes beside the store
-    `says`       what the change is, in words; `caution` what else it changes
-    `is_bound`   no change that can be made reaches it
+    `gain`       increase of the token hit rate over the explained arm
+    `extra_gib`  memory that it needs in addition to the store
+    `says`       description of the change; `caution` describes side effects
+    `is_bound`   an upper bound that no real change reaches
     """
 
     name: str
@@ -45,21 +45,22 @@ class Fix:
 
     @property
     def helps(self) -> bool:
-        """Whether it is worth mentioning."""
-        return self.gain >= WORTH
+        """Whether the gain is at least `LEAST_GAIN`."""
+        return self.gain >= LEAST_GAIN
 
     @property
     def gain_per_gib(self) -> float | None:
-        """None where it takes no memory."""
+        """Gain per GiB of extra memory; None without extra memory."""
         return self.gain / self.extra_gib if self.extra_gib else None
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedArm:
     """The arm whose hit rate is explained, and the log.
 
-    `memory_gib`  the study's store; None without a limit
-    `others`      tokens that the study's other arms reuse, by name
+    `rate`          token hit rate of the arm
+    `memory_gib`    the study's store; None without a limit
+    `other_tokens`  tokens that the study's other arms reuse, by name
     """
 
     facts: Facts
@@ -67,22 +68,22 @@ class Explained:
     model: ModelSpec
     rate: float
     memory_gib: float | None
-    others: Mapping[str, int]
+    other_tokens: Mapping[str, int]
 
     def fix(self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = "") -> Fix:
-        """A fix by the tokens that it reuses."""
+        """Return a fix from the tokens that it reuses."""
         rate = tokens / self.facts.prompt_tokens
         return Fix(name, says, rate, rate - self.rate, max(0.0, extra_bytes) / GIB, caution)
 
     def replayed(self, rules: CacheRules) -> int:
-        """Tokens that other rules reuse."""
-        return int(replay(self.facts.asked, rules).reused.sum())
+        """Return the tokens that other rules reuse."""
+        return int(replay(self.facts.in_logged_order, rules).reused.sum())
 
 
-def ranked_fixes(explained: Explained) -> list[Fix]:
-    """Fixes that help, first those that take no memory by gain, then by gain per byte; then bounds, then the others."""
-    parts = (_arms, _eviction, _blocks, _checkpoints, _order, _anywhere, _memory)
-    return sorted([fix for part in parts for fix in part(explained)], key=_rank)
+def ranked_fixes(explained: ExplainedArm) -> list[Fix]:
+    """Return fixes that help, first without memory by gain, then by gain per byte; then bounds, then the others."""
+    generators = (_arms, _eviction, _blocks, _checkpoints, _order, _anywhere, _memory)
+    return sorted([fix for generate in generators for fix in generate(explained)], key=_rank)
 
 
 def _rank(fix: Fix) -> tuple[bool, bool, bool, float]:
@@ -90,36 +91,36 @@ def _rank(fix: Fix) -> tuple[bool, bool, bool, float]:
     return not fix.helps, fix.is_bound, per_gib is not None, -(fix.gain if per_gib is None else per_gib)
 
 
-def _arms(it: Explained) -> Iterator[Fix]:
-    """What the other arms do in the same memory."""
-    for name, tokens in it.others.items():
-        yield it.fix(f"as_{name}", f"cache as {name} does", tokens)
+def _arms(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield the other arms, which have the same memory."""
+    for name, tokens in arm.other_tokens.items():
+        yield arm.fix(f"as_{name}", f"cache as {name} does", tokens)
 
 
-def _memory(it: Explained) -> Iterator[Fix]:
-    """More memory, up to what holds everything that comes again."""
-    enough = _enough(it)
-    if it.memory_gib is None or it.rules.capacity_bytes >= enough:
+def _memory(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield larger memories, up to the size that holds every reusable block."""
+    sufficient = _sufficient_bytes(arm)
+    if arm.memory_gib is None or arm.rules.capacity_bytes >= sufficient:
         return
     for times in MEMORIES:
-        size = it.rules.capacity_bytes * times
-        if size < enough:
-            tokens = it.replayed(replace(it.rules, capacity_bytes=size))
-            says = f"{times} times the memory, {times * it.memory_gib:.5g} GiB"
-            yield it.fix(f"memory_times_{times}", says, tokens, size - it.rules.capacity_bytes)
-    tokens = it.replayed(replace(it.rules, capacity_bytes=enough))
-    says = f"{_gib(enough)} GiB, which hold all that comes again"
-    yield it.fix("memory_for_all", says, tokens, enough - it.rules.capacity_bytes)
+        size = arm.rules.capacity_bytes * times
+        if size < sufficient:
+            tokens = arm.replayed(replace(arm.rules, capacity_bytes=size))
+            says = f"{times} times the memory, {times * arm.memory_gib:.5g} GiB"
+            yield arm.fix(f"memory_times_{times}", says, tokens, size - arm.rules.capacity_bytes)
+    tokens = arm.replayed(replace(arm.rules, capacity_bytes=sufficient))
+    says = f"{_gib(sufficient)} GiB, which hold every reusable block"
+    yield arm.fix("memory_for_all", says, tokens, sufficient - arm.rules.capacity_bytes)
 
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.3g}" if size < 1000 * GIB else f"{size / GIB:.0f}"
 
 
-def _enough(it: Explained) -> int:
-    """Bytes with which everything is found that comes again; for states, bytes of everything."""
-    rules, paths = it.rules, it.facts.paths
-    lengths = paths.prompt_tokens, it.facts.asked.output_lens
+def _sufficient_bytes(arm: ExplainedArm) -> int:
+    """Return the bytes with which every reusable block is found; with states, bytes of all blocks and states."""
+    rules, paths = arm.rules, arm.facts.paths
+    lengths = paths.prompt_tokens, arm.facts.in_logged_order.output_lens
     outputs, passing = rules.output_blocks(*lengths), int(rules.transient_bytes(*lengths).max())
     if rules.placer is None:
         return stack_distances(paths, paths.blocks(rules.block), outputs).largest * rules.block_bytes + passing
@@ -127,95 +128,95 @@ def _enough(it: Explained) -> int:
     return passing + blocks * rules.block_bytes + 2 * paths.requests * rules.state_bytes
 
 
-def _eviction(it: Explained) -> Iterator[Fix]:
-    """The best order of eviction that there can be, which knows the future."""
-    tokens = it.facts.offline_optimum(it.rules)
-    states = "" if it.rules.placer is None else ", with states that take no memory"
-    fix = it.fix("eviction_optimum", f"the best eviction order there can be{states}", tokens, caution=UNREACHED)
+def _eviction(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield the optimal eviction order, which has perfect foresight."""
+    tokens = arm.facts.offline_optimum(arm.rules)
+    states = "" if arm.rules.placer is None else ", with states that take no memory"
+    fix = arm.fix("eviction_optimum", f"the best eviction order there can be{states}", tokens, caution=UNREACHED)
     yield replace(fix, is_bound=True)
 
 
-def _blocks(it: Explained) -> Iterator[Fix]:
-    """Other block sizes; a log in blocks of its own says nothing about smaller ones."""
-    least = it.facts.log.block or 1
-    if it.rules.placer is not None:
+def _blocks(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield other block sizes; a log of blocks does not determine the reuse of smaller ones."""
+    least = arm.facts.log.block or 1
+    if arm.rules.placer is not None:
         return
-    per_token = it.rules.block_bytes // it.rules.block
+    per_token = arm.rules.block_bytes // arm.rules.block
     for size in BLOCKS:
-        if size != it.rules.block and size >= min(least, it.rules.block):
-            tokens = it.replayed(replace(it.rules, block=size, block_bytes=size * per_token))
-            yield it.fix(f"block_{size}", f"blocks of {size} token{'s' * (size > 1)}", tokens)
+        if size != arm.rules.block and size >= min(least, arm.rules.block):
+            tokens = arm.replayed(replace(arm.rules, block=size, block_bytes=size * per_token))
+            yield arm.fix(f"block_{size}", f"blocks of {size} token{'s' * (size > 1)}", tokens)
 
 
-def _checkpoints(it: Explained) -> Iterator[Fix]:
-    """Other places for recurrent states."""
-    if it.rules.placer is None:
+def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield other placements of recurrent states."""
+    if arm.rules.placer is None:
         return
-    for name, (says, rule) in _placements(it.rules).items():
-        yield it.fix(f"states_{name}", says, it.replayed(replace(it.rules, placer=rule)))
-    fine = _fine(it)
-    if fine.unit < it.rules.unit:
-        for name, (says, rule) in _placements(fine).items():
-            tokens = it.replayed(replace(fine, placer=rule))
-            yield it.fix(f"states_{name}_{fine.unit}", f"{says}, on a grid of {fine.unit} tokens", tokens)
+    for name, (says, rule) in _placements(arm.rules).items():
+        yield arm.fix(f"states_{name}", says, arm.replayed(replace(arm.rules, placer=rule)))
+    finer = _fine_grained(arm)
+    if finer.unit < arm.rules.unit:
+        for name, (says, rule) in _placements(finer).items():
+            tokens = arm.replayed(replace(finer, placer=rule))
+            yield arm.fix(f"states_{name}_{finer.unit}", f"{says}, on a grid of {finer.unit} tokens", tokens)
 
 
-def _fine(it: Explained) -> CacheRules:
-    """Blocks of the usual size, and states apart from them, wherever the model's kernels can leave one."""
-    model, size = it.model, min(BLOCK, it.rules.block)
+def _fine_grained(arm: ExplainedArm) -> CacheRules:
+    """Return rules with default blocks, and states at every position that the model's kernels support."""
+    model, size = arm.model, min(BLOCK, arm.rules.block)
     unit = max(model.grid, size)
     return replace(
-        it.rules, block=size, block_bytes=size * model.kv_bytes_per_token, state_bytes=model.state_bytes, unit=unit
+        arm.rules, block=size, block_bytes=size * model.kv_bytes_per_token, state_bytes=model.state_bytes, unit=unit
     )
 
 
 def _placements(rules: CacheRules) -> dict[str, tuple[str, Rule]]:
     unit = rules.unit
 
-    def last(found: PrefillInfo) -> int:
-        return (found.prompt - 1) // unit * unit
+    def last(prefill: PrefillInfo) -> int:
+        return (prefill.prompt - 1) // unit * unit
 
-    def branch(found: PrefillInfo) -> tuple[int, ...]:
-        return (min(found.matched, last(found)),) if found.matched > found.resume else ()
+    def branch(prefill: PrefillInfo) -> tuple[int, ...]:
+        return (min(prefill.matched, last(prefill)),) if prefill.matched > prefill.resume else ()
 
     every = max(unit, 2048 // unit * unit)
     return {
-        "last": ("a state at the prompt's last boundary alone", Rule(lambda found: (last(found),))),
+        "last": ("a state at the prompt's last boundary alone", Rule(lambda prefill: (last(prefill),))),
         "last_and_branch": (
             "states at the last boundary, and where prompts part once it is stored",
-            Rule(lambda found: (last(found), *branch(found))),
+            Rule(lambda prefill: (last(prefill), *branch(prefill))),
         ),
         "branch": ("a state where prompts part, alone", Rule(branch)),
         "seen": (
             "states at the last boundary, and where an earlier prompt parted, stored or not",
-            Rule(lambda found: (last(found), min(found.seen, last(found)))),
+            Rule(lambda prefill: (last(prefill), min(prefill.seen, last(prefill)))),
         ),
         f"every_{every}": (
             f"a state every {every} tokens",
-            Rule(lambda found: range(every, found.prompt + 1, every)),
+            Rule(lambda prefill: range(every, prefill.prompt + 1, every)),
         ),
         "boundary": (
             "a boundary mark: a state where the first span ends, beside the last boundary",
-            Rule(lambda found: (*found.boundaries, last(found))),
+            Rule(lambda prefill: (*prefill.boundaries, last(prefill))),
         ),
     }
 
 
-def _order(it: Explained) -> Iterator[Fix]:
-    """Passages in the order in which they are cached."""
-    if not it.facts.log.free.any():
+def _order(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield the replay with passages in the order in which they are cached."""
+    if not arm.facts.log.free.any():
         return
-    tokens = int(replay(it.facts.reordered, it.rules).reused.sum())
+    tokens = int(replay(arm.facts.reordered, arm.rules).reused.sum())
     says = "passages in the order in which they are cached"
-    yield it.fix("cached_order", says, tokens, caution="changes the order of passages that a model reads")
+    yield arm.fix("cached_order", says, tokens, caution="changes the order of passages that a model reads")
 
 
-def _anywhere(it: Explained) -> Iterator[Fix]:
-    """Position-independent caching, without and with repair, in the same memory."""
-    if not it.facts.names_contents or it.rules.placer is not None:
+def _anywhere(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield position-independent caching, without and with repair, in the same memory."""
+    if not arm.facts.names_contents or arm.rules.placer is not None:
         return
-    per_token = it.rules.block_bytes / it.rules.block
-    capacity = it.rules.capacity_bytes / per_token
+    per_token = arm.rules.block_bytes / arm.rules.block
+    capacity = arm.rules.capacity_bytes / per_token
     for name, says, rules in (
         ("pic", "spans at any position, no repair", SpanRules(capacity)),
         (
@@ -229,21 +230,21 @@ def _anywhere(it: Explained) -> Iterator[Fix]:
             SpanRules(capacity, 0, CACHE_BLEND_SHARE),
         ),
     ):
-        tokens = float(np.sum(it.facts.reused(rules).reused))
-        yield it.fix(name, says, tokens, caution=CHANGES_ANSWERS)
+        tokens = float(np.sum(arm.facts.reused(rules).reused))
+        yield arm.fix(name, says, tokens, caution=CHANGES_ANSWERS)
 
 
-def verdict(explained: Explained, fixes: list[Fix], prefix: float) -> str:
-    """What to do, in one sentence; that nothing helps is an answer too."""
-    helping = [fix for fix in fixes if fix.helps and not fix.is_bound]
-    if helping:
-        best = max(helping, key=lambda fix: fix.gain)
-        first = helping[0]
-        most = "" if best is first else f"; the most comes from {best.name}: +{100 * best.gain:.1f} points"
+def verdict(explained: ExplainedArm, fixes: list[Fix], prefix: float) -> str:
+    """Return the best fix in one sentence, or the reason why no fix helps."""
+    helpful = [fix for fix in fixes if fix.helps and not fix.is_bound]
+    if helpful:
+        best = max(helpful, key=lambda fix: fix.gain)
+        first = helpful[0]
+        largest = "" if best is first else f"; the most comes from {best.name}: +{100 * best.gain:.1f} points"
         memory = f" for {_gib(int(first.extra_gib * GIB))} GiB" if first.extra_gib else " in the same memory"
-        return f"first {first.says}: +{100 * first.gain:.1f} points{memory}{most}"
-    if prefix < WORTH:
+        return f"first {first.says}: +{100 * first.gain:.1f} points{memory}{largest}"
+    if prefix < LEAST_GAIN:
         why = f"prompts share {100 * prefix:.1f} % of their tokens as prefixes"
     else:
         why = f"{100 * explained.rate:.1f} % are reused, and a cache without limit would reuse {100 * prefix:.1f} %"
-    return f"nothing will help, because {why}, and no fix that the log can tell of brings {100 * WORTH:.1f} points"
+    return f"nothing will help, because {why}, and no fix computed from the log gains {100 * LEAST_GAIN:.1f} points"

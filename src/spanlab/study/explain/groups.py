@@ -1,4 +1,4 @@
-"""Where tokens are lost: by tenant, session and request, and at which positions prompts part."""
+"""Lost tokens by tenant, session and request, and positions at which prompts diverge from earlier ones."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from spanlab.offline.forest import Ints
 from spanlab.offline.replay import ReplayResult
 from spanlab.study.explain.facts import Facts
 
-MOST = 10  # groups and positions that are shown
+MOST = 10  # groups and positions in the tables
 
 
 def groups_of(facts: Facts, replayed: ReplayResult) -> dict[str, list[dict[str, Any]]]:
-    """The groups of each kind that lose most tokens that were seen before, most first."""
+    """Return the groups of each kind that lose most reusable tokens, in decreasing order."""
     log = facts.log
-    found = {"requests": _losing(facts, replayed, np.arange(log.requests), {})}
+    groups = {"requests": _losing(facts, replayed, np.arange(log.requests), {})}
     if log.sessions is not None:
-        found["sessions"] = _losing(facts, replayed, log.sessions.astype(np.int64), {})
+        groups["sessions"] = _losing(facts, replayed, log.sessions.astype(np.int64), {})
     if log.tenants is not None:
-        found["tenants"] = _losing(facts, replayed, log.tenants.astype(np.int64), dict(enumerate(log.tenant_names)))
-    return found
+        groups["tenants"] = _losing(facts, replayed, log.tenants.astype(np.int64), dict(enumerate(log.tenant_names)))
+    return groups
 
 
 def _losing(facts: Facts, replayed: ReplayResult, group: Ints, names: dict[int, str]) -> list[dict[str, Any]]:
@@ -35,39 +35,40 @@ def _losing(facts: Facts, replayed: ReplayResult, group: Ints, names: dict[int, 
     most = np.argsort(-missed, kind="stable")[:MOST]
     return [
         {
-            "name": names.get(at, str(at)),
-            "requests": int(counts[at]),
-            "prompt_tokens": int(prompt[at]),
-            "reused_tokens": int(reused[at]),
-            "lost_by_cause": {cause: int(values[at]) for cause, values in lost.items() if values[at]},
+            "name": names.get(number, str(number)),
+            "requests": int(counts[number]),
+            "prompt_tokens": int(prompt[number]),
+            "reused_tokens": int(reused[number]),
+            "lost_by_cause": {cause: int(values[number]) for cause, values in lost.items() if values[number]},
         }
-        for at in most.tolist()
-        if prompt[at]
+        for number in most.tolist()
+        if prompt[number]
     ]
 
 
 def positions_of(facts: Facts) -> list[dict[str, Any]]:
-    """Positions at which prompts part from what came before, by the reusable tokens that lie in front of them.
+    """Return positions at which prompts diverge from earlier ones, by the number of reusable tokens before them.
 
-    `states`  different prefixes that end there: so many states would be stored
+    `states`  distinct prefixes that end at a position, each of which needs one stored state
     """
     paths = facts.paths
     again = np.flatnonzero(~paths.first)
     if not len(again):
         return []
     owner = paths.owner[again]
-    ends = paths.nodes[again[np.append(owner[1:] != owner[:-1], True)]]  # how far each prompt was there before
-    positions, at = np.unique(paths.node_stop[ends], return_inverse=True)
-    requests, states = np.bincount(at), np.bincount(at[np.unique(ends, return_index=True)[1]], minlength=len(positions))
+    ends = paths.nodes[again[np.append(owner[1:] != owner[:-1], True)]]  # end of each prompt's longest earlier prefix
+    positions, index = np.unique(paths.node_stop[ends], return_inverse=True)
+    requests = np.bincount(index)
+    states = np.bincount(index[np.unique(ends, return_index=True)[1]], minlength=len(positions))
     tokens = positions * requests
     most = np.argsort(-tokens, kind="stable")[:MOST]
     total = int(paths.seen_tokens.sum())
     return [
         {
-            "position": int(positions[one]),
-            "states": int(states[one]),
-            "requests": int(requests[one]),
-            "share_of_reusable": int(tokens[one]) / total,
+            "position": int(positions[rank]),
+            "states": int(states[rank]),
+            "requests": int(requests[rank]),
+            "share_of_reusable": int(tokens[rank]) / total,
         }
-        for one in most.tolist()
+        for rank in most.tolist()
     ]

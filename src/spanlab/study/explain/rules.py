@@ -1,4 +1,4 @@
-"""Arms of a study as caches that a log is replayed through."""
+"""Cache rules of a study's arms, for the replay of a log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ORDERS = ("lru", "lru_whole_leaves")
 
 @dataclass(frozen=True)
 class SpanRules:
-    """A cache of spans that are found at any position.
+    """A cache of spans that match at any position.
 
-    `first`  tokens of each reused span that a repair computes again, and `share` of the rest
+    `first`  tokens of each reused span that a repair recomputes; `share` is the recomputed share of the other tokens
     """
 
     capacity_tokens: float
@@ -29,11 +29,11 @@ class SpanRules:
     share: float = 0.0
 
 
-Rules = CacheRules | SpanRules | None  # None: nothing is kept
+Rules = CacheRules | SpanRules | None  # None: nothing is stored
 
 
 def rules_of(study: Study, name: str, longest: int) -> Rules:
-    """What an arm keeps of prompts of at most `longest` tokens; ValueError for one that a replay cannot express."""
+    """Return an arm's rules for prompts of at most `longest` tokens; ValueError if a replay cannot express them."""
     arm, model = study.arms[name], study.model
     if not arm.keep:
         return None
@@ -44,7 +44,7 @@ def rules_of(study: Study, name: str, longest: int) -> Rules:
 
 
 def capacity_of(study: Study) -> int:
-    """Bytes of KV and states together."""
+    """Return the bytes of the store, for KV and states together."""
     for key in ("kv_gib", "state_gib", "state_ratio", "entries"):
         value = getattr(study.store, key)
         if value is not None:
@@ -55,7 +55,7 @@ def capacity_of(study: Study) -> int:
 def _check(name: str, arm: Strategy) -> None:
     if arm.policy_name not in PREFIX_POLICIES:
         raise ValueError(f"arms.{name}.policy={arm.policy_name} with analyses=explain: expected null or a pool")
-    if not arm.passages.are_usual:
+    if not arm.passages.are_default:
         raise ValueError(f"arms.{name}.passages with analyses=explain: expected given and all; it tries cached_order")
     if arm.eviction not in ORDERS:
         raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
@@ -64,17 +64,17 @@ def _check(name: str, arm: Strategy) -> None:
 def _span_rules(name: str, arm: Strategy, model: ModelSpec, capacity: int) -> SpanRules:
     assert arm.spans is not None, "called for arms of spans"
     spans, repair = arm.spans, arm.spans.repair
-    alone = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
-    if not alone or model.is_hybrid:
-        told = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
-        raise ValueError(f"{told}: expected strategy pic or lego_link, and a model of attention layers alone")
+    supported = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
+    if not supported or model.is_hybrid:
+        setting = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
+        raise ValueError(f"{setting}: expected strategy pic or lego_link, and a model of attention layers alone")
     first = repair.k if repair.kind == "first" else 0
     assert first is not None, "a repair of the first tokens says how many"
     return SpanRules(capacity / model.kv_bytes_per_token, first)
 
 
 def _pool(study: Study, name: str) -> CacheRules:
-    """vLLM's pool: blocks of one size for KV and, in hybrid models, for states."""
+    """Return the rules of vLLM's pool: blocks of one size for KV and, in hybrid models, for states."""
     pool, model = study.arms[name].pool, study.model
     assert pool is not None, "called for arms with a pool"
     if pool.retention != 0 and model.is_hybrid:
@@ -83,7 +83,7 @@ def _pool(study: Study, name: str) -> CacheRules:
 
 
 def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> CacheRules:
-    """A pool of blocks of `block_size` tokens; None: as large as vLLM makes them for the model."""
+    """Return the rules of a pool with blocks of `block_size` tokens; None: vLLM's block size for the model."""
     groups = model.state_groups
     size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
     state = -(-model.state_bytes // groups) if groups else 0
@@ -94,12 +94,12 @@ def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> Cache
 
 
 def _align(size: int) -> Rule:
-    """States at the prompt's last block boundary, and where a shared prefix has none yet."""
+    """Place states at the last block boundary, and at the end of a matched prefix that has none."""
 
-    def positions(found: PrefillInfo) -> tuple[int, ...]:
-        last = (found.prompt - 1) // size * size
-        junction = min(found.matched, last)
-        return (last, junction) if junction > found.resume else (last,)
+    def positions(prefill: PrefillInfo) -> tuple[int, ...]:
+        last = (prefill.prompt - 1) // size * size
+        junction = min(prefill.matched, last)
+        return (last, junction) if junction > prefill.resume else (last,)
 
     return Rule(positions)
 
@@ -121,7 +121,7 @@ def _tree(study: Study, name: str, longest: int) -> CacheRules:
 
 
 def _check_states(name: str, arm: Strategy) -> None:
-    """Refuse rules for states that go by more than lengths of prompts."""
+    """Raise ValueError for placements of states that depend on more than lengths of prompts."""
     kinds = [kind for kind in (arm.placement.kind, *arm.placement.also) if kind in PLACEMENTS.needing(PROGRESS)]
     if kinds:
         raise ValueError(f"arms.{name}.placement.kind={kinds[0]} with analyses=explain: expected one of prompts alone")
@@ -129,12 +129,12 @@ def _check_states(name: str, arm: Strategy) -> None:
         if getattr(arm, key) != usual:
             raise ValueError(f"arms.{name}.{key}={getattr(arm, key)} with analyses=explain: expected {usual}")
     if arm.cache.states_per_path is not None:
-        told = f"arms.{name}.cache.states_per_path={arm.cache.states_per_path}"
-        raise ValueError(f"{told} with analyses=explain: expected null")
+        setting = f"arms.{name}.cache.states_per_path={arm.cache.states_per_path}"
+        raise ValueError(f"{setting} with analyses=explain: expected null")
 
 
 def check_fits(study: Study, rules: Rules, tokens: int, request: int) -> None:
-    """Refuse a memory that the longest prompt does not fit even alone."""
+    """Raise ValueError where the memory is too small for the longest prompt alone."""
     if not isinstance(rules, CacheRules):
         return
     need = -(-tokens // rules.block) * rules.block_bytes + rules.state_bytes

@@ -1,1 +1,1 @@
-"""Calibration of timing models, and the simulator beside the engine."""
+"""Calibration of timing models, and comparison of simulator and engine."""

@@ -1,4 +1,4 @@
-"""The timing model by which a study says how well the simulator predicts it."""
+"""The calibrated profile with which a study measures the simulator's prediction error."""
 
 from __future__ import annotations
 
@@ -11,54 +11,57 @@ from rich.console import Console
 from spanlab.core.request import Request
 from spanlab.settings import Study
 from spanlab.study.execution.cells import cells
-from spanlab.study.execution.turns import CALIBRATION, Row
+from spanlab.study.execution.turns import CALIBRATION_PREFIX, Row
 from spanlab.study.fidelity.profiles import local_profile, profile_of
 from spanlab.study.fidelity.shapes import calibration_of
 from spanlab.study.output.arm_files import ArmFiles
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 from spanlab_sim.calibrated import Profile, read_profile
 
 
-def known_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
-    """The profile that the study names, or one that a run left and that reaches the longest prompt; else None."""
+def find_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
+    """Return the profile that the study names, or a stored one that covers the longest prompt; else None."""
     if study.timing.profile is not None:
         return profile_of(study)
-    found = local_profile(study)
-    return found if found is not None and found.longest >= _longest(study, requests) else None
+    profile = local_profile(study)
+    return profile if profile is not None and profile.longest >= _longest(study, requests) else None
 
 
-def in_turns(study: Study, requests: tuple[Request, ...]) -> Study:
-    """The calibration that takes turns with the repeats of a study: one round before each, one after the last."""
-    made = calibration_of(study, requests)
-    return replace(made, design=replace(made.design, repeats=study.repeats + 1))
+def interleaved_calibration(study: Study, requests: tuple[Request, ...]) -> Study:
+    """Return a calibration that is interleaved with a study's repeats: one round before each, one after the last."""
+    calibration = calibration_of(study, requests)
+    return replace(calibration, design=replace(calibration.design, repeats=study.repeats + 1))
 
 
 def rows(calibration: Study, folder: Path) -> list[Row]:
-    """The runs of a calibration within another study, kept in `folder`."""
-    found = []
+    """Rows of a calibration within another study; the files are in `folder`."""
+    calibration_rows = []
     for arm in calibration.chosen():
         files = ArmFiles(folder / "records" / f"{arm}.jsonl", folder / "runs" / f"{arm}.jsonl", folder / "steps", None)
-        found.append(Row(CALIBRATION + arm, arm, files, tuple(cells(calibration, arm)), calibrates=True))
-    return [row for row in found if row.cells]
+        calibration_rows.append(
+            Row(CALIBRATION_PREFIX + arm, arm, files, tuple(cells(calibration, arm)), calibrates=True)
+        )
+    return [row for row in calibration_rows if row.cells]
 
 
-def made_profile(study: Study, requests: tuple[Request, ...], name: str, root: Path, console: Console) -> Profile:
-    """The profile of a calibration of its own, which the next study finds where the machine was calm."""
-    from spanlab.study.run import run_study  # a study that a study needs first
+def measure_profile(study: Study, requests: tuple[Request, ...], name: str, root: Path, console: Console) -> Profile:
+    """Run a separate calibration and return its profile; it is stored for later studies if the machine was calm."""
+    from spanlab.study.run import run_study  # circular import: the study runs another study first
 
-    say(console, f"{_lacking(study, requests)}: one is measured first, for the simulator")
-    made = calibration_of(study, requests)
+    print_line(console, f"{_describe_missing_profile(study, requests)}: measuring one first, for the simulator")
+    calibration = calibration_of(study, requests)
     output = replace(study.output, run=f"{name}_calibration", if_exists="replace")
-    made = replace(made, tracking=replace(study.tracking, kind="none"), output=output)
-    folder = run_study(made, "calibrate", root, show=False)
-    say(console, orjson.loads((folder / "summary.json").read_bytes())["fit_profile"]["kept"])
+    calibration = replace(calibration, tracking=replace(study.tracking, kind="none"), output=output)
+    folder = run_study(calibration, "calibrate", root, show=False)
+    print_line(console, orjson.loads((folder / "summary.json").read_bytes())["fit_profile"]["kept"])
     return read_profile(folder / "profile.json")
 
 
-def _lacking(study: Study, requests: tuple[Request, ...]) -> str:
-    none, found = f"no profile of {study.model.name} on this machine", local_profile(study)
-    reach = "" if found is None else f" reaches {_longest(study, requests):,} tokens, only {found.longest:,}"
-    return none + reach
+def _describe_missing_profile(study: Study, requests: tuple[Request, ...]) -> str:
+    text, profile = f"no profile of {study.model.name} on this machine", local_profile(study)
+    if profile is None:
+        return text
+    return f"{text} covers {_longest(study, requests):,} tokens (the stored one covers {profile.longest:,})"
 
 
 def _longest(study: Study, requests: tuple[Request, ...]) -> int:

@@ -1,4 +1,4 @@
-"""The analysis `compare_backends`: the simulator on the arrivals that the engine served, and how far off it is."""
+"""The analysis `compare_backends`: simulate the arrivals of the engine's runs, and compute the prediction error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from spanlab import build
-from spanlab.analysis.compare import Compared, ScheduleMatch, joined, summarise
+from spanlab.analysis.compare import ArmComparison, ScheduleMatch, concatenate_delays, summarise
 from spanlab.analysis.errors import METRICS, Delays
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.engine.remap_tokens import remap_tokens
@@ -34,37 +34,37 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = ("predicted_measured", "error_by_load", "ranking")
-_OF_PROFILE = ("model", "machine", "device", "date", "commit", "left_out", "shapes", "steps")
+_PROFILE_KEYS = ("model", "machine", "device", "date", "commit", "left_out", "shapes", "steps")
 
 
 @ANALYSES.register("compare_backends")
 def compare_backends(finished: Finished) -> Findings:
-    """Every arm at every rate, all seeds together: delays measured in each repeat beside the simulated ones."""
+    """Compare measured delays of each repeat with simulated delays, for every arm and rate, over all seeds."""
     profile, noise = finished.profile, finished.noise
-    assert profile is not None and noise is not None, "the engine was measured, and calibrated"
+    assert profile is not None and noise is not None, "engine runs have a profile and noise"
     profile.write(finished.folder / "profile.json")
     requests = tuple(remap_tokens(finished.workload.requests, finished.study.model.vocab_size))
-    jobs = Jobs(finished.study, requests)  # both backends see the same prompts: ids may agree once they are folded
-    compared = [cell for arm in finished.files for cell in _compared(finished, arm, jobs)]
+    jobs = Jobs(finished.study, requests)  # both backends need equal prompts: remapped ids may become equal
+    compared = [cell for arm in finished.files for cell in _compare_arm(finished, arm, jobs)]
     alone = "summary" not in finished.study.chosen_analyses()
     sentence = noise.sentence("conclusions") if alone else ""
     calibrated = f"simulator calibrated {profile.date} at {profile.steps} steps"
     provenance = " · ".join(filter(None, (finished.name, footer(finished), calibrated, sentence)))
     names = FIGURES if alone else FIGURES[:1]
     summary = summarise(compared)
-    notes = (noise.words, *finished.failed.values(), *filter(None, [sentence])) if alone else ()
+    notes = (noise.description, *finished.failed.values(), *filter(None, [sentence])) if alone else ()
     return Findings(
-        summary={"fidelity": {"profile": {key: asdict(profile)[key] for key in _OF_PROFILE}} | summary},
+        summary={"fidelity": {"profile": {key: asdict(profile)[key] for key in _PROFILE_KEYS}} | summary},
         tables=tables(summary, provenance if alone else calibrated, notes),
         figures={name: partial(_draw, name, compared, provenance) for name in names},
         caveats=tuple(filter(None, [sentence])),
     )
 
 
-def _draw(name: str, compared: list[Compared], footer: str) -> Figure | None:
+def _draw(name: str, compared: list[ArmComparison], footer: str) -> Figure | None:
     from spanlab.report.fidelity import error_by_load, predicted_measured, ranking
 
-    draws: tuple[Callable[[list[Compared], str], Figure | None], ...] = (
+    draws: tuple[Callable[[list[ArmComparison], str], Figure | None], ...] = (
         predicted_measured.draw,
         error_by_load.draw,
         ranking.draw,
@@ -72,37 +72,37 @@ def _draw(name: str, compared: list[Compared], footer: str) -> Figure | None:
     return dict(zip(FIGURES, draws, strict=True))[name](compared, footer)
 
 
-def _compared(finished: Finished, arm: str, jobs: Jobs) -> Iterable[Compared]:
-    """One arm at each of its rates."""
+def _compare_arm(finished: Finished, arm: str, jobs: Jobs) -> Iterable[ArmComparison]:
+    """Compare one arm at each of its rates."""
     study, files = finished.study, finished.files[arm]
     assert finished.profile is not None, "compare_backends checks it"
-    every, columns = cells(study, arm), files.columns()
-    for rate in dict.fromkeys(cell.rate_rps for cell in every):
-        at_rate = [cell for cell in every if cell.rate_rps == rate]
+    arm_cells, columns = cells(study, arm), files.columns()
+    for rate in dict.fromkeys(cell.rate_rps for cell in arm_cells):
+        at_rate = [cell for cell in arm_cells if cell.rate_rps == rate]
         seeds = [cell for cell in at_rate if not cell.repeat]
         timing = CalibratedTiming(finished.profile)
         predicted, schedule_matches = [], []
         for seed in seeds:
             job = jobs.job(arm, seed, files)
-            predicted.append(_predicted(jobs, job, timing, finished.folder / "simulated" / job.steps.name))
-            logs = [files.log(arm, cell) for cell in at_rate if cell.drawn == seed]
+            predicted.append(_simulate(jobs, job, timing, finished.folder / "simulated" / job.steps.name))
+            logs = [files.log(arm, cell) for cell in at_rate if cell.first_repeat == seed]
             schedule_matches += [_schedule_match(jobs, job, log) for log in logs]
         repeats = [[replace(cell, repeat=repeat) for cell in seeds] for repeat in range(study.repeats)]
-        yield Compared(
+        yield ArmComparison(
             arm=arm,
             family=family(study.arms[arm]),
             share=finished.shares.get(rate) if rate is not None else None,
             rate_rps=rate,
-            measured=[joined([delays(columns[cell]) for cell in repeat]) for repeat in repeats],
-            predicted=joined(predicted),
+            measured=[concatenate_delays([delays(columns[cell]) for cell in repeat]) for repeat in repeats],
+            predicted=concatenate_delays(predicted),
             schedule_match=ScheduleMatch.of_all(schedule_matches),
             outside=timing.outside,
-            simulated=timing.asked,
+            simulated=timing.predicted,
         )
 
 
-def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> Delays:
-    """Delays of one run that is simulated by a timing model; its records go to `path`."""
+def _simulate(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> Delays:
+    """Simulate one run with a timing model, write its records to `path`, and return its delays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
 
@@ -125,15 +125,15 @@ def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> De
 
 
 def _schedule_match(jobs: Jobs, job: Job, log: Path) -> ScheduleMatch:
-    """Whether the simulator composes the engine's steps when it is told how long they took."""
+    """Compare the simulator's steps with the engine's, using the engine's step times."""
     policy = build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests)
-    assert isinstance(policy, TreePolicy), "the engine has served it, and serves no other"
+    assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
     return schedule_match(job.requests, policy, job.rules, read_steps(log), job.clients)
 
 
 def delays(columns: sums.Columns) -> Delays:
-    """Seconds of every counted request, in the order of request ids: shape (n,) by metric."""
+    """Delays in seconds of every counted request, by request id: an array of shape (n,) for each metric."""
     counted = sums.select(columns, columns["counted"].astype(bool))
     order = np.argsort(counted["request_id"], kind="stable")
-    found = sums.delays(counted)
-    return {metric: found[metric][order] for metric in METRICS}
+    values = sums.delays(counted)
+    return {metric: values[metric][order] for metric in METRICS}

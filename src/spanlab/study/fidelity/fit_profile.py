@@ -1,4 +1,4 @@
-"""The analysis `fit_profile`: step times of designed shapes become the coefficients of a timing model."""
+"""The analysis `fit_profile`: fit the coefficients of a timing model to step times of designed shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from spanlab.analysis.points import Place, Point
+from spanlab.analysis.points import Point, StepId
 from spanlab.report.fidelity.profile import cross_validation_line, footer, profile_table
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
@@ -34,24 +34,24 @@ FIGURES = ("predicted", "residuals")
 
 @ANALYSES.register("fit_profile")
 def fit_profile(finished: Finished) -> Findings:
-    """The profile, kept where simulations find it unless the machine was noisy or an arm failed."""
-    from spanlab.analysis.fit import cross_validation_errors  # scipy: half a second that only a calibration needs
+    """Fit the profile, and store it for simulations unless the machine was noisy or an arm failed."""
+    from spanlab.analysis.fit import cross_validation_errors  # loads scipy, half a second
 
     assert finished.facts is not None, "shapes run on the engine"
     points = points_of(finished.study, finished.files)
-    errors, profile = cross_validation_errors(points), fitted(finished.study, finished.facts, points)
+    errors, profile = cross_validation_errors(points), profile_from_points(finished.study, finished.facts, points)
     profile.write(finished.folder / "profile.json")
     _write(points, errors, finished.folder / "steps.jsonl")
-    kept = (
+    storage_note = (
         f"profile not kept, for it lacks arms: {', '.join(finished.failed)}"
         if finished.failed
-        else profiles.keep(profile, finished.root)
+        else profiles.store_profile(profile, finished.root)
     )
     noise = finished.noise.sentence("conclusions") if finished.noise else ""
     quality = f"{cross_validation_line(profile)} · {footer(profile)}"
     return Findings(
-        summary={"fit_profile": {"profile": asdict(profile), "kept": kept}},
-        tables=(profile_table(profile, (kept, *finished.failed.values(), *filter(None, [noise]))),),
+        summary={"fit_profile": {"profile": asdict(profile), "kept": storage_note}},
+        tables=(profile_table(profile, (storage_note, *finished.failed.values(), *filter(None, [noise]))),),
         figures={name: partial(_draw, name, points, errors, quality) for name in FIGURES},
         caveats=tuple(filter(None, [noise])),
     )
@@ -64,24 +64,26 @@ def _draw(name: str, points: list[Point], errors: NDArray[np.float64], footer: s
 
 
 def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:
-    """Every step of a calibration's shapes, by shape and step, with its time in each repeat."""
+    """Return every step of a calibration's shapes, sorted by shape and step, with its time in each repeat."""
     shapes = [(arm, number) for arm in files for number in shape_numbers(study, arm)]
-    points = [point for arm, number in shapes for point in _steps(study, arm, files[arm], number)]
-    return sorted(points, key=lambda point: point.place)
+    points = [point for arm, number in shapes for point in _read_points(study, arm, files[arm], number)]
+    return sorted(points, key=lambda point: point.step_id)
 
 
-def _steps(study: Study, arm: str, files: ArmFiles, number: int) -> list[Point]:
+def _read_points(study: Study, arm: str, files: ArmFiles, number: int) -> list[Point]:
     logs = [read_steps(files.log(arm, Cell(number, None, repeat))) for repeat in range(study.design.repeats)]
-    found = []
-    for at, same in enumerate(zip(*logs, strict=True)):
-        assert all(step.features == same[0].features for step in same), "repeats of a shape compose the same steps"
-        times = tuple(step.took_ns for step in same)
-        found.append(Point(Place(number, at), arm, same[0].features, times))
-    return found
+    points = []
+    for index, repeats in enumerate(zip(*logs, strict=True)):
+        assert all(step.features == repeats[0].features for step in repeats), (
+            "repeats of a shape compose the same steps"
+        )
+        times = tuple(step.took_ns for step in repeats)
+        points.append(Point(StepId(number, index), arm, repeats[0].features, times))
+    return points
 
 
-def fitted(study: Study, facts: EngineFacts, points: Sequence[Point]) -> Profile:
-    """Coefficients fitted to the points of a calibration, how well they predict, and where and when that was."""
+def profile_from_points(study: Study, facts: EngineFacts, points: Sequence[Point]) -> Profile:
+    """Fit coefficients to the points of a calibration; the profile includes errors, machine, date and commit."""
     from spanlab.analysis.fit import cross_validation_errors, fit, hull
 
     errors = cross_validation_errors(points)
@@ -105,14 +107,14 @@ def fitted(study: Study, facts: EngineFacts, points: Sequence[Point]) -> Profile
             "p95": float(np.quantile(magnitude, 0.95)),
             "bias": float(errors.mean()),
         },
-        shapes=len({point.place.shape for point in points}),
+        shapes=len({point.step_id.shape for point in points}),
         steps=len(points),
         longest=study.design.longest,
     )
 
 
 def _write(points: Sequence[Point], errors: NDArray[np.float64], path: Path) -> None:
-    """Every step that the profile was fitted to, with its error where its shape was left out."""
+    """Write every fitted step with its cross-validation error."""
     pairs = zip(points, errors.tolist(), strict=True)
     rows = [point.row() | {"left_out_error": error} for point, error in pairs]
     path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))

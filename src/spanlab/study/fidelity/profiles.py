@@ -1,4 +1,4 @@
-"""Profiles on disk: where they lie, which one a study may use, and why not another."""
+"""Profiles on disk: their folder, the search for one that matches a study, and the reason of a mismatch."""
 
 from __future__ import annotations
 
@@ -15,70 +15,70 @@ PUBLISHED = HOME / "benchmarks" / "calibrate"
 
 
 def profile_of(study: Study) -> Profile:
-    """The profile that a study names, or one that fits it; ValueError where it names another's, or none is found."""
+    """Return the profile that a study names, or a matching one; ValueError for a mismatch, or where none exists."""
     if study.timing.profile is not None:
         path = Path(study.timing.profile)
         profile = read_profile(path)
-        if fault := misfit(profile, study):
-            raise ValueError(f"timing.profile={path}: {fault}")
+        if difference := mismatch(profile, study):
+            raise ValueError(f"timing.profile={path}: {difference}")
         return profile
-    found = local_profile(study) or _fitting(study, PUBLISHED)
-    if found is None:
+    matching = local_profile(study) or _matching_profile(study, PUBLISHED)
+    if matching is None:
         name = study.model.name
         command = f"bash runall.sh -cn calibrate model={name}" + (" arms=clean" if study.model.is_hybrid else "")
         raise ValueError(
-            f"timing.profile is not set, and no profile of {name} on {machine()} is there: "
-            f"expected one, as `{command}` makes it"
+            f"timing.profile is not set, and no profile of {name} on {machine()} exists: "
+            f"expected one, as `{command}` creates it"
         )
-    return found
+    return matching
 
 
 def local_profile(study: Study) -> Profile | None:
-    """The profile of this model that a run of ours left; None without one.
+    """Return the profile of this model in the folder of outputs; None without one.
 
-    A published one was measured on a machine of the same name, which may be another all the same.
+    A published profile with the same machine name may come from another machine.
     """
-    return _fitting(study, kept_in(HOME / study.output.root))
+    return _matching_profile(study, profile_folder(HOME / study.output.root))
 
 
-def _fitting(study: Study, folder: Path) -> Profile | None:
+def _matching_profile(study: Study, folder: Path) -> Profile | None:
     for path in sorted(folder.glob("*.json")):
         profile = read_profile(path)
-        if not misfit(profile, study):
+        if not mismatch(profile, study):
             return profile
     return None
 
 
-def misfit(profile: Profile, study: Study) -> str:
-    """Why a profile is not one of this study's model on this machine, in words; empty where it is."""
-    asked, engine = study.model, study.engine
+def mismatch(profile: Profile, study: Study) -> str:
+    """Describe why a profile does not match this study's model and this machine; empty where it matches."""
+    model, engine = study.model, study.engine
     pairs = [
-        ("model", profile.model, asked.name),
+        ("model", profile.model, model.name),
         ("machine", profile.machine, machine()),
-        ("dtype", profile.dtype, dtype_of(asked)),
+        ("dtype", profile.dtype, dtype_of(model)),
     ]
     if engine.device != "auto":
         kind = "cpu" if profile.device == "cpu" else "cuda"
         pairs.append(("device", kind, engine.device.partition(":")[0]))
     if engine.threads is not None:
         pairs.append(("threads", str(profile.threads), str(engine.threads)))
-    for what, theirs, ours in pairs:
-        if theirs != ours:
-            return f"it was measured with {what} {theirs}; expected {what} {ours}"
+    for name, measured, expected in pairs:
+        if measured != expected:
+            return f"it was measured with {name} {measured}; expected {name} {expected}"
     return ""
 
 
-def kept_in(root: Path) -> Path:
-    """The folder below the outputs where profiles are looked for."""
+def profile_folder(root: Path) -> Path:
+    """Folder of stored profiles below the output root."""
     return root / "profiles"
 
 
-def keep(profile: Profile, root: Path) -> str:
-    """Put a profile where studies on this machine find it; returns what was done, in one sentence.
+def store_profile(profile: Profile, root: Path) -> str:
+    """Store a profile for studies on this machine; return one sentence about the result.
 
-    One that was measured on a noisy machine is refused, and the profile that is there stays.
+    A profile from a noisy machine is not stored, and an existing profile stays.
     """
-    path = kept_in(root) / file_name(profile)
+    path = profile_folder(root) / file_name(profile)
     error = profile.left_out["median"]
     if not error <= CROSS_VALIDATION_LIMIT:
         stays = f"the one of {read_profile(path).date} stays" if path.exists() else "none is stored"
@@ -89,10 +89,10 @@ def keep(profile: Profile, root: Path) -> str:
 
 
 def file_name(profile: Profile) -> str:
-    """One file for each model, machine and device."""
+    """File name of a profile: one file for each model, machine and device."""
     return f"{slug(profile.model)}-{slug(profile.machine)}-{slug(profile.device)}.json"
 
 
-def slug(words: str) -> str:
-    """A name that any file system takes."""
-    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-")
+def slug(text: str) -> str:
+    """Convert a text to a name that is valid in any file system."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")

@@ -1,4 +1,4 @@
-"""Calibration as a study: designed shapes through the arms, the scheduler and the engine of another study."""
+"""Calibration as a study: designed shapes with the arms, the scheduler and the engine of another study."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.workloads.workload import Provenance, Workload
 
 
 def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
-    """The calibration for what a study runs: prompts and outputs as long as its requests, over an unlimited store."""
+    """Return the calibration of a study: prompts and outputs up to its longest, with an unlimited store."""
     limits = {
         "longest": study.design.longest or max(request.num_tokens for request in requests),
         "outputs": study.design.outputs or max(request.output_len for request in requests),
@@ -38,7 +38,7 @@ def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
 
 
 def shapes_of(study: Study) -> list[Shape]:
-    """The shapes of a calibration, by number."""
+    """Shapes of a calibration, by number."""
     arms = {name: study.arms[name].spans is not None for name in study.chosen()}
     return design(study.design, arms, study.batch, study.model.vocab_size)
 
@@ -50,9 +50,9 @@ def shape_numbers(study: Study, arm: str) -> range:
 
 
 def designed_workload(study: Study) -> Workload:
-    """The requests of all shapes."""
+    """Workload with the requests of all shapes."""
     requests = [request for shape in shapes_of(study) for request in shape.requests]
     longest = max(request.num_tokens for request in requests)
     detail = f"{study.design.shapes} designed shapes of {len(requests):,} requests, prompts of up to {longest:,} tokens"
-    numbered = (replace(request, id=at) for at, request in enumerate(requests))
+    numbered = (replace(request, id=index) for index, request in enumerate(requests))
     return Workload("designed shapes", tuple(numbered), Provenance("modelled", detail))

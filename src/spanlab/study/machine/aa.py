@@ -1,4 +1,4 @@
-"""Runs of the same arm on the same arrivals (A/A), and what they say of the machine's noise."""
+"""A/A runs: the same arm on the same arrivals, as a measure of the machine's noise."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from spanlab.study.output.arm_files import ArmFiles
 
 
 def repeat_files(folder: Path, arm: str) -> ArmFiles:
-    """Where the repeated baseline is kept, apart from the arms' records; a resumed study may repeat another arm."""
-    return _apart(folder, folder / "repeat" / arm)
+    """Files of the repeated baseline, in a folder by arm, because a resumed study may repeat another arm."""
+    return _log_files(folder, folder / "repeat" / arm)
 
 
 def floor_files(folder: Path, arm: str) -> ArmFiles:
-    """Where the baseline in other chunks is kept, by which the noise of its numerics is seen."""
-    return _apart(folder, folder / "floor" / arm)
+    """Files of the baseline with other prefill chunks, which measures its numerical noise."""
+    return _log_files(folder, folder / "floor" / arm)
 
 
-def _apart(folder: Path, own: Path) -> ArmFiles:
-    logs = own / "steps", readings_of(folder), folder / "steps"
-    return ArmFiles(own / "records.jsonl", own / "runs.jsonl", *logs)
+def _log_files(folder: Path, files_folder: Path) -> ArmFiles:
+    logs = files_folder / "steps", readings_of(folder), folder / "steps"
+    return ArmFiles(files_folder / "records.jsonl", files_folder / "runs.jsonl", *logs)
 
 
 def readings_of(folder: Path) -> Path:
-    """The readings of a study, in the order of its runs."""
+    """File of a study's machine readings, in the order of its runs."""
     return folder / "readings.jsonl"
 
 
-def noise_of(study: Study, baseline: ArmFiles, again: ArmFiles | None, readings: Path) -> Noise:
-    """The noise of a finished study: the baseline beside its repeat by seed, or its repeats by load; every reading."""
-    found = _repeats(study, baseline) if again is None else _again(study, baseline, again)
-    return Noise.of(found, watch.readings(readings), watch.cores())
+def noise_of(study: Study, baseline: ArmFiles, repeat: ArmFiles | None, readings: Path) -> Noise:
+    """Noise of a finished study, from A/A ratios by seed (or between repeats at each load) and all readings."""
+    aa_ratios = _successive_ratios(study, baseline) if repeat is None else _repeat_ratios(study, baseline, repeat)
+    return Noise.of(aa_ratios, watch.read_readings(readings), watch.cores())
 
 
-def _again(study: Study, baseline: ArmFiles, again: ArmFiles) -> list[float]:
-    return ratios(mean_ttfts(study, baseline), mean_ttfts(study, again))
+def _repeat_ratios(study: Study, baseline: ArmFiles, repeat: ArmFiles) -> list[float]:
+    return ratios(mean_ttfts(study, baseline), mean_ttfts(study, repeat))
 
 
-def _repeats(study: Study, baseline: ArmFiles) -> list[float]:
-    """At each load the A/A ratios of each repeat to the one before it."""
-    delays: dict[float | None, dict[int, list[float]]] = {}
+def _successive_ratios(study: Study, baseline: ArmFiles) -> list[float]:
+    """A/A ratios of each repeat to the previous one, at each load."""
+    ttfts: dict[float | None, dict[int, list[float]]] = {}
     for cell, columns in baseline.columns().items():
-        delays.setdefault(cell.rate_rps, {}).setdefault(cell.repeat, []).append(_mean_ttft(columns))
-    loads = [[float(np.mean(own[repeat])) for repeat in sorted(own)] for own in delays.values()]
-    return [ratio for own in loads for ratio in successive(own)]
+        ttfts.setdefault(cell.rate_rps, {}).setdefault(cell.repeat, []).append(_mean_ttft(columns))
+    loads = [[float(np.mean(repeats[repeat])) for repeat in sorted(repeats)] for repeats in ttfts.values()]
+    return [ratio for repeats in loads for ratio in successive(repeats)]
 
 
 def mean_ttfts(study: Study, files: ArmFiles) -> list[float]:
-    """Mean TTFT of each finished seed at the study's own load, seconds; in the order of `study.seeds`."""
+    """Mean TTFT in seconds of each finished seed at the study's load, in the order of `study.seeds`."""
     rate = study.arrivals.rate_rps
-    own = {cell.seed: columns for cell, columns in files.columns().items() if cell.rate_rps == rate}
-    return [_mean_ttft(own[seed]) for seed in study.seeds if seed in own]
+    by_seed = {cell.seed: columns for cell, columns in files.columns().items() if cell.rate_rps == rate}
+    return [_mean_ttft(by_seed[seed]) for seed in study.seeds if seed in by_seed]
 
 
 def _mean_ttft(columns: sums.Columns) -> float:
@@ -66,9 +66,9 @@ def _mean_ttft(columns: sums.Columns) -> float:
     return float(np.mean(sums.delays(counted)["ttft_s"]))
 
 
-def withdrawn(data: StudyData, noise: Noise) -> StudyData:
-    """The study with its noise under the table; beyond a limit without speedups, and a caveat that says why."""
-    data = replace(data, notes=(*data.notes, noise.words))
+def withdraw_speedups(data: StudyData, noise: Noise) -> StudyData:
+    """Add the noise as a note; above a limit, also remove the speedups and add a caveat with the reason."""
+    data = replace(data, notes=(*data.notes, noise.description))
     sentence = noise.sentence("speedups")
     if not sentence:
         return data

@@ -1,4 +1,4 @@
-"""What an engine study runs on: asked in the process that runs it, for a card that is opened here cannot be forked."""
+"""Device of an engine study, read in the process that runs it: after a fork, an open CUDA device is unusable."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from spanlab.engine.settings import dtype_of
 from spanlab.settings import Study
 from spanlab.study.output.provenance import PACKAGES_OF, machine
 
-OPTIONAL = "flash-linear-attention"
-GETTING_IT = f"`uv pip install --python .venvs/engine {OPTIONAL}` brings it"
+OPTIONAL_PACKAGE = "flash-linear-attention"
+WITHOUT_OPTIONAL = (
+    f"{OPTIONAL_PACKAGE} is not installed: recurrent layers use the slower code of transformers; "
+    f"install it with `uv pip install --python .venvs/engine {OPTIONAL_PACKAGE}`"
+)
 
-# Where Linux says what a container may use: version 2, version 1.
+# Memory limit of a container: cgroup version 2, version 1.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """A device and what runs there; `kind` is cpu or cuda, `device` its real name, `memory_bytes` all that it has.
+    """Device and model of an engine study; `kind` is cpu or cuda, `memory_bytes` the device's total memory.
 
-    `context`  positions that the model was made for
-    `threads`  of torch on the CPU
-    `rates`    of a large matrix product and a large copy, measured
+    `device`   real name of the device
+    `context`  maximum number of positions of the model
+    `threads`  CPU threads of torch
+    `rates`    measured rates of a large matrix product and a large copy
     """
 
     kind: str
@@ -41,24 +45,24 @@ class EngineFacts:
     rates: DeviceRates
 
     def line(self) -> str:
-        """One line for tables and figures."""
+        """One line of provenance for tables and figures."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"engine, measured on {self.device}, {self.weights} weights in {self.dtype}, {versions}"
 
 
 def engine_facts(study: Study) -> EngineFacts:
-    """The facts of this process's device; ValueError where the machine has none of that name."""
+    """Read the facts of this process's device; ValueError where the machine has no such device."""
     import torch
 
     from spanlab.engine import rates
-    from spanlab.engine.load import found_device, read_config
+    from spanlab.engine.load import read_config, resolve_device
 
-    device, settings = found_device(study.engine.device), study.engine
+    device, settings = resolve_device(study.engine.device), study.engine
     threads = settings.threads or torch.get_num_threads()
-    torch.set_num_threads(threads)  # rates are those of as many threads as the model has
+    torch.set_num_threads(threads)  # measure rates with the model's number of threads
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        name, memory = str(found.name), int(found.total_memory)
+        properties = torch.cuda.get_device_properties(device)
+        name, memory = str(properties.name), int(properties.total_memory)
     else:
         name = f"{machine()}, {threads} thread" + ("s" if threads > 1 else "")
         memory = host_memory()
@@ -71,13 +75,13 @@ def engine_facts(study: Study) -> EngineFacts:
         weights="random" if settings.weights == "random" else "pretrained",
         dtype=dtype_of(study.model),
         context=read_config(settings, settings.name or study.model.name).max_position_embeddings,
-        versions={name: version(name) for name in (*PACKAGES_OF["engine"], OPTIONAL) if installed(name)},
+        versions={name: version(name) for name in (*PACKAGES_OF["engine"], OPTIONAL_PACKAGE) if installed(name)},
         threads=threads,
     )
 
 
 def installed(package: str) -> bool:
-    """Whether this environment has a package; nothing is imported."""
+    """Whether a package is installed; this imports nothing."""
     try:
         return bool(version(package))
     except PackageNotFoundError:
@@ -85,14 +89,14 @@ def installed(package: str) -> bool:
 
 
 def host_memory() -> int:
-    """Bytes that this machine has, or that this container may use where that is less."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    said = [path.read_text().strip() for path in _LIMITS if path.exists()]
-    return min([there, *(int(limit) for limit in said if limit.isdigit())])
+    """Memory of this machine in bytes, or the container's limit where that is less."""
+    installed_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [path.read_text().strip() for path in _LIMITS if path.exists()]
+    return min([installed_bytes, *(int(limit) for limit in limits if limit.isdigit())])
 
 
-def give_memory_back() -> None:
-    """Let the next run have what one that ended early still held: its tensors, and what torch keeps of their memory."""
+def release_memory() -> None:
+    """Free the tensors of finished or failed runs, and torch's cached CUDA memory."""
     gc.collect()
     import torch
 

@@ -1,4 +1,4 @@
-"""A step of one fixed shape on the engine: what it takes now and took before is how far the machine drifts."""
+"""A step of fixed shape on the engine; changes of its duration over a study measure the machine's drift."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from spanlab.core.request import Request, Span
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import BatchRules, EngineSettings, StoreSettings, Strategy
 
-TOKENS = 256  # of the prompt, or as many as the model has positions for
-TIMES = 5
+TOKENS = 256  # of the prompt, fewer where the model's context is shorter
+REPEATS = 5
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the makers of policies and engines read of a study: no limits, and a batch of one."""
+class EngineConfig:
+    """Settings for building the policy and the engine of the fixed step: no limits, and a batch of one."""
 
     model: ModelSpec
     engine: EngineSettings
@@ -30,23 +30,23 @@ class Parts:
 
 
 class FixedStep:
-    """One prefill of a prompt that is always the same, over an engine that keeps nothing."""
+    """One prefill of a constant prompt, on an engine that stores no prefix."""
 
     def __init__(self, spec: ModelSpec, engine: EngineSettings, model: Any) -> None:
         tokens = np.random.default_rng(0).integers(0, model.vocab_size, min(TOKENS, model.context - 1))
         self._request = Request(0, 0, (Span(tokens.astype(np.int32)),), output_len=1)
-        parts = Parts(spec, engine)
-        self._rules, strategy = parts.batch, Strategy(family="none", keep=False)
-        policy = build.build_policy(parts, strategy, 0, TOKENS)
-        assert isinstance(policy, TreePolicy), "an arm that keeps nothing is served by a tree"
-        self._engine = build_engine(parts, strategy, model, policy, [self._request])
-        self._once()
+        config = EngineConfig(spec, engine)
+        self._rules, strategy = config.batch, Strategy(family="none", keep=False)
+        policy = build.build_policy(config, strategy, 0, TOKENS)
+        assert isinstance(policy, TreePolicy), "an arm that stores nothing uses the policy `tree`"
+        self._engine = build_engine(config, strategy, model, policy, [self._request])
+        self._serve()
 
     def measure(self) -> int:
-        """Nanoseconds, the median of some times in a row."""
-        return int(median([self._once() for _ in range(TIMES)]))
+        """Median duration in nanoseconds over a few steps in a row."""
+        return int(median([self._serve() for _ in range(REPEATS)]))
 
-    def _once(self) -> int:
+    def _serve(self) -> int:
         from spanlab_sim.run import serve
 
         row = serve([self._request], self._engine.policy, self._rules, self._engine, lambda record: None)

@@ -1,4 +1,4 @@
-"""The baseline once more with its prompts in other chunks: how far its own numerics move what is scored."""
+"""The floor: the baseline repeated with other prefill chunks, which measures the numerical noise of its scores."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spanlab.study.execution.cells import cells
 from spanlab.study.execution.turns import Row
 from spanlab.study.machine.aa import floor_files
 
-NAME = "floor"  # where arms are listed
+NAME = "floor"  # name of the row in lists of arms
 
 
 def floor_row(study: Study, folder: Path) -> Row | None:
-    """What is run for it; None where no analysis reads it."""
+    """Row of the floor; None where no analysis reads it."""
     if not needed(study, FLOOR):
         return None
-    arm, most = study.baseline, study.methods.floor_tokens
-    rules = replace(study.batch, max_num_batched_tokens=most, enable_chunked_prefill=True)
+    arm, max_tokens = study.baseline, study.methods.floor_tokens
+    rules = replace(study.batch, max_num_batched_tokens=max_tokens, enable_chunked_prefill=True)
     return Row(NAME, arm, floor_files(folder, arm), tuple(cells(study, arm)), rules=rules)

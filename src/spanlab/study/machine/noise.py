@@ -1,6 +1,6 @@
-"""Noise of a machine that runs an engine study: what was read, the limits, and what a reader is told.
+"""Noise of a machine that runs an engine study: readings, limits, and the texts for a report.
 
-Every number grows with the noise, so that a noisier machine does not pass more easily.
+Every measure grows with the noise, so that a noisier machine does not pass more easily.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Reading:
 
     `step_ns`  time of the fixed step
     `load`     load average of the last minute
-    `ticks`    processor time since boot, `stolen` the part that other virtual machines took
+    `ticks`    processor time since boot; `stolen` is the time of it that other virtual machines used
     """
 
     step_ns: int
@@ -34,12 +34,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Noise:
-    """What a study knows of its machine's noise; None where there is nothing to compare.
+    """Measured noise of a study's machine; None where a measure has no data.
 
     `aa`     mean TTFT of the repeated baseline ÷ that of the baseline, by repeat
     `drift`  95th percentile of the fixed step's relative distance from its median
-    `load`   mean load average, beside `cores`
-    `steal`  share of processor time that other virtual machines took
+    `load`   mean load average, to compare with `cores`
+    `steal`  share of processor time that other virtual machines used
     """
 
     aa: tuple[float, ...]
@@ -50,7 +50,7 @@ class Noise:
 
     @staticmethod
     def of(aa: Sequence[float], readings: Sequence[Reading], cores: int) -> Noise:
-        """The noise of a study with these A/A ratios and readings."""
+        """Compute the noise of a study from its A/A ratios and readings."""
         return Noise(
             aa=tuple(aa),
             drift=drift([reading.step_ns for reading in readings]),
@@ -67,22 +67,22 @@ class Noise:
         return math.expm1(math.sqrt(float(np.mean(np.log(self.aa) ** 2))))
 
     def reasons(self) -> list[str]:
-        """Every limit that was exceeded, in words."""
-        found = []
+        """Describe every exceeded limit."""
+        reasons = []
         if self.spread is not None and self.spread > AA_LIMIT:
             ratios = f"{min(self.aa):.3g} to {max(self.aa):.3g}" if len(self.aa) > 1 else f"{self.aa[0]:.3g}"
-            found.append(f"A/A of the baseline {ratios}, spread {self.spread:.0%} (limit {AA_LIMIT:.0%})")
+            reasons.append(f"A/A of the baseline {ratios}, spread {self.spread:.0%} (limit {AA_LIMIT:.0%})")
         if self.drift is not None and self.drift > DRIFT_LIMIT:
-            found.append(f"a fixed step drifted by {self.drift:.0%} (limit {DRIFT_LIMIT:.0%})")
+            reasons.append(f"a fixed step drifted by {self.drift:.0%} (limit {DRIFT_LIMIT:.0%})")
         if self.load is not None and self.load > self.cores:
-            found.append(f"load average {self.load:.1f} (limit {self.cores} cores)")
+            reasons.append(f"load average {self.load:.1f} (limit {self.cores} cores)")
         if self.steal is not None and self.steal > STEAL_LIMIT:
-            found.append(f"stolen processor time {self.steal:.0%} (limit {STEAL_LIMIT:.0%})")
-        return found
+            reasons.append(f"stolen processor time {self.steal:.0%} (limit {STEAL_LIMIT:.0%})")
+        return reasons
 
     @property
-    def words(self) -> str:
-        """All numbers, whether within their limits or not."""
+    def description(self) -> str:
+        """Text with all measures, within their limits or not."""
         parts = [f"A/A ratios {', '.join(f'{ratio:.3g}' for ratio in self.aa)}"] if self.aa else []
         for name, value in (("spread", self.spread), ("step drift", self.drift), ("stolen time", self.steal)):
             parts += [f"{name} {value:.1%}"] if value is not None else []
@@ -90,7 +90,7 @@ class Noise:
         return f"noise: {'; '.join(parts) or 'not measured'}"
 
     def sentence(self, refused: str) -> str:
-        """Why a study gives no `refused`, such as speedups; empty on a calm machine."""
+        """Sentence why a study reports no `refused`, such as speedups; empty on a calm machine."""
         reasons = self.reasons()
         return f"noisy machine, no {refused}: {'; '.join(reasons)}" if reasons else ""
 
@@ -118,18 +118,18 @@ def drift(steps_ns: Sequence[int]) -> float | None:
 
 
 def steal(readings: Sequence[Reading]) -> float | None:
-    """Stolen share of the processor time between the first and the last reading; None where none passed."""
+    """Stolen share of the processor time between the first and the last reading; None without elapsed time."""
     if len(readings) < 2 or readings[-1].ticks == readings[0].ticks:
         return None
     return (readings[-1].stolen - readings[0].stolen) / (readings[-1].ticks - readings[0].ticks)
 
 
 def successive(values: Sequence[float]) -> list[float]:
-    """A/A ratios of repeats in a row, each to the one before it."""
+    """A/A ratios of each repeat to the previous one."""
     return ratios(values[:-1], values[1:])
 
 
 def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """A/A ratios of two runs of one arm, repeat by repeat; repeats that only one of them has are left out."""
+    """A/A ratios of two runs of one arm by repeat; a repeat that only one run has is ignored."""
     pairs = zip(first, second, strict=False)
     return [after / before for before, after in pairs if before > 0 and after > 0]

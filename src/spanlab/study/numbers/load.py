@@ -1,4 +1,4 @@
-"""One cell, an arm at a load: whether it is stationary, how far it is utilised, its delays."""
+"""Load of one cell (an arm at a load): stationarity, utilisation and delays."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from spanlab.report.data import LoadPoint
 from spanlab.steady import CLOSED, SATURATED, Run, Stationarity, assess
 from spanlab.study.numbers import summary as sums
 
-#: Seeds below which no band is drawn: Student's t of fewer is wider than what it tells.
+#: Least number of seeds for a band: with fewer, the interval of Student's t is too wide to be useful.
 BAND_SEEDS = 5
 
 Runs = list[dict[str, Any]]
 
 
 def load_of(columns: sums.Columns, runs: Runs, clients: int | None = None) -> sums.Load:
-    """Stationarity and utilisation of one cell; `columns` are all its requests, the warm-up's too.
+    """Stationarity and utilisation of one cell; `columns` are all its requests, including the warm-up.
 
-    `clients`  of a closed loop, which offers no load of its own; None: arrivals wait for nothing
+    `clients`  number of clients of a closed loop, which has no offered load; None: open loop
     """
     if clients is not None:
         return sums.Load(Stationarity(CLOSED, None, None, None), None, sums.busy_fraction(runs))
     utilisation = sums.utilisation(columns, runs)
     first = columns["first_token_s"]
-    kept = [columns["seed"] == seed for seed in np.unique(columns["seed"])]
-    state = assess([Run(columns["arrived_s"][own], first[own]) for own in kept], utilisation)
+    seed_masks = [columns["seed"] == seed for seed in np.unique(columns["seed"])]
+    state = assess([Run(columns["arrived_s"][seed_mask], first[seed_mask]) for seed_mask in seed_masks], utilisation)
     return sums.Load(state, utilisation, sums.busy_fraction(runs))
 
 
 def load_point(name: str, family: str, columns: sums.Columns, runs: Runs) -> LoadPoint:
-    """One arm at one load; `columns` are all requests of that load, the warm-up's too."""
+    """Summary of one arm at one load; `columns` are all requests of that load, including the warm-up."""
     load = load_of(columns, runs)
     counted = sums.select(columns, columns["counted"].astype(bool))
     clusters = Clusters.of(counted["seed"], counted["group_id"])
@@ -54,7 +54,7 @@ def load_point(name: str, family: str, columns: sums.Columns, runs: Runs) -> Loa
 
 
 def _band(values: Any, clusters: Clusters, saturated: bool) -> dict[str, float | None]:
-    """Mean, its interval and p99; a saturated cell has its mean in `unstable` instead, for drawing."""
+    """Mean, its interval and p99; a saturated cell has only its mean, in `unstable`, for figures."""
     points, interval = sums.spread(values, clusters)
     low, high = interval if interval and clusters.seeds >= BAND_SEEDS else (None, None)
     if saturated:

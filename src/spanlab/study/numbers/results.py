@@ -1,4 +1,4 @@
-"""What the files of one arm say: its summary, and the columns that figures are drawn from."""
+"""Results of one arm from its files: the summary, and the columns that figures use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analysis.bars import judged
+from spanlab.analysis.bars import verdict_of
 from spanlab.report.data import ArmData, LoadPoint
 from spanlab.settings import Strategy, Study
 from spanlab.settings.limit import parse_limit
@@ -20,18 +20,18 @@ from spanlab.study.numbers.clairvoyants import served_alone
 from spanlab.study.numbers.load import load_of, load_point
 from spanlab.study.output.arm_files import ArmFiles, Cell
 
-# What figures read; whole records would cost more to hand from process to process than to draw.
+# Columns that figures use; sending complete records between processes would cost more than drawing.
 REPORTED = ("seed", "arrived_s", "first_token_s", "prompt_tokens", "seen_tokens", "reused_tokens")
 
-#: How the tokens that an arm could reuse are counted: as its prompts' beginnings, or wherever their spans stand.
+#: How reusable tokens are counted: as prefixes of prompts, or as spans at any position.
 PREFIXES, ANYWHERE = "prefixes", "spans anywhere"
 
-WAY_OUT = "expected more memory, or a smaller store, batch or workload; output.if_exists=resume tries again"
+REMEDY = "expected more memory, or a smaller store, batch or workload; rerun with output.if_exists=resume"
 
 
 @dataclass(frozen=True)
 class ArmFailure:
-    """An arm that could not be run to its end, and why, in one sentence."""
+    """An arm that failed, with the reason in one sentence."""
 
     arm: str
     sentence: str
@@ -42,45 +42,45 @@ class ArmsFailedError(ValueError):
 
 
 def raise_failures(failed: dict[str, str], arms: int) -> None:
-    """End with a sentence where some of so many arms failed; to be called when everything else is written."""
+    """Raise where some of `arms` arms failed; call it after all files are written."""
     if failed:
         lost = f"{len(failed)} of {arms} arms failed, the others are reported"
-        raise ArmsFailedError(f"{lost}: {'; '.join(failed.values())}; {WAY_OUT}")
+        raise ArmsFailedError(f"{lost}: {'; '.join(failed.values())}; {REMEDY}")
 
 
 class LimitError(ValueError):
-    """A result is beyond the limit that the user set; the study itself is complete."""
+    """A result exceeds the limit `fail_on`; the study is complete."""
 
 
 def raise_limit(fail_on: str | None, summary: dict[str, Any]) -> None:
-    """End with a sentence where the explained arm is beyond the limit; to be called when everything is written."""
+    """Raise where the explained arm exceeds the limit; call it after all files are written."""
     if fail_on is None:
         return
     limit, name = parse_limit(fail_on), summary["baseline"]
     numbers = summary["presets"].get(name)
     if numbers is None:
-        raise LimitError(f"fail_on={fail_on}: the log holds lengths only; expected a log that tells what prompts share")
+        raise LimitError(f"fail_on={fail_on}: the log has only lengths; expected a log that shows what prompts share")
     if limit.holds(numbers):
         raise LimitError(f"fail_on={fail_on}: {limit.metric} of {name} is {numbers[limit.metric]:.4f}")
 
 
 class BarMissedError(ValueError):
-    """A number misses a bar; the study itself is complete."""
+    """A result misses a bar; the study is complete."""
 
 
 def raise_missed(summary: dict[str, Any]) -> None:
-    """End with a sentence where a bar is missed; to be called when everything is written."""
-    missed = [judged(told) for told in summary.get("bars", ())]
-    sentences = [verdict.sentence() for verdict in missed if not verdict.holds]
+    """Raise where a result misses a bar; call it after all files are written."""
+    verdicts = [verdict_of(bar) for bar in summary.get("bars", ())]
+    sentences = [verdict.sentence() for verdict in verdicts if not verdict.holds]
     if sentences:
         raise BarMissedError("; ".join(sentences))
 
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What one arm's files say, before arms are compared.
+    """Summary of one arm, before arms are compared.
 
-    bound        tokens that an infinite cache would have saved
+    bound        tokens that an infinite cache would have reused
     ttft_sums    seconds of TTFT by seed and group, shape (seeds, groups)
     """
 
@@ -91,41 +91,43 @@ class ArmResult:
 
     @property
     def saturated(self) -> bool:
-        """Whether the arm's queue grows at the study's own load."""
+        """Whether the arm's queue grows at the study's load."""
         return bool(self.data.summary["stationarity"]["verdict"] == SATURATED)
 
 
 def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> ArmResult:
-    """Read one arm's records and runs back and summarise them."""
-    columns, runs = _of_study(study, arm, files)
-    every = sums.select(columns, sums.at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds))
-    own = sums.select(every, every["counted"].astype(bool))
-    own_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
+    """Read and summarize one arm's records and runs."""
+    columns, runs = _read_study_cells(study, arm, files)
+    records = sums.select(
+        columns, sums.at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds)
+    )
+    counted = sums.select(records, records["counted"].astype(bool))
+    base_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
     strategy = study.arms[arm]
-    load = load_of(every, own_runs, study.arrivals.clients)
-    summary = sums.summarise(family(strategy), own, own_runs, study.count_hit_as, load)
-    summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(every, own_runs, study.model.kv_bytes_per_token)
-    summary["bounds"] = bounds.of_arm(arm, every)
-    summary["bounds"]["served_alone"] = served_alone(every)
+    load = load_of(records, base_runs, study.arrivals.clients)
+    summary = sums.summarise(family(strategy), counted, base_runs, study.count_hit_as, load)
+    summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(records, base_runs, study.model.kv_bytes_per_token)
+    summary["bounds"] = bounds.of_arm(arm, records)
+    summary["bounds"]["served_alone"] = served_alone(records)
     summary["finds"] = PREFIXES if strategy.spans is None and strategy.passages.order == "given" else ANYWHERE
     return ArmResult(
-        data=ArmData(arm, summary["family"], {name: own[name] for name in REPORTED}, own_runs, summary),
+        data=ArmData(arm, summary["family"], {name: counted[name] for name in REPORTED}, base_runs, summary),
         load=_load_points(study, arm, columns, runs),
-        bound=sums.bound_tokens(own, strategy.last_token == "reuse"),
-        ttft_sums=sums.ttft_sums(own),
+        bound=sums.bound_tokens(counted, strategy.last_token == "reuse"),
+        ttft_sums=sums.ttft_sums(counted),
     )
 
 
-def _of_study(study: Study, arm: str, files: ArmFiles) -> tuple[sums.Columns, list[dict[str, Any]]]:
-    """Records and runs of the study's cells; files that were resumed may have more."""
+def _read_study_cells(study: Study, arm: str, files: ArmFiles) -> tuple[sums.Columns, list[dict[str, Any]]]:
+    """Read the records and runs of the study's cells; files of a resumed run may have more cells."""
     columns, runs = sums.read_records(files.records), sums.read_runs(files.runs)
-    wanted = set(cells(study, arm))
-    kept = np.repeat([Cell.of(run) in wanted for run in runs], [run["requests"] for run in runs])
-    return sums.select(columns, kept), [run for run in runs if Cell.of(run) in wanted]
+    study_cells = set(cells(study, arm))
+    selected = np.repeat([Cell.of(run) in study_cells for run in runs], [run["requests"] for run in runs])
+    return sums.select(columns, selected), [run for run in runs if Cell.of(run) in study_cells]
 
 
 def family(strategy: Strategy) -> str:
-    """The name that colours an arm."""
+    """Family of an arm, which decides its colour in figures."""
     return strategy.family or strategy.placement.kind
 
 
@@ -134,7 +136,7 @@ def _load_points(study: Study, arm: str, columns: sums.Columns, runs: list[dict[
         return []
     points = []
     for rate in sorted({*study.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0}):
-        own = [run for run in runs if run["rate_rps"] == rate]
-        kept = sums.select(columns, sums.at_rate(columns, rate))
-        points.append(load_point(arm, family(study.arms[arm]), kept, own))
+        rate_runs = [run for run in runs if run["rate_rps"] == rate]
+        rate_columns = sums.select(columns, sums.at_rate(columns, rate))
+        points.append(load_point(arm, family(study.arms[arm]), rate_columns, rate_runs))
     return points

@@ -1,4 +1,4 @@
-"""Shares of reused tokens: by token, by request, and without the start on an empty cache."""
+"""Token hit rates: over all tokens, as a mean over requests, and by halves of a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Columns = dict[str, NDArray[Any]]
 
 
 def reuse_shares(columns: Columns) -> dict[str, float | list[float]]:
-    """Reused shares of prompt tokens that one figure alone would hide.
+    """Token hit rates of an arm, in three definitions.
 
     `token_hit_rate`          ratio of sums: reused ÷ prompt tokens of all requests
-    `token_hit_rate_mean`     mean of ratios: every request's reused ÷ prompt tokens, each weighing the same
+    `token_hit_rate_mean`     mean of ratios: reused ÷ prompt tokens of each request, with equal weights
     `token_hit_rate_halves`   ratio of sums in the first and the second half of each seed's requests, by arrival: the
-                              first half holds the start on an empty cache
+                              first half includes the start on an empty cache
     """
     prompt, reused = columns["prompt_tokens"], columns["reused_tokens"]
     late = _second_half(columns["arrived_s"], columns["seed"])
@@ -27,13 +27,13 @@ def reuse_shares(columns: Columns) -> dict[str, float | list[float]]:
     }
 
 
-def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> float:
-    total = int(whole.sum())
-    return int(part.sum()) / total if total else 0.0
+def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> float:
+    total = int(denominator.sum())
+    return int(numerator.sum()) / total if total else 0.0
 
 
 def _second_half(arrived_s: NDArray[np.float64], seeds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Requests that arrive in the second half of their seed's; the middle one of an odd number is among them."""
+    """Mask of the requests in the second half of their seed, by arrival, including the middle one."""
     late = np.zeros(len(seeds), dtype=np.bool_)
     for seed in np.unique(seeds):
         rows = np.flatnonzero(seeds == seed)

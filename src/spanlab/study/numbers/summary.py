@@ -1,4 +1,4 @@
-"""Records become numbers: totals over the seeds, and intervals over seeds and groups."""
+"""Summary of records: totals over seeds, and intervals over seeds and groups."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Columns = dict[str, NDArray[Any]]
 _SERVED = {field.name for field in fields(ServedRecord)}
 
 PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0}
-#: Requests that must lie beyond a tail percentile: p99 needs 1,000 requests, p95 needs 200.
+#: Least number of requests above a tail percentile: p99 needs 1,000 requests, p95 needs 200.
 BEYOND = 10
-#: Delays that grow with the run where the queue does: they have no steady-state value then.
+#: Delays that grow with the queue: in a saturated run they have no steady-state value.
 GROWING = ("queue_s", "ttft_s", "e2e_s")
 
 
 def read_records(source: Path | IO[bytes]) -> Columns:
-    """One arm's records as columns: every field of Record, or of ServedRecord where all are of a real server.
+    """Read one arm's records as columns: the fields of Record, or of ServedRecord for a real server.
 
     ValueError where a line is no record.
     """
@@ -40,28 +40,28 @@ def read_records(source: Path | IO[bytes]) -> Columns:
     nulls = {name: table.column(name).null_count for name in table.column_names}
     served = table.num_rows > 0 and all(nulls[name] == table.num_rows for name in nulls.keys() - _SERVED)
     optional = {"rate_rps", "reused_tokens"} if served else {"rate_rps"}
-    known = [name for name in table.column_names if not served or name in _SERVED]
-    lacking = [name for name in known if nulls[name] and name not in optional]
-    if lacking:
-        raise ValueError(f"a record has no {lacking[0]}")
-    return {name: table.column(name).to_numpy() for name in known}
+    names = [name for name in table.column_names if not served or name in _SERVED]
+    incomplete = [name for name in names if nulls[name] and name not in optional]
+    if incomplete:
+        raise ValueError(f"a record has no {incomplete[0]}")
+    return {name: table.column(name).to_numpy() for name in names}
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """One arm's finished runs."""
+    """Read one arm's finished runs."""
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def select(columns: Columns, kept: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:
-    """The rows that are kept, or those at places."""
-    return {name: values[kept] for name, values in columns.items()}
+def select(columns: Columns, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:
+    """Select rows of all columns by a mask or by indices."""
+    return {name: values[rows] for name, values in columns.items()}
 
 
 def at_rate(columns: Columns, rate_rps: float | None) -> NDArray[np.bool_]:
-    """Which rows belong to one load; None is the workload's own times."""
+    """Mask of the rows of one load; None: arrival times of the workload."""
     rates = columns["rate_rps"]
-    kept: NDArray[np.bool_] = np.isnan(rates) if rate_rps is None else rates == rate_rps
-    return kept
+    mask: NDArray[np.bool_] = np.isnan(rates) if rate_rps is None else rates == rate_rps
+    return mask
 
 
 def delays(columns: Columns) -> dict[str, NDArray[np.float64]]:
@@ -80,38 +80,38 @@ def delays(columns: Columns) -> dict[str, NDArray[np.float64]]:
 
 
 def requests_needed(percent: float) -> int:
-    """Requests that a percentile needs: ten beyond it, and one where it is the median."""
+    """Least number of requests for a percentile: ten above it; one for the median and below."""
     return 1 if percent <= 50 else round(BEYOND / (1 - percent / 100))
 
 
 def spread(values: NDArray[np.float64], clusters: Clusters) -> tuple[dict[str, Any], list[float] | None]:
     """Mean and percentiles over the requests of all seeds, and the 95 % interval of the mean.
 
-    NaN values are left out. A percentile that too few requests carry is None.
+    NaN values are ignored. A percentile with too few requests is None.
     """
-    known = ~np.isnan(values)
-    kept = values[known]
-    if not kept.size:
+    defined = ~np.isnan(values)
+    samples = values[defined]
+    if not samples.size:
         return dict.fromkeys(("mean", *PERCENTILES)), None
-    sums = clusters.sums(np.where(known, values, 0.0)), clusters.sums(known.astype(np.int64))
+    sums = clusters.sums(np.where(defined, values, 0.0)), clusters.sums(defined.astype(np.int64))
     interval = positive_ratio(*sums)
     points: dict[str, Any] = {"mean": interval.mean}
     for name, percent in PERCENTILES.items():
-        enough = kept.size >= requests_needed(percent)
-        points[name] = float(np.percentile(kept, percent)) if enough else None
+        enough = samples.size >= requests_needed(percent)
+        points[name] = float(np.percentile(samples, percent)) if enough else None
     return points, ends(interval)
 
 
 def ends(interval: Interval) -> list[float] | None:
-    """Both ends of an interval; None where it has none."""
+    """Both ends of an interval; None where an end is undefined."""
     return None if interval.low is None or interval.high is None else [interval.low, interval.high]
 
 
 @dataclass(frozen=True)
 class Load:
-    """How hard one cell is loaded: its stationarity, offered work ÷ capacity, share of time busy.
+    """Load of one cell: its stationarity, offered work ÷ capacity, busy share of the time.
 
-    `utilisation` is None where no timing model says what the work needs.
+    `utilisation`  None without a timing model for the offered work
     """
 
     state: Stationarity
@@ -122,7 +122,7 @@ class Load:
 def summarise(
     family: str, columns: Columns, runs: list[dict[str, Any]], count_hit_as: str, load: Load
 ) -> dict[str, Any]:
-    """One arm over its counted requests of all seeds; a saturated one has no mean delays."""
+    """Summarize one arm over the counted requests of all seeds; a saturated arm has no mean delays."""
     clusters = Clusters.of(columns["seed"], columns["group_id"])
     hits = int((columns[f"{count_hit_as}_tokens"] > 0).sum())
     requests = len(columns["prompt_tokens"])
@@ -157,8 +157,8 @@ def _delays(columns: Columns, clusters: Clusters, saturated: bool) -> dict[str, 
     out: dict[str, Any] = {}
     for name, values in delays(columns).items():
         hidden = saturated and name in GROWING
-        kept = np.full(len(values), np.nan) if hidden else values
-        out[name], interval = spread(kept, clusters)
+        samples = np.full(len(values), np.nan) if hidden else values
+        out[name], interval = spread(samples, clusters)
         out[f"{name}_interval"] = {"mean": interval}
     return out
 
@@ -176,23 +176,23 @@ def busy_fraction(runs: list[dict[str, Any]]) -> float:
 
 
 def replicas_of(run: dict[str, Any]) -> int:
-    """How many engines served a run."""
+    """Number of engines that served a run."""
     return len(run.get("replicas", ())) or 1
 
 
 def utilisation(columns: Columns, runs: list[dict[str, Any]]) -> float | None:
     """Offered work ÷ capacity: seconds of fully batched steps that the requests need (`demand_s`
     of a run) ÷ seconds of all replicas in which they arrive, over all runs. n requests arrive in n / (n - 1) times
-    the time from the first to the last. Above 1 the queue must grow, whatever the busy time says.
+    the time from the first to the last. Above 1 the queue must grow, regardless of the busy share.
 
-    None without a timing model, and where all requests come at once.
+    None without a timing model, and where all requests arrive at once.
     """
     demands = [run.get("demand_s") for run in runs]
     offered = sum(replicas_of(run) * _offered_s(columns["arrived_s"][columns["seed"] == run["seed"]]) for run in runs)
-    known = [demand for demand in demands if demand is not None]
-    if len(known) < len(demands) or not offered:
+    modelled = [demand for demand in demands if demand is not None]
+    if len(modelled) < len(demands) or not offered:
         return None
-    return float(sum(known) / offered)
+    return float(sum(modelled) / offered)
 
 
 def _offered_s(arrived: NDArray[np.float64]) -> float:
@@ -207,10 +207,12 @@ def _mean_over(runs: list[dict[str, Any]], key: str) -> float:
 
 
 def copied_mean_bytes(columns: Columns, runs: list[dict[str, Any]], token_bytes: int) -> float:
-    """Bytes of the private copies of spans that running requests hold, from admission to the last token: mean over
-    time, then over runs. `columns` are all records of these runs, the warm-up's too."""
-    held = columns["copied_tokens"] * (columns["finished_s"] - columns["admitted_s"]) * token_bytes
-    means = [held[columns["seed"] == run["seed"]].sum() / run["makespan_s"] for run in runs if run["makespan_s"]]
+    """Bytes of running requests' private copies of spans, from admission to the last token: mean over time, then over
+    runs. `columns` are all records of these runs, including the warm-up."""
+    byte_seconds = columns["copied_tokens"] * (columns["finished_s"] - columns["admitted_s"]) * token_bytes
+    means = [
+        byte_seconds[columns["seed"] == run["seed"]].sum() / run["makespan_s"] for run in runs if run["makespan_s"]
+    ]
     return float(np.mean(means)) if means else 0.0
 
 
@@ -223,8 +225,8 @@ def ttft_sums(columns: Columns) -> NDArray[np.float64]:
 def speedup(baseline: NDArray[np.float64], arm: NDArray[np.float64]) -> dict[str, Any] | None:
     """Mean TTFT of the baseline ÷ mean TTFT of an arm, of the same requests by seed and group.
 
-    Both are resampled together, so that what they share divides out. A ratio of means, not a mean
-    of ratios. None where the arm's is zero.
+    Both are resampled together, so that common variation cancels. This is a ratio of means, not a mean of ratios. None
+    where the arm's mean is zero.
     """
     if arm.sum() <= 0:
         return None
@@ -232,7 +234,7 @@ def speedup(baseline: NDArray[np.float64], arm: NDArray[np.float64]) -> dict[str
 
 
 def bound_tokens(columns: Columns, hit_last: bool) -> int:
-    """Tokens that an infinite cache would have saved: all that was seen before where this arm looks for it, as the
-    prompt's beginning or as its spans anywhere, but for the last token's logits."""
+    """Tokens that an infinite cache would have reused: all tokens seen before, as prefixes or as spans at any position
+    according to the arm, except the last token unless `hit_last`."""
     usable = columns["prompt_tokens"] - (0 if hit_last else 1)
     return int(np.minimum(columns["seen_tokens"], usable).sum())

@@ -1,1 +1,1 @@
-"""What a run leaves: its folder, files of arms, logs, provenance, report."""
+"""Output of a run: its folder, files of arms, logs, provenance, report."""

@@ -1,7 +1,8 @@
-"""The files of one arm: records of its cells one after another, and a line for each cell that is finished.
+"""Files of one arm: the records of its cells in order, and one line for each finished cell.
 
-JSON lines, not Parquet: a line is complete as soon as it is written, so a killed run keeps every finished cell. A line
-in the runs file says how many records its cell has and where they end; what follows the last end is cut off.
+The format is JSON lines, not Parquet: a line is complete as soon as it is written, so a killed run keeps every finished
+cell. A line in the runs file has the number of records of its cell and the byte offset of their end. Bytes after the
+last end are truncated.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: one seed at one load, and its number among runs of the same arrivals.
+    """One run: a seed, a load, and the number of the repeat with the same arrivals.
 
-    `rate_rps` None: the workload brings its own times.
+    `rate_rps`  None: the workload has arrival times
     """
 
     seed: int
@@ -34,118 +35,122 @@ class Cell:
 
     @staticmethod
     def of(row: dict[str, Any]) -> Cell:
-        """The cell of a line in the runs file; only lines of repeats name the repeat."""
+        """The cell of a line in the runs file; `repeat` is absent in the first run."""
         return Cell(row["seed"], row["rate_rps"], row.get("repeat", 0))
 
     @property
-    def drawn(self) -> Cell:
-        """The first run of the same arrivals."""
+    def first_repeat(self) -> Cell:
+        """Cell of the first run with the same arrivals."""
         return Cell(self.seed, self.rate_rps)
 
     @property
     def name(self) -> str:
-        """The cell as part of a file name."""
+        """Text of the cell for file names."""
         return f"seed{self.seed}-rate{self.rate_rps}" + (f"-repeat{self.repeat}" if self.repeat else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ArmFiles:
-    """Where one arm's records and finished runs go, and the folder of its step logs.
+    """Paths of one arm's records and finished runs, and the folder of its step logs.
 
-    `readings`  of the study; None where its runs take none
-    `first`     folder of the step logs of the study's arms, where these files are of a repeat; None: these are an arm's
+    `readings`  machine readings of the study; None where its runs record none
+    `arm_logs`  folder of the step logs of the study's arms, where these files are of a repeat; None: of an arm
     """
 
     records: Path
     runs: Path
     steps: Path
     readings: Path | None
-    first: Path | None = None
+    arm_logs: Path | None = None
 
     def log(self, arm: str, cell: Cell) -> Path:
-        """The step log of one run."""
+        """Step log of one run."""
         return self.steps / f"{arm}-{cell.name}.jsonl"
 
     def outputs(self, arm: str, cell: Cell) -> Path:
-        """What one run has generated."""
+        """Generated tokens of one run."""
         return self.log(arm, cell).with_suffix(".npz")
 
     def logits(self, arm: str, cell: Cell) -> Path:
-        """The logits that scores of a run are relative to; of the arm's first run, where this is a repeat."""
-        return (self.first or self.steps) / f"{arm}-{cell.name}.logits.npy"
+        """Logits that scores of a run are relative to; where this is a repeat, those of the arm's run."""
+        return (self.arm_logs or self.steps) / f"{arm}-{cell.name}.logits.npy"
 
     def serving(self, arm: str, cell: Cell) -> Path:
-        """What the steps of one run tell of its tokens."""
+        """Token gaps and batch sizes of one run."""
         return self.log(arm, cell).with_suffix(".serving.npz")
 
     def trace(self, arm: str, cell: Cell) -> Path:
-        """The trace file of one run."""
+        """Trace file of one run."""
         return self.steps.parent / "traces" / f"{arm}-{cell.name}.json"
 
     def finished(self) -> Rows:
-        """The lines of the finished cells; one that a killed process left unfinished is no line."""
+        """The lines of the finished cells, without a partial line of a killed process."""
         lines = self.runs.read_bytes().split(b"\n")[:-1] if self.runs.exists() else []
         return [orjson.loads(line) for line in lines]
 
     def columns(self) -> dict[Cell, Columns]:
-        """The records of each finished cell."""
+        """Records of each finished cell."""
         rows = self.finished()
         if not rows:
             return {}
-        every = read_records(io.BytesIO(self.records.read_bytes()[: rows[-1]["records_end"]]))
+        columns = read_records(io.BytesIO(self.records.read_bytes()[: rows[-1]["records_end"]]))
         ends = np.cumsum([row["requests"] for row in rows]).tolist()
         begins = [0, *ends[:-1]]
         return {
-            Cell.of(row): {name: values[begin:end] for name, values in every.items()}
+            Cell.of(row): {name: values[begin:end] for name, values in columns.items()}
             for row, begin, end in zip(rows, begins, ends, strict=True)
         }
 
     def corruption(self) -> str:
-        """What is wrong with the files, in words that name the file; empty where they agree."""
-        read = self.runs
+        """Describe an inconsistency, with the file's path; empty where the files agree."""
+        path = self.runs
         try:
             rows = self.finished()
             end = rows[-1]["records_end"] if rows else 0
-            read = self.records
-            found = _disagreement(rows, read_records(io.BytesIO(read.read_bytes()[:end]))) if rows else ""
+            path = self.records
+            error_text = _find_inconsistency(rows, read_records(io.BytesIO(path.read_bytes()[:end]))) if rows else ""
         except (ValueError, KeyError, TypeError, OSError) as error:
-            found = " ".join(str(error).split())
-        return found and f"{read}: {found}"
+            error_text = " ".join(str(error).split())
+        return error_text and f"{path}: {error_text}"
 
     def remove(self) -> None:
-        """Forget every cell."""
+        """Delete the records and runs of every cell."""
         self.runs.unlink(missing_ok=True)
         self.records.unlink(missing_ok=True)
 
-    def arrange(self, order: Sequence[Cell]) -> None:
-        """Put cells into this order, others behind them: that of an arm that ran in one go."""
-        rows, place = self.finished(), {cell: at for at, cell in enumerate(order)}
-        wanted = sorted(rows, key=lambda row: place.get(Cell.of(row), len(place)))
-        if wanted != rows:
-            self._rewrite(rows, wanted)
+    def sort_cells(self, order: Sequence[Cell]) -> None:
+        """Sort the cells in the files by `order`, cells that are not in it last, as in an uninterrupted run."""
+        rows, position = self.finished(), {cell: index for index, cell in enumerate(order)}
+        ordered = sorted(rows, key=lambda row: position.get(Cell.of(row), len(position)))
+        if ordered != rows:
+            self._rewrite(rows, ordered)
 
-    def _rewrite(self, rows: Rows, wanted: Rows) -> None:
+    def _rewrite(self, rows: Rows, ordered: Rows) -> None:
         data, begin, parts = self.records.read_bytes(), 0, {}
         for row in rows:
             parts[Cell.of(row)], begin = data[begin : row["records_end"]], row["records_end"]
-        ends = np.cumsum([len(parts[Cell.of(row)]) for row in wanted]).tolist()
-        lines = [orjson.dumps(row | {"records_end": end}) + b"\n" for row, end in zip(wanted, ends, strict=True)]
-        _replace(self.records, b"".join(parts[Cell.of(row)] for row in wanted))
+        ends = np.cumsum([len(parts[Cell.of(row)]) for row in ordered]).tolist()
+        lines = [orjson.dumps(row | {"records_end": end}) + b"\n" for row, end in zip(ordered, ends, strict=True)]
+        _replace(self.records, b"".join(parts[Cell.of(row)] for row in ordered))
         _replace(self.runs, b"".join(lines))
 
 
-def _disagreement(rows: Rows, columns: Columns) -> str:
-    """How records differ from what the lines of finished cells say of them; empty where they do not."""
+def _find_inconsistency(rows: Rows, columns: Columns) -> str:
+    """Describe the first difference between records and lines of finished cells; empty where they agree."""
     counts = [row["requests"] for row in rows]
     if sum(counts) != len(columns["seed"]):
         return f"{len(columns['seed'])} records, expected {sum(counts)}"
     rates = np.array([np.nan if row["rate_rps"] is None else row["rate_rps"] for row in rows], np.float64)
-    told = {"seed": np.array([row["seed"] for row in rows]), "rate_rps": rates}
-    for name, values in told.items():
+    expected = {"seed": np.array([row["seed"] for row in rows]), "rate_rps": rates}
+    for name, values in expected.items():
         if not np.array_equal(np.repeat(values, counts), columns[name], equal_nan=name == "rate_rps"):
-            return f"{name} of some records is not that of their cell"
+            return f"{name} of some records differs from their cell"
     ids = np.split(columns["request_id"], np.cumsum(counts)[:-1])
-    return "" if all(len(np.unique(own)) == len(own) for own in ids) else "a request has two records"
+    return (
+        ""
+        if all(len(np.unique(request_ids)) == len(request_ids) for request_ids in ids)
+        else "a request has two records"
+    )
 
 
 def _replace(path: Path, data: bytes) -> None:

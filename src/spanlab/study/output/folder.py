@@ -1,4 +1,4 @@
-"""The folder of one run: written beside the old one, which gives way and is kept when the new one is complete."""
+"""The folder of one run: a new run is written to a partial folder, and replaces the old run when it is complete."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from typing import IO
 from rich.console import Console
 
 from spanlab.study.output.config import first_difference
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 
 CONFIG = "config.yaml"
 _LONGEST_NAME = 120
 
 
-def folder_name(words: str) -> str:
-    """A run's name as the name of one folder, of at most 120 characters that mean nothing to a shell.
+def folder_name(text: str) -> str:
+    """Folder name of a run: at most 120 characters, none of them special in a shell.
 
-    A list is written as A+B, and overrides are joined by two underscores. A hash ends a name that lost characters.
+    A list becomes A+B, and overrides are joined by two underscores. A name that lost characters ends in a hash.
     """
-    lists = re.sub(r"\[([^\[\]]*)\]", lambda found: found[1].replace(", ", "+").replace(",", "+"), words)
+    lists = re.sub(r"\[([^\[\]]*)\]", lambda match: match[1].replace(", ", "+").replace(",", "+"), text)
     name = lists.replace("/", ":").replace(",", "__")
     safe = re.sub(r"[^\w.=+:@%~-]", "", name)
     if safe == name and len(name) <= _LONGEST_NAME:
         return name
-    return f"{safe[: _LONGEST_NAME - 9]}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+    return f"{safe[: _LONGEST_NAME - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 class RunFolder:
-    """`path` is where the finished run will be; until `finish` everything is written to `work`.
+    """Run folder: `path` is the folder of the finished run; all files are written to `work` until `finish`.
 
-    `if_exists`  replace: start anew, and keep what was there under its time; resume: go on with what a run of the
-                 same settings left; fail: refuse if the run exists
-    `config`     the resolved settings as YAML; a resumed run must have the same, but for those in `growing`
+    `if_exists`  replace: start a new run, and rename the old one by its time stamp; resume: continue a run with the
+                 same settings; fail: raise if the run exists
+    `config`     the resolved settings as YAML; a resumed run must have the same, except for those in `growing`
     """
 
     def __init__(
@@ -51,42 +51,42 @@ class RunFolder:
         self._old = root / workload / f".{run}.old"
         self._resumes, self._complete = if_exists == "resume", False
         self._lock = _lock(root / workload / f".{run}.lock", run)
-        self._settle_old()
+        self._recover_old()
         if if_exists == "fail":
-            self._refuse_to_replace()
+            self._check_absent()
         if self._resumes:
-            self._take_up(config, growing)
+            self._resume(config, growing)
         else:
             shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True, exist_ok=True)
-        _write_whole(self.work / CONFIG, config)
+        _write_atomically(self.work / CONFIG, config)
 
-    def _settle_old(self) -> None:
-        """Finish what a process that was killed while it published a run has begun."""
+    def _recover_old(self) -> None:
+        """Complete the renames of a process that was killed in `finish`."""
         if self._old.exists() and not self.path.exists():
             os.rename(self._old, self.path)
         elif self._old.exists():
-            self._keep_old()
+            self._archive_old()
 
-    def _refuse_to_replace(self) -> None:
+    def _check_absent(self) -> None:
         run = f"output.run={self.path.name}"
         if self.path.exists():
             raise ValueError(f"{run}: {self.path} exists; expected a new name, or output.if_exists=replace")
         if self.work.exists():
             raise ValueError(f"{run}: {self.work} is unfinished; expected output.if_exists=resume or replace")
 
-    def _take_up(self, config: str, growing: tuple[str, ...]) -> None:
-        """Go on from the partial folder, or from a copy of the finished one."""
+    def _resume(self, config: str, growing: tuple[str, ...]) -> None:
+        """Continue from the partial folder, or from a copy of the finished one."""
         if not self.work.exists() and self.path.exists():
             copied = self.work.with_suffix(".copy")
             shutil.rmtree(copied, ignore_errors=True)
             shutil.copytree(self.path, copied)
             os.rename(copied, self.work)
-        kept = self.work / CONFIG
-        difference = first_difference(kept.read_text(), config, growing) if kept.exists() else ""
+        stored = self.work / CONFIG
+        difference = first_difference(stored.read_text(), config, growing) if stored.exists() else ""
         if difference:
             raise ValueError(
-                f"output.if_exists=resume: {self.work} was made with other settings ({difference}); "
+                f"output.if_exists=resume: {self.work} has other settings ({difference}); "
                 "expected the same, or output.if_exists=replace"
             )
 
@@ -103,11 +103,11 @@ class RunFolder:
             self._lock.close()
 
     def complete(self) -> None:
-        """Note that every result is there: from here on the run is published, whatever else fails."""
+        """Mark all results as written: from here on, leaving the block publishes the run even after an error."""
         self._complete = True
 
     def finish(self) -> None:
-        """Let the new run take the old one's place."""
+        """Replace the old run by the new one."""
         self._complete = False
         if self.path.exists():
             os.rename(self.path, self._old)
@@ -115,33 +115,33 @@ class RunFolder:
         if self._resumes:
             shutil.rmtree(self._old, ignore_errors=True)
         elif self._old.exists():
-            self._keep_old()
+            self._archive_old()
 
-    def _keep_old(self) -> None:
-        """Give the run that was replaced its time stamp."""
-        told = next(path for path in (self._old / "summary.json", self._old) if path.exists())
-        stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(told.stat().st_mtime))
+    def _archive_old(self) -> None:
+        """Rename the replaced run by its time stamp."""
+        source = next(path for path in (self._old / "summary.json", self._old) if path.exists())
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(source.stat().st_mtime))
         names = (f"{self.path.name}.{stamp}{f'_{n}' if n > 1 else ''}" for n in itertools.count(1))
-        kept = next(path for path in map(self.path.with_name, names) if not path.exists())
-        os.rename(self._old, kept)
-        say(Console(stderr=True), f"the run that was there is kept: {kept}")
+        target = next(path for path in map(self.path.with_name, names) if not path.exists())
+        os.rename(self._old, target)
+        print_line(Console(stderr=True), f"the previous run was moved to {target}")
 
     def records(self, arm: str) -> Path:
-        """The records of one arm."""
+        """Records of one arm."""
         return self.work / "records" / f"{arm}.jsonl"
 
     def runs(self, arm: str) -> Path:
-        """The finished runs of one arm, one line each."""
+        """Finished runs of one arm, one line each."""
         return self.work / "runs" / f"{arm}.jsonl"
 
     @property
     def steps(self) -> Path:
-        """The step logs of all arms, where the backend measures steps."""
+        """Step logs of all arms, where the backend measures steps."""
         return self.work / "steps"
 
 
 def _lock(path: Path, run: str) -> IO[str]:
-    """Hold a run's name for as long as this process lives, so that two runs cannot write one folder."""
+    """Lock a run's name until the file is closed, so that two processes cannot write one folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("w")
     try:
@@ -153,8 +153,8 @@ def _lock(path: Path, run: str) -> IO[str]:
     return lock
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside the file and move there: a full disk leaves no half of it."""
+def _write_atomically(path: Path, text: str) -> None:
+    """Write to a temporary file and rename it, so that a full disk leaves no partial file."""
     partial = path.with_suffix(".new")
     partial.write_text(text)
     os.replace(partial, path)

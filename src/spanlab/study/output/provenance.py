@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, versions, wall time."""
+"""Provenance of a result: commit, versions, wall time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(HOME), *arguments], capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+    process = subprocess.run(
+        ["git", "-C", str(HOME), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return process.stdout.strip()
 
 
 def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What differs between two runs of the same settings: kept together, at the summary's end.
+    """Return the end of a summary: facts that differ between two runs of the same settings.
 
-    `packages`  those that this run used beside the ones that every run uses.
+    `packages`  further packages that this run used
     """
     return {
         "commit": commit(),
@@ -46,12 +48,12 @@ def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """This machine's processors, in words."""
+    """Number and name of this machine's processors."""
     return f"{os.cpu_count()} x {_processor()}"
 
 
 def _processor() -> str:
-    """The processor's name, as the system gives it."""
+    """Processor name that the system reports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -19,10 +19,10 @@ from spanlab.tracking import tracked
 
 @dataclass(frozen=True)
 class Report:
-    """What a study came to.
+    """Report of a finished study.
 
-    footer   where its numbers come from, in one line
-    figures  images below the folder of the run
+    footer   provenance of its numbers, in one line
+    figures  image paths relative to the run folder
     """
 
     study: Study
@@ -34,17 +34,17 @@ class Report:
 
     @property
     def tables(self) -> list[Table]:
-        """Every table, those of the first analysis first."""
-        return [table for found in self.findings for table in found.every_table]
+        """All tables, in the order of the analyses."""
+        return [table for findings in self.findings for table in findings.every_table]
 
     @property
     def failed(self) -> dict[str, str]:
-        """A sentence for each arm that failed."""
+        """Error of each failed arm, by arm."""
         failed: dict[str, str] = self.summary["failed"]
         return failed
 
     def write_page(self, folder: Path) -> None:
-        """Write `report.html` into the folder of the run, which holds everything else."""
+        """Write `report.html` into the run folder, which already has the other files."""
         page = Page(
             title=self.name,
             tables=tuple(self.tables),
@@ -60,13 +60,13 @@ class Report:
     def show(self) -> None:
         """Print the tables of every analysis."""
         with printed() as console:
-            for number, found in enumerate(self.findings):
+            for number, findings in enumerate(self.findings):
                 if number:
                     console.print()
-                print_tables(found.tables, console)
+                print_tables(findings.tables, console)
 
     def track(self, run: str, folder: Path) -> None:
-        """Hand everything to the tracker, in the folder where it stays."""
+        """Send figures, summary and tables to the tracker; `folder` is the published run folder."""
         with tracked(self.study.tracking, run, self.name, asdict(self.study), folder) as tracker:
             tracker.figures([folder / path for path in self.figures])
             tracker.summary(self.summary)

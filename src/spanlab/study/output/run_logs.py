@@ -1,4 +1,4 @@
-"""What a run writes down beside records and its row, where a study asks for it."""
+"""Optional logs of a run, in addition to its records and its row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spanlab.core.protocol import StoredBytes
 from spanlab.core.scheduled import ScheduledStep
 from spanlab.records import Record, ServedRecord
 from spanlab.study.execution.jobs import Job
-from spanlab.study.output.serving_log import KnownSpans, ServingLog
+from spanlab.study.output.serving_log import LastSpanTiming, ServingLog
 from spanlab.study.output.trace_file import TraceFile
 from spanlab_sim.timing import TimingModel
 
@@ -18,9 +18,9 @@ OnStep = Callable[[ScheduledStep, int, StepResult], None]
 
 
 class RunLogs:
-    """The logs of one run; they are whole once it has ended without an error.
+    """Logs of one run; they are complete if it ends without an error.
 
-    `store`  whose bytes a trace counts; None where they are not known
+    `store`  store whose resident bytes a trace has; None where they are unknown
     """
 
     def __init__(self, job: Job, store: StoredBytes | None) -> None:
@@ -30,19 +30,19 @@ class RunLogs:
         self._followers: list[OnStep] = [log.ran for log in (self._serving, self._trace) if log is not None]
 
     def timing(self, timing: TimingModel) -> TimingModel:
-        """The timing model as a run must ask it, so that the durations of its steps are known."""
+        """Wrap the timing model of a run, so that the serving log reads the durations of its steps."""
         if self._serving is None:
             return timing
-        self._serving.spans = KnownSpans(timing)
+        self._serving.spans = LastSpanTiming(timing)
         return self._serving.spans
 
     def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
-        """Take in a step, before the scheduler moves its sequences forward."""
+        """Log a step; called before the scheduler advances its sequences."""
         for follow in self._followers:
             follow(step, now, result)
 
     def finished(self, record: Record | ServedRecord) -> None:
-        """Take in a record."""
+        """Log a record."""
         if self._serving is not None:
             self._serving.finished(record)
         if self._trace is not None:

@@ -1,7 +1,7 @@
-"""What a run's steps tell beyond its records: the gaps between tokens, and how full the batches were.
+"""Serving log of a run: gaps between tokens, and mean batch sizes, which are not in the records.
 
-Token times are not kept. Nearly all gaps are durations of steps, which all sequences of a step share, so that gaps are
-kept as values with how often each occurs; percentiles over all gaps stay exact.
+Token times are not stored. Nearly all gaps are step durations, which all sequences of a step share, so that gaps are
+stored as values with counts; percentiles over all gaps stay exact.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from spanlab.records import Record, ServedRecord
 from spanlab_sim.timing import Nanoseconds, TimingModel
 
 Ints = NDArray[np.int64]
-_SPANS = 4096  # that are held before their gaps are counted
+_SPANS = 4096  # spans buffered before their gaps are counted
 
 
 @dataclass
 class TokenGaps:
-    """Nanoseconds between successive outputs, pooled over requests; each value with its number.
+    """Nanoseconds between successive outputs, pooled over requests: a count for each value.
 
-    An output is a token, and with speculation the drafts that hold behind it.
+    An output is a token, with speculation including the accepted drafts after it.
     """
 
     counts: Counter[int] = field(default_factory=Counter)
@@ -42,19 +42,19 @@ class TokenGaps:
         self.counts.update(map(int, gaps_ns))
 
     def columns(self) -> dict[str, Ints]:
-        """Gaps in rising order, and how often each occurs."""
+        """Gaps in increasing order, and their counts."""
         rows = np.array(sorted(self.counts.items()), dtype=np.int64).reshape(-1, 2)
         return {"gap_ns": rows[:, 0], "gap_count": rows[:, 1]}
 
     def write(self, path: Path) -> None:
-        """Write the gaps alone, of a run whose steps are not known."""
+        """Write only the gaps, for a run without step times."""
         path.parent.mkdir(parents=True, exist_ok=True)
         # numpy's stub reads arrays by name as options
         np.savez_compressed(path, **self.columns())  # type: ignore[arg-type]
 
 
-class KnownSpans:
-    """A timing model that remembers the durations of the span it was asked about last."""
+class LastSpanTiming:
+    """Timing model that stores the durations of the last span."""
 
     def __init__(self, timing: TimingModel) -> None:
         self._timing = timing
@@ -72,7 +72,7 @@ class KnownSpans:
 
 @dataclass(slots=True)
 class _Tokens:
-    """Tokens of a request so far: when the newest came, gaps, and spans in which every step yielded one."""
+    """Tokens of a running request: time of the newest, gaps, and spans of steps with one token each."""
 
     newest_ns: int
     gaps_ns: list[int] = field(default_factory=list)
@@ -81,12 +81,12 @@ class _Tokens:
 
 @dataclass
 class ServingLog:
-    """Follows the steps and the records of one run, given to it as `on_step=log.ran` and `log.finished`.
+    """Log of the steps and records of one run; `ran` and `finished` are callbacks of the run.
 
-    `spans`  what the steps of a span took, where a backend lets equal steps pass as one
+    `spans`  durations of the steps of a span, where a backend merges equal steps into one
     """
 
-    spans: KnownSpans | None = None
+    spans: LastSpanTiming | None = None
     gaps: TokenGaps = field(default_factory=TokenGaps)
     _running: dict[int, _Tokens] = field(default_factory=dict)  # by request, once it has a token
     _shared: dict[int, tuple[Ints, int]] = field(default_factory=dict)  # spans by identity, and how many had them
@@ -95,29 +95,29 @@ class ServingLog:
     _busy_ns: int = 0
 
     def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
-        """Take in a step that starts at `now`, before the scheduler moves its sequences forward."""
+        """Log a step that starts at `now`; called before the scheduler advances its sequences."""
         durations = self._durations(result)
         first, end = now + int(durations[0]), now + result.duration_ns
-        others = durations[1:]
+        later_durations = durations[1:]
         for sequence in step.decodes:
             tokens = self._running[sequence.request.id]
             tokens.gaps_ns.append(first - tokens.newest_ns)
             tokens.newest_ns = end
             if result.repeats > 1:
-                tokens.spans.append(others)
-        self._take_first_tokens(step, end)
-        self._fill(step, result.duration_ns)
+                tokens.spans.append(later_durations)
+        self._record_first_tokens(step, end)
+        self._add_batch_fill(step, result.duration_ns)
 
     def _durations(self, result: StepResult) -> Ints:
         if result.repeats == 1:
             return np.array([result.duration_ns], dtype=np.int64)
-        assert self.spans is not None, "only a timing model lets steps pass as one"
-        found = self.spans.last[: result.repeats]
-        assert int(found.sum()) == result.duration_ns, "a span's steps take its time"
-        return found
+        assert self.spans is not None, "only a timing model merges steps into one"
+        durations = self.spans.last[: result.repeats]
+        assert int(durations.sum()) == result.duration_ns, "step durations of a span sum to its duration"
+        return durations
 
-    def _take_first_tokens(self, step: ScheduledStep, end: int) -> None:
-        """Tokens that end a prefill; after a preemption, the gap is from the last token before it."""
+    def _record_first_tokens(self, step: ScheduledStep, end: int) -> None:
+        """Log the token at the end of a prefill; after a preemption, the gap starts at the last token before it."""
         for chunk in step.chunks:
             if not chunk.last:
                 continue
@@ -126,7 +126,7 @@ class ServingLog:
                 tokens.gaps_ns.append(end - tokens.newest_ns)
                 tokens.newest_ns = end
 
-    def _fill(self, step: ScheduledStep, duration_ns: int) -> None:
+    def _add_batch_fill(self, step: ScheduledStep, duration_ns: int) -> None:
         prefills = len({id(chunk.sequence) for chunk in step.chunks})
         tokens = sum([chunk.tokens for chunk in step.chunks]) + len(step.decodes) + sum(step.drafts)
         self._sequences_ns += (prefills + len(step.decodes)) * duration_ns
@@ -134,7 +134,7 @@ class ServingLog:
         self._busy_ns += duration_ns
 
     def finished(self, record: Record | ServedRecord) -> None:
-        """Pool the gaps of a request, unless it warmed the run up."""
+        """Pool the gaps of a request, except in the warm-up."""
         tokens = self._running.pop(record.request_id)
         if not record.counted:
             return
@@ -151,7 +151,7 @@ class ServingLog:
         self._shared.clear()
 
     def write(self, path: Path) -> None:
-        """Write gaps and fill of the run."""
+        """Write gaps and mean batch sizes of the run."""
         self._pool_spans()
         path.parent.mkdir(parents=True, exist_ok=True)
         busy = max(self._busy_ns, 1)

@@ -1,1 +1,1 @@
-"""The analysis `plan`: the least memory, the highest load and the best split that meet targets of latency."""
+"""The analysis `plan`: the least memory, the highest load and the best split that meet latency targets."""

@@ -1,4 +1,4 @@
-"""Arrivals of a point: those of the study, compressed in time, moved a little, or far apart."""
+"""Arrivals of a point: the study's arrivals, compressed in time, shake, or far apart."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from spanlab import build
 from spanlab.core.request import Request
 from spanlab.settings import Study
 
-APART_NS = 3_600 * 10**9  # between requests that wait for nothing
+APART_NS = 3_600 * 10**9  # between arrivals, so that no request waits for another
 
 
 def arrivals_of(study: Study, requests: tuple[Request, ...], replication: int, load: float | None) -> list[Request]:
-    """Requests in order of arrival at a multiple of the study's load; None: each long after the one before.
+    """Return requests in order of arrival at a multiple of the study's load; None: no request waits for another.
 
-    `replication`  the seed of drawn arrivals; of recorded ones the number of the shake, of which 0 moves nothing
+    `replication`  the seed of drawn arrivals; for recorded arrivals the number of the shake, and 0 for no shake
     """
     drawn = study.draws_arrivals()
     served = build.build_arrivals(study, requests, replication if drawn else study.seeds[0], study.arrivals.rate_rps)
     if load is None:
-        return [replace(request, arrived_at=at * APART_NS) for at, request in enumerate(served)]
+        return [replace(request, arrived_at=index * APART_NS) for index, request in enumerate(served)]
     times = np.array([request.arrived_at for request in served], dtype=np.int64)
     if replication and not drawn:
-        times = shaken(times, np.array([request.group_id for request in served]), replication)
-    return _at(served, np.rint(times / load).astype(np.int64))
+        times = shake(times, np.array([request.group_id for request in served]), replication)
+    return _with_arrivals(served, np.rint(times / load).astype(np.int64))
 
 
-def shaken(times: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:
-    """Times that are moved by up to half the mean gap, either way; a group's requests keep their order.
+def shake(times: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:
+    """Return times that are moved at random by up to half the mean gap; a group's requests keep their order.
 
-    Input shaking (Tsafrir, Ouaknine and Feitelson, MASCOTS 2007): what changes with it is chance, not a property.
+    Input shaking (Tsafrir, Ouaknine and Feitelson, MASCOTS 2007): results that change under it are chance.
     """
     reach = np.ptp(times) / max(1, len(times) - 1) / 2
     moved = np.maximum(0, np.rint(times + np.random.default_rng([seed, 2]).uniform(-reach, reach, len(times))))
-    by_place = np.lexsort((np.arange(len(times)), groups))
-    found = np.empty(len(times), dtype=np.int64)
-    found[by_place] = moved[np.lexsort((moved, groups))].astype(np.int64)
-    return found
+    by_group = np.lexsort((np.arange(len(times)), groups))
+    times_in_order = np.empty(len(times), dtype=np.int64)
+    times_in_order[by_group] = moved[np.lexsort((moved, groups))].astype(np.int64)
+    return times_in_order
 
 
-def _at(served: Sequence[Request], times: np.ndarray) -> list[Request]:
+def _with_arrivals(served: Sequence[Request], times: np.ndarray) -> list[Request]:
     order, stamps = np.argsort(times, kind="stable").tolist(), times.tolist()
-    return [replace(served[at], arrived_at=stamps[at]) for at in order]
+    return [replace(served[index], arrived_at=stamps[index]) for index in order]

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 from spanlab.settings import Strategy
 from spanlab.settings.plan import SEARCHES
-from spanlab.study.plan.found import Axis, Found
 from spanlab.study.plan.planner import Planner
 from spanlab.study.plan.scan import scan
+from spanlab.study.plan.search_result import Axis, SearchResult
 
 AXIS = Axis("block_size", "tokens per block")
 SIZES = (16, 32, 64, 128, 256, 512)
 
 
 @SEARCHES.register("block")
-def block(planner: Planner) -> Found:
-    """Powers of two from 16, and the arm's own size, where the largest request fits the study's memory."""
+def block(planner: Planner) -> SearchResult:
+    """Try powers of two from 16 and the arm's own size, where the largest request fits the study's memory."""
     strategy, total = planner.strategy, planner.study.store.total_gib
     if planner.study.model.is_hybrid and strategy.pool is not None:
-        told = f"model.name={planner.study.model.name} and baseline={planner.study.baseline}"
-        raise ValueError(f"plan.search=block with {told}: expected an arm whose blocks need not hold a state")
-    own = strategy.block_size if strategy.pool is None else strategy.pool.block_size
-    sizes = sorted({*SIZES, own or SIZES[0]})
+        settings = f"model.name={planner.study.model.name} and baseline={planner.study.baseline}"
+        raise ValueError(f"plan.search=block with {settings}: expected an arm whose blocks need not hold a state")
+    arm_size = strategy.block_size if strategy.pool is None else strategy.pool.block_size
+    sizes = sorted({*SIZES, arm_size or SIZES[0]})
     arms = {size: _with_blocks(strategy, size) for size in sizes}
     points = {
         float(size): planner.point(strategy=arm)

@@ -1,4 +1,4 @@
-"""The search `interval`: how far apart a hybrid model's states stand along a prompt."""
+"""The search `interval`: distance between a hybrid model's states along a prompt."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from dataclasses import replace
 
 from spanlab.settings import PlacementSettings
 from spanlab.settings.plan import SEARCHES
-from spanlab.study.plan.found import Axis, Found
 from spanlab.study.plan.planner import Planner
 from spanlab.study.plan.scan import scan
+from spanlab.study.plan.search_result import Axis, SearchResult
 
 AXIS = Axis("interval", "tokens between two states")
 
 
 @SEARCHES.register("interval")
-def interval(planner: Planner) -> Found:
-    """States at every multiple of each interval, doubled up to the longest prompt; eviction and matching stay."""
+def interval(planner: Planner) -> SearchResult:
+    """Try states at every multiple of an interval, doubled up to the longest prompt; eviction and matching stay."""
     study, strategy = planner.study, planner.strategy
     if not study.model.is_hybrid or strategy.pool is not None:
-        told = f"model.name={study.model.name} and baseline={study.baseline}"
-        raise ValueError(f"plan.search=interval with {told}: expected a hybrid model and an arm that keeps a tree")
+        settings = f"model.name={study.model.name} and baseline={study.baseline}"
+        raise ValueError(f"plan.search=interval with {settings}: expected a hybrid model and an arm that keeps a tree")
     unit, longest = max(strategy.block_size, study.model.grid), max(request.num_tokens for request in planner.requests)
     steps = [unit << power for power in range(max(1, (longest // unit).bit_length()))]
-    placed = {step: PlacementSettings(kind="block", interval=step) for step in steps}
-    points = {float(step): planner.point(strategy=replace(strategy, placement=own)) for step, own in placed.items()}
+    placements = {step: PlacementSettings(kind="block", interval=step) for step in steps}
+    points = {
+        float(step): planner.point(strategy=replace(strategy, placement=placement))
+        for step, placement in placements.items()
+    }
     return scan(planner, AXIS, points, lambda step: f"a state every {step:g} tokens")

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spanlab.settings.plan import SEARCHES
-from spanlab.study.plan.found import Axis, Found
 from spanlab.study.plan.monotone import Border, find_border, geometric
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.planner import Planner
 from spanlab.study.plan.reasons import why_load_fails
+from spanlab.study.plan.search_result import Axis, SearchResult
 
 AXIS = Axis("times", "load (times the workload's own)")
-LEAST, MOST = 0.05, 1.25  # of what saturates
+LEAST, MOST = 0.05, 1.25  # multiples of the saturating load
 
 
 @SEARCHES.register("load")
-def load(planner: Planner) -> Found:
-    """Arrivals compressed in time, up to more than a server of full batches can do."""
+def load(planner: Planner) -> SearchResult:
+    """Compress arrivals in time, up to a load that exceeds the capacity of full batches."""
 
     def outcomes(multiples: Sequence[float], every: bool) -> list[Outcome]:
         points = [planner.point(load=times) for times in multiples]
         return planner.try_points(points, [f"load times {times:g}" for times in multiples], every)
 
-    own = planner.references["own"]
-    utilisation, rate = own.mean("utilisation"), own.mean("rate_rps")
+    own_outcome = planner.references["own"]
+    utilisation, rate = own_outcome.mean("utilisation"), own_outcome.mean("rate_rps")
     if utilisation is None or rate is None:
         return _no_load(planner)
     grid = geometric(LEAST / utilisation, MOST / utilisation, planner.study.plan.resolution)[::-1]
     border = find_border(grid, planner.study.plan.points, outcomes)
     times = None if border.first is None else grid[border.first]
-    return Found(
+    return SearchResult(
         axis=AXIS,
-        curve=[(grid[at], border.outcomes[at]) for at in sorted(border.outcomes, reverse=True)],
+        curve=[(grid[index], border.outcomes[index]) for index in sorted(border.outcomes, reverse=True)],
         verdict=_verdict(planner, times, rate),
         helps=times is not None,
         value=times,
@@ -41,21 +41,21 @@ def load(planner: Planner) -> Found:
     )
 
 
-def _no_load(planner: Planner) -> Found:
-    """Where all requests come at once; a sentence ends the plan where the load was asked for."""
-    told = "all requests come at once; expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE"
+def _no_load(planner: Planner) -> SearchResult:
+    """Return no load, since all requests arrive at once; ValueError where the search is set explicitly."""
+    reason = "all requests come at once; expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE"
     if planner.study.plan.search is not None:
-        raise ValueError(f"plan.search=load: {told}")
+        raise ValueError(f"plan.search=load: {reason}")
     answer = {"highest_load": None, "highest_rate_rps": None}
-    return Found(AXIS, (), f"no load can be told: {told}", helps=False, value=None, answer=answer)
+    return SearchResult(AXIS, (), f"the load is undefined: {reason}", helps=False, value=None, answer=answer)
 
 
 def _verdict(planner: Planner, times: float | None, rate: float) -> str:
     if times is not None:
-        met = f"meets {planner.aims} with {planner.memory_words}"
-        return f"a load of up to {times:.4g} times this one, {times * rate:.3g} requests/s, {met}"
+        condition = f"meets {planner.targets_text} with {planner.memory_text}"
+        return f"a load of up to {times:.4g} times this one, {times * rate:.3g} requests/s, {condition}"
     if planner.references["alone"].meets:
-        return f"no load of {LEAST:.0%} of saturation or more meets {planner.aims} with {planner.memory_words}"
+        return f"no load of {LEAST:.0%} of saturation or more meets {planner.targets_text} with {planner.memory_text}"
     return f"less load will not help: {why_load_fails(planner)}"
 
 

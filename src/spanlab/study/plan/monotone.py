@@ -1,4 +1,4 @@
-"""Search for the first value that meets targets, where more of it should never be worse."""
+"""Search for the first value that meets the targets, along an axis on which outcomes should be monotone."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 
 from spanlab.study.plan.outcome import Outcome
 
-#: Outcomes of values; `True` asks for every run of each, not only for those that leave doubt.
+#: Returns outcomes of values; with `True` after all runs of each, otherwise further runs only where unclear.
 Try = Callable[[Sequence[float], bool], Sequence[Outcome]]
 
 
 def geometric(low: float, high: float, resolution: float) -> list[float]:
-    """Values from `low` to at least `high`, each a share `resolution` above the one before, to five digits."""
+    """Return values from `low` to at least `high` in steps of at most the share `resolution`, to five digits."""
     steps = max(1, math.ceil(math.log(high / low) / math.log1p(resolution) - 1e-9)) if high > low else 0
     values = [rounded_up(low * (high / low) ** (step / steps)) for step in range(steps)] if steps else []
     return sorted({*values, rounded_up(high if steps else low)})
 
 
 def rounded_up(value: float, digits: int = 5) -> float:
-    """The least number of so many digits that is no smaller, but for an error of rounding."""
+    """Return the value rounded up to `digits` significant digits, up to floating-point error."""
     unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
     return float(f"{math.ceil(value / unit - 1e-9) * unit:.{digits}g}")
 
 
 @dataclass(frozen=True)
 class Border:
-    """Where a grid that goes from worst to best begins to meet the targets.
+    """The border at which a grid, ordered from worst to best, begins to meet the targets.
 
-    `outcomes`  what was tried, by place on the grid
-    `first`     the first place from which on all that was tried meets; None: the best does not
+    `outcomes`  outcomes of the tried values, by index on the grid
+    `first`     the first index from which all tried values meet the targets; None: the best value does not
     """
 
     outcomes: dict[int, Outcome]
@@ -38,33 +38,33 @@ class Border:
 
     @property
     def reversals(self) -> list[tuple[int, int]]:
-        """Places that are shown not to meet the targets, each with the nearest worse place that meets them."""
-        failing = [at for at, outcome in self.outcomes.items() if outcome.fails]
+        """Pairs of indices: the nearest worse value that meets the targets, and a value that is shown to fail them."""
+        failing = [index for index, outcome in self.outcomes.items() if outcome.fails]
         meeting = {b: [a for a, outcome in self.outcomes.items() if a < b and outcome.meets] for b in failing}
         return [(max(worse), b) for b, worse in meeting.items() if worse]
 
 
 def find_border(grid: Sequence[float], points: int, try_: Try) -> Border:
-    """Bisection between the values of a first round; `grid` goes from worst to best.
+    """Return the border, by bisection between the `points` values of a first round; `grid` goes from worst to best.
 
-    Both sides of the border rest on every run, so that the search goes on where further runs move it.
+    Both sides of the border are confirmed with all runs. The search continues where these move the border.
     """
     last = len(grid) - 1
-    places = sorted({round(at * last / (points - 1)) for at in range(points)})
+    indices = sorted({round(point * last / (points - 1)) for point in range(points)})
     outcomes, sure = dict[int, Outcome](), set[int]()
-    while places:
-        every = sure.issuperset(places)
-        outcomes |= zip(places, try_([grid[at] for at in places], every), strict=True)
-        below, first = _border(outcomes, len(grid))
-        if first - below > 1 and below >= 0:
-            places = [(below + first) // 2]
+    while indices:
+        every = sure.issuperset(indices)
+        outcomes |= zip(indices, try_([grid[index] for index in indices], every), strict=True)
+        last_miss, first = _border(outcomes, len(grid))
+        if first - last_miss > 1 and last_miss >= 0:
+            indices = [(last_miss + first) // 2]
         else:
-            places = [at for at in (below, first) if at in outcomes and at not in sure]
-            sure |= set(places)
+            indices = [index for index in (last_miss, first) if index in outcomes and index not in sure]
+            sure |= set(indices)
     return Border(dict(sorted(outcomes.items())), first if first in outcomes else None)
 
 
 def _border(outcomes: dict[int, Outcome], end: int) -> tuple[int, int]:
-    """The last place that misses, -1 where none does, and the least from which on all meet, `end` where none does."""
-    below = max((at for at, outcome in outcomes.items() if not outcome.meets), default=-1)
-    return below, min((at for at in outcomes if at > below), default=end)
+    """Return the last index that misses, or -1, and the least index from which all meet, or `end`."""
+    last_miss = max((index for index, outcome in outcomes.items() if not outcome.meets), default=-1)
+    return last_miss, min((index for index in outcomes if index > last_miss), default=end)

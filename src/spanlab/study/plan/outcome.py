@@ -1,4 +1,4 @@
-"""What the runs of one point say together: intervals, and whether they meet the targets."""
+"""The outcome of one point over its runs: intervals, and whether they meet the targets."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 
 from spanlab.settings.slo import Target
 from spanlab.stats import Interval, t_quantile
-from spanlab.study.plan.point import Point, Served
+from spanlab.study.plan.point import Point, RunResult
 
 _LEVEL = 0.975  # upper probability of a two-sided 95 % interval
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The runs of a point.
+    """The outcome of a point over its runs.
 
-    `drawn`  their arrivals are independent draws; otherwise all are one recorded sample path
+    `drawn`  whether arrivals are independent draws; otherwise all runs share one recorded sample path
     """
 
     point: Point
     targets: Sequence[Target]
-    served: Sequence[Served]
+    runs: Sequence[RunResult]
     drawn: bool
 
     @cached_property
@@ -35,28 +35,28 @@ class Outcome:
         return {target.key: self._interval(target) for target in self.targets}
 
     def _interval(self, target: Target) -> Interval:
-        """Student's t over draws; of one sample path the errors of the bootstrap and of the shakes, added.
+        """Return Student's t interval over draws; for one sample path, from errors of bootstrap and shakes, added.
 
-        Degrees of freedom are Satterthwaite's. Without an error, as of very few requests, there are no ends.
+        Degrees of freedom are Satterthwaite's. Without an error, for example for very few requests, there are no ends.
         """
-        found = [one["estimates"][target.delay] for one in self.served]
-        if None in found:
+        by_run = [run["estimates"][target.delay] for run in self.runs]
+        if None in by_run:
             raise ValueError(f"slo.{target.key}={target.limit_s}: expected a request with two output tokens or more")
-        estimates = [one[target.statistic] for one in found]
+        estimates = [statistics[target.statistic] for statistics in by_run]
         values = np.array([value for value, _ in estimates])
-        parts = []
+        variances = []
         if len(values) > 1:
-            parts.append((float(values.var(ddof=1)) / len(values), len(values) - 1))
-        if estimates[0][1] is not None and not (self.drawn and parts):
-            parts.append((float(np.mean([error**2 for _, error in estimates])), self.served[0]["blocks"] - 1))
-        mean, half = float(values.mean()), _reach(parts)
+            variances.append((float(values.var(ddof=1)) / len(values), len(values) - 1))
+        if estimates[0][1] is not None and not (self.drawn and variances):
+            variances.append((float(np.mean([error**2 for _, error in estimates])), self.runs[0]["blocks"] - 1))
+        mean, half = float(values.mean()), _half_width(variances)
         return Interval(mean, None, None) if half is None else Interval(mean, max(0.0, mean - half), mean + half)
 
     @property
     def grows(self) -> bool:
-        """Whether the queue grows in most runs: then a delay tells how long the run was."""
-        growing: int = sum(one["grows"] for one in self.served)
-        return growing > len(self.served) / 2
+        """Whether the queue grows in most runs, so that delays depend on the length of the run."""
+        growing: int = sum(run["grows"] for run in self.runs)
+        return growing > len(self.runs) / 2
 
     @property
     def meets(self) -> bool:
@@ -65,15 +65,15 @@ class Outcome:
 
     @property
     def fails(self) -> bool:
-        """Whether that is shown: a queue grows, or an interval lies beyond its target as a whole."""
+        """Whether a miss is shown: a queue grows, or a whole interval lies above its target."""
         return self.grows or any(self._lower(target) > target.limit_s for target in self.targets)
 
     @property
     def is_clear(self) -> bool:
-        """Whether further runs would hardly change what is met: intervals three times as wide would not."""
+        """Whether further runs are unnecessary: intervals three times as wide would give the same result."""
         ends = [(target.limit_s, *self._ends(target, 3)) for target in self.targets]
-        beyond = any(low > limit for limit, low, _ in ends)
-        return beyond or (not self.grows and all(high <= limit for limit, _, high in ends))
+        misses = any(low > limit for limit, low, _ in ends)
+        return misses or (not self.grows and all(high <= limit for limit, _, high in ends))
 
     def _upper(self, target: Target) -> float:
         return self._ends(target)[1]
@@ -82,14 +82,14 @@ class Outcome:
         return self._ends(target)[0]
 
     def _ends(self, target: Target, times: float = 1) -> tuple[float, float]:
-        """Ends of a target's interval made wider; those of one without ends are its value."""
+        """Return the ends of a target's interval, widened by `times`; without ends, its value twice."""
         mean, low, high = self.intervals[target.key]
         half = 0.0 if low is None or high is None else high - mean
         return mean - times * half, mean + times * half
 
     @property
     def worst(self) -> Target:
-        """The target that is missed by most, or met by least."""
+        """The target with the largest ratio of the interval's upper end to the limit."""
         return max(self.targets, key=lambda target: self._upper(target) / target.limit_s)
 
     @property
@@ -98,17 +98,17 @@ class Outcome:
         return max(self.intervals[target.key].mean / target.limit_s for target in self.targets)
 
     def mean(self, name: str) -> float | None:
-        """The mean over the runs of what each tells; None where one does not."""
-        values = [one[name] for one in self.served]
+        """Return the mean of a field over the runs; None where a run lacks it."""
+        values = [run[name] for run in self.runs]
         return None if None in values else float(np.mean(values))
 
     def line(self) -> str:
-        """The worst target and what comes of it, for who waits."""
+        """Return the worst target and its state, as a line of progress."""
         state = "meets" if self.meets else "queue grows" if self.grows else "misses"
         return f"{self.worst.key} {self.intervals[self.worst.key].mean:.4g}, {state}"
 
     def summary(self) -> dict[str, Any]:
-        """The point for `summary.json`."""
+        """Return the entry of `summary.json`."""
         return {
             **{key: interval._asdict() for key, interval in self.intervals.items()},
             "meets": self.meets,
@@ -117,12 +117,12 @@ class Outcome:
         }
 
 
-def _reach(parts: Sequence[tuple[float, int]]) -> float | None:
-    """Half the width of an interval by variances and their degrees of freedom."""
-    variance = sum(size for size, _ in parts)
-    if not parts:
+def _half_width(variances: Sequence[tuple[float, int]]) -> float | None:
+    """Return half the width of an interval from variances and their degrees of freedom."""
+    variance = sum(size for size, _ in variances)
+    if not variances:
         return None
     if not variance:
         return 0.0
-    degrees = variance**2 / sum(size**2 / degrees for size, degrees in parts)
+    degrees = variance**2 / sum(size**2 / degrees for size, degrees in variances)
     return t_quantile(_LEVEL, degrees) * math.sqrt(variance)

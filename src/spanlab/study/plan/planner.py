@@ -1,4 +1,4 @@
-"""What every search of a plan shares: the study's own point, points without limits, and a way to try others."""
+"""Context of every search of a plan: the study's own point, reference points, and the trial of other points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFERENCES = {
 
 
 class Changes(TypedDict, total=False):
-    """Fields of a point."""
+    """Fields of a point that a search may change."""
 
     store: StoreSettings
     strategy: Strategy
@@ -41,43 +41,43 @@ class Pools(NamedTuple):
 
 
 class Planner:
-    """A study whose baseline is planned; `requests` are those of the workload."""
+    """The planned arm of a study, its baseline; `requests` are those of the workload."""
 
     def __init__(self, study: Study, requests: tuple[Request, ...], trials: Trials) -> None:
         self.study, self.requests, self._trials = study, requests, trials
 
     @property
     def targets(self) -> list[Target]:
-        """What is to be met."""
+        """The latency targets."""
         return self.study.slo.targets
 
     @property
-    def aims(self) -> str:
-        """The targets in words."""
+    def targets_text(self) -> str:
+        """The targets as text."""
         return " and ".join(target.words for target in self.targets)
 
     @property
     def strategy(self) -> Strategy:
-        """The arm that is planned."""
+        """The planned arm."""
         return self.study.arms[self.study.baseline]
 
     @cached_property
     def references(self) -> dict[str, Outcome]:
-        """Outcomes by the keys of `REFERENCES`."""
-        own, free = self.study.store, replace(self.study.store, total_gib=None)
-        points = [self.point(store=store, load=load) for load in (1.0, None) for store in (own, free)]
+        """Outcomes of the reference points, by the keys of `REFERENCES`."""
+        own_store, no_limit = self.study.store, replace(self.study.store, total_gib=None)
+        points = [self.point(store=store, load=load) for load in (1.0, None) for store in (own_store, no_limit)]
         return dict(zip(REFERENCES, self._trials.outcomes(points, list(REFERENCES.values())), strict=True))
 
     def point(self, **changes: Unpack[Changes]) -> Point:
-        """The study's own point, changed."""
+        """Return the study's own point with changed fields."""
         return replace(Point(self.study.store, self.strategy), **changes)
 
-    def try_points(self, points: Sequence[Point], words: Sequence[str], every: bool = False) -> list[Outcome]:
-        """What points come to; `words` name them to who waits, `every` as for `Trials.outcomes`."""
-        return self._trials.outcomes(points, words, every)
+    def try_points(self, points: Sequence[Point], labels: Sequence[str], every: bool = False) -> list[Outcome]:
+        """Return the outcomes of points; `labels` name them in the progress, `every` as in `Trials.outcomes`."""
+        return self._trials.outcomes(points, labels, every)
 
     def need_gib(self, strategy: Strategy) -> Pools:
-        """Memory that requests take alone, each at most."""
+        """Return the largest memory of one request alone, for KV and for states."""
         policy = build.build_policy(self.study, strategy, 0, 1)
         needs = [policy.need(request) for request in self.requests]
         kv, states = max(need.kv_bytes for need in needs), max(need.state_bytes for need in needs)
@@ -85,13 +85,13 @@ class Planner:
 
     @property
     def room_gib(self) -> float | None:
-        """Memory that the device leaves beside the weights; None where constant timing knows no device."""
+        """Memory of the device that the weights leave free; None for constant timing, which has no device."""
         if self.study.timing.kind == "constant":
             return None
         return self.study.hardware.memory_gib - self.study.model.weight_bytes / GIB
 
     @property
-    def memory_words(self) -> str:
-        """The study's own memory in words."""
+    def memory_text(self) -> str:
+        """The study's own memory as text."""
         gib = self.study.store.total_gib
         return "memory without limit" if gib is None else f"{gib:g} GiB"

@@ -1,4 +1,4 @@
-"""A point of a plan: one store, one strategy, one load; and what a run of it says."""
+"""A point of a plan: one store, one strategy, one load; and the result of a run of it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ FIELDS = (
     "output_tokens",
     "counted",
 )
-Served = dict[str, Any]
+RunResult = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Point:
-    """`load` is a multiple of the study's own; None: each request comes long after the one before.
+    """A combination of settings that a plan tries.
 
-    `replicas`  engines, each with a store of its own; None: as many as the study has
+    `load`      multiple of the study's own; None: no request waits for another
+    `replicas`  number of engines, each with its own store; None: as in the study
     """
 
     store: StoreSettings
@@ -49,12 +50,12 @@ class Point:
 
     @property
     def key(self) -> str:
-        """A name that no other point of the study has."""
+        """A hash of the point, unique in the study."""
         return hashlib.sha256(orjson.dumps(asdict(self))).hexdigest()[:16]
 
 
-def serve(worker: Worker, point: Point, replication: int) -> Served:
-    """Simulate one run of a point; what is told of it fits one line."""
+def serve(worker: Worker, point: Point, replication: int) -> RunResult:
+    """Simulate one run of a point, and return its result, which fits one line of a file."""
     study = _study_of(worker.study, point)
     requests = arrivals_of(study, worker.requests, replication, point.load)
     job = Job(
@@ -71,15 +72,17 @@ def serve(worker: Worker, point: Point, replication: int) -> Served:
     )
     rows: list[tuple[Any, ...]] = []
     row = Simulator(study).run(job, lambda record: rows.append(_fields(record)))
-    return _told({name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}, row)
+    return _run_result(
+        {name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}, row
+    )
 
 
-def _study_of(own: Study, point: Point) -> Study:
-    """The study with a point's settings, as one that is served and summarised."""
-    arms = {own.baseline: point.strategy}
-    replicas = replace(own.replicas, count=point.replicas or own.replicas.count)
+def _study_of(study: Study, point: Point) -> Study:
+    """Return the study with a point's settings, and with the analysis `summary` only."""
+    arms = {study.baseline: point.strategy}
+    replicas = replace(study.replicas, count=point.replicas or study.replicas.count)
     return replace(
-        own,
+        study,
         store=point.store,
         arms=arms,
         replicas=replicas,
@@ -93,12 +96,12 @@ def _fields(record: Record) -> tuple[Any, ...]:
     return tuple(getattr(record, name) for name in FIELDS)
 
 
-def _told(every: sums.Columns, row: RunRow) -> Served:
-    order = np.argsort(every["arrived_s"], kind="stable")
-    every = {name: values[order] for name, values in every.items()}
-    columns = sums.select(every, every["counted"])
+def _run_result(all_columns: sums.Columns, row: RunRow) -> RunResult:
+    order = np.argsort(all_columns["arrived_s"], kind="stable")
+    all_columns = {name: values[order] for name, values in all_columns.items()}
+    columns = sums.select(all_columns, all_columns["counted"])
     delays = {name.removesuffix("_s"): _plain(block_estimates(values)) for name, values in sums.delays(columns).items()}
-    utilisation, grows = _load(every, row)
+    utilisation, grows = _load(all_columns, row)
     return {
         "estimates": delays,
         "blocks": number_of_blocks(len(columns["arrived_s"])),
@@ -107,25 +110,25 @@ def _told(every: sums.Columns, row: RunRow) -> Served:
         "grows": grows,
         "preemptions": row.preemptions,
         "cached_bytes": row.kv_resident_peak_bytes + row.state_resident_peak_bytes,
-        "rate_rps": _rate(every["arrived_s"]),
+        "rate_rps": _rate(all_columns["arrived_s"]),
     }
 
 
-def _plain(found: Mapping[str, Estimate] | None) -> dict[str, list[float | None]] | None:
-    """Estimates as JSON has them: value and error."""
-    return None if found is None else {name: list(estimate) for name, estimate in found.items()}
+def _plain(estimates: Mapping[str, Estimate] | None) -> dict[str, list[float | None]] | None:
+    """Return estimates as lists of value and error, for JSON."""
+    return None if estimates is None else {name: list(estimate) for name, estimate in estimates.items()}
 
 
 def _load(columns: sums.Columns, row: RunRow) -> tuple[float | None, bool]:
-    """Offered work ÷ capacity, and whether the queue grows; requests that all come at once have no load."""
+    """Return offered work ÷ capacity, and whether the queue grows; simultaneous requests have no load."""
     if not np.ptp(columns["arrived_s"]):
         return None, False
-    alike = columns | {"seed": np.zeros(len(columns["arrived_s"]), dtype=np.int64)}
-    utilisation = sums.utilisation(alike, [asdict(row) | {"seed": 0}])
+    one_seed = columns | {"seed": np.zeros(len(columns["arrived_s"]), dtype=np.int64)}
+    utilisation = sums.utilisation(one_seed, [asdict(row) | {"seed": 0}])
     state = assess([Run(columns["arrived_s"], columns["first_token_s"])], utilisation)
     return utilisation, state.verdict == SATURATED
 
 
 def _rate(arrived: np.ndarray) -> float | None:
-    """Requests per second; None where all come at once."""
+    """Return requests per second; None where all arrive at once."""
     return float((len(arrived) - 1) / np.ptp(arrived)) if np.ptp(arrived) else None

@@ -1,4 +1,4 @@
-"""Why targets are not met: told from runs without limits of memory and without waiting."""
+"""Reasons why targets are not met, from reference runs with unlimited memory and without waiting."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ _PARTS = {
 }
 
 
-UNSURE = "the interval reaches beyond the target, and more requests would tell"
+UNSURE = "the interval extends beyond the target, and more requests would narrow it"
 
 
 def value_of(outcome: Outcome, target: Target) -> str:
-    """A statistic with its interval."""
+    """Return a target's statistic and interval as text."""
     interval = outcome.intervals[target.key]
     ends = None if interval.low is None or interval.high is None else (interval.low, interval.high)
     return f"{target.key} is {seconds(interval.mean, ends)}"
 
 
 def why_memory_fails(planner: Planner) -> str:
-    """Why no memory meets the targets at this load."""
+    """Return why no memory meets the targets at this load."""
     floor, free = planner.references["floor"], planner.references["no_limit"]
     hits = f"hits are bounded by {percent(free.mean('token_hit_rate'))} of the prompt tokens"
-    told = f"one request at a time and memory without limit, {value_of(floor, floor.worst)}"
+    floor_text = f"one request at a time and memory without limit, {value_of(floor, floor.worst)}"
     if floor.fails:
-        return f"{told}: {_PARTS[floor.worst.delay]}; {hits}"
+        return f"{floor_text}: {_PARTS[floor.worst.delay]}; {hits}"
     times = free.mean("utilisation") or 0.0
     if times >= 1:
         return f"the load exceeds saturation, {times:.3g} times what can be served with memory without limit; {hits}"
     if not floor.meets:
-        return f"{told}: {UNSURE}; {hits}"
+        return f"{floor_text}: {UNSURE}; {hits}"
     grows = "the queue grows" if free.grows else value_of(free, free.worst)
     waits = "though one request at a time meets it: requests wait for each other, not for memory"
     return f"with memory without limit {grows} at this load, {waits}; {hits}"
 
 
 def why_load_fails(planner: Planner) -> str:
-    """Why no load meets the targets with this memory."""
+    """Return why no load meets the targets with this memory."""
     alone, floor = planner.references["alone"], planner.references["floor"]
-    part = _PARTS[alone.worst.delay] if alone.fails else UNSURE
-    told = f"one request at a time, {value_of(alone, alone.worst)}: {part}"
+    cause = _PARTS[alone.worst.delay] if alone.fails else UNSURE
+    alone_text = f"one request at a time, {value_of(alone, alone.worst)}: {cause}"
     if floor.meets:
-        return f"{told} with {planner.memory_words}; with memory without limit {value_of(floor, alone.worst)}"
-    return f"{told}, with memory without limit too"
+        return f"{alone_text} with {planner.memory_text}; with memory without limit {value_of(floor, alone.worst)}"
+    return f"{alone_text}, with memory without limit too"
 
 
 def no_more_hits(planner: Planner) -> str | None:
-    """That more memory adds no hits; None where it does."""
-    own = planner.references["own"].mean("token_hit_rate")
-    free = planner.references["no_limit"].mean("token_hit_rate")
-    if own is None or free is None or free - own >= 0.005:
+    """Return a sentence that more memory adds no hits; None where it does."""
+    limited = planner.references["own"].mean("token_hit_rate")
+    unlimited = planner.references["no_limit"].mean("token_hit_rate")
+    if limited is None or unlimited is None or unlimited - limited >= 0.005:
         return None
-    return f"more memory brings no hits: {percent(own)} with {planner.memory_words}, {percent(free)} without limit"
+    return (
+        f"more memory brings no hits: {percent(limited)} with {planner.memory_text}, {percent(unlimited)} without limit"
+    )

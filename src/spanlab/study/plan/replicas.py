@@ -6,20 +6,20 @@ import math
 from collections.abc import Sequence
 
 from spanlab.settings.plan import SEARCHES
-from spanlab.study.plan.found import Axis, Found
 from spanlab.study.plan.monotone import find_border
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.planner import Planner
 from spanlab.study.plan.reasons import value_of
+from spanlab.study.plan.search_result import Axis, SearchResult
 
 AXIS = Axis("replicas", "replicas")
 LEAST_MOST = 8
-TIMES = 4  # what the work needs at least, of full batches
+TIMES = 4  # multiple of the replicas that the work needs at least, with full batches
 
 
 @SEARCHES.register("replicas")
-def replicas(planner: Planner) -> Found:
-    """From one to four times as many as the work needs, each with the study's store."""
+def replicas(planner: Planner) -> SearchResult:
+    """Try one replica up to four times as many as the work needs, each with the study's store."""
     study = planner.study
     if study.replicas.routing is None:
         raise ValueError("replicas.routing=null with plan.search=replicas: expected a routing, as least_loaded")
@@ -28,14 +28,14 @@ def replicas(planner: Planner) -> Found:
         points = [planner.point(replicas=round(count)) for count in counts]
         return planner.try_points(points, [f"{count:g} replicas" for count in counts], every)
 
-    own = planner.references["own"].mean("utilisation")
-    most = max(LEAST_MOST, math.ceil(TIMES * study.replicas.count * (own or 0.0)))
+    utilisation = planner.references["own"].mean("utilisation")
+    most = max(LEAST_MOST, math.ceil(TIMES * study.replicas.count * (utilisation or 0.0)))
     grid = [float(count) for count in range(1, most + 1)]
     border = find_border(grid, min(study.plan.points, most), outcomes)
     fewest = None if border.first is None else round(grid[border.first])
-    return Found(
+    return SearchResult(
         axis=AXIS,
-        curve=[(grid[at], outcome) for at, outcome in border.outcomes.items()],
+        curve=[(grid[index], outcome) for index, outcome in border.outcomes.items()],
         verdict=_verdict(planner, fewest, border.outcomes[most - 1]),
         helps=fewest is not None,
         value=fewest,
@@ -49,6 +49,6 @@ def replicas(planner: Planner) -> Found:
 
 def _verdict(planner: Planner, fewest: int | None, best: Outcome) -> str:
     if fewest is None:
-        return f"replicas will not help: with the most that were tried {value_of(best, best.worst)}"
-    words = "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
-    return f"{words.format(planner.memory_words)} {planner.aims}"
+        return f"replicas will not help: with the largest number tried, {value_of(best, best.worst)}"
+    template = "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
+    return f"{template.format(planner.memory_text)} {planner.targets_text}"

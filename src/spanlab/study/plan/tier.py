@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from spanlab.build import GIB
 from spanlab.settings.plan import SEARCHES
-from spanlab.study.plan.found import Axis, Found
 from spanlab.study.plan.monotone import find_border, geometric
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.planner import Planner
 from spanlab.study.plan.reasons import value_of
+from spanlab.study.plan.search_result import Axis, SearchResult
 
-SMALLEST = 1024  # times less than all that is ever stored
+SMALLEST = 1024  # divisor of everything that is ever stored, for the smallest size
 
 
 @SEARCHES.register("tier")
-def tier(planner: Planner) -> Found:
-    """From next to nothing, to twice what is ever stored."""
+def tier(planner: Planner) -> SearchResult:
+    """Try sizes from 1/1024 to twice the bytes that are ever stored."""
     store = planner.study.store
     if not store.tiers:
         raise ValueError("store.tiers={} with plan.search=tier: expected a tier, as in +tier@store.tiers.host=dram")
@@ -26,17 +26,17 @@ def tier(planner: Planner) -> Found:
 
     def outcomes(sizes: Sequence[float], every: bool) -> list[Outcome]:
         stores = [replace(store, tiers=store.tiers | {name: replace(rules, gib=size)}) for size in sizes]
-        points = [planner.point(store=one) for one in stores]
+        points = [planner.point(store=tiered) for tiered in stores]
         return planner.try_points(points, [f"{name} {size:g} GiB" for size in sizes], every)
 
     stored = planner.references["no_limit"].mean("cached_bytes")
-    assert stored is not None, "every run tells what it stored"
+    assert stored is not None, "every run reports the bytes that it stored"
     grid = geometric(stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.plan.resolution)
     border = find_border(grid, planner.study.plan.points, outcomes)
     least = None if border.first is None else grid[border.first]
-    return Found(
+    return SearchResult(
         axis=Axis("tier_gib", f"size of {name} (GiB)"),
-        curve=[(grid[at], outcome) for at, outcome in border.outcomes.items()],
+        curve=[(grid[index], outcome) for index, outcome in border.outcomes.items()],
         verdict=_verdict(planner, name, least, border.outcomes[len(grid) - 1]),
         helps=least is not None,
         value=least,
@@ -50,5 +50,7 @@ def tier(planner: Planner) -> Found:
 
 def _verdict(planner: Planner, name: str, least: float | None, best: Outcome) -> str:
     if least is None:
-        return f"a larger {name} will not help: with room for all that is ever stored {value_of(best, best.worst)}"
-    return f"{least:g} GiB of {name} beside {planner.memory_words} meet {planner.aims}"
+        return (
+            f"a larger {name} will not help: with room for everything that is ever stored, {value_of(best, best.worst)}"
+        )
+    return f"{least:g} GiB of {name} beside {planner.memory_text} meet {planner.targets_text}"

@@ -1,4 +1,4 @@
-"""Settings of the points of a sweep, without composing every one of them from its files."""
+"""Settings of the points of a sweep, without a full Hydra composition for every point."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from omegaconf.errors import OmegaConfBaseException
 
 
 class PointComposer:
-    """Composes an entry with further overrides, as the command line would.
+    """Composes an entry with further overrides, as the command line does.
 
-    Overrides that set values are set in a copy of what the entry alone is composed to, as Hydra does it in the end.
-    Those that choose files, add keys or remove them are composed anew; so are mistakes, which Hydra explains.
+    Overrides that set values are applied to a copy of the composed entry, as in Hydra's last step. Overrides that
+    choose files, add keys or remove keys need a full composition. So do invalid overrides, for Hydra's error message.
 
-    `given`  overrides of the command line; those of keys that a point sets do not count
-    `make`   checked settings of a composed config
+    `overrides`  overrides of the command line; a point's override of the same key replaces them
+    `make`       function that converts a composed config to checked settings
     """
 
-    def __init__(self, entry: str, given: Sequence[str], make: Callable[[DictConfig], Any]) -> None:
-        self._entry, self._given, self._make = entry, given, make
+    def __init__(self, entry: str, overrides: Sequence[str], make: Callable[[DictConfig], Any]) -> None:
+        self._entry, self._overrides, self._make = entry, overrides, make
 
-    def __call__(self, *overrides: str) -> Any:
-        """The settings with these overrides, each KEY=VALUE."""
-        keys = tuple(f"{override.partition('=')[0]}=" for override in overrides)
-        kept = [given for given in self._given if not given.startswith(keys)]
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        if len(kept) == len(self._given) and all(map(_sets_value, parsed)):
-            changed = self._changed(parsed)
+    def __call__(self, *point_overrides: str) -> Any:
+        """Return the settings with these overrides, each KEY=VALUE."""
+        keys = tuple(f"{override.partition('=')[0]}=" for override in point_overrides)
+        remaining = [override for override in self._overrides if not override.startswith(keys)]
+        parsed = OverridesParser.create().parse_overrides(list(point_overrides))
+        if len(remaining) == len(self._overrides) and all(map(_sets_value, parsed)):
+            changed = self._with_values(parsed)
             if changed is not None:
                 return self._make(changed)
-        return self._make(self._composed([*kept, *overrides]))
+        return self._make(self._compose([*remaining, *point_overrides]))
 
-    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
         return hydra.compose(self._entry, [*overrides, "sweep=[]"])
 
     @cached_property
-    def _own(self) -> DictConfig:
-        return self._composed(self._given)
+    def _base_config(self) -> DictConfig:
+        return self._compose(self._overrides)
 
-    def _changed(self, overrides: Sequence[Override]) -> DictConfig | None:
-        """The entry's own config with other values; None where it does not take them."""
-        config = deepcopy(self._own)
+    def _with_values(self, overrides: Sequence[Override]) -> DictConfig | None:
+        """Return the entry's config with these values; None where OmegaConf rejects them."""
+        config = deepcopy(self._base_config)
         try:
             for override in overrides:
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
@@ -58,7 +58,7 @@ class PointComposer:
 
 
 def _sets_value(override: Override) -> bool:
-    """Whether an override changes a value that is there, and chooses no file of a group."""
+    """Whether an override changes an existing value and does not choose a file of a group."""
     loader = GlobalHydra.instance().config_loader()
     plain = not (override.is_add() or override.is_force_add() or override.is_delete())
     return plain and not loader.get_group_options(override.key_or_group)

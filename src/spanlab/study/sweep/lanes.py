@@ -1,4 +1,4 @@
-"""Points of a sweep side by side, where a study has fewer arms than there are cores."""
+"""Lanes that run points of a sweep concurrently, where a study has fewer arms than there are cores."""
 
 from __future__ import annotations
 
@@ -17,118 +17,118 @@ from spanlab.settings import ExecutorSettings, Study, WorkloadSettings, worker_c
 from spanlab.study.execution.arms import KILLED
 from spanlab.study.execution.executors import Executor, executor
 from spanlab.study.numbers.results import ArmsFailedError, BarMissedError
-from spanlab.study.progress import say
+from spanlab.study.progress import print_line
 from spanlab.study.run import Host, run_study
 from spanlab.workloads import Workload
 
 
 class LastWorkload:
-    """`build_workload` that hands out what it returned last again where all arguments are equal."""
+    """`build_workload` with a cache of the last result."""
 
     def __init__(self) -> None:
-        self._asked: Any = None
+        self._last_arguments: Any = None
         self._last: Workload | None = None
 
     def __call__(self, settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
-        """The workload of these settings."""
-        asked = asdict(settings), cache_dir, serves
-        if self._last is None or asked != self._asked:
-            self._last = None  # or both would be in memory at once
-            self._asked, self._last = asked, build.build_workload(settings, cache_dir, serves)
+        """Return the workload of these settings."""
+        arguments = asdict(settings), cache_dir, serves
+        if self._last is None or arguments != self._last_arguments:
+            self._last = None  # else both would be in memory
+            self._last_arguments, self._last = arguments, build.build_workload(settings, cache_dir, serves)
         return self._last
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a point ended: whether its run is there, and what failed in one sentence; empty where nothing did."""
+class PointOutcome:
+    """Outcome of a point: `ran` where its run folder is complete; `failure` is one sentence, or empty."""
 
     ran: bool
     failure: str = ""
 
 
 class Lane:
-    """Runs points one after another, and loads a workload once for those that follow one another.
+    """Runs points one after another, and loads the workload once for consecutive points that share it.
 
-    `explain`  a mistake as one sentence
-    `beside`   other lanes run beside it: their bars would overwrite one another
+    `explain`     converts an error to one sentence
+    `concurrent`  other lanes run at the same time: progress bars would overwrite one another
     """
 
-    def __init__(self, name: str, root: Path, explain: Callable[[BaseException], str], beside: bool) -> None:
-        self._made_of = name, root, explain, beside
+    def __init__(self, name: str, root: Path, explain: Callable[[BaseException], str], concurrent: bool) -> None:
+        self._arguments = name, root, explain, concurrent
         self._name, self._root, self._explain = name, root, explain
-        self._host = Host(LastWorkload(), Console(stderr=True, force_terminal=False if beside else None))
+        self._host = Host(LastWorkload(), Console(stderr=True, force_terminal=False if concurrent else None))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lane, self._made_of
+        return Lane, self._arguments
 
-    def run(self, study: Study, point: str) -> Ended:
-        """Run a study; `point` names it in messages."""
+    def run(self, study: Study, point: str) -> PointOutcome:
+        """Run the study of a point; `point` is its name in messages."""
         try:
             run_study(study, self._name, self._root, show=False, host=self._host)
         except (ArmsFailedError, BarMissedError) as error:
-            return Ended(True, f"{point}: {error}")  # the other arms are there, or all
+            return PointOutcome(True, f"{point}: {error}")  # the run folder is complete
         except USER_ERRORS as mistake:
-            words = f"{point}: {self._explain(mistake)}"
-            say(self._host.console, f"failed: {words}")
-            return Ended(False, words)
-        return Ended(True)
+            text = f"{point}: {self._explain(mistake)}"
+            print_line(self._host.console, f"failed: {text}")
+            return PointOutcome(False, text)
+        return PointOutcome(True)
 
-    def run_here(self, study: Study, point: str) -> Ended:
-        """Run a study whose arms take turns in this process."""
+    def run_here(self, study: Study, point: str) -> PointOutcome:
+        """Run the study of a point with all its arms in this process."""
         study.executor, study.workers = ExecutorSettings("here"), None
         return self.run(study, point)
 
 
-class Points:
-    """Points that are on their way; each starts as soon as a lane is free."""
+class ConcurrentPoints:
+    """Points that run concurrently; each starts as soon as a lane is free."""
 
     def __init__(self, lanes: Executor[Lane]) -> None:
-        self._lanes, self._running = lanes, dict[str, Future[Ended]]()
+        self._lanes, self._running = lanes, dict[str, Future[PointOutcome]]()
 
     def start(self, study: Study, point: str) -> None:
-        """Let a point run; `point` names it."""
+        """Submit a point; `point` is its name."""
         self._running[point] = self._lanes.submit(Lane.run_here, study, point)
 
-    def ends(self) -> dict[str, Ended]:
-        """How each has ended, by name, once all have."""
-        return {point: self._end(point, future) for point, future in self._running.items()}
+    def outcomes(self) -> dict[str, PointOutcome]:
+        """Wait for all points, and return their outcomes by name."""
+        return {point: self._outcome(point, future) for point, future in self._running.items()}
 
-    def _end(self, point: str, future: Future[Ended]) -> Ended:
+    def _outcome(self, point: str, future: Future[PointOutcome]) -> PointOutcome:
         try:
             return future.result()
         except self._lanes.lost:
-            return Ended(False, f"{point}: its process {KILLED}")
+            return PointOutcome(False, f"{point}: its process {KILLED}")
 
 
-class PointsInTurn:
-    """Points that run in this process, each when it is started, with the executor of its study."""
+class SequentialPoints:
+    """Points that run one by one in this process, with the executor of their study."""
 
     def __init__(self, lane: Lane) -> None:
-        self._lane, self._ended = lane, dict[str, Ended]()
+        self._lane, self._outcomes = lane, dict[str, PointOutcome]()
 
     def start(self, study: Study, point: str) -> None:
-        """Run a point; `point` names it."""
-        self._ended[point] = self._lane.run(study, point)
+        """Run a point; `point` is its name."""
+        self._outcomes[point] = self._lane.run(study, point)
 
-    def ends(self) -> dict[str, Ended]:
-        """How each has ended, by name."""
-        return self._ended
+    def outcomes(self) -> dict[str, PointOutcome]:
+        """Return the outcomes by name."""
+        return self._outcomes
 
 
 @contextmanager
 def points_of(
     study: Study, count: int, name: str, root: Path, explain: Callable[[BaseException], str]
-) -> Iterator[Points | PointsInTurn]:
-    """What runs `count` points of a study: side by side where the arms of one would leave cores idle."""
+) -> Iterator[ConcurrentPoints | SequentialPoints]:
+    """The runner of `count` points of a study: concurrent where the arms of one point would leave cores idle."""
     lanes = _lanes(study, count)
     if lanes == 1:
-        yield PointsInTurn(Lane(name, root, explain, beside=False))
+        yield SequentialPoints(Lane(name, root, explain, concurrent=False))
         return
-    with executor(ExecutorSettings(), Lane(name, root, explain, beside=True), lanes) as made:
-        yield Points(made)
+    with executor(ExecutorSettings(), Lane(name, root, explain, concurrent=True), lanes) as pool:
+        yield ConcurrentPoints(pool)
 
 
 def _lanes(study: Study, count: int) -> int:
-    """Points at once: as many as leave each arm a core."""
+    """Number of concurrent points: as many as leave each arm a core."""
     arms = max(1, len(study.chosen()))
     return 1 if study.executor.kind == "dask" else max(1, worker_count(study, count * arms) // arms)

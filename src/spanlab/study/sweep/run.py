@@ -1,7 +1,7 @@
 """A sweep: one study at several values of some settings, axis by axis.
 
-An axis varies one setting, or runs every combination of several. Every point is an ordinary run with a folder of its
-own, `<run>,<key>=<value>`.
+An axis varies one setting, or runs every combination of several. Every point is an ordinary run in a separate folder,
+`<run>,<key>=<value>`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from spanlab.study.findings import Findings
 from spanlab.study.output import provenance
 from spanlab.study.output.config import GROWING, settings_key, settings_yaml
 from spanlab.study.output.folder import CONFIG, RunFolder, folder_name
-from spanlab.study.progress import say
-from spanlab.study.sweep.lanes import Ended, Points, PointsInTurn, points_of
+from spanlab.study.progress import print_line
+from spanlab.study.sweep.lanes import ConcurrentPoints, PointOutcome, SequentialPoints, points_of
 from spanlab.terminal import printed
 from spanlab.tracking import Tracker, check_login, tracked
 
@@ -42,27 +42,27 @@ FIGURES = {"sweep_tokens": "token_hit_rate", "sweep_ttft": "ttft_mean_s"}
 
 @dataclass(frozen=True)
 class Axis:
-    """Swept settings: their keys, and the values of each as they are written on the command line."""
+    """Swept settings: their keys, and the values of each as on the command line."""
 
     keys: tuple[str, ...]
     values: tuple[tuple[str, ...], ...]
 
     @property
     def name(self) -> str:
-        """The keys as one text."""
+        """The keys, joined by spaces."""
         return " ".join(self.keys)
 
     def combinations(self) -> Iterator[tuple[str, ...]]:
-        """One value per key, the last key varying fastest."""
+        """Iterate over tuples of one value per key; the last key varies fastest."""
         return product(*self.values)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of conf/ as the command line set it.
+    """An entry of conf/ with the overrides of the command line.
 
-    `compose`  the study with further overrides
-    `explain`  a mistake as one sentence
+    `compose`  returns the study with further overrides
+    `explain`  converts an error to one sentence
     """
 
     name: str
@@ -71,33 +71,36 @@ class Entry:
 
 
 def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
-    """Run every point, then write table, CSV and figures; returns the folder.
+    """Run every point, write table, CSV and figures, and return the folder.
 
-    A point that fails stops no other. ValueError at the end names every point that failed.
+    Other points continue after a failure. The ValueError at the end names every point that failed.
     """
     axes, run, config = parse_axes(study.sweep), study.output.run, asdict(study)
     check_login(study.tracking)
     console = Console(stderr=True)
     with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings_yaml(config), GROWING) as folder:
         points = list(_Points(study, entry, root, console).run(axes))
-        _refuse_empty(points)
-        found = [OF_POINTS[name](points) for name in study.chosen_analyses() if name in OF_POINTS]
-        tables = (*sweep_tables(points), *(table for one in found for table in one.every_table))
-        summary = _write(points, found, tables, folder)
-        figures = _draw(points, found, folder.work / "figures") if study.output.figures else []
+        _check_any_completed(points)
+        findings = [OF_POINTS[name](points) for name in study.chosen_analyses() if name in OF_POINTS]
+        tables = (
+            *sweep_tables(points),
+            *(table for analysis_findings in findings for table in analysis_findings.every_table),
+        )
+        summary = _write(points, findings, tables, folder)
+        figures = _draw(points, findings, folder.work / "figures") if study.output.figures else []
         write_page(_page(entry.name, points, tables, figures, summary, folder), folder.work)
         folder.finish()
-        _print(points, found)
+        _print(points, findings)
         with tracked(study.tracking, run, entry.name, config, folder.path) as tracker:
             _track(tables, folder.path, tracker)
-    say(console, str(folder.path))
+    print_line(console, str(folder.path))
     _raise_failures(points)
     return folder.path
 
 
-def parse_axes(given: list[str]) -> list[Axis]:
-    """The axes in Hydra's syntax of sweeps, KEY=A,B,C, more keys after spaces; ValueError for anything else."""
-    return [_parse_axis(text) for text in given]
+def parse_axes(texts: list[str]) -> list[Axis]:
+    """Parse axes in Hydra's sweep syntax: KEY=A,B,C, further keys after spaces; ValueError for any other text."""
+    return [_parse_axis(text) for text in texts]
 
 
 def _parse_axis(text: str) -> Axis:
@@ -106,47 +109,47 @@ def _parse_axis(text: str) -> Axis:
         overrides = OverridesParser.create().parse_overrides(text.split())
     except HydraException as error:
         raise ValueError(expected) from error
-    keys = tuple(part.partition("=")[0] for part in text.split())
+    keys = tuple(assignment.partition("=")[0] for assignment in text.split())
     if not keys or not all(keys) or not all(override.is_sweep_override() for override in overrides):
         raise ValueError(expected)
     return Axis(keys, tuple(tuple(map(str, override.sweep_string_iterator())) for override in overrides))
 
 
 class _Points:
-    """The points of a sweep; equal settings are run once, whichever axes they lie on."""
+    """The points of a sweep; points with equal settings run once, even on different axes."""
 
     def __init__(self, study: Study, entry: Entry, root: Path, console: Console) -> None:
         self._study, self._entry, self._root, self._console = study, entry, root, console
-        self._names: dict[str, str] = {}  # of the first point with some settings, by these
-        self._studies: dict[str, Study] = {}  # of the points that are run, by name
+        self._names: dict[str, str] = {}  # name of the first point with given settings, by settings key
+        self._studies: dict[str, Study] = {}  # studies of the points that run, by name
         self._points: dict[str, SweepPoint] = {}  # by name
 
     def run(self, axes: list[Axis]) -> Iterator[SweepPoint]:
-        """Run the points, and yield them axis by axis."""
-        asked = [(axis, values) for axis in axes for values in axis.combinations()]
-        with points_of(self._study, len(asked), self._entry.name, self._root, self._entry.explain) as running:
-            named = [self._start(self._set(*one), running) for one in asked]
-            ends = running.ends()
-        for name, how in ends.items():
-            self._points[name] = self._read(self._studies[name], how)
-        for (axis, values), name in zip(asked, named, strict=True):
-            value, settings = as_value(", ".join(values)), self._set(axis, values)
+        """Run all points, and yield their results axis by axis."""
+        combinations = [(axis, values) for axis in axes for values in axis.combinations()]
+        with points_of(self._study, len(combinations), self._entry.name, self._root, self._entry.explain) as running:
+            names = [self._start(self._settings(*combination), running) for combination in combinations]
+            outcomes = running.outcomes()
+        for name, outcome in outcomes.items():
+            self._points[name] = self._read(self._studies[name], outcome)
+        for (axis, values), name in zip(combinations, names, strict=True):
+            value, settings = as_value(", ".join(values)), self._settings(axis, values)
             yield replace(self._points[name], axis=axis.name, value=value, settings=settings)
 
     @staticmethod
-    def _set(axis: Axis, values: tuple[str, ...]) -> dict[str, str]:
+    def _settings(axis: Axis, values: tuple[str, ...]) -> dict[str, str]:
         return dict(zip(axis.keys, values, strict=True))
 
-    def _start(self, settings: dict[str, str], running: Points | PointsInTurn) -> str:
-        """Let a point run, or note why it cannot; returns the name of the point that runs these settings."""
+    def _start(self, settings: dict[str, str], running: ConcurrentPoints | SequentialPoints) -> str:
+        """Start a point, or record why its settings are invalid; return the name of the point with these settings."""
         overrides = [f"{key}={value}" for key, value in settings.items()]
         point = ",".join(overrides)
         try:
             study = self._entry.compose(*overrides)
         except USER_ERRORS as mistake:
-            words = f"{point}: {self._entry.explain(mistake)}"
-            say(self._console, f"failed: {words}")
-            self._points[point] = SweepPoint("", "", "", None, words)
+            failure = f"{point}: {self._entry.explain(mistake)}"
+            print_line(self._console, f"failed: {failure}")
+            self._points[point] = SweepPoint("", "", "", None, failure)
             return point
         run = folder_name(",".join([self._study.output.run, *overrides]))
         study.output = replace(self._study.output, run=run, figures=False)
@@ -156,27 +159,27 @@ class _Points:
             running.start(study, name)
         return name
 
-    def _read(self, study: Study, ended: Ended) -> SweepPoint:
-        """A point with its results, where it has some."""
-        if not ended.ran:
-            return SweepPoint("", "", "", None, ended.failure)
+    def _read(self, study: Study, outcome: PointOutcome) -> SweepPoint:
+        """Read the results of a point; its summary is None where the run did not complete."""
+        if not outcome.ran:
+            return SweepPoint("", "", "", None, outcome.failure)
         run = study.output.run
         summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()
-        return SweepPoint("", "", run, orjson.loads(summary), ended.failure)
+        return SweepPoint("", "", run, orjson.loads(summary), outcome.failure)
 
 
-def _refuse_empty(points: list[SweepPoint]) -> None:
+def _check_any_completed(points: list[SweepPoint]) -> None:
     if all(point.summary is None for point in points):
-        raise ValueError(f"no point of the sweep ran to its end, the first for this: {points[0].failure}")
+        raise ValueError(f"no point of the sweep completed, the first error: {points[0].failure}")
 
 
 def _write(
-    points: list[SweepPoint], found: list[Findings], tables: Sequence[Table], folder: RunFolder
+    points: list[SweepPoint], findings: list[Findings], tables: Sequence[Table], folder: RunFolder
 ) -> dict[str, Any]:
-    """Write summary and tables of all points that ran; returns the summary."""
+    """Write summary and tables of all points that ran, and return the summary."""
     summary = sweep_summary(points)
-    for one in found:
-        summary |= one.summary
+    for analysis_findings in findings:
+        summary |= analysis_findings.summary
     (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
     faces.write(tables, folder.work)
     folder.complete()
@@ -191,11 +194,14 @@ def _page(
     summary: dict[str, Any],
     folder: RunFolder,
 ) -> Page:
-    told = summary["workload"]
+    workload = summary["workload"]
     return Page(
         title=f"{name}, swept",
         tables=tables,
-        about=(f"first point: {told['provenance']}: {told['detail']}", f"{summary['model']}, seeds {summary['seeds']}"),
+        about=(
+            f"first point: {workload['provenance']}: {workload['detail']}",
+            f"{summary['model']}, seeds {summary['seeds']}",
+        ),
         caveats=summary["caveats"],
         failed=failures(points),
         figures=figures,
@@ -204,12 +210,12 @@ def _page(
     )
 
 
-def _print(points: list[SweepPoint], found: list[Findings]) -> None:
+def _print(points: list[SweepPoint], findings: list[Findings]) -> None:
     with printed() as console:
         print_tables(rate_tables(points), console)
-        for one in found:
+        for analysis_findings in findings:
             console.print()
-            print_tables(one.tables, console)
+            print_tables(analysis_findings.tables, console)
         console.print(Text("\n".join(failures(points)), style="dim"))
 
 
@@ -219,19 +225,19 @@ def _track(tables: Sequence[Table], folder: Path, tracker: Tracker) -> None:
     tracker.figures(sorted(folder.glob("figures/*.png")))
 
 
-def _draw(points: list[SweepPoint], found: list[Findings], folder: Path) -> list[Path]:
-    """Every figure; returns the PNG files."""
-    from spanlab.report.drawing.write import write_figure  # matplotlib: half a second that only drawing needs
+def _draw(points: list[SweepPoint], findings: list[Findings], folder: Path) -> list[Path]:
+    """Draw every figure, and return the PNG files."""
+    from spanlab.report.drawing.write import write_figure  # loads matplotlib, half a second
 
-    own = [(name, draw) for one in found for name, draw in one.figures.items()]
-    files = [path for name, draw in own for path in write_figure(draw, folder / name)]
+    figures = [(name, draw) for analysis_findings in findings for name, draw in analysis_findings.figures.items()]
+    files = [path for name, draw in figures for path in write_figure(draw, folder / name)]
     return draw_figures(points, folder) + [path for path in files if path.suffix == ".png"]
 
 
 def draw_figures(points: list[SweepPoint], folder: Path) -> list[Path]:
-    """One figure per measure; returns the PNG files."""
+    """Draw one figure per measure, and return the PNG files."""
     from spanlab.report.drawing.write import write_figure
-    from spanlab.report.sweep.figure import draw_sweep  # matplotlib: half a second that only drawing needs
+    from spanlab.report.sweep.figure import draw_sweep  # loads matplotlib, half a second
 
     files = [
         path
@@ -242,21 +248,21 @@ def draw_figures(points: list[SweepPoint], folder: Path) -> list[Path]:
 
 
 def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
-    """What `summary.json` of a sweep holds: what all points share, every point, every row."""
+    """Contents of a sweep's `summary.json`: keys that all points share, every point, every row."""
     first = next(point.summary for point in points if point.summary is not None)
     shared = ("study", "workload", "model", "hardware", "timing", "backend", "engine", "store", "seeds")
-    caveats = dict.fromkeys(words for point in points if point.summary for words in point.summary["caveats"])
+    caveats = dict.fromkeys(caveat for point in points if point.summary for caveat in point.summary["caveats"])
     walls = {point.run: point.summary["wall_s"] for point in points if point.summary is not None}
     return {
         **{key: first[key] for key in shared},
         "caveats": list(caveats),
-        "points": [_of_point(point) for point in points],
+        "points": [_point_summary(point) for point in points],
         "rows": [asdict(row) for row in sweep_rows(points)],
         **provenance.run_facts(sum(walls.values())),
     }
 
 
-def _of_point(point: SweepPoint) -> dict[str, Any]:
+def _point_summary(point: SweepPoint) -> dict[str, Any]:
     return {
         "axis": point.axis,
         "value": point.value,
@@ -270,5 +276,5 @@ def _of_point(point: SweepPoint) -> dict[str, Any]:
 def _raise_failures(points: list[SweepPoint]) -> None:
     failed = failures(points)
     if failed:
-        counted = f"{len(failed)} of {len(points)} points failed, the others are reported"
-        raise ValueError(f"{counted}: {'; '.join(failed)}")
+        counts = f"{len(failed)} of {len(points)} points failed, the others are reported"
+        raise ValueError(f"{counts}: {'; '.join(failed)}")

@@ -1,1 +1,1 @@
-"""The analysis `twin`: a server fitted to its own log, and how well it predicts requests that the fit did not see."""
+"""The analysis `twin`: a server model fitted to a log, and its prediction errors on held-out requests."""

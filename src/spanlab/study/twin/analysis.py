@@ -1,4 +1,4 @@
-"""The analysis `twin`: rates of a server from its log, their intervals, and errors on requests not seen."""
+"""The analysis `twin`: rates of a server from its log, their intervals, and errors on held-out requests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from spanlab.settings.analyses import ANALYSES
 from spanlab.study.analyses.head import footer
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.output.provenance import commit
-from spanlab.study.twin.errors import errors, measured, predicted
+from spanlab.study.twin.errors import errors, measured_times, predicted_times
 from spanlab.study.twin.fit import IDENTIFIED, Fit, Fitting
-from spanlab.study.twin.log import TimedLog, check_memory, timed
+from spanlab.study.twin.log import TimedLog, check_memory, read_timed_log
 from spanlab.study.twin.server import server_of
 from spanlab_sim.fitted_profile import FittedProfile
 
@@ -29,11 +29,11 @@ OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
 
 @ANALYSES.register("twin")
 def twin(finished: Finished) -> Findings:
-    """Fit the first requests of a log, predict the others, and keep the profile."""
+    """Fit the first requests of a log, predict the others, and write the fitted profile."""
     study, log = finished.study, finished.workload.log
     assert log is not None, "the settings let no other workload pass"
     path = study.workload.path or "null"
-    timed_log, facts = timed(log, path, study.twin.train_share), server_of(study)
+    timed_log, facts = read_timed_log(log, path, study.twin.train_share), server_of(study)
     check_memory(timed_log, facts.memory, path)
     fit = Fitting(timed_log, study.model, study.hardware, facts).fit()
     summary = _summary(timed_log, fit)
@@ -56,14 +56,14 @@ def twin(finished: Finished) -> Findings:
 
 
 def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
-    guessed, known, tests = predicted(log, fit.times), measured(log), ~log.trains
+    predicted, measured, tests = predicted_times(log, fit.times), measured_times(log), ~log.trains
     return {
-        "timing": "fitted",  # whatever the study's own model is
+        "timing": "fitted",  # replaces the study's own timing model
         "requests": len(log.requests),
-        "parameters": {name: asdict(one) for name, one in fit.parameters.items()},
-        "unseen": errors(guessed, known, tests),
-        "seen": errors(guessed, known, log.trains),
-        "means_s": {name: float(np.nanmean(values[tests])) for name, values in known.items()},
+        "parameters": {name: asdict(parameter) for name, parameter in fit.parameters.items()},
+        "unseen": errors(predicted, measured, tests),
+        "seen": errors(predicted, measured, log.trains),
+        "means_s": {name: float(np.nanmean(values[tests])) for name, values in measured.items()},
         "split": {
             "train": int(log.trains.sum()),
             "test": int(tests.sum()),
@@ -79,8 +79,8 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
         "requests_by_time": {
             "arrived_s": log.arrived_s,
             "trains": log.trains,
-            "predicted": guessed,
-            "measured": known,
+            "predicted": predicted,
+            "measured": measured,
         },
     }
 
@@ -91,31 +91,33 @@ def _rate(arrived_s: Any) -> float | None:
 
 
 def _scheduling(fit: Fit) -> str:
-    told = fit.facts.sources["twin.async_scheduling"]
-    return told if "(" in told else f"{bool(fit.facts.asynchronous)} (fits better)"
+    source = fit.facts.sources["twin.async_scheduling"]
+    return source if "(" in source else f"{bool(fit.facts.asynchronous)} (fits better)"
 
 
 def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
-    """What the log cannot tell, a sentence each."""
-    said = [
+    """Return caveats about quantities that the log does not determine, one sentence each."""
+    caveats = [
         f"{name} is not identified by this log: its interval spans more than a factor of {IDENTIFIED:g}, so "
-        f"{one.value:.4g} is as much assumed as fitted"
-        for name, one in fit.parameters.items()
-        if not one.identified
+        f"{parameter.value:.4g} is as much assumed as fitted"
+        for name, parameter in fit.parameters.items()
+        if not parameter.identified
     ]
     used, between = fit.times.blocks, fit.facts.blocks_between
     if between is not None:
-        room = f"the log does not name its blocks of KV: {fit.facts.memory.blocks:,} are estimated, from {between[0]:,}"
-        room = f"{room} to {between[1]:,}"
-        felt = used >= between[0]
-        reach = "which matters, for so many are used" if felt else f"which does not matter, for {used:,} are used"
-        said.append(f"{room}, {reach}{'; twin.num_gpu_blocks sets them' if felt else ''}")
+        blocks_text = (
+            f"the log does not name its blocks of KV: {fit.facts.memory.blocks:,} are estimated, from {between[0]:,}"
+        )
+        blocks_text = f"{blocks_text} to {between[1]:,}"
+        matters = used >= between[0]
+        effect = "which matters, for so many are used" if matters else f"which does not matter, for {used:,} are used"
+        caveats.append(f"{blocks_text}, {effect}{'; twin.num_gpu_blocks sets them' if matters else ''}")
     rates = summary["split"]["train_rate_rps"], summary["split"]["test_rate_rps"]
     if None not in rates and not 1 / OTHER_LOAD <= rates[1] / rates[0] <= OTHER_LOAD:
-        said.append(
-            f"the test is at another load: {rates[1]:.3g} requests per second, where the fit saw {rates[0]:.3g}"
+        caveats.append(
+            f"the test requests have another load: {rates[1]:.3g} per second, compared with {rates[0]:.3g} in the fit"
         )
-    return said
+    return caveats
 
 
 def _draw(columns: dict[str, Any], title: str) -> Figure | None:

@@ -1,4 +1,4 @@
-"""Rates of a server from the times of its requests: simulate the log, compare, move."""
+"""Fit of a server's rates to the times of its requests, by repeated simulation of the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analysis.gauss_newton import Floats, Linear, Prior, descend
+from spanlab.analysis.gauss_newton import Floats, Linearised, Prior, descend
 from spanlab.model_spec import ModelSpec
 from spanlab.study.twin.log import TimedLog
 from spanlab.study.twin.server import ServerFacts
@@ -20,27 +20,27 @@ from spanlab_sim.fitted_server import Times, serve_lengths
 from spanlab_sim.hardware import HardwareSpec
 
 NS = 1e-9
-#: Standard deviations of the logarithms of what is assumed: shares of a data sheet are known better than host times.
+#: Prior standard deviations of the logarithms: shares of a data sheet are known better than host times.
 PRIOR_SD = {"compute": 0.3, "bandwidth": 0.2, "host_s_with_prefill": 0.7}
 OTHER_SD = 1.0
-CHANGE = 0.01  # of a logarithm, by which slopes of step times are taken
-#: Relative error of a time that no parameter explains, and the part of a step by which a first token may come sooner
-#: or later than modelled: a request waits for the end of a step, anywhere within it.
+CHANGE = 0.01  # of a logarithm, for numerical slopes of step times
+#: Relative error of a time that no parameter explains, and the share of a step by which a first token may come earlier
+#: or later than modelled: a request arrives anywhere within a step, and waits for its end.
 UNEXPLAINED, OF_A_STEP = 0.02, 0.3
-IDENTIFIED = 4.0  # an interval whose ends differ by more says nothing
+IDENTIFIED = 4.0  # largest ratio of an interval's ends for an identified parameter
 Z95 = 1.96
-BLOCKS = 10  # of requests, within which errors have a common cause
+BLOCKS = 10  # blocks of requests; errors within a block have a common cause
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a log says of its server.
+    """A server fitted to its log.
 
-    `facts`       with the memory and the scheduling that were fitted, where they were
+    `facts`       facts of the server, with fitted memory and scheduling where these were unknown
     `rates`       every parameter's value
-    `parameters`  by name: value, interval, and whether the log identifies it
-    `times`       of all requests at these rates
-    `simulations` how many it took
+    `parameters`  value, interval, and whether the log identifies it, by name
+    `times`       times of all requests at these rates
+    `simulations` number of simulations of the fit
     """
 
     facts: ServerFacts
@@ -52,7 +52,7 @@ class Fit:
 
 @dataclass
 class Fitting:
-    """A log, the server that it comes from, and what is assumed of the device."""
+    """The fit of a log: the log, its server, and prior rates of the device."""
 
     log: TimedLog
     model: ModelSpec
@@ -67,16 +67,16 @@ class Fitting:
         self._deviations = np.hypot(UNEXPLAINED, OF_A_STEP * step / self._measured)
 
     def fit(self) -> Fit:
-        """Parameters of least error on the requests that train."""
+        """Return the parameters of least error on the training requests."""
         names = names_for(self.model, self.facts.deployment)
         start = np.log([getattr(self._assumed, name) for name in names])
         prior = Prior(start, np.array([PRIOR_SD.get(name, OTHER_SD) for name in names]))
-        best = self._scheduled(names, prior)
+        best = self._fit_scheduling(names, prior)
         rates = replace(self._assumed, **_values(names, best.point))
         return Fit(self.facts, rates, _parameters(names, best, prior), self.times(rates), self.simulations)
 
     def times(self, rates: Rates) -> Times:
-        """When tokens come at these rates."""
+        """Simulate the log at these rates, and return the times of its tokens."""
         self.simulations += 1
         facts = self.facts
         rules = replace(facts.rules, async_scheduling=bool(facts.asynchronous))
@@ -86,42 +86,44 @@ class Fitting:
     def _timing(self, rates: Rates) -> FittedTiming:
         return FittedTiming(self.model, self.hardware, self.facts.deployment, rates)
 
-    def _scheduled(self, names: tuple[str, ...], prior: Prior) -> Linear:
-        """The best parameters; where nothing says how steps are planned, of the two ways the one that fits better."""
+    def _fit_scheduling(self, names: tuple[str, ...], prior: Prior) -> Linearised:
+        """Return the best parameters; without known scheduling, those of the mode that fits better."""
         if self.facts.asynchronous is not None:
-            return descend(self._linear(names), prior.mean, prior)
+            return descend(self._linearise(names), prior.mean, prior)
         tried = []
-        for way in (True, False):
-            self.facts = replace(self.facts, asynchronous=way)
-            tried.append((descend(self._linear(names), prior.mean, prior), way))
-        best, way = min(tried, key=lambda one: one[0].cost(prior))
-        self.facts = replace(self.facts, asynchronous=way)
+        for asynchronous in (True, False):
+            self.facts = replace(self.facts, asynchronous=asynchronous)
+            tried.append((descend(self._linearise(names), prior.mean, prior), asynchronous))
+        best, asynchronous = min(tried, key=lambda pair: pair[0].cost(prior))
+        self.facts = replace(self.facts, asynchronous=asynchronous)
         return best
 
-    def _linear(self, names: tuple[str, ...]) -> Callable[[Floats], Linear]:
-        """Errors of first and last tokens of requests that train, in standard deviations, by logarithms of rates."""
+    def _linearise(self, names: tuple[str, ...]) -> Callable[[Floats], Linearised]:
+        """Return a function of the rates' logarithms: errors of first and last tokens, in standard deviations."""
 
-        def evaluate(point: Floats) -> Linear:
+        def evaluate(point: Floats) -> Linearised:
             rates = replace(self._assumed, **_values(names, point))
             times = self.times(rates)
-            both = np.concatenate([self._of_training(times.first_ns), self._of_training(times.last_ns)])
+            predicted = np.concatenate([self._training_delays(times.first_ns), self._training_delays(times.last_ns)])
             changed = [replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names]
-            slopes_ns = token_slopes(self.log, times, [self._timing(one) for one in (rates, *changed)])
-            slopes = slopes_ns[:, self.log.trains].reshape(-1, len(names)) * NS / CHANGE / both[:, None]
-            residuals = np.log(both / self._measured)
-            alike = len(residuals) / (2 * BLOCKS)
-            return Linear(point, residuals / self._deviations, slopes / self._deviations[:, None], alike)
+            slopes_ns = token_slopes(
+                self.log, times, [self._timing(changed_rates) for changed_rates in (rates, *changed)]
+            )
+            slopes = slopes_ns[:, self.log.trains].reshape(-1, len(names)) * NS / CHANGE / predicted[:, None]
+            residuals = np.log(predicted / self._measured)
+            block_size = len(residuals) / (2 * BLOCKS)
+            return Linearised(point, residuals / self._deviations, slopes / self._deviations[:, None], block_size)
 
         return evaluate
 
-    def _of_training(self, at_ns: NDArray[np.int64]) -> Floats:
-        """Seconds from arrival, of requests that train."""
-        waited: Floats = (at_ns * NS - self.log.arrived_s)[self.log.trains]
-        return waited
+    def _training_delays(self, token_ns: NDArray[np.int64]) -> Floats:
+        """Return seconds from arrival of the training requests."""
+        delays: Floats = (token_ns * NS - self.log.arrived_s)[self.log.trains]
+        return delays
 
 
-def _parameters(names: tuple[str, ...], best: Linear, prior: Prior) -> dict[str, Parameter]:
-    """Values with intervals; where an interval is too wide, the prior holds the value near what was assumed."""
+def _parameters(names: tuple[str, ...], best: Linearised, prior: Prior) -> dict[str, Parameter]:
+    """Return values with intervals; if an interval is too wide, the value stays near the prior mean."""
     factors = np.exp(Z95 * best.deviations(prior)).tolist()
     values = np.exp(best.point).tolist()
     return {

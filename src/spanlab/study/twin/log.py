@@ -1,4 +1,4 @@
-"""A log as a fit reads it: requests without tokens, when their tokens came, and which of them test the fit."""
+"""A log as input of a fit: requests without tokens, times of their tokens, and the split into training and test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TimedLog:
     `requests`     with ids 0, 1, and so on
     `arrived_s`, `ttft_s`, `e2e_s`  float64 seconds, shape (requests,)
     `output_lens`  int64
-    `trains`       whether the fit may see a request
+    `trains`       whether a request is in the training set
     """
 
     requests: tuple[Request, ...]
@@ -40,14 +40,14 @@ class TimedLog:
 
 
 def tpot(ttft_s: Floats, e2e_s: Floats, output_lens: NDArray[np.int64]) -> Floats:
-    """(E2E - TTFT) / (n - 1) for n output tokens; NaN for n = 1."""
+    """Return (E2E - TTFT) / (n - 1) for n output tokens; NaN for n = 1."""
     more = np.where(output_lens > 1, output_lens - 1, np.nan)
     return np.asarray((e2e_s - ttft_s) / more)
 
 
-def timed(log: Log, path: str, train_share: float) -> TimedLog:
-    """The log with its times; ValueError, one sentence, where it lacks what a fit needs."""
-    seen = _checked(log, path)
+def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
+    """Return the log with its times; ValueError where it lacks the data that a fit needs."""
+    observed = _checked(log, path)
     prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
     arrived_s = np.asarray(log.arrived_ns * 1e-9, np.float64)
     trains = np.arange(log.requests) < round(train_share * log.requests)
@@ -56,41 +56,50 @@ def timed(log: Log, path: str, train_share: float) -> TimedLog:
             f"twin.train_share={train_share} of {log.requests} requests in log={path}: expected {LEAST_REQUESTS} "
             "requests or more on either side"
         )
-    tokens = np.zeros(int(prompts.max()), dtype=np.int32)  # one array for all: nothing reads what it holds
+    tokens = np.zeros(int(prompts.max()), dtype=np.int32)  # one array for all requests, since token ids are never read
     columns = zip(prompts.tolist(), outputs.tolist(), log.arrived_ns.tolist(), strict=True)
     requests = tuple(
         Request(number, number, (Span(tokens[:prompt]),), output, arrived, cache_salt=str(number))
         for number, (prompt, output, arrived) in enumerate(columns)
     )
-    return TimedLog(requests, arrived_s, seen.first_token - arrived_s, seen.last_token - arrived_s, outputs, trains)
+    return TimedLog(
+        requests, arrived_s, observed.first_token - arrived_s, observed.last_token - arrived_s, outputs, trains
+    )
 
 
 def _checked(log: Log, path: str) -> Observed:
-    """The times, if all are there and in order."""
-    seen = log.observed
-    if seen is None:
+    """Return the observed times; ValueError where one is missing or out of order."""
+    observed = log.observed
+    if observed is None:
         raise ValueError(
             f"log={path}: expected times of arrival, first and last token of every request, as in requests.jsonl with "
             "arrival_time, first_token_ts and last_token_ts"
         )
     arrived_s = log.arrived_ns * 1e-9
-    for name, values in (("first_token_ts", seen.first_token), ("last_token_ts", seen.last_token)):
-        _refuse(np.isnan(values), log, path, f"{name}: expected a time, and it is missing")
-    _refuse(seen.first_token <= arrived_s, log, path, "first_token_ts: expected a time after the request's arrival")
-    _refuse(seen.last_token < seen.first_token, log, path, "last_token_ts: expected a time at first_token_ts or later")
-    _refuse(log.output_lens < 1, log, path, "output_toks: expected 1 or more")
-    _refuse(log.prompt_tokens < 1, log, path, "input_toks: expected 1 or more")
-    return seen
+    for name, values in (("first_token_ts", observed.first_token), ("last_token_ts", observed.last_token)):
+        _check_no_row(np.isnan(values), log, path, f"{name}: expected a time, and it is missing")
+    _check_no_row(
+        observed.first_token <= arrived_s, log, path, "first_token_ts: expected a time after the request's arrival"
+    )
+    _check_no_row(
+        observed.last_token < observed.first_token,
+        log,
+        path,
+        "last_token_ts: expected a time at first_token_ts or later",
+    )
+    _check_no_row(log.output_lens < 1, log, path, "output_toks: expected 1 or more")
+    _check_no_row(log.prompt_tokens < 1, log, path, "input_toks: expected 1 or more")
+    return observed
 
 
-def _refuse(bad: NDArray[np.bool_], log: Log, path: str, problem: str) -> None:
+def _check_no_row(bad: NDArray[np.bool_], log: Log, path: str, problem: str) -> None:
     assert log.observed is not None, "called for logs with times"
     if bad.any():
         raise ValueError(f"{path}:{log.observed.lines[int(np.argmax(bad))]}: {problem}")
 
 
 def check_memory(timed_log: TimedLog, memory: Memory, path: str) -> None:
-    """Refuse a request that the server's blocks cannot hold even alone."""
+    """Raise ValueError where the server has too few blocks for the longest request alone."""
     tokens = [request.num_tokens + request.output_len - 1 for request in timed_log.requests]
     longest = int(np.argmax(tokens))
     need = memory.blocks_for(timed_log.requests[longest])

@@ -1,4 +1,4 @@
-"""The server that a log comes from: what its meta.json says, what the study sets, and what must be estimated."""
+"""The server of a log: facts from meta.json, from the study's settings, and estimated ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from spanlab_sim.deployment import Deployment
 from spanlab_sim.fitted_server import Memory
 
 UTILIZATION = 0.9  # vLLM's default
-#: GiB of one device that neither weights nor KV take: activations, captured graphs, the driver's context. Least,
-#: usual and most; 1.4 GiB where a published log of vLLM 0.19 names blocks and memory both (8B on 24 GB).
+#: GiB of one device without weights and KV: activations, captured graphs, the driver's context. Least, usual and
+#: most; 1.4 GiB where a published log of vLLM 0.19 names blocks and memory both (8B on 24 GB).
 WORKSPACE_GIB = (0.5, 1.5, 4.0)
 _LIMITS = ("max_num_batched_tokens", "max_num_seqs")
 _FORMATS = {"auto": "model", "bfloat16": "model", "float16": "model"}
@@ -28,11 +28,11 @@ _QUANTIZED = {"fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """A server as the twin runs it.
+    """A server as the twin simulates it.
 
-    `asynchronous`  whether a step is planned while the one before runs; None: not known
-    `memory`        of one rank; `blocks_between` are the least and the most blocks it may have where it is estimated
-    `sources`       where each setting comes from, by its name
+    `asynchronous`  whether a step is scheduled while the previous one runs; None: unknown
+    `memory`        of one rank; `blocks_between` has the least and the most blocks where the number is estimated
+    `sources`       value and source of each setting, by its name
     """
 
     rules: BatchRules
@@ -44,30 +44,36 @@ class ServerFacts:
 
 
 class _Settings:
-    """Settings by name: the study's own, else those of meta.json, else defaults; remembers which."""
+    """Settings by name from the study, else from meta.json, else defaults; `sources` records the origin."""
 
     def __init__(self, study: Study, meta: Mapping[str, Any]) -> None:
         self._study, self._meta = study, Row(dict(meta))
         self.sources: dict[str, str] = {}
 
-    def choose(self, name: str, own: Any, default: Any, *paths: str) -> Any:
-        """The setting `name`, of which `own` is the study's value or None."""
-        told = self._meta.get(*paths)
-        if told is not None and default is not None and not isinstance(told, type(default)):
-            raise ValueError(f"{paths[0]}={told} in meta.json: expected {type(default).__name__}, as {default}")
-        value, source = (own, "set") if own is not None else (told, "meta.json") if told is not None else (default, "")
+    def choose(self, name: str, study_value: Any, default: Any, *paths: str) -> Any:
+        """Return the setting `name`; `study_value` is None where the study sets none, `paths` are keys of meta.json."""
+        logged = self._meta.get(*paths)
+        if logged is not None and default is not None and not isinstance(logged, type(default)):
+            raise ValueError(f"{paths[0]}={logged} in meta.json: expected {type(default).__name__}, as {default}")
+        value, source = (
+            (study_value, "set")
+            if study_value is not None
+            else (logged, "meta.json")
+            if logged is not None
+            else (default, "")
+        )
         self.sources[name] = f"{value} ({source or 'default'})"
         return value
 
     def limit(self, name: str) -> int:
-        """A limit of a step: one that the study changed wins over meta.json."""
-        own, usual = getattr(self._study.batch, name), getattr(BatchRules(), name)
+        """Return a limit of a step; a value that the study changed has priority over meta.json."""
+        study_value, usual = getattr(self._study.batch, name), getattr(BatchRules(), name)
         paths = f"engine_kwargs.{name}", f"resolved_config.scheduler_config.{name}"
-        return int(self.choose(f"batch.{name}", None if own == usual else own, usual, *paths))
+        return int(self.choose(f"batch.{name}", None if study_value == usual else study_value, usual, *paths))
 
 
 def server_of(study: Study) -> ServerFacts:
-    """The server of the study's log."""
+    """Return the server of the study's log."""
     settings = _Settings(study, _meta(Path(study.workload.path or "")))
     deployment = _deployment(study, settings)
     deployment.check("twin", study.model)
@@ -95,47 +101,47 @@ def _meta(log: Path) -> dict[str, Any]:
 
 
 def _deployment(study: Study, settings: _Settings) -> Deployment:
-    own = study.twin
-    told = {"weights": settings.choose("quantization", None, None, "engine_kwargs.quantization")}
-    told["kv"] = settings.choose("kv_cache_dtype", None, None, "engine_kwargs.kv_cache_dtype")
+    twin = study.twin
+    formats = {"weights": settings.choose("quantization", None, None, "engine_kwargs.quantization")}
+    formats["kv"] = settings.choose("kv_cache_dtype", None, None, "engine_kwargs.kv_cache_dtype")
     for name in ("quantization", "kv_cache_dtype"):
         settings.sources.pop(name)
     return Deployment(
         tensor_parallel=settings.choose(
-            "twin.tensor_parallel", own.tensor_parallel, 1, "engine_kwargs.tensor_parallel_size"
+            "twin.tensor_parallel", twin.tensor_parallel, 1, "engine_kwargs.tensor_parallel_size"
         ),
-        data_parallel=settings.choose("twin.data_parallel", own.data_parallel, 1, "engine_kwargs.data_parallel_size"),
-        weights=settings.choose("twin.weights", own.weights or _format("quantization", told["weights"]), "model"),
-        kv=settings.choose("twin.kv", own.kv or _format("kv_cache_dtype", told["kv"]), "model"),
-        cuda_graphs=settings.choose("twin.cuda_graphs", own.cuda_graphs, True),
+        data_parallel=settings.choose("twin.data_parallel", twin.data_parallel, 1, "engine_kwargs.data_parallel_size"),
+        weights=settings.choose("twin.weights", twin.weights or _format("quantization", formats["weights"]), "model"),
+        kv=settings.choose("twin.kv", twin.kv or _format("kv_cache_dtype", formats["kv"]), "model"),
+        cuda_graphs=settings.choose("twin.cuda_graphs", twin.cuda_graphs, True),
     )
 
 
-def _format(name: str, told: str | None) -> str | None:
-    """A format of vLLM in our words; None where it is the model's own."""
-    if told is None or told in _FORMATS:
+def _format(name: str, vllm_format: str | None) -> str | None:
+    """Return vLLM's format under the name of `Deployment`; None for the model's own format."""
+    if vllm_format is None or vllm_format in _FORMATS:
         return None
-    found = _QUANTIZED.get(told, "fp8" if told.startswith("fp8") else None)
-    if found is None:
-        known = ", ".join((*_FORMATS, *_QUANTIZED))
-        raise ValueError(f"{name}={told} in meta.json: expected one of {known}")
-    return found
+    deployment_format = _QUANTIZED.get(vllm_format, "fp8" if vllm_format.startswith("fp8") else None)
+    if deployment_format is None:
+        choices = ", ".join((*_FORMATS, *_QUANTIZED))
+        raise ValueError(f"{name}={vllm_format} in meta.json: expected one of {choices}")
+    return deployment_format
 
 
 def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[Memory, tuple[int, int] | None]:
-    """Blocks of one rank: as set, as the log says, or what the device has room for."""
+    """Return the blocks of one rank: as set, as logged, or estimated from the memory of the device."""
     arm = study.chosen()[0]
     pool = study.arms[arm].pool
     assert pool is not None, "checked with the settings"
     usual = deployment.block_tokens(study.model, BLOCK)
     size = settings.choose(f"arms.{arm}.pool.block_size", pool.block_size, usual, "kv_cache.block_size")
     paths = "engine_kwargs.enable_prefix_caching", "resolved_config.cache_config.enable_prefix_caching"
-    caches = settings.choose("twin.prefix_caching", study.twin.prefix_caching, True, *paths)
+    caching = settings.choose("twin.prefix_caching", study.twin.prefix_caching, True, *paths)
     block_bytes = int(size * deployment.kv_bytes_per_token(study.model))
-    own, between = study.twin.num_gpu_blocks, None
-    if own is None and study.store.kv_gib is not None:
-        own = int(study.store.kv_gib * GIB) // block_bytes
-    blocks = settings.choose("twin.num_gpu_blocks", own, None, "kv_cache.num_gpu_blocks")
+    own_blocks, between = study.twin.num_gpu_blocks, None
+    if own_blocks is None and study.store.kv_gib is not None:
+        own_blocks = int(study.store.kv_gib * GIB) // block_bytes
+    blocks = settings.choose("twin.num_gpu_blocks", own_blocks, None, "kv_cache.num_gpu_blocks")
     if blocks is None:
         paths = "kv_cache.gpu_memory_utilization", "engine_kwargs.gpu_memory_utilization"
         own_share = study.twin.gpu_memory_utilization
@@ -150,4 +156,4 @@ def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[
                 f"of {deployment.devices} devices, {deployment.weight_bytes(study.model) / GIB:.3g} GiB"
             )
     null_block = 1
-    return Memory(int(blocks) - null_block, int(size), block_bytes, study.model.state_groups, bool(caches)), between
+    return Memory(int(blocks) - null_block, int(size), block_bytes, study.model.state_groups, bool(caching)), between

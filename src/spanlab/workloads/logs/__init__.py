@@ -1,4 +1,4 @@
-"""Logs of servers: each format is a file of its own, recognised by its content, and becomes columns of numbers."""
+"""Server logs: one module per format; a log is recognised by its content and read into columns of numbers."""
 
 from spanlab.workloads.logs.log import Ids, Log
 from spanlab.workloads.logs.read import LogSettings, read_log

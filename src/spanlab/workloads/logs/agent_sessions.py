@@ -1,4 +1,4 @@
-"""Recorded agent sessions: requests with ids of blocks, output lengths and think times; a session per object."""
+"""Recorded agent sessions: one object per session, with block ids, output lengths and think times of its requests."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import orjson
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Keys
 from spanlab.workloads.logs.mooncake import block_keys, block_lengths
-from spanlab.workloads.logs.pieces import named, salted
+from spanlab.workloads.logs.pieces import hash_name, salt_keys
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_object
 
-BLOCK = 64  # tokens, where a session does not say
+BLOCK = 64  # tokens, if a session has no block_size
 TOGETHER = "sessions start together, at the first request of each: nobody recorded when each one started"
 _OF_BLOCKS = ("in", "input_length", "input_tokens", "prompt_tokens")
 
 
 @LOG_FORMATS.register("agent_sessions")
 def agent_sessions() -> LogFormat:
-    """A JSON file or JSONL; `t` is seconds since the session's start, else think times are added up."""
+    """A JSON file or JSONL; `t` is seconds since the session's start; without it, think times are summed."""
     return LogFormat(
         looks_for="JSON with a list requests of objects with hash_ids",
         recognises=lambda file: (
-            isinstance(requests := first_or_whole(file).get("requests"), list)
+            isinstance(requests := first_object(file).get("requests"), list)
             and bool(requests)
             and isinstance(requests[0], dict)
             and "hash_ids" in requests[0]
         ),
-        read=_read,
+        read=_read_entries,
         ids=None,
-        block=lambda file: Row(first_or_whole(file)).count("block_size", least=1, default=BLOCK),
+        block=lambda file: Row(first_object(file)).count("block_size", least=1, default=BLOCK),
     )
 
 
-def first_or_whole(file: LogFile) -> dict[str, Any]:
-    """The first line as an object, or the whole file where an object has many lines."""
+def first_object(file: LogFile) -> dict[str, Any]:
+    """Return the first line as an object, or the whole file if it is an object of many lines."""
     row = first_row(file)
     if row or not file.head().lstrip().startswith(b"{"):
         return row
@@ -57,17 +57,17 @@ class _Session:
     line: int
 
 
-def _read(file: LogFile) -> Iterator[Entry]:
-    """Requests of all sessions by time; sessions are small, so that each is held whole."""
+def _read_entries(file: LogFile) -> Iterator[Entry]:
+    """Yield the requests of all sessions by time; all sessions are in memory, because they are small."""
     file.notes.append(TOGETHER)
-    entries = [entry for session in _sessions(file) for entry in _session(session, file)]
+    entries = [entry for session in _sessions(file) for entry in _session_entries(session, file)]
     yield from sorted(entries, key=lambda entry: entry.at or 0.0)
 
 
 def _sessions(file: LogFile) -> Iterator[_Session]:
-    whole = _parsed(file) if not first_row(file) else {}
-    if whole:
-        yield _Session(Row(whole), str(whole.get("id", 0)), 1)
+    content = _parsed(file) if not first_row(file) else {}
+    if content:
+        yield _Session(Row(content), str(content.get("id", 0)), 1)
         return
     for number, line in file.lines():
         try:
@@ -78,13 +78,13 @@ def _sessions(file: LogFile) -> Iterator[_Session]:
         yield _Session(Row(row), str(row.get("id", number)), number)
 
 
-def _session(session: _Session, file: LogFile) -> Iterator[Entry]:
+def _session_entries(session: _Session, file: LogFile) -> Iterator[Entry]:
     size, clock = session.row.count("block_size", least=1, default=BLOCK), 0.0
     for index, row in enumerate(_requests(session.row)):
         try:
-            wait, at = _wait(row), row.seconds("t", "timestamp")
+            wait, time = _wait_s(row), row.seconds("t", "timestamp")
             clock += wait
-            entry = _request(row, _keys(row, session), size, session, clock if at is None else at)
+            entry = _entry(row, _block_keys(row, session), size, session, clock if time is None else time)
             yield replace(entry, wait=wait)
             clock += row.seconds("api_time", "duration") or 0.0
         except BadFieldError as error:
@@ -92,33 +92,33 @@ def _session(session: _Session, file: LogFile) -> Iterator[Entry]:
 
 
 def _requests(row: Row) -> Iterator[Row]:
-    """Requests in order, those of a subagent where it was called."""
-    for one in row.get("requests") or ():
-        inner = Row(one)
-        if isinstance(inner.get("requests"), list):
-            yield from _requests(inner)
+    """Yield the requests in order; the requests of a subagent are at the position of its call."""
+    for value in row.get("requests") or ():
+        request = Row(value)
+        if isinstance(request.get("requests"), list):
+            yield from _requests(request)
         else:
-            yield inner
+            yield request
 
 
-def _wait(row: Row) -> float:
+def _wait_s(row: Row) -> float:
     milliseconds = row.seconds("tool_wait_ms", scale=1e-3)
     return row.seconds("think_time") or milliseconds or 0.0
 
 
-def _keys(row: Row, session: _Session) -> Keys:
-    """Ids of blocks; those of a local scope mean something in their own session only."""
+def _block_keys(row: Row, session: _Session) -> Keys:
+    """Return the block ids; ids of local scope are distinct for each session."""
     local = session.row.get("hash_id_scope") == "local"
-    return salted(block_keys(row), session.name if local else None)
+    return salt_keys(block_keys(row), session.name if local else None)
 
 
-def _request(row: Row, keys: Keys, size: int, session: _Session, at: float) -> Entry:
-    """A request; a last block that is not full may have an id or none."""
+def _entry(row: Row, keys: Keys, size: int, session: _Session, time: float) -> Entry:
+    """Return a request; a partial last block may have an id or none."""
     tokens = row.count(*_OF_BLOCKS, default=len(keys) * size)
     lengths = block_lengths(tokens, size)
     if len(keys) not in (len(lengths), tokens // size):
         raise BadFieldError("hash_ids", f"{len(lengths)} ids for {tokens} tokens, not {len(keys)}")
     if len(keys) < len(lengths):
-        keys = np.append(keys, np.int64(named((session.name, session.line, at, len(keys)))))
+        keys = np.append(keys, np.int64(hash_name((session.name, session.line, time, len(keys)))))
     output = row.count("out", "output_length", "output_tokens", default=0)
-    return Entry(keys, lengths, session.line, at, output, session.name)
+    return Entry(keys, lengths, session.line, time, output, session.name)

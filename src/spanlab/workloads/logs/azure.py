@@ -1,4 +1,4 @@
-"""The Azure LLM inference traces: times and lengths, nothing of what prompts hold."""
+"""Azure LLM inference traces: times and lengths, without prompt content."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 @LOG_FORMATS.register("azure")
 def azure() -> LogFormat:
-    """A CSV row per request; dates in local time."""
+    """One CSV row per request; dates in local time."""
     return LogFormat(
         looks_for=f"CSV with the header {','.join(HEADER)}",
         recognises=lambda file: has_header(file, HEADER),
-        read=csv_rows(_parse),
+        read=csv_rows(_parse_row),
         ids=Ids.NONE,
     )
 
 
-def _parse(row: Row, line: int) -> Entry:
+def _parse_row(row: Row, line: int) -> Entry:
     tokens, output = row.count("ContextTokens"), row.count("GeneratedTokens")
     return lengths_only(tokens, line, row.seconds("TIMESTAMP"), output)

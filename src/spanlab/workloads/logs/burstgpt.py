@@ -1,4 +1,4 @@
-"""BurstGPT: times and lengths of requests to one deployment, nothing of what prompts hold."""
+"""BurstGPT: times and lengths of requests to one deployment, without prompt content."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ HEADER = ("Timestamp", "Request tokens", "Response tokens")
 
 @LOG_FORMATS.register("burstgpt")
 def burstgpt() -> LogFormat:
-    """A CSV row per request; seconds since the start of the trace."""
+    """One CSV row per request; seconds since the start of the trace."""
     return LogFormat(
         looks_for=f"CSV with the columns {', '.join(HEADER)}",
         recognises=lambda file: has_header(file, HEADER),
-        read=csv_rows(_parse),
+        read=csv_rows(_parse_row),
         ids=Ids.NONE,
     )
 
 
-def _parse(row: Row, line: int) -> Entry:
+def _parse_row(row: Row, line: int) -> Entry:
     tokens, output = row.count("Request tokens"), row.count("Response tokens")
     entry = lengths_only(tokens, line, row.seconds("Timestamp"), output)
     return replace(entry, session=row.get("Session ID"), tenant=row.get("Model"))

@@ -1,4 +1,4 @@
-"""Logs that are CSV with a header, read row by row."""
+"""Reader of CSV logs with a header, row by row."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 def has_header(file: LogFile, names: tuple[str, ...]) -> bool:
-    """Whether a file begins with a line that names these columns."""
+    """Return whether the first line of a file names these columns."""
     line = file.head().removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0].decode(errors="replace")
     return set(names) <= set(line.strip().split(","))
 
 
 def csv_rows(parse: Callable[[Row, int], T]) -> Callable[[LogFile], Iterator[T]]:
-    """A reader of CSV with a header; `parse` gets a row by column and its line."""
+    """Return a reader of CSV with a header; `parse` gets a row as a mapping by column, and its line number."""
 
-    def read(file: LogFile) -> Iterator[T]:
+    def read_rows(file: LogFile) -> Iterator[T]:
         lines = file.lines()
         names = next(csv.reader([next(lines)[1].decode()]))
         for number, line in lines:
@@ -32,4 +32,4 @@ def csv_rows(parse: Callable[[Row, int], T]) -> Callable[[LogFile], Iterator[T]]
             except BadFieldError as error:
                 file.refuse(number, str(error))
 
-    return read
+    return read_rows

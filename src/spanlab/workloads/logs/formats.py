@@ -1,4 +1,4 @@
-"""Formats of logs by name, in the order in which they are tried; each is registered by a file of its own."""
+"""Registry of log formats, in the order in which they are tried; each format is registered by its module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from spanlab.registry import Registry
 from spanlab.workloads.logs.source import LogFile, LogFormat
 
-#: A registered function takes nothing and returns the format.
+#: A registered function has no parameters and returns the format.
 LOG_FORMATS: Registry[LogFormat] = Registry("log format")
 _FOLDER = __package__
 
@@ -29,22 +29,22 @@ for _name in (
     LOG_FORMATS.later(_name, f"{_FOLDER}.{_name}")
 
 
-def recognised(file: LogFile) -> tuple[str, LogFormat]:
-    """The first format that a file has, with its name; ValueError that lists what was looked for."""
+def detect_format(file: LogFile) -> tuple[str, LogFormat]:
+    """Return the first format that matches a file, with its name; ValueError lists all formats if none matches."""
     for name in LOG_FORMATS:
-        made = LOG_FORMATS.make(name, {}, {})
-        if made.recognises(file):
-            return name, made
-    raise ValueError(f"log={file.path}: expected a log of a known format: {looked_for()}")
+        log_format = LOG_FORMATS.make(name, {}, {})
+        if log_format.recognises(file):
+            return name, log_format
+    raise ValueError(f"log={file.path}: expected a log of a known format: {describe_formats()}")
 
 
-def looked_for() -> str:
-    """Every format and what it is recognised by."""
+def describe_formats() -> str:
+    """Describe every format and how it is recognised."""
     return "; ".join(f"{name} ({LOG_FORMATS.make(name, {}, {}).looks_for})" for name in LOG_FORMATS)
 
 
-def existing(path: Path) -> Path:
-    """The path, if it is there; ValueError otherwise."""
+def existing_path(path: Path) -> Path:
+    """Return the path; ValueError if it does not exist."""
     if not path.exists():
         raise ValueError(f"log={path}: no such file; expected a log, or a folder of the RAGPulse trace")
     return path

@@ -1,4 +1,4 @@
-"""A log as columns: no object per request, and no token ids where a block's number says as much."""
+"""Log in columns: no object per request, and content numbers of pieces in place of token ids."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.workloads.logs.observed import UNKNOWN, Moments, Observed, observed
+from spanlab.workloads.logs.observed import UNKNOWN, Moments, Observed, align_times
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
 
 
-_PART = 1 << 20  # pieces that are numbered at once
-LONGEST_S = 9e9  # between the first and the last request: what nanoseconds in 64 bits can say, 285 years
+_BATCH = 1 << 20  # pieces that are numbered at once
+LONGEST_S = 9e9  # between first and last request: the range of 64-bit nanoseconds, 285 years
 
 
 class Ids(StrEnum):
-    """What equal ids of two pieces of a log mean."""
+    """Meaning of equal ids of two pieces of a log."""
 
-    CHAINED = "chained"  # equal content after an equal past: reuse at other positions cannot be known
-    CONTENT = "content"  # equal content, wherever it stands
-    NONE = "none"  # lengths only: no reuse can be computed
+    CHAINED = "chained"  # equal content after an equal prefix: reuse at other positions is unknown
+    CONTENT = "content"  # equal content at any position
+    NONE = "none"  # lengths only: reuse is unknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Log:
     """Requests in order of arrival; request r consists of the pieces `starts[r]:starts[r + 1]`.
 
-    `pieces`       int32 numbers of contents, end to end
+    `pieces`       int32 content numbers of all requests, end to end
     `lengths`      int32, tokens of each piece
     `opens`        whether a piece begins a span: a message, a passage
-    `free`         whether a piece belongs to a span whose order among its neighbours does not matter: a passage
+    `free`         whether a piece belongs to a span that can be reordered among its neighbours: a passage
     `starts`       int64, shape (requests + 1,)
-    `arrived_ns`   int64, shape (requests,); zeros where the log has no times
-    `output_lens`  int32, shape (requests,); 0 where the log does not say
-    `sessions`     numbers by first appearance, shape (requests,); None where the log names none
-    `tenants`      likewise; `tenant_names` are their names
-    `waits_ns`     int64, shape (requests,): think or tool time before a request, since the one before it in its session
-                   ended; None where the log does not say
-    `block`        tokens per block, where the log cuts prompts into blocks itself
-    `notes`        what a reader of the numbers must know, one sentence each
-    `observed`     when tokens came, where the log says so
+    `arrived_ns`   int64, shape (requests,); zeros if the log has no times
+    `output_lens`  int32, shape (requests,); 0 if unknown
+    `sessions`     numbers by first appearance, shape (requests,); None if the log has no sessions
+    `tenants`      as `sessions`; `tenant_names` are their names
+    `waits_ns`     int64, shape (requests,): think or tool time between the end of the previous request of the session
+                   and this request; None if the log has none
+    `block`        tokens per block, if the log divides prompts into blocks
+    `notes`        caveats about the numbers, one sentence each
+    `observed`     observed times of requests and tokens, if the log has them
     """
 
     format: str
@@ -68,7 +68,7 @@ class Log:
 
     @property
     def requests(self) -> int:
-        """How many there are."""
+        """Number of requests."""
         return len(self.starts) - 1
 
     @property
@@ -80,7 +80,7 @@ class Log:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of every request."""
+        """Hash of the prompts, arrival times and output lengths of all requests."""
         digest = sha256()
         for column in (self.pieces, self.lengths, self.opens, self.starts, self.arrived_ns, self.output_lens):
             digest.update(column.tobytes())
@@ -89,15 +89,15 @@ class Log:
 
 @dataclass(slots=True)
 class Entry:
-    """One request as an importer reads it.
+    """One request of a log, as its format reads it.
 
-    `keys`     int64, contents of its pieces; `lengths` are their tokens
+    `keys`     int64, content keys of its pieces; `lengths` are their tokens
     `opens`    indexes of the pieces that begin a span; empty: the prompt is one span
-    `free`     indexes of the pieces of spans whose order does not matter
-    `at`       seconds on the log's clock; None where it has none
-    `wait`     seconds between the end of the one before it in its session and this one; 0 where it has none
-    `line`     where it stands, for messages
-    `moments`  when it was queued and scheduled, and its tokens came
+    `free`     indexes of the pieces of spans that can be reordered
+    `at`       arrival in seconds on the log's clock; None if unknown
+    `wait`     seconds between the end of the previous request of its session and this one; 0 if unknown
+    `line`     line in the log, for error messages
+    `moments`  times of queueing, scheduling, first and last token
     """
 
     keys: Keys
@@ -114,8 +114,8 @@ class Entry:
 
 
 @dataclass
-class _Names:
-    """Names of one kind in order of first appearance; empty where the log has none."""
+class _NameColumn:
+    """Column of names as numbers by first appearance; the log may have no names."""
 
     numbers: dict[Hashable, int] = field(default_factory=dict)
     column: array[int] = field(default_factory=lambda: array("i"))
@@ -123,12 +123,12 @@ class _Names:
     def add(self, name: Hashable | None) -> None:
         self.column.append(self.numbers.setdefault(name, len(self.numbers)))
 
-    def known(self) -> NDArray[np.int32] | None:
+    def to_array(self) -> NDArray[np.int32] | None:
         return None if set(self.numbers) <= {None} else np.array(self.column, dtype=np.int32)
 
 
 class Columns:
-    """Takes entries in and hands out a log; 14 bytes a piece while it reads."""
+    """Builder of a log from entries; it takes 14 bytes per piece while reading."""
 
     def __init__(self) -> None:
         self._keys, self._lengths = array("q"), array("i")
@@ -137,7 +137,7 @@ class Columns:
         self._times: array[float] = array("d")
         self._waits: array[float] = array("d")
         self._moments, self._lines = array("d"), array("q")
-        self._sessions, self._tenants = _Names(), _Names()
+        self._sessions, self._tenants = _NameColumn(), _NameColumn()
 
     def __len__(self) -> int:
         return len(self._outputs)
@@ -159,7 +159,7 @@ class Columns:
         self._tenants.add(entry.tenant)
 
     def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...]) -> Log:
-        """The log; `ids` None lets the ids themselves tell whether they are chained."""
+        """Return the log; `ids` None infers from the ids whether they are chained."""
         pieces = _numbered(np.frombuffer(self._keys, dtype=np.int64))
         starts = np.array(self._starts, dtype=np.int64)
         waits = np.rint(np.array(self._waits) * 1e9).astype(np.int64)
@@ -176,13 +176,13 @@ class Columns:
             starts=starts,
             arrived_ns=arrived,
             output_lens=np.array(self._outputs, dtype=np.int32),
-            sessions=self._sessions.known(),
-            tenants=self._tenants.known(),
+            sessions=self._sessions.to_array(),
+            tenants=self._tenants.to_array(),
             tenant_names=tuple(str(name) for name in self._tenants.numbers),
             waits_ns=waits if waits.any() else None,
             block=block,
             notes=(*notes, *spread),
-            observed=observed(times, moments, np.array(self._lines, dtype=np.int64)),
+            observed=align_times(times, moments, np.array(self._lines, dtype=np.int64)),
         )
 
 
@@ -194,40 +194,42 @@ def _marked(indexes: Iterable[int], count: int) -> bytearray:
 
 
 def _numbered(keys: Keys) -> NDArray[np.int32]:
-    """Each key's number in increasing order; found part by part, for an inverse of all takes more memory."""
-    known, numbers = np.unique(keys), np.empty(len(keys), dtype=np.int32)
-    for start in range(0, len(keys), _PART):
-        numbers[start : start + _PART] = np.searchsorted(known, keys[start : start + _PART])
+    """Return the rank of each key among the distinct keys; batches take less memory than np.unique's inverse."""
+    distinct, numbers = np.unique(keys), np.empty(len(keys), dtype=np.int32)
+    for start in range(0, len(keys), _BATCH):
+        numbers[start : start + _BATCH] = np.searchsorted(distinct, keys[start : start + _BATCH])
     return numbers
 
 
 def is_chained(pieces: NDArray[np.int32], starts: Ints) -> bool:
-    """Whether each content always stands behind the same one: then its id may name its whole past."""
+    """Return whether each content always follows the same content, so that its id may include its prefix."""
     before = np.empty_like(pieces)
     before[1:] = pieces[:-1]
     before[starts[:-1][np.diff(starts) > 0]] = -1
-    last = np.empty(int(pieces.max(initial=-1)) + 1, dtype=pieces.dtype)  # before each content, where it stood last
+    last = np.empty(
+        int(pieces.max(initial=-1)) + 1, dtype=pieces.dtype
+    )  # predecessor of each content at its last occurrence
     last[pieces] = before
     return np.array_equal(last[pieces], before)
 
 
 def arrival_times(seconds: NDArray[np.float64]) -> tuple[Ints, tuple[str, ...]]:
-    """Nanoseconds since the first request, and what was done to the times, in words.
+    """Return nanoseconds since the first request, and notes about changes to the times.
 
-    Requests of one coarse time stamp are spread evenly up to the next one.
+    Requests of one coarse time stamp are spread evenly up to the next time stamp.
     """
     if not len(seconds) or np.isnan(seconds).all():
         return np.zeros(len(seconds), dtype=np.int64), ("the log has no times: requests are taken in its order",)
     if np.isnan(seconds).any():
         return np.zeros(len(seconds), dtype=np.int64), ("some requests have no time: all are taken in the log's order",)
     if np.ptp(seconds) >= LONGEST_S:
-        raise ValueError(f"log: timestamp: expected {LONGEST_S:.0e} s at most in all, not {np.ptp(seconds):.3g}")
+        raise ValueError(f"log: timestamp: expected a range of at most {LONGEST_S:.0e} s, not {np.ptp(seconds):.3g}")
     stamps, first, counts = np.unique(seconds, return_index=True, return_counts=True)
     gaps = np.diff(stamps)
-    usual = float(np.median(gaps)) if len(gaps) else 0.0
-    step = np.append(gaps, usual) / counts
+    median_gap = float(np.median(gaps)) if len(gaps) else 0.0
+    step = np.append(gaps, median_gap) / counts
     within = np.arange(len(seconds)) - np.repeat(first, counts)
     spread = np.repeat(stamps - stamps[0], counts) + within * np.repeat(step, counts)
     shared = int((counts > 1).sum())
-    said = f"{shared:,} time stamps are shared by up to {counts.max()} requests, which are spread up to the next stamp"
-    return np.rint(spread * 1e9).astype(np.int64), (said,) if shared else ()
+    note = f"{shared:,} time stamps are shared by up to {counts.max()} requests, which are spread up to the next stamp"
+    return np.rint(spread * 1e9).astype(np.int64), (note,) if shared else ()

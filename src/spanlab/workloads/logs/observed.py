@@ -1,4 +1,4 @@
-"""When requests of a server's log were queued and scheduled, and when their first and last tokens came."""
+"""Observed times of a server's log: queueing, scheduling, first and last token of each request."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Seconds = NDArray[np.float64]
-#: Clocks that agree to so many seconds are one clock; a server's monotonic clock differs from the date by years.
+#: Clocks closer than this are the same clock; a server's monotonic clock differs from the date by years.
 SAME_CLOCK_S = 600.0
 
 
 class Moments(NamedTuple):
-    """Times of one request in seconds on the server's clock; NaN where the log does not say."""
+    """Times of one request in seconds on the server's clock; NaN if unknown."""
 
     queued: float = np.nan
     scheduled: float = np.nan
@@ -27,10 +27,10 @@ UNKNOWN = Moments()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """Moments of all requests, float64 seconds since the first arrival, in the order of the log's requests.
+    """Observed times of all requests, float64 seconds since the first arrival, in the order of the log's requests.
 
-    `lines`  int64, where each request stands in the file
-    `notes`  what was done to the clocks, in words
+    `lines`  int64, line of each request in the file
+    `notes`  notes about changes to the clocks
     """
 
     queued: Seconds
@@ -41,10 +41,10 @@ class Observed:
     notes: tuple[str, ...] = ()
 
 
-def observed(arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.int64]) -> Observed | None:
-    """Times of shape (requests, 4) on the clock of arrivals; None where the log has none.
+def align_times(arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.int64]) -> Observed | None:
+    """Convert moments of shape (requests, 4) to the clock of arrivals; None if the log has no such times.
 
-    Two clocks are aligned by the smallest delay between arrival and queue, which then counts as zero.
+    Different clocks are aligned by the smallest delay from arrival to queueing, which then counts as zero.
     """
     if np.isnan(moments).all() or np.isnan(arrived).any():
         return None
@@ -53,9 +53,9 @@ def observed(arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.i
     if abs(delay) < SAME_CLOCK_S:
         queued, scheduled, first, last = (moments - arrived[0]).T
         return Observed(queued, scheduled, first, last, lines)
-    said = (
+    note = (
         "arrivals and tokens have clocks of their own: they are aligned by the smallest delay from arrival to queue, "
         "which counts as none"
     )
     queued, scheduled, first, last = (moments - delay - arrived[0]).T
-    return Observed(queued, scheduled, first, last, lines, (said,))
+    return Observed(queued, scheduled, first, last, lines, (note,))

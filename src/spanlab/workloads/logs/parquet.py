@@ -1,4 +1,4 @@
-"""Our own table of prompts as token ids: Parquet with group_id, idx, tokens and n_tokens."""
+"""Parquet table of prompts as token ids, with the columns group_id, idx, tokens and n_tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
-from spanlab.workloads.logs.pieces import cut
+from spanlab.workloads.logs.pieces import hash_pieces
 from spanlab.workloads.logs.source import LogFile, LogFormat
 
 COLUMNS = ["group_id", "tokens"]
@@ -14,17 +14,17 @@ COLUMNS = ["group_id", "tokens"]
 
 @LOG_FORMATS.register("parquet")
 def parquet() -> LogFormat:
-    """A row per request in file order; groups are sessions."""
+    """One row per request in file order; groups are sessions."""
     return LogFormat(
         looks_for="Parquet with the columns group_id and tokens",
         recognises=lambda file: file.path.is_file() and file.head()[:4] == b"PAR1",
-        read=_read,
+        read=_read_entries,
         ids=Ids.CHAINED,
     )
 
 
-def _read(file: LogFile) -> Iterator[Entry]:
-    """One batch of rows in memory at a time."""
+def _read_entries(file: LogFile) -> Iterator[Entry]:
+    """Yield the requests, with one batch of rows in memory at a time."""
     import pyarrow
     from pyarrow import parquet as tables
 
@@ -37,7 +37,7 @@ def _read(file: LogFile) -> Iterator[Entry]:
             for batch in table.iter_batches(batch_size=1024, columns=COLUMNS):
                 for group, tokens in zip(batch["group_id"].to_pylist(), batch["tokens"], strict=True):
                     number += 1
-                    keys, lengths = cut(tokens.values.to_numpy(), file.piece)
+                    keys, lengths = hash_pieces(tokens.values.to_numpy(), file.piece)
                     yield Entry(keys, lengths, number, session=group)
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"log={file.path}: expected a readable Parquet file") from error

@@ -1,4 +1,4 @@
-"""Token ids and text become pieces: runs of equal length, each known by a 64-bit hash of its content."""
+"""Pieces of token ids: runs of equal length, identified by a 64-bit hash of their content and prefix."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from numpy.typing import NDArray
 
 from spanlab.workloads.logs.log import Ints, Keys
 
-#: Multipliers of a position in a piece, and of a piece in a span: odd, so that no content is lost.
+#: Multipliers of positions in a piece, and of pieces in a span: odd, hence invertible modulo 2^64.
 _ODD = np.random.default_rng(0).integers(0, 1 << 63, 4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 _NEXT = np.uint64(0x9E3779B97F4A7C15)
 
 
-def cut(tokens: NDArray[np.integer], size: int) -> tuple[Keys, Ints]:
-    """Pieces of `size` tokens and a shorter last one, each hashed with what stands before it; (keys, lengths).
+def hash_pieces(tokens: NDArray[np.integer], size: int) -> tuple[Keys, Ints]:
+    """Divide tokens into pieces of `size` and hash each piece with its prefix; return (keys, lengths).
 
-    Two prompts share a piece where they are equal up to its end, so that a prompt's pieces are a chain.
+    The last piece may be shorter. Two prompts share a piece if they are equal up to its end, so ids are chained.
     """
     count = -(-len(tokens) // size)
     padded = np.zeros(count * size, dtype=np.uint64)
     padded[: len(tokens)] = tokens.astype(np.uint64) + np.uint64(1)  # padding differs from every token
-    own = _mixed((_mixed(padded.reshape(count, size) * _NEXT) * _multipliers(size)).sum(axis=1, dtype=np.uint64))
-    chained = np.cumsum(own * _powers(count), dtype=np.uint64)
+    piece_hashes = _mix_bits(
+        (_mix_bits(padded.reshape(count, size) * _NEXT) * _multipliers(size)).sum(axis=1, dtype=np.uint64)
+    )
+    chained = np.cumsum(piece_hashes * _powers(count), dtype=np.uint64)
     lengths = np.full(count, size, dtype=np.int64)
     if count:
         lengths[-1] = len(tokens) - (count - 1) * size
-    return _mixed(chained).view(np.int64), lengths
+    return _mix_bits(chained).view(np.int64), lengths
 
 
-def named(name: object) -> int:
-    """A 64-bit number for a name: a hash that a log spells out, a tenant's salt."""
+def hash_name(name: object) -> int:
+    """Return a 64-bit number for a name, such as a hash given as text or a tenant's salt."""
     return int.from_bytes(blake2b(repr(name).encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def salted(keys: Keys, cache_salt: object) -> Keys:
-    """Keys that only requests of one salt share."""
-    return keys if cache_salt is None else keys ^ np.int64(named(cache_salt))
+def salt_keys(keys: Keys, cache_salt: object) -> Keys:
+    """Return keys that only requests with the same salt share."""
+    return keys if cache_salt is None else keys ^ np.int64(hash_name(cache_salt))
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread every bit over all 64; each step can be undone."""
+def _mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread every bit over all 64 bits; each step is invertible."""
     values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return values ^ (values >> np.uint64(32))
 
@@ -57,7 +59,7 @@ def _multipliers(size: int) -> NDArray[np.uint64]:
 
 
 def _powers(count: int) -> NDArray[np.uint64]:
-    """Powers of one odd number, a power of two of them at a time, so that few are ever made."""
+    """Return `count` powers of an odd number; counts round up to powers of two, so that few arrays are cached."""
     return _powers_of(1 << max(6, (count - 1).bit_length()))[:count]
 
 

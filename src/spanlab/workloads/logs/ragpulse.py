@@ -1,4 +1,4 @@
-"""The RAGPulse trace: components of prompts by content, each with its length in a table beside the trace."""
+"""RAGPulse trace: content ids of prompt components, with tables of their lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ragpulse() -> LogFormat:
     return LogFormat(
         looks_for=f"a folder with {ragpulse_trace.TRACE} and the tables of lengths, or that file",
         recognises=lambda file: (_folder(file.path) / ragpulse_trace.TRACE).is_file() and _is_trace(file.path),
-        read=_read,
+        read=_read_entries,
         ids=Ids.CONTENT,
     )
 
@@ -38,16 +38,16 @@ def _folder(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _read(file: LogFile) -> Iterator[Entry]:
+def _read_entries(file: LogFile) -> Iterator[Entry]:
     file.notes.append(CONTENT)
-    yield from entries(ragpulse_trace.read(_folder(file.path), "local trace"))
+    yield from entries(ragpulse_trace.read_trace(_folder(file.path), "local trace"))
 
 
 def entries(shape: Shape) -> Iterator[Entry]:
-    """The requests of a trace, each component a span."""
-    assert shape.arrivals_s is not None, "a trace has times"
+    """Yield the requests of a trace; each component is a span."""
+    assert shape.arrivals_s is not None, "a trace has arrival times"
     for number, spans in enumerate(shape.requests()):
         keys = np.array(spans, dtype=np.int64)
-        at, output = float(shape.arrivals_s[number]), int(shape.output_lens[number])
+        arrived_s, output = float(shape.arrivals_s[number]), int(shape.output_lens[number])
         marks = tuple(range(1, len(keys))), tuple(np.flatnonzero(shape.flags[keys] & INDEPENDENT).tolist())
-        yield Entry(keys, shape.lengths[keys], number + 1, at, output, int(shape.groups[number]), None, *marks)
+        yield Entry(keys, shape.lengths[keys], number + 1, arrived_s, output, int(shape.groups[number]), None, *marks)

@@ -1,4 +1,4 @@
-"""Reading a log: its format, its requests in order of time, and what must be said of them."""
+"""Reader of logs: detect the format, and read the requests in order of time, with notes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from spanlab.checks import one_of, positive
 from spanlab.core.request import Tokens
-from spanlab.workloads.logs.formats import LOG_FORMATS, existing, recognised
+from spanlab.workloads.logs.formats import LOG_FORMATS, detect_format, existing_path
 from spanlab.workloads.logs.log import Columns, Entry, Log
 from spanlab.workloads.logs.source import LogFile, LogFormat
 from spanlab.workloads.tokenizer import find_tokenizer
 
-BYTES_PER_TOKEN = 4  # of text, where no tokenizer is given: close to what large vocabularies need for English
+BYTES_PER_TOKEN = 4  # of text without a tokenizer: close to the ratio of large vocabularies for English
 STAND_IN = (
     f"no tokenizer is given: {BYTES_PER_TOKEN} bytes of text count as one token, so that lengths are estimates; "
     "workload.tokenizer=FILE counts real ones"
@@ -24,20 +24,20 @@ STAND_IN = (
 
 
 def format_names() -> tuple[str, ...]:
-    """What `format` may be."""
+    """Return the valid values of `format`."""
     return ("auto", *LOG_FORMATS)
 
 
 @dataclass
 class LogSettings:
-    """How a log is read.
+    """Options for reading a log.
 
     `format`     the log's format; auto: recognised by its content
-    `piece`      tokens per piece in which logs of token ids or text are compared; 1 finds every shared token, and takes
-                 that many times the memory
+    `piece`      tokens per piece, the unit in which token ids or text are compared; 1 finds every shared token and
+                 takes 16 times the memory of the default
     `requests`   the first requests of the log; null: all
-    `bad_lines`  refuse the log, or skip the line and say so
-    `backwards`  where time goes backwards: refuse the log, or sort its requests
+    `bad_lines`  refuse the log, or skip the line and add a note
+    `backwards`  if time goes backwards: refuse the log, or sort its requests
     """
 
     format: str = "auto"
@@ -55,48 +55,48 @@ class LogSettings:
 
 
 def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) -> Log:
-    """The log at `path`; ValueError with the line and the field for one that is not as its format says."""
+    """Read the log at `path`; ValueError names line and field of an entry that does not match the format."""
     try:
-        log = _read(path, settings, tokenizer)
+        log = _read_path(path, settings, tokenizer)
     except (EOFError, zlib.error) as error:
-        raise ValueError(f"log={path}: expected a whole file packed with gzip, it is damaged: {error}") from error
+        raise ValueError(f"log={path}: expected a complete gzip file, but it is damaged: {error}") from error
     if not log.lengths.any():
-        raise ValueError(f"log={path}: expected prompts with tokens, all {log.requests:,} requests have none")
+        raise ValueError(f"log={path}: expected prompts with tokens, but all {log.requests:,} requests are empty")
     return log
 
 
-def _read(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
+def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
     notes: list[str] = []
     encode = _encoder(tokenizer, notes)
-    file = LogFile(existing(path), settings.piece, encode, settings.bad_lines == "skip", notes)
+    file = LogFile(existing_path(path), settings.piece, encode, settings.bad_lines == "skip", notes)
     if path.is_file() and not file.head().strip():
         raise ValueError(f"log={path}: the file is empty; expected requests")
-    name, made = _format(file, settings.format)
-    columns = _columns(file, made, settings)
+    name, log_format = _format(file, settings.format)
+    columns = _columns(file, log_format, settings)
     if not len(columns):
-        raise ValueError(f"log={path}: no request in it; expected {made.looks_for}")
-    return columns.log(name, made.ids, made.block(file), tuple(dict.fromkeys(notes)))
+        raise ValueError(f"log={path}: the file has no requests; expected {log_format.looks_for}")
+    return columns.log(name, log_format.ids, log_format.block(file), tuple(dict.fromkeys(notes)))
 
 
 def _format(file: LogFile, name: str) -> tuple[str, LogFormat]:
-    return recognised(file) if name == "auto" else (name, LOG_FORMATS.make(name, {}, {}))
+    return detect_format(file) if name == "auto" else (name, LOG_FORMATS.make(name, {}, {}))
 
 
-def _columns(file: LogFile, made: LogFormat, settings: LogSettings) -> Columns:
-    """The requests in order of time; only a log that must be sorted is held as entries."""
-    columns, latest = Columns(), _Latest(file, settings.backwards == "sort")
-    for entry in made.read(file):
-        if len(columns) + len(latest.later) == settings.requests:
+def _columns(file: LogFile, log_format: LogFormat, settings: LogSettings) -> Columns:
+    """Read the requests in order of time; only a log that needs sorting is held as entries."""
+    columns, order = Columns(), _TimeOrder(file, settings.backwards == "sort")
+    for entry in log_format.read(file):
+        if len(columns) + len(order.late_entries) == settings.requests:
             break
-        if latest.in_order(entry):
+        if order.in_order(entry):
             columns.add(entry)
-    return columns if not latest.later else _sorted(made, file, settings)
+    return columns if not order.late_entries else _sorted(log_format, file, settings)
 
 
-def _sorted(made: LogFormat, file: LogFile, settings: LogSettings) -> Columns:
-    """All requests sorted by time; a second reading, for only now is it known that they must be."""
+def _sorted(log_format: LogFormat, file: LogFile, settings: LogSettings) -> Columns:
+    """Read the log again and sort all requests by time; only the first reading shows that this is necessary."""
     columns, entries = Columns(), []
-    for number, entry in enumerate(made.read(file)):
+    for number, entry in enumerate(log_format.read(file)):
         if number == settings.requests:
             break
         entries.append(entry)
@@ -106,11 +106,11 @@ def _sorted(made: LogFormat, file: LogFile, settings: LogSettings) -> Columns:
     return columns
 
 
-class _Latest:
-    """The latest time so far, and the entries that are earlier than one before them."""
+class _TimeOrder:
+    """Check of time order: the latest time so far, and the entries with an earlier time."""
 
     def __init__(self, file: LogFile, sorts: bool) -> None:
-        self.file, self.sorts, self.at, self.line, self.later = file, sorts, -np.inf, 0, list[Entry]()
+        self.file, self.sorts, self.at, self.line, self.late_entries = file, sorts, -np.inf, 0, list[Entry]()
 
     def in_order(self, entry: Entry) -> bool:
         if entry.at is None or entry.at >= self.at:
@@ -118,10 +118,10 @@ class _Latest:
             return True
         if not self.sorts:
             raise ValueError(
-                f"{self.file.path}:{entry.line}: timestamp: expected no earlier than that of line {self.line}; "
+                f"{self.file.path}:{entry.line}: timestamp: expected a time no earlier than that of line {self.line}; "
                 "workload.log.backwards=sort sorts the requests"
             )
-        self.later.append(entry)
+        self.late_entries.append(entry)
         return False
 
 
@@ -134,12 +134,12 @@ def _encoder(tokenizer: str | None, notes: list[str]) -> Callable[[str], Tokens]
             return bytes_as_tokens(text)
 
         return count_bytes
-    found = find_tokenizer(tokenizer).tokenizer
-    return lambda text: np.array(found.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+    backend = find_tokenizer(tokenizer).tokenizer
+    return lambda text: np.array(backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
 
 def bytes_as_tokens(text: str) -> Tokens:
-    """Text in runs of four bytes, int32; the last one is padded."""
+    """Return runs of four bytes of a text as token ids, int32; the last run is padded."""
     data = text.encode()
     padded = data + bytes(-len(data) % BYTES_PER_TOKEN)
     return np.frombuffer(padded, dtype=np.int32)

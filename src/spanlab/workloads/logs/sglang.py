@@ -1,4 +1,4 @@
-"""SGLang's request log: token ids of prompts, as JSON lines or in the lines of its text log that say `Finish:`."""
+"""SGLang's request log: token ids of prompts, in JSON lines or in the `Finish:` lines of its text log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
-from spanlab.workloads.logs.pieces import cut, salted
+from spanlab.workloads.logs.pieces import hash_pieces, salt_keys
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, head_rows
 
 _IDS = re.compile(rb"input_ids=\[([\d,\s]*)\]")
@@ -22,11 +22,11 @@ FIELDS = ("input_ids", "obj.input_ids")
 
 @LOG_FORMATS.register("sglang")
 def sglang() -> LogFormat:
-    """One finished request a line; lines of other events are left out."""
+    """One finished request per line; lines of other events are skipped."""
     return LogFormat(
         looks_for="JSONL with input_ids or obj.input_ids, or a text log with `Finish: … input_ids=[`",
         recognises=_recognises,
-        read=_read,
+        read=_read_entries,
         ids=Ids.CHAINED,
     )
 
@@ -37,10 +37,10 @@ def _recognises(file: LogFile) -> bool:
     return b"Finish:" in file.head() and _IDS.search(file.head()) is not None
 
 
-def _read(file: LogFile) -> Iterator[Entry]:
+def _read_entries(file: LogFile) -> Iterator[Entry]:
     for number, line in file.lines():
         try:
-            entry = _of_json(line, number, file) if line.startswith(b"{") else _of_text(line, number, file)
+            entry = _parse_json(line, number, file) if line.startswith(b"{") else _parse_text(line, number, file)
         except BadFieldError as error:
             file.refuse(number, str(error))
             continue
@@ -48,7 +48,7 @@ def _read(file: LogFile) -> Iterator[Entry]:
             yield entry
 
 
-def _of_json(line: bytes, number: int, file: LogFile) -> Entry | None:
+def _parse_json(line: bytes, number: int, file: LogFile) -> Entry | None:
     try:
         row = Row(orjson.loads(line))
     except orjson.JSONDecodeError as error:
@@ -60,10 +60,10 @@ def _of_json(line: bytes, number: int, file: LogFile) -> Entry | None:
 
 
 def token_entry(row: Row, number: int, file: LogFile) -> Entry:
-    """A request whose prompt is token ids."""
-    keys, lengths = cut(row.whole_numbers(*FIELDS), file.piece)
+    """Return a request from a row with token ids."""
+    keys, lengths = hash_pieces(row.whole_numbers(*FIELDS), file.piece)
     return Entry(
-        salted(keys, row.get("obj.cache_salt", "cache_salt", "obj.extra_key", "extra_key")),
+        salt_keys(keys, row.get("obj.cache_salt", "cache_salt", "obj.extra_key", "extra_key")),
         lengths,
         number,
         row.seconds("timestamp", "time", "created", "ts"),
@@ -73,13 +73,13 @@ def token_entry(row: Row, number: int, file: LogFile) -> Entry:
     )
 
 
-def _of_text(line: bytes, number: int, file: LogFile) -> Entry | None:
+def _parse_text(line: bytes, number: int, file: LogFile) -> Entry | None:
     if b"Finish:" not in line:
         return None
-    found = _IDS.search(line)
-    if found is None:
+    ids = _IDS.search(line)
+    if ids is None:
         raise BadFieldError("input_ids", "a list of token ids, as --log-requests-level 2 and up writes")
-    keys, lengths = cut(np.array(found[1].split(b","), dtype=np.int64), file.piece)
-    at, output = _TIME.search(line), _OUTPUT.search(line)
-    seconds = datetime.fromisoformat(at[1].decode()).replace(tzinfo=UTC).timestamp() if at else None
-    return Entry(keys, lengths, number, seconds, int(output[1]) if output else 0)
+    keys, lengths = hash_pieces(np.array(ids[1].split(b","), dtype=np.int64), file.piece)
+    time_match, output_match = _TIME.search(line), _OUTPUT.search(line)
+    seconds = datetime.fromisoformat(time_match[1].decode()).replace(tzinfo=UTC).timestamp() if time_match else None
+    return Entry(keys, lengths, number, seconds, int(output_match[1]) if output_match else 0)

@@ -1,4 +1,4 @@
-"""What importers read from: numbered lines, fields with their types, and one sentence for each that is bad."""
+"""Input of log formats: numbered lines, typed fields, and one-sentence errors for invalid fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAD = 1 << 16  # bytes by which a format is recognised
 
 
 class BadFieldError(ValueError):
-    """A field of a line that is not as its format says: `FIELD: expected X`."""
+    """Invalid field of a line: `FIELD: expected X`."""
 
     def __init__(self, name: str, expected: str) -> None:
         super().__init__(f"{name}: expected {expected}")
@@ -28,54 +28,54 @@ class BadFieldError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One JSON object or CSV row; a dotted name reaches into objects."""
+    """One JSON object or CSV row; a dotted name refers to a field of a nested object."""
 
     fields: dict[str, Any]
 
     def get(self, *names: str) -> Any:
-        """The first of these fields that is there; None where none is."""
+        """Return the value of the first of these fields that is present; None if none is."""
         for name in names:
             value: Any = self.fields
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
+            for key in name.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
             if value is not None:
                 return value
         return None
 
     def count(self, *names: str, least: int = 0, default: int | None = None) -> int:
-        """A whole number from `least` up."""
+        """Return a field as an integer of at least `least`."""
         value = self.get(*names)
         if value is None and default is not None:
             return default
-        number = _whole(value)
+        number = _to_integer(value)
         if number is None or number < least:
-            raise BadFieldError(names[0], f"a whole number from {least} up{_found(value)}")
+            raise BadFieldError(names[0], f"a whole number from {least} up{_actual(value)}")
         return number
 
     def seconds(self, *names: str, scale: float = 1.0) -> float | None:
-        """A time: a number in units of `scale` seconds, or a date; None where no field is there."""
+        """Return a field as seconds: a number in units of `scale` seconds, or a date; None if no field is present."""
         value = self.get(*names)
         if value is None:
             return None
         if isinstance(value, str):
-            return _time(value, names[0], scale)
+            return _parse_time(value, names[0], scale)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-            raise BadFieldError(names[0], f"a time{_found(value)}")
+            raise BadFieldError(names[0], f"a time{_actual(value)}")
         return float(value) * scale
 
     def whole_numbers(self, *names: str) -> Ints:
-        """A list of whole numbers, int64."""
+        """Return a field that is a list of integers, int64."""
         value = self.get(*names)
         try:
-            found = np.array(value)
+            numbers = np.array(value)
         except ValueError as error:
             raise BadFieldError(names[0], "a list of whole numbers of 64 bits") from error
-        if not isinstance(value, list) or found.ndim != 1 or (len(value) and found.dtype.kind not in "iu"):
+        if not isinstance(value, list) or numbers.ndim != 1 or (len(value) and numbers.dtype.kind not in "iu"):
             raise BadFieldError(names[0], "a list of whole numbers of 64 bits")
-        return found.astype(np.int64)
+        return numbers.astype(np.int64)
 
 
-def _whole(value: object) -> int | None:
+def _to_integer(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -85,30 +85,30 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _time(value: str, name: str, scale: float) -> float:
+def _parse_time(value: str, name: str, scale: float) -> float:
     try:
         return float(value) * scale
     except ValueError:
         pass
     try:
-        moment = datetime.fromisoformat(value.strip()[:26])  # datetime knows microseconds at most
+        date = datetime.fromisoformat(value.strip()[:26])  # fromisoformat reads at most microseconds
     except ValueError as error:
-        raise BadFieldError(name, f"a number or a date{_found(value)}") from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        raise BadFieldError(name, f"a number or a date{_actual(value)}") from error
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
-def _found(value: object) -> str:
+def _actual(value: object) -> str:
     return ", and it is missing" if value is None else f", not {str(value)[:40]!r}"
 
 
 @dataclass
 class LogFile:
-    """A file that an importer reads.
+    """Input file of a log format.
 
-    `piece`   tokens per piece, where the log has token ids or text
+    `piece`   tokens per piece, if the log has token ids or text
     `encode`  tokenises text
-    `skips`   bad lines are left out, each with its sentence in `notes`
-    `notes`   what a reader of the numbers must know; importers add to it
+    `skips`   whether invalid lines are skipped, each with its error in `notes`
+    `notes`   caveats about the numbers; formats append to it
     """
 
     path: Path
@@ -118,49 +118,49 @@ class LogFile:
     notes: list[str] = field(default_factory=list)
 
     def open(self) -> IO[bytes]:
-        """The bytes, unpacked where they are packed with gzip."""
+        """Open the file, decompressed if it is a gzip file."""
         path = self._requests
         with path.open("rb") as file:
-            packed = file.read(2) == _GZIP
-        return gzip.open(path) if packed else path.open("rb")  # type: ignore[return-value]
+            is_gzip = file.read(2) == _GZIP
+        return gzip.open(path) if is_gzip else path.open("rb")  # type: ignore[return-value]
 
     @property
     def _requests(self) -> Path:
-        """The file itself, or requests.jsonl in a folder that a benchmark of vLLM left."""
-        inside = self.path / "requests.jsonl"
-        return inside if inside.is_file() else self.path
+        """The file, or requests.jsonl in a result folder of a vLLM benchmark."""
+        results = self.path / "requests.jsonl"
+        return results if results.is_file() else self.path
 
     def head(self) -> bytes:
-        """The first bytes; none of a folder without requests.jsonl."""
+        """Return the first bytes; empty for a folder without requests.jsonl."""
         if self._requests.is_dir():
             return b""
         with self.open() as file:
             return file.read(_HEAD)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Lines that are not empty, with their numbers from 1."""
+        """Yield non-empty lines with their line numbers from 1."""
         with self.open() as file:
             for number, line in enumerate(file, 1):
                 if stripped := line.removeprefix(b"\xef\xbb\xbf").strip():
                     yield number, stripped
 
     def refuse(self, line: int, problem: str) -> None:
-        """Say what is wrong with a line: note it and go on, or raise ValueError."""
-        said = f"{self.path}:{line}: {problem}"
+        """Report an invalid line: add a note if lines are skipped, else raise ValueError."""
+        message = f"{self.path}:{line}: {problem}"
         if not self.skips:
-            raise ValueError(f"{said}; workload.log.bad_lines=skip goes on without such lines")
-        self.notes.append(said)
+            raise ValueError(f"{message}; workload.log.bad_lines=skip skips such lines")
+        self.notes.append(message)
 
 
 @dataclass(frozen=True)
 class LogFormat:
     """A format of logs.
 
-    `looks_for`   what it is recognised by, in words
-    `recognises`  whether a file is of this format
-    `read`        its requests, one after another
-    `ids`         what its ids mean; None: the ids themselves tell
-    `block`       tokens per block, where the log cuts prompts itself: from the file, or None
+    `looks_for`   description of the content by which the format is recognised
+    `recognises`  returns whether a file has this format
+    `read`        yields the requests of a file
+    `ids`         meaning of its ids; None: inferred from the ids
+    `block`       returns the tokens per block if the log divides prompts into blocks, else None
     """
 
     looks_for: str
@@ -171,24 +171,24 @@ class LogFormat:
 
 
 def first_row(file: LogFile) -> dict[str, Any]:
-    """The first line as a JSON object; empty where it is none."""
+    """Return the first JSON object among the first lines; empty if there is none."""
     rows = head_rows(file)
     return rows[0] if rows else {}
 
 
 def head_rows(file: LogFile) -> list[dict[str, Any]]:
-    """The JSON objects among the first lines."""
+    """Return the JSON objects among the first lines."""
     lines = file.head().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
-    if lines and lines[0].strip() in (b"{", b"["):  # one object over many lines, whose parts are no rows
+    if lines and lines[0].strip() in (b"{", b"["):  # one object of many lines, which are not rows
         return []
-    found = [row for line in lines if (row := json_object(line)) is not None]
-    if not found and file.head()[:1] == b"{" and len(lines) == 1:  # one line, longer than the head
-        found = [json_object(next(file.lines())[1]) or {}]
-    return found
+    rows = [row for line in lines if (row := json_object(line)) is not None]
+    if not rows and file.head()[:1] == b"{" and len(lines) == 1:  # a single line, longer than the head
+        rows = [json_object(next(file.lines())[1]) or {}]
+    return rows
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
-    """A JSON object; None for any other text."""
+    """Parse a JSON object; None for any other text."""
     try:
         row = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -197,9 +197,9 @@ def json_object(text: bytes) -> dict[str, Any] | None:
 
 
 def json_lines(parse: Callable[[Row, int, LogFile], Entry | None]) -> Callable[[LogFile], Iterator[Entry]]:
-    """A reader of one JSON object a line; `parse` gets the object, its line and the file, None leaves it out."""
+    """Return a reader of JSON lines; `parse` gets object, line number and file, and returns None to skip a line."""
 
-    def read(file: LogFile) -> Iterator[Entry]:
+    def read_entries(file: LogFile) -> Iterator[Entry]:
         for number, line in file.lines():
             try:
                 row = orjson.loads(line)
@@ -214,9 +214,9 @@ def json_lines(parse: Callable[[Row, int, LogFile], Entry | None]) -> Callable[[
                 if entry is not None:
                     yield entry
 
-    return read
+    return read_entries
 
 
 def lengths_only(tokens: int, number: int, at: float | None, output: int) -> Entry:
-    """Request `number`, of which nothing but its lengths is known: one piece, equal to no other."""
+    """Return request `number` with known lengths only: a single piece, different from all others."""
     return Entry(np.array([number], dtype=np.int64), np.array([tokens], dtype=np.int64), number, at, output)

@@ -1,4 +1,4 @@
-"""Our own records of finished requests: lengths, times and groups, nothing of what prompts held."""
+"""Records of finished requests of a spanlab study: lengths, times and groups, without prompt content."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ONE_RUN = "only the run of the first seed and rate is read"
 
 @LOG_FORMATS.register("spanlab_records")
 def spanlab_records() -> LogFormat:
-    """records/ARM.jsonl of a study, which are in order of their ends."""
+    """The file records/ARM.jsonl of a study, whose records are in order of completion."""
     return LogFormat(
         looks_for="JSONL with prompt_tokens, reused_tokens and arrived_s",
         recognises=lambda file: {"prompt_tokens", "reused_tokens", "arrived_s"} <= first_row(file).keys(),
-        read=_read,
+        read=_read_entries,
         ids=Ids.NONE,
     )
 
 
-def _read(file: LogFile) -> Iterator[Entry]:
-    """The records of one run, sorted by arrival."""
+def _read_entries(file: LogFile) -> Iterator[Entry]:
+    """Yield the records of one run, sorted by arrival."""
     first = Row(first_row(file))
     run = first.get("seed"), first.get("rate_rps")
 

@@ -1,4 +1,4 @@
-"""TraceLab's table of agent sessions: how much of each round's prompt the one before it had."""
+"""TraceLab's table of agent sessions: the prefix that each round shares with the previous one, and new tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WAITS = "a round follows the one before it after the wait for tools: how long an
 
 @LOG_FORMATS.register("tracelab")
 def tracelab() -> LogFormat:
-    """A CSV row per round: the first `prefix_len` tokens of the conversation so far, then `input_len` new ones."""
+    """One CSV row per round: the first `prefix_len` tokens of the conversation so far, then `input_len` new ones."""
     return LogFormat(
         looks_for=f"CSV with the columns session_id or id, {', '.join(HEADER)}",
         recognises=lambda file: has_header(file, HEADER),
-        read=_read,
+        read=_read_entries,
         ids=Ids.CHAINED,
     )
 
@@ -35,8 +35,8 @@ def tracelab() -> LogFormat:
 class _Round:
     line: int
     session: str
-    kept: int
-    fresh: int
+    prefix_tokens: int
+    new_tokens: int
     output: int
     arrived_s: float | None
     wait_s: float
@@ -54,44 +54,51 @@ def _round(row: Row, line: int) -> _Round:
     )
 
 
-def _read(file: LogFile) -> Iterator[Entry]:
-    """Rounds by time; only their lengths are held, for contents are invented one round after another."""
+def _read_entries(file: LogFile) -> Iterator[Entry]:
+    """Yield the rounds by time; contents are generated one round at a time, so only lengths are in memory."""
     rounds = list(csv_rows(_round)(file))
-    timed = any(one.arrived_s is not None for one in rounds)
+    timed = any(item.arrived_s is not None for item in rounds)
     file.notes.extend((ALONE, WAITS if timed else NO_TIMES))
-    sessions, fresh = dict[str, _Conversation](), count()
-    for at, one in sorted(_timed(rounds), key=lambda both: both[0]) if timed else ((None, one) for one in rounds):
-        session = sessions.setdefault(one.session, _Conversation())
-        if 0 < session.tokens < one.kept:
-            file.refuse(one.line, f"prefix_len: expected at most {session.tokens}, the tokens so far, not {one.kept}")
+    sessions, fresh_keys = dict[str, _Conversation](), count()
+    for time, round_ in (
+        sorted(_timed(rounds), key=lambda both: both[0]) if timed else ((None, round_) for round_ in rounds)
+    ):
+        session = sessions.setdefault(round_.session, _Conversation())
+        if 0 < session.tokens < round_.prefix_tokens:
+            file.refuse(
+                round_.line,
+                f"prefix_len: expected at most {session.tokens}, the tokens so far, not {round_.prefix_tokens}",
+            )
             continue
-        tokens = one.kept + one.fresh
-        keys = session.go_on(one, file.piece, fresh)[: -(-tokens // file.piece)]
-        entry = Entry(np.array(keys, dtype=np.int64), block_lengths(tokens, file.piece), one.line, at, one.output)
-        yield replace(entry, session=one.session, wait=session.wait_s)
-        session.wait_s = one.wait_s
+        tokens = round_.prefix_tokens + round_.new_tokens
+        keys = session.extend(round_, file.piece, fresh_keys)[: -(-tokens // file.piece)]
+        entry = Entry(
+            np.array(keys, dtype=np.int64), block_lengths(tokens, file.piece), round_.line, time, round_.output
+        )
+        yield replace(entry, session=round_.session, wait=session.wait_s)
+        session.wait_s = round_.wait_s
 
 
 def _timed(rounds: list[_Round]) -> Iterator[tuple[float, _Round]]:
-    """Each round with its time: the session's start, and its waits so far."""
+    """Yield each round with its time: the session's start plus all earlier waits."""
     clock: dict[str, float] = {}
-    for one in rounds:
-        at = clock.get(one.session, one.arrived_s or 0.0)
-        yield at, one
-        clock[one.session] = at + one.wait_s
+    for item in rounds:
+        time = clock.get(item.session, item.arrived_s or 0.0)
+        yield time, item
+        clock[item.session] = time + item.wait_s
 
 
 @dataclass
 class _Conversation:
-    """The pieces of one session so far, prompt and output, its length in tokens, and the wait after its last round."""
+    """State of one session: pieces of prompt and output, length in tokens, and the wait after its last round."""
 
     pieces: list[int] = field(default_factory=list)
     tokens: int = 0
     wait_s: float = 0.0
 
-    def go_on(self, one: _Round, size: int, fresh: Iterator[int]) -> list[int]:
-        """The pieces after a round: whole ones that it keeps, and fresh ones."""
-        self.tokens = one.kept + one.fresh + one.output
-        kept = self.pieces[: one.kept // size]
-        self.pieces = kept + [next(fresh) for _ in range(-(-self.tokens // size) - len(kept))]
+    def extend(self, round_: _Round, size: int, fresh_keys: Iterator[int]) -> list[int]:
+        """Append a round and return the pieces: the complete pieces of its prefix, and fresh ones."""
+        self.tokens = round_.prefix_tokens + round_.new_tokens + round_.output
+        shared = self.pieces[: round_.prefix_tokens // size]
+        self.pieces = shared + [next(fresh_keys) for _ in range(-(-self.tokens // size) - len(shared))]
         return self.pieces

@@ -1,4 +1,4 @@
-"""Results of benchmarks against vLLM: lengths and times of requests, nothing of what prompts hold."""
+"""Results of vLLM benchmarks: lengths and times of requests, without prompt content."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ TIMES = ("arrival_time", "start_time", "queued_ts", "timestamp")
 
 @LOG_FORMATS.register("vllm_bench")
 def vllm_bench() -> LogFormat:
-    """A request a line with its lengths and times, or a whole result a line with one list for each of them."""
+    """One request per line, or one benchmark result per line with lists of lengths and times."""
     return LogFormat(
         looks_for="JSONL with input_lens, output_lens and start_times, or with input_toks and arrival_time",
         recognises=_recognises,
-        read=_read,
+        read=_read_entries,
         ids=Ids.NONE,
     )
 
 
 def _recognises(file: LogFile) -> bool:
     row = Row(first_row(file))
-    one = row.get(*INPUTS) is not None and row.get(*TIMES) is not None
-    return one or isinstance(row.get("input_lens"), list)
+    is_request = row.get(*INPUTS) is not None and row.get(*TIMES) is not None
+    return is_request or isinstance(row.get("input_lens"), list)
 
 
-def _read(file: LogFile) -> Iterator[Entry]:
+def _read_entries(file: LogFile) -> Iterator[Entry]:
     number = 0
     for line, text in file.lines():
         try:
-            for one in _requests(Row(orjson.loads(text))):
+            for request in _requests(Row(orjson.loads(text))):
                 number += 1
-                entry = lengths_only(one.prompt, number, one.at, one.output)
-                yield replace(entry, line=line, moments=one.moments)
+                entry = lengths_only(request.prompt, number, request.at, request.output)
+                yield replace(entry, line=line, moments=request.moments)
         except orjson.JSONDecodeError:
             file.refuse(line, "line: expected JSON")
         except BadFieldError as error:
@@ -51,7 +51,7 @@ def _read(file: LogFile) -> Iterator[Entry]:
 
 
 class _Request(NamedTuple):
-    """Lengths of a request, seconds of its arrival, and when its tokens came."""
+    """Lengths of a request, its arrival in seconds, and the times of its tokens."""
 
     prompt: int
     output: int
@@ -68,22 +68,22 @@ def _requests(row: Row) -> list[_Request]:
     if not len(inputs) == len(outputs) == len(times):
         raise BadFieldError("input_lens", "as many as output_lens and start_times")
     moments = _moments_of_lists(row, times)
-    return sorted(map(_Request, inputs, outputs, times, moments), key=lambda one: one.at or 0.0)
+    return sorted(map(_Request, inputs, outputs, times, moments), key=lambda request: request.at or 0.0)
 
 
 def _moments_of_lists(row: Row, times: list[float | None]) -> list[Moments]:
-    """First and last tokens from lists of seconds: to the first one, and from each to the next."""
+    """Return the times of first and last tokens from lists of TTFT and ITL in seconds."""
     waits, gaps = row.get("ttfts"), row.get("itls")
     if waits is None or gaps is None or None in times:
         return [UNKNOWN] * len(times)
     if not len(waits) == len(gaps) == len(times):
         raise BadFieldError("ttfts", "as many as itls and start_times")
-    first = [at + wait for at, wait in zip(times, waits, strict=True)]
-    return [Moments(first_token=at, last_token=at + sum(own)) for at, own in zip(first, gaps, strict=True)]
+    first = [arrived + wait for arrived, wait in zip(times, waits, strict=True)]
+    return [Moments(first_token=start, last_token=start + sum(itl)) for start, itl in zip(first, gaps, strict=True)]
 
 
 def _moments_of(row: Row) -> Moments:
-    """The times of a line that names them as vLLM does."""
+    """Return the times of a line with vLLM's field names."""
     return Moments(*[_seconds(row, f"{name}_ts") for name in ("queued", "scheduled", "first_token", "last_token")])
 
 

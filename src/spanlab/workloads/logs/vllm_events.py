@@ -1,7 +1,7 @@
-"""KV events of vLLM, as captured: a stream of msgpack batches of stored and removed blocks.
+"""KV events of vLLM: a captured stream of msgpack batches of stored and removed blocks.
 
-A stored block names its parent, so a chain of blocks is a prompt as far as its full blocks go. Blocks that were reused
-leave no event, unless the server reports all blocks (`kv_cache_report_mode=full`).
+A stored block names its parent, so a chain of blocks gives the full blocks of a prompt. Reused blocks cause no event,
+unless the server reports all blocks (`kv_cache_report_mode=full`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
-from spanlab.workloads.logs.pieces import named
+from spanlab.workloads.logs.pieces import hash_name
 from spanlab.workloads.logs.source import LogFile, LogFormat
 
 STORED, CLEARED = "BlockStored", "AllBlocksCleared"
@@ -25,11 +25,11 @@ PARTIAL = (
 
 @LOG_FORMATS.register("vllm_events")
 def vllm_events() -> LogFormat:
-    """A prompt is a chain of blocks that was extended in one go."""
+    """A prompt is a chain of blocks that consecutive events extend."""
     return LogFormat(
         looks_for="a msgpack stream of [time, [[BlockStored, …]], …]",
         recognises=_recognises,
-        read=_read,
+        read=_read_entries,
         ids=Ids.CHAINED,
         block=lambda file: next((int(event[4]) for _, event in _stored(file)), None),
     )
@@ -57,58 +57,58 @@ def _batches(file: LogFile) -> Iterator[list[Any]]:
 
 
 def _stored(file: LogFile) -> Iterator[tuple[tuple[int, float], list[Any]]]:
-    for number, at, events in _batches(file):
+    for number, time, events in _batches(file):
         for event in events:
             if event and event[0] in (STORED, CLEARED):
-                yield (number, float(at)), event
+                yield (number, float(time)), event
 
 
 class _Chains:
-    """Every block's chain from the prompt's start, by its parent."""
+    """Parent of each block, from which the chain to the prompt's start follows."""
 
     def __init__(self) -> None:
         self._parent: dict[int, int | None] = {}
 
     def add(self, blocks: list[int], parent: int | None) -> None:
-        """Blocks behind `parent`; those known already keep their place."""
+        """Add consecutive blocks after `parent`; known blocks keep their parent."""
         for block in blocks:
             self._parent.setdefault(block, parent)
             parent = block
 
-    def upto(self, block: int) -> list[int]:
-        """The chain that ends with a block."""
+    def chain_to(self, block: int) -> list[int]:
+        """Return the chain that ends with a block."""
         chain: list[int] = []
-        at: int | None = block
-        while at is not None and len(chain) <= len(self._parent):
-            chain.append(at)
-            at = self._parent.get(at)
+        current: int | None = block
+        while current is not None and len(chain) <= len(self._parent):
+            chain.append(current)
+            current = self._parent.get(current)
         return chain[::-1]
 
 
-def _read(file: LogFile) -> Iterator[Entry]:
-    """A prompt ends where the next stored block does not follow on it."""
+def _read_entries(file: LogFile) -> Iterator[Entry]:
+    """Yield a prompt for each chain; a prompt ends if its last block is not the parent of the next event."""
     file.notes.append(PARTIAL)
     chains, last, began, size = _Chains(), None, (0, 0.0), 16
-    for where, event in _stored(file):
+    for position, event in _stored(file):
         if event[0] == CLEARED:
             continue
-        blocks = [_block(one) for one in event[1]]
+        blocks = [_block(name) for name in event[1]]
         parent = None if event[2] is None else _block(event[2])
         if last is not None and parent != last:
-            yield _entry(chains.upto(last), size, began)
+            yield _entry(chains.chain_to(last), size, began)
         if parent is None or parent != last:
-            began = where
+            began = position
         chains.add(blocks, parent)
         last, size = blocks[-1], int(event[4])
     if last is not None:
-        yield _entry(chains.upto(last), size, began)
+        yield _entry(chains.chain_to(last), size, began)
 
 
 def _block(name: Any) -> int:
-    """A block's hash as a number: vLLM writes integers, or bytes."""
-    return name if isinstance(name, int) and abs(name) < 1 << 62 else named(name)
+    """Return a block's hash as a number; vLLM writes integers or bytes."""
+    return name if isinstance(name, int) and abs(name) < 1 << 62 else hash_name(name)
 
 
-def _entry(chain: list[int], size: int, where: tuple[int, float]) -> Entry:
-    line, at = where
-    return Entry(np.array(chain, dtype=np.int64), np.full(len(chain), size, dtype=np.int64), line, at)
+def _entry(chain: list[int], size: int, position: tuple[int, float]) -> Entry:
+    line, time = position
+    return Entry(np.array(chain, dtype=np.int64), np.full(len(chain), size, dtype=np.int64), line, time)

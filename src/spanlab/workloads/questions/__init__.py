@@ -1,4 +1,4 @@
-"""Questions with known answers, over passages that a real retriever found."""
+"""Questions with known answers, over passages from a real retriever."""
 
 from spanlab.workloads.questions import fairytaleqa, local, quality, squality
 from spanlab.workloads.questions.facts import Facts

@@ -1,4 +1,4 @@
-"""Made-up facts in natural words: who keeps what in which city, and who lent it."""
+"""Synthetic facts in natural language: who keeps which thing in which city, and who lent it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from spanlab.checks import not_negative, positive
 from spanlab.workloads.questions.task import TASKS, Document, Question, Task
-from spanlab.workloads.questions.words import CITIES, NAMES, REMARKS, THINGS
+from spanlab.workloads.questions.words import CITIES, ITEMS, NAMES, REMARKS
 
 HOPS = (1, 2)
 _INSTRUCTION = "Answer the question from the passages alone, in a few words."
@@ -17,14 +17,14 @@ _INSTRUCTION = "Answer the question from the passages alone, in a few words."
 
 @dataclass
 class Facts:
-    """Collections of made-up facts.
+    """Collections of synthetic facts.
 
-    `collections`  documents that share nothing
-    `passages`     passages of each
+    `collections`  documents without common facts
+    `passages`     passages of each collection
     `sentences`    facts of each passage
-    `remarks`      sentences of each passage that say nothing of them
+    `remarks`      sentences of each passage without facts
     `hops`         passages that a question needs: 1, 2
-    `seed`         of the facts
+    `seed`         seed of the facts
     """
 
     collections: int = 25
@@ -58,36 +58,36 @@ class Facts:
 
     @property
     def loans(self) -> int:
-        """Things that are kept somewhere, in each collection; with two hops, one more sentence says who lent it."""
+        """Number of loans of each collection; with two hops, a loan has a second sentence that names the lender."""
         count = self.passages * self.sentences
         return count // 2 if 2 in self.hops else count
 
 
 @dataclass(frozen=True, slots=True)
 class _Loan:
-    """`borrower` keeps `thing`, which `owner` lent, in `city`."""
+    """Loan: `borrower` keeps `item`, which `owner` lent, in `city`."""
 
     owner: str
     borrower: str
-    thing: str
+    item: str
     city: str
 
     @property
-    def kept(self) -> str:
-        """The sentence that says where the thing is, without its city."""
-        return f"{self.borrower} keeps the {self.thing} in"
+    def location_stem(self) -> str:
+        """The sentence with the location of the item, without its city."""
+        return f"{self.borrower} keeps the {self.item} in"
 
     @property
-    def lent(self) -> str:
-        """The sentence that says who has the thing."""
-        return f"{self.owner} lent the {self.thing} to {self.borrower}."
+    def loan_sentence(self) -> str:
+        """The sentence that names lender and borrower of the item."""
+        return f"{self.owner} lent the {self.item} to {self.borrower}."
 
 
 @TASKS.register("facts")
 def facts(facts: Facts | None = None) -> Task:
-    """Collections of facts without contradiction, in all of them together.
+    """Make collections of facts; no facts contradict each other, also across collections.
 
-    Every thing of a collection is lent twice, so that a city follows from neither sentence of a loan alone.
+    Every item of a collection is lent twice, so that neither sentence of a loan determines the city alone.
     """
     options = facts or Facts()
     people = _People(np.random.default_rng([options.seed, 0]))
@@ -97,80 +97,84 @@ def facts(facts: Facts | None = None) -> Task:
 
 
 class _People:
-    """Names that never lend, and never borrow, the same thing twice."""
+    """Source of names; a name never lends, and never borrows, the same item twice."""
 
     def __init__(self, draw: np.random.Generator) -> None:
         self._draw = draw
         self._used: set[tuple[str, str, str]] = set()
 
-    def take(self, role: str, thing: str, busy: set[str]) -> str:
-        """A name that is not busy in this collection and new to the thing in this role; it is busy then."""
-        free = [name for name in NAMES if name not in busy and (role, thing, name) not in self._used]
+    def take(self, role: str, item: str, busy: set[str]) -> str:
+        """Draw a name that is not in `busy` and not yet used for the item in this role, and add it to `busy`."""
+        free = [name for name in NAMES if name not in busy and (role, item, name) not in self._used]
         if not free:
             raise ValueError(
-                f"workload.questions.facts.collections: expected fewer, for no name is left for the {thing}"
+                f"workload.questions.facts.collections: expected fewer, because no name is left for the {item}"
             )
         name = str(self._draw.choice(free))
-        self._used.add((role, thing, name))
+        self._used.add((role, item, name))
         busy.add(name)
         return name
 
 
 def _collection(number: int, options: Facts, people: _People, draw: np.random.Generator) -> Document:
     loans = _loans(options, people, draw)
-    keeps, lends = _places(len(loans), options, draw)
+    location_passages, loan_passages = _assign_passages(len(loans), options, draw)
     sentences: list[list[str]] = [[] for _ in range(options.passages)]
-    for at, loan in enumerate(loans):
-        sentences[keeps[at]].append(f"{loan.kept} {loan.city}.")
+    for index, loan in enumerate(loans):
+        sentences[location_passages[index]].append(f"{loan.location_stem} {loan.city}.")
         if 2 in options.hops:
-            sentences[lends[at]].append(loan.lent)
+            sentences[loan_passages[index]].append(loan.loan_sentence)
     passages = tuple(_passage(facts, options.remarks, draw) for facts in sentences)
-    asked = [question for at, loan in enumerate(loans) for question in _asked(loan, (keeps[at], lends[at]), options)]
-    return Document(f"collection {number}", passages, tuple(asked))
+    questions = [
+        question
+        for index, loan in enumerate(loans)
+        for question in _questions_about(loan, (location_passages[index], loan_passages[index]), options)
+    ]
+    return Document(f"collection {number}", passages, tuple(questions))
 
 
 def _passage(facts: list[str], remarks: int, draw: np.random.Generator) -> str:
-    """Facts and remarks in an order of their own."""
-    told = [*facts, *(REMARKS[at] for at in draw.integers(len(REMARKS), size=remarks))]
-    return " ".join(told[at] for at in draw.permutation(len(told)))
+    """Join facts and drawn remarks in random order."""
+    sentences = [*facts, *(REMARKS[index] for index in draw.integers(len(REMARKS), size=remarks))]
+    return " ".join(sentences[index] for index in draw.permutation(len(sentences)))
 
 
-def _places(loans: int, options: Facts, draw: np.random.Generator) -> tuple[list[int], list[int]]:
-    """The passages of each loan's two sentences, never the same one; all passages get equally many sentences."""
+def _assign_passages(loans: int, options: Facts, draw: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Return the passages of each loan's two sentences: different ones, with equal numbers of sentences per passage."""
     count = options.passages
-    # The second half of the sentences begins at passage 0 again, or, of an odd number a passage, half-way.
+    # The second half of the sentences starts at passage 0 again, or half-way for an odd number per passage.
     shift = 0 if options.sentences % 2 or 2 not in options.hops else int(draw.integers(1, count))
-    keeps = [at % count for at in range(loans)]
-    return keeps, [(loans + (at + shift) % loans) % count for at in range(loans)]
+    location_passages = [index % count for index in range(loans)]
+    return location_passages, [(loans + (index + shift) % loans) % count for index in range(loans)]
 
 
 def _loans(options: Facts, people: _People, draw: np.random.Generator) -> list[_Loan]:
     count = options.loans
-    things: Sequence[str] = draw.permutation(THINGS)[: -(-count // 2)].tolist()
+    items: Sequence[str] = draw.permutation(ITEMS)[: -(-count // 2)].tolist()
     cities: Sequence[str] = draw.permutation(CITIES)[:count].tolist()
     busy: set[str] = set()
     loans = []
-    for at, city in enumerate(cities):
-        thing = things[at // 2]
-        owner = people.take("lends", thing, busy) if 2 in options.hops else ""
-        loans.append(_Loan(owner, people.take("keeps", thing, busy), thing, city))
+    for index, city in enumerate(cities):
+        item = items[index // 2]
+        owner = people.take("lends", item, busy) if 2 in options.hops else ""
+        loans.append(_Loan(owner, people.take("keeps", item, busy), item, city))
     return loans
 
 
-def _asked(loan: _Loan, places: tuple[int, int], options: Facts) -> list[Question]:
-    """The questions about a loan, one for each number of hops."""
-    one = Question(
-        f"In which city does {loan.borrower} keep the {loan.thing}?",
+def _questions_about(loan: _Loan, passages: tuple[int, int], options: Facts) -> list[Question]:
+    """Return the questions about a loan, one for each number of hops."""
+    one_hop = Question(
+        f"In which city does {loan.borrower} keep the {loan.item}?",
         (loan.city,),
-        gold=places[:1],
-        stem=loan.kept,
+        gold=passages[:1],
+        stem=loan.location_stem,
         label="facts, 1 hop",
     )
-    two = Question(
-        f"In which city is the {loan.thing} that {loan.owner} lent?",
+    two_hops = Question(
+        f"In which city is the {loan.item} that {loan.owner} lent?",
         (loan.city,),
-        gold=places,
-        stem=f"The {loan.thing} that {loan.owner} lent is in",
+        gold=passages,
+        stem=f"The {loan.item} that {loan.owner} lent is in",
         label="facts, 2 hops",
     )
-    return [question for hops, question in zip(HOPS, (one, two), strict=True) if hops in options.hops]
+    return [question for hops, question in zip(HOPS, (one_hop, two_hops), strict=True) if hops in options.hops]

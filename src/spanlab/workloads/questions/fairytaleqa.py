@@ -16,30 +16,30 @@ EXPECTED = (
     "n_sections and questions[{question, answers, section}]"
 )
 _INSTRUCTION = "Answer the question about the story from the passages alone, in a few words."
-_STORY, _ASKED = "-story.csv", "-questions.csv"
+_STORY, _QUESTIONS = "-story.csv", "-questions.csv"
 
 
 @TASKS.register("fairytaleqa")
 def fairytaleqa(path: Path) -> Task:
-    """Stories with their sections as passages; those whose sections a jsonl does not tell apart are left out."""
-    found = list(_published(path) if path.is_dir() else _rows(path))
-    documents = tuple(story for story in found if story is not None)
+    """Read stories with their sections as passages; stories with ambiguous section boundaries are left out."""
+    stories = list(_published_stories(path) if path.is_dir() else _jsonl_stories(path))
+    documents = tuple(story for story in stories if story is not None)
     if not documents:
-        raise ValueError(f"{KEY}={path} holds no story whose sections can be told apart; expected {EXPECTED}")
+        raise ValueError(f"{KEY}={path} has no story with recognisable sections; expected {EXPECTED}")
     nouns = f"FairytaleQA stories, {path.name}"
-    return Task("fairytaleqa", "local text", nouns, _INSTRUCTION, documents, len(found) - len(documents))
+    return Task("fairytaleqa", "local text", nouns, _INSTRUCTION, documents, len(stories) - len(documents))
 
 
-def _rows(path: Path) -> Iterator[Document | None]:
-    """Stories of a jsonl, in its order; None where blank lines inside sections hide where a section ends."""
+def _jsonl_stories(path: Path) -> Iterator[Document | None]:
+    """Yield the stories of a jsonl in order; None if blank lines inside sections make their boundaries ambiguous."""
     for row in read_jsonl(path, KEY, EXPECTED):
-        sections = [part.strip() for part in field(row, "story", path, KEY, EXPECTED, str).split("\n\n")]
+        sections = [section.strip() for section in field(row, "story", path, KEY, EXPECTED, str).split("\n\n")]
         if len(sections) != field(row, "n_sections", path, KEY, EXPECTED, int):
             yield None
             continue
-        asked = field(row, "questions", path, KEY, EXPECTED, list)
-        numbers = {str(at + 1): at for at in range(len(sections))}
-        questions = tuple(_question(one, numbers, path) for one in asked)
+        entries = field(row, "questions", path, KEY, EXPECTED, list)
+        numbers = {str(index + 1): index for index in range(len(sections))}
+        questions = tuple(_question(entry, numbers, path) for entry in entries)
         yield Document(str(field(row, "doc_id", path, KEY, EXPECTED)), tuple(sections), questions)
 
 
@@ -48,23 +48,23 @@ def _question(row: Any, numbers: dict[str, int], path: Path) -> Question:
     return Question(str(text).strip(), distinct(answers), gold=_gold(str(sections), numbers, path))
 
 
-def _published(folder: Path) -> Iterator[Document]:
-    """Stories of the published repository: a table of sections and one of questions for each."""
-    # The repository holds each story by origin and by split: a name counts once.
+def _published_stories(folder: Path) -> Iterator[Document]:
+    """Yield the stories of the published repository, each with a table of sections and a table of questions."""
+    # The repository lists each story by origin and by split: use each name once.
     stories = {file.name.removesuffix(_STORY): file for file in sorted(folder.rglob(f"section-stories/**/*{_STORY}"))}
-    questions = {file.name.removesuffix(_ASKED): file for file in folder.rglob(f"questions/**/*{_ASKED}")}
+    questions = {file.name.removesuffix(_QUESTIONS): file for file in folder.rglob(f"questions/**/*{_QUESTIONS}")}
     for name, table in stories.items():
         if name not in questions:
-            raise ValueError(f"{KEY}={folder} has {table.name} without {name}{_ASKED}; expected {EXPECTED}")
-        asked = questions[name]
+            raise ValueError(f"{KEY}={folder} has {table.name} without {name}{_QUESTIONS}; expected {EXPECTED}")
+        question_table = questions[name]
         sections = _table(table, ("section", "text"))
-        numbers = {row["section"]: at for at, row in enumerate(sections)}
-        rows = _table(asked, ("question", "cor_section", "answer1"))
+        numbers = {row["section"]: index for index, row in enumerate(sections)}
+        rows = _table(question_table, ("question", "cor_section", "answer1"))
         texts = tuple(row["text"].strip() for row in sections)
-        yield Document(name, texts, tuple(_tabled(row, numbers, asked) for row in rows))
+        yield Document(name, texts, tuple(_question_from_table(row, numbers, question_table) for row in rows))
 
 
-def _tabled(row: dict[str, str], numbers: dict[str, int], table: Path) -> Question:
+def _question_from_table(row: dict[str, str], numbers: dict[str, int], table: Path) -> Question:
     answers = [row.get(f"answer{number}") or "" for number in range(1, 7)]
     return Question(row["question"].strip(), distinct(answers), gold=_gold(row["cor_section"], numbers, table))
 

@@ -1,4 +1,4 @@
-"""Questions of a user's own: one JSON object a line, with the passages that a search of theirs found."""
+"""Questions of a user: one JSON object per line, with the passages from the user's retrieval."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EXPECTED = (
     "JSON lines with question, answer (a text or a list) and passages (a list, best first), and where known options, "
     "gold (numbers of the passages that hold the answer, from 0) and document (a name)"
 )
-_KNOWN = ("question", "answer", "passages", "options", "gold", "document")
+_FIELDS = ("question", "answer", "passages", "options", "gold", "document")
 _INSTRUCTION = "Answer the question from the passages alone, in a few words."
 
 
 @TASKS.register("local")
 def questions(path: Path) -> Task:
-    """Questions of a file; those of one `document`, or else with the same passages, belong together."""
+    """Read the questions of a file, grouped by `document`, or else by equal passages."""
     rows = read_jsonl(path, KEY, EXPECTED)
     _check_gold(rows, path)
     grouped: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -30,19 +30,22 @@ def questions(path: Path) -> Task:
 
 
 def _document_of(row: dict[str, Any], path: Path) -> tuple[str, ...]:
-    strange = next((name for name in row if name not in _KNOWN), None)
-    if strange is not None:
-        raise ValueError(f"{KEY}={path} has a row with the field {strange!r}; expected {EXPECTED}")
+    unknown = next((name for name in row if name not in _FIELDS), None)
+    if unknown is not None:
+        raise ValueError(f"{KEY}={path} has a row with the field {unknown!r}; expected {EXPECTED}")
     return _texts(row, "passages", path) if row.get("document") is None else (str(row["document"]),)
 
 
 def _document(number: int, rows: list[dict[str, Any]], path: Path) -> Document:
-    found = [_texts(row, "passages", path) for row in rows]
-    passages = {text: at for at, text in enumerate(dict.fromkeys(text for texts in found for text in texts))}
-    asked = [
-        _question(row, tuple(passages[text] for text in texts), path) for row, texts in zip(rows, found, strict=True)
+    passage_lists = [_texts(row, "passages", path) for row in rows]
+    passages = {
+        text: index for index, text in enumerate(dict.fromkeys(text for texts in passage_lists for text in texts))
+    }
+    parsed = [
+        _question(row, tuple(passages[text] for text in texts), path)
+        for row, texts in zip(rows, passage_lists, strict=True)
     ]
-    return Document(str(rows[0].get("document", f"document {number}")), tuple(passages), tuple(asked))
+    return Document(str(rows[0].get("document", f"document {number}")), tuple(passages), tuple(parsed))
 
 
 def _question(row: dict[str, Any], ranking: tuple[int, ...], path: Path) -> Question:
@@ -57,24 +60,24 @@ def _question(row: dict[str, Any], ranking: tuple[int, ...], path: Path) -> Ques
 
 
 def _gold(row: dict[str, Any], ranking: tuple[int, ...], path: Path) -> tuple[int, ...]:
-    places = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
-    for place in places:
-        if type(place) is not int or not 0 <= place < len(ranking):
+    positions = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
+    for position in positions:
+        if type(position) is not int or not 0 <= position < len(ranking):
             raise ValueError(
-                f"{KEY}={path} has gold={place!r} with {len(ranking)} passages; expected their numbers from 0"
+                f"{KEY}={path} has gold={position!r} with {len(ranking)} passages; expected their numbers from 0"
             )
-    return tuple(ranking[place] for place in places)
+    return tuple(ranking[position] for position in positions)
 
 
 def _check_gold(rows: list[dict[str, Any]], path: Path) -> None:
-    """Positions of gold passages are reported for all questions or for none."""
-    without = [("gold" in row) for row in rows]
-    if any(without) and not all(without):
+    """Raise ValueError unless all rows or no rows have gold, because gold positions are reported for all or none."""
+    has_gold = [("gold" in row) for row in rows]
+    if any(has_gold) and not all(has_gold):
         raise ValueError(f"{KEY}={path} has gold in some rows only; expected it in every row or none")
 
 
 def _texts(row: dict[str, Any], name: str, path: Path) -> tuple[str, ...]:
     texts = field(row, name, path, KEY, EXPECTED, list)
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{KEY}={path} has {name} that are no texts; expected {EXPECTED}")
+        raise ValueError(f"{KEY}={path} has {name} with a value that is not a string; expected {EXPECTED}")
     return tuple(text.strip() for text in texts)

@@ -1,4 +1,4 @@
-"""Requests of questions and their passages, with labels, and what their prompts have in common."""
+"""Requests of questions and their passages, with labels, and the overlap of their prompts."""
 
 from __future__ import annotations
 
@@ -7,99 +7,108 @@ from collections.abc import Sequence
 import numpy as np
 
 from spanlab.core.request import Request, Span
-from spanlab.workloads.questions.found import Found
+from spanlab.workloads.questions.passage_retrieval import RetrievedPassages
 from spanlab.workloads.questions.prompt import PromptWriter
 from spanlab.workloads.questions.task import Task
 from spanlab.workloads.selection import Selection
 from spanlab.workloads.workload import Label, Provenance, Workload
 
-#: Tokens of an answer of one's own beside those of the longest gold answer.
+#: Tokens that a generated answer may have beyond the longest gold answer.
 ROOM = 8
 
 
-def workload_of(task: Task, found: Sequence[Found], writer: PromptWriter, selection: Selection, how: str) -> Workload:
-    """One request a question, in groups by document.
+def make_workload(
+    task: Task, retrieved: Sequence[RetrievedPassages], writer: PromptWriter, selection: Selection, how: str
+) -> Workload:
+    """Make one request per question, in groups by document.
 
     Spans: head, passages, question with the opened answer. Labels: `task`; `opening`, the words that open the answer;
-    `choices`, one a line; and where gold passages are known, `gold_position` (−1: not found) and `gold_tokens` of the
+    `choices`, one a line; and if gold passages are known, `gold_position` (−1: not retrieved) and `gold_tokens` of the
     passage that states the answer.
 
-    `how`  how passages were found and ordered, in words.
+    `how`  description of retriever and order.
     """
-    requests = tuple(_request(number, one, writer, selection) for number, one in enumerate(found))
-    _check_length(requests, found, selection)
+    requests = tuple(_request(number, item, writer, selection) for number, item in enumerate(retrieved))
+    _check_length(requests, retrieved, selection)
     labels: dict[str, tuple[Label, ...]] = {
-        "task": tuple(one.question.label or task.name for one in found),
-        "opening": tuple(one.question.stem for one in found),
-        "choices": tuple("\n".join(one.question.choices) for one in found),
+        "task": tuple(item.question.label or task.name for item in retrieved),
+        "opening": tuple(item.question.stem for item in retrieved),
+        "choices": tuple("\n".join(item.question.choices) for item in retrieved),
     }
-    positions = [one.position for one in found if one.position is not None]
+    positions = [item.position for item in retrieved if item.position is not None]
     if positions:
         labels["gold_position"] = tuple(positions)
-        stated = [one.stated for one in found if one.stated is not None]
+        stated = [item.stated for item in retrieved if item.stated is not None]
         labels["gold_tokens"] = tuple(len(writer.passage(text).tokens) for text in stated)
-    detail = [_asked(task, found, how), *_retrieved(found), *_prompts(requests), f"{writer.name} tokenizer"]
+    detail = [
+        _question_detail(task, retrieved, how),
+        *_retrieval_detail(retrieved),
+        *_prompt_detail(requests),
+        f"{writer.name} tokenizer",
+    ]
     return Workload(task.name, requests, Provenance(task.kind, ", ".join(detail)), labels)
 
 
-def _request(number: int, found: Found, writer: PromptWriter, selection: Selection) -> Request:
-    passages = [writer.passage(text) for text in found.passages]
-    question = found.question
+def _request(number: int, retrieved: RetrievedPassages, writer: PromptWriter, selection: Selection) -> Request:
+    passages = [writer.passage(text) for text in retrieved.passages]
+    question = retrieved.question
     return Request(
         number,
-        found.document,
+        retrieved.document,
         (writer.head, *passages, writer.question(question)),
         selection.output_tokens or writer.answer_tokens(question) + ROOM,
         answer="\n".join(question.answers),
-        gold=tuple(1 + at for at in found.gold or ()),
+        gold=tuple(1 + position for position in retrieved.gold or ()),
     )
 
 
-def _check_length(requests: Sequence[Request], found: Sequence[Found], selection: Selection) -> None:
-    """Refuse prompts beyond the limit, naming a passage that alone is beyond it."""
+def _check_length(requests: Sequence[Request], retrieved: Sequence[RetrievedPassages], selection: Selection) -> None:
+    """Raise ValueError for prompts longer than the limit; name a passage that alone exceeds it."""
     limit = selection.max_prompt_tokens
-    for request, one in zip(requests, found, strict=True):
+    for request, item in zip(requests, retrieved, strict=True):
         if limit is None or request.num_tokens <= limit:
             continue
         longest = max(request.spans[1:-1], key=lambda span: len(span.tokens))
-        text = one.passages[request.spans.index(longest) - 1]
-        what = f"the prompt of question {request.id} has {request.num_tokens:,} tokens: expected a smaller k or shorter"
+        text = item.passages[request.spans.index(longest) - 1]
+        problem = (
+            f"the prompt of question {request.id} has {request.num_tokens:,} tokens: expected a smaller k or shorter"
+        )
         if len(longest.tokens) > limit:
-            what = f"the passage {text[:40]!r} has {len(longest.tokens):,} tokens: expected shorter"
-        raise ValueError(f"workload.max_prompt_tokens={limit}: {what} passages")
+            problem = f"the passage {text[:40]!r} has {len(longest.tokens):,} tokens: expected shorter"
+        raise ValueError(f"workload.max_prompt_tokens={limit}: {problem} passages")
 
 
-def _asked(task: Task, found: Sequence[Found], how: str) -> str:
-    documents = len({one.document for one in found})
+def _question_detail(task: Task, retrieved: Sequence[RetrievedPassages], how: str) -> str:
+    documents = len({item.document for item in retrieved})
     left_out = f" ({task.left_out} left out, for their passages are not told apart)" if task.left_out else ""
-    counts = sorted({len(one.passages) for one in found})
+    counts = sorted({len(item.passages) for item in retrieved})
     passages = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
-    return f"{len(found)} questions about {documents} {task.nouns}{left_out}, {passages} passages each {how}"
+    return f"{len(retrieved)} questions about {documents} {task.nouns}{left_out}, {passages} passages each {how}"
 
 
-def _prompts(requests: Sequence[Request]) -> tuple[str, str]:
-    """The numbers that reuse lives on."""
+def _prompt_detail(requests: Sequence[Request]) -> tuple[str, str]:
+    """Return prompt lengths and the overlap of passages, which determine reuse."""
     lengths = [request.num_tokens for request in requests]
     length = f"prompts of {np.median(lengths):.0f} tokens (median), at most {max(lengths)}"
     return length, f"{overlap(requests):.0%} of the passages' tokens stood in an earlier prompt"
 
 
-def _retrieved(found: Sequence[Found]) -> list[str]:
-    """How many questions have all their gold passages, where they are known."""
-    whole = [len(one.gold) == len(set(one.question.gold or ())) for one in found if one.gold is not None]
-    return [f"all gold passages found for {sum(whole) / len(whole):.0%}"] if whole else []
+def _retrieval_detail(retrieved: Sequence[RetrievedPassages]) -> list[str]:
+    """Return the share of questions whose gold passages were all retrieved, if gold passages are known."""
+    complete = [len(item.gold) == len(set(item.question.gold or ())) for item in retrieved if item.gold is not None]
+    return [f"all gold passages found for {sum(complete) / len(complete):.0%}"] if complete else []
 
 
 def overlap(requests: Sequence[Request]) -> float:
-    """Share of the passages' tokens that stand in an earlier request's prompt too."""
-    seen: set[int] = set()
-    again = tokens = 0
+    """Return the share of passage tokens that also occur in the prompt of an earlier request."""
+    earlier: set[int] = set()
+    repeated = tokens = 0
     for request in requests:
         for span in _passages(request):
             tokens += len(span.tokens)
-            again += len(span.tokens) * (id(span) in seen)
-        seen |= {id(span) for span in _passages(request)}
-    return again / tokens
+            repeated += len(span.tokens) * (id(span) in earlier)
+        earlier |= {id(span) for span in _passages(request)}
+    return repeated / tokens
 
 
 def _passages(request: Request) -> tuple[Span, ...]:

@@ -1,4 +1,4 @@
-"""Retrievers: which passages a question gets, best first."""
+"""Retrievers: rankings of passages for each question, best first."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question as a retriever gets it; numbers count the passages that are searched.
+    """Input of a retriever; numbers are indexes of the searched passages.
 
-    `gold`, `ranking`  as of a task's question; None where they are not known.
+    `gold`, `ranking`  as in a task's question; None if unknown.
     """
 
     text: str
@@ -33,34 +33,34 @@ RETRIEVERS.later("dense", "spanlab.dense_retrieval")
 
 @RETRIEVERS.register("bm25")
 def bm25(passages: Sequence[str], queries: Sequence[Query]) -> list[Ints]:
-    """Okapi BM25 as Lucene scores it (k1 = 1.5, b = 0.75): words in lower case, English stop words left out."""
+    """Okapi BM25 as Lucene scores it (k1 = 1.5, b = 0.75): lower-case words without English stop words."""
     import bm25s
 
     index = bm25s.BM25()
-    words = bm25s.tokenize([*passages, *(query.text for query in queries)], return_ids=False, show_progress=False)
-    if not any(words[: len(passages)]):
+    word_lists = bm25s.tokenize([*passages, *(query.text for query in queries)], return_ids=False, show_progress=False)
+    if not any(word_lists[: len(passages)]):
         raise ValueError("workload.questions.retrieval=bm25: expected passages with words, not stop words alone")
-    index.index(words[: len(passages)], show_progress=False)
-    return [by_score(index.get_scores(asked)) for asked in words[len(passages) :]]
+    index.index(word_lists[: len(passages)], show_progress=False)
+    return [rank_by_score(index.get_scores(query_words)) for query_words in word_lists[len(passages) :]]
 
 
 @RETRIEVERS.register("given")
-def given(passages: Sequence[str], queries: Sequence[Query], draw: np.random.Generator) -> list[Ints]:
-    """The passages that the file names, in its order; else the gold ones, then others drawn at random."""
-    return [_given(query, len(passages), draw) for query in queries]
+def rank_as_given(passages: Sequence[str], queries: Sequence[Query], draw: np.random.Generator) -> list[Ints]:
+    """Rank passages as the file lists them; else the gold passages first, then the others in random order."""
+    return [_given_ranking(query, len(passages), draw) for query in queries]
 
 
-def _given(query: Query, count: int, draw: np.random.Generator) -> Ints:
+def _given_ranking(query: Query, count: int, rng: np.random.Generator) -> Ints:
     if query.ranking is not None:
         return np.array(query.ranking, dtype=np.int64)
     if query.gold is None:
         raise ValueError(
-            "workload.questions.retrieval=given: expected bm25 or dense, for the task does not know its gold passages"
+            "workload.questions.retrieval=given: expected bm25 or dense, because the task has no gold passages"
         )
-    others = np.setdiff1d(np.arange(count), query.gold)
-    return np.concatenate([np.array(query.gold, dtype=np.int64), draw.permutation(others)])
+    other_passages = np.setdiff1d(np.arange(count), query.gold)
+    return np.concatenate([np.array(query.gold, dtype=np.int64), rng.permutation(other_passages)])
 
 
-def by_score(scores: Floats) -> Ints:
-    """Numbers from the highest score to the lowest; equal ones in their order."""
+def rank_by_score(scores: Floats) -> Ints:
+    """Return passage numbers by decreasing score; ties keep their order."""
     return np.argsort(-scores, kind="stable")

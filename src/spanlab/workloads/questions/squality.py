@@ -1,4 +1,4 @@
-"""SQuALITY: stories cut into passages, with questions that are answered in a paragraph (arXiv 2205.11465)."""
+"""SQuALITY: stories split into passages, with questions and answers of a paragraph (arXiv 2205.11465)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from spanlab.workloads import prompts
 from spanlab.workloads.files import field, read_jsonl
-from spanlab.workloads.passages import cut
+from spanlab.workloads.passages import split_passages
 from spanlab.workloads.questions.task import TASKS, Document, Question, Task, distinct
 
 KEY = "workload.path"
@@ -17,19 +17,19 @@ _INSTRUCTION = "Answer the question about the story from the passages, in one pa
 
 @TASKS.register("squality")
 def stories(path: Path, passage_words: int = prompts.RAG.passage_words) -> Task:
-    """Stories of a SQuALITY jsonl in passages of whole sentences; which of them hold an answer is not known."""
+    """Read the stories of a SQuALITY jsonl as passages of complete sentences; gold passages are unknown."""
     rows = read_jsonl(path, KEY, EXPECTED)
     documents = tuple(_document(f"story {number}", row, path, passage_words) for number, row in enumerate(rows))
     return Task("squality", "local text", f"SQuALITY stories, {path.name}", _INSTRUCTION, documents)
 
 
-def _document(name: str, row: dict[str, Any], path: Path, words: int) -> Document:
-    passages = cut(field(row, "document", path, KEY, EXPECTED, str), words)
-    asked = field(row, "questions", path, KEY, EXPECTED, list)
-    return Document(name, tuple(passages), tuple(_question(one, path) for one in asked))
+def _document(name: str, row: dict[str, Any], path: Path, passage_words: int) -> Document:
+    passages = split_passages(field(row, "document", path, KEY, EXPECTED, str), passage_words)
+    entries = field(row, "questions", path, KEY, EXPECTED, list)
+    return Document(name, tuple(passages), tuple(_question(entry, path) for entry in entries))
 
 
 def _question(row: dict[str, Any], path: Path) -> Question:
     responses = field(row, "responses", path, KEY, EXPECTED, list)
-    answers = [field(one, "response_text", path, KEY, EXPECTED, str) for one in responses]
+    answers = [field(response, "response_text", path, KEY, EXPECTED, str) for response in responses]
     return Question(field(row, "question_text", path, KEY, EXPECTED, str).strip(), distinct(answers))

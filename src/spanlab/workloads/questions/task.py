@@ -1,4 +1,4 @@
-"""What a task is: documents cut into passages, and questions about them whose answers are known."""
+"""Task: documents split into passages, and questions about them with known answers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from spanlab.workloads.workload import ProvenanceKind
 class Question:
     """A question about a document.
 
-    `answers`  gold references, each as good as the others; at least one.
-    `choices`  what may be answered, where the task has options; one of them is the answer.
-    `gold`     numbers of the document's passages that hold what the answer needs, first the one that states it; None
-               where the task does not know them.
-    `stem`     words with which the answer is opened; the gold answer continues them behind a space.
-    `ranking`  numbers of passages that a file names for this question, best first; None where it names none.
-    `label`    the questions that it is reported with; empty: all of the task.
+    `answers`  gold references, equally correct; at least one.
+    `choices`  the options of a multiple-choice question, which include the answer; empty for an open question.
+    `gold`     numbers of the document's passages that the answer needs, the one that states it first; None if unknown.
+    `stem`     start of the answer in the prompt; the gold answer continues it after a space.
+    `ranking`  numbers of the passages that a file lists for this question, best first; None if it lists none.
+    `label`    group of questions for reports; empty: all questions of the task.
     """
 
     text: str
@@ -34,7 +33,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text in passages, and what is asked about it."""
+    """A text in passages, and the questions about it."""
 
     name: str
     passages: tuple[str, ...]
@@ -45,10 +44,10 @@ class Document:
 class Task:
     """Documents with questions.
 
-    `name`          in tables and figures.
-    `nouns`         what its documents are, such as FairytaleQA stories.
-    `instruction`   what the model is told to do.
-    `left_out`      documents that the source holds and the task cannot use.
+    `name`          name in tables and figures.
+    `nouns`         plural noun for its documents, such as FairytaleQA stories.
+    `instruction`   instruction to the model.
+    `left_out`      number of documents of the source that the task cannot use.
     """
 
     name: str
@@ -65,35 +64,37 @@ TASKS: Registry[Task] = Registry("workload.questions.task", given=("path",))
 Item = TypeVar("Item")
 
 
-def checked(task: Task, source: str) -> Task:
-    """The task; ValueError, one sentence, for an empty passage, a document without any, or a question without answers.
+def check_task(task: Task, source: str) -> Task:
+    """Return the task; ValueError for an empty passage, or a document without passages, or a question without answers.
 
-    `source`  the setting that names where the task comes from, as error messages begin
+    `source`  setting that names the source of the task, the start of error messages
     """
     for document in task.documents:
-        where = f"{source} has the document {document.name!r}"
+        subject = f"{source} has the document {document.name!r}"
         if not document.passages:
-            raise ValueError(f"{where} without any passage; expected at least one")
-        empty = _first(at for at, passage in enumerate(document.passages) if not passage.strip())
+            raise ValueError(f"{subject} without any passage; expected at least one")
+        empty = _first(index for index, passage in enumerate(document.passages) if not passage.strip())
         if empty is not None:
-            raise ValueError(f"{where} with an empty passage, number {empty}; expected text in each")
-        unknown = _first(one.text for one in document.questions if not any(map(str.strip, one.answers)))
+            raise ValueError(f"{subject} with an empty passage, number {empty}; expected text in each")
+        unknown = _first(question.text for question in document.questions if not any(map(str.strip, question.answers)))
         if unknown is not None:
-            raise ValueError(f"{where} with a question without a gold answer, {unknown[:60]!r}; expected one for each")
+            raise ValueError(
+                f"{subject} with a question without a gold answer, {unknown[:60]!r}; expected one for each"
+            )
     if not any(document.questions for document in task.documents):
         raise ValueError(f"{source} holds no question; expected at least one")
     return task
 
 
 def one_line(text: str) -> str:
-    """The text with all white space as single spaces, so that several can stand one a line."""
+    """Return the text with all white space as single spaces, for lists with one text per line."""
     return " ".join(text.split())
 
 
 def distinct(texts: Sequence[str]) -> tuple[str, ...]:
-    """Each text once, in order of first appearance, as single lines and without empty ones."""
+    """Return the distinct non-empty texts as single lines, in order of first appearance."""
     return tuple(dict.fromkeys(line for line in map(one_line, texts) if line))
 
 
-def _first(found: Iterable[Item]) -> Item | None:
-    return next(iter(found), None)
+def _first(items: Iterable[Item]) -> Item | None:
+    return next(iter(items), None)

@@ -1,4 +1,4 @@
-"""Words of made-up facts: given names, things that one can lend, cities."""
+"""Words of synthetic facts: given names, items to lend, cities."""
 
 _NAMES = """
 Ada Agnes Alan Albert Alice Amelia Anna Arthur Aron Bella Ben Bruno Carla Carl Cecil Clara Colin Cora Daisy Daniel
@@ -8,14 +8,14 @@ Laura Lena Leo Lily Linda Louis Lucy Lukas Mara Marco Maria Martin Max Mira Nora
 Philip Rita Robert Rosa Ruth Simon Sofia Stella Theo Thomas Tina Tom Ursula Vera Victor Walter
 """
 NAMES = tuple(_NAMES.split())
-_THINGS = """
+_ITEMS = """
 anchor apron axe basket bell bicycle blanket boat bowl broom bucket camera candle canoe carpet chain chair chest
 clock coat compass crown cup desk diary doll drum easel fan flag flute globe guitar hammer harp hat helmet kettle
 kite knife ladder lamp lantern loom map mask mirror needle oar organ paddle piano pipe plough pot purse ring robe
 rope saddle saw scarf shield shovel sled spade spoon stamp statue sword tent trumpet trunk umbrella vase violin
 wagon wheel whistle
 """
-THINGS = tuple(_THINGS.split())
+ITEMS = tuple(_ITEMS.split())
 _CITIES = """
 Accra Amsterdam Athens Austin Baghdad Barcelona Beijing Berlin Bombay Boston Brussels Budapest Cairo Chicago Dallas
 Delhi Denver Dublin Edinburgh Florence Geneva Glasgow Hamburg Havana Helsinki Houston Istanbul Jakarta Jerusalem
@@ -24,7 +24,7 @@ Oslo Oxford Paris Portland Prague Quebec Rome Santiago Seattle Shanghai Stockhol
 Warsaw Washington Zurich
 """
 CITIES = tuple(_CITIES.split())
-#: Sentences that say nothing of who keeps what.
+#: Sentences without facts about the items.
 REMARKS = (
     "The winter was long and the roads were icy.",
     "A letter takes three days when the weather is fine.",

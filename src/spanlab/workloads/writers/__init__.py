@@ -1,1 +1,1 @@
-"""Workloads out: requests as lines of the traces and request files that other tools replay."""
+"""Writers: requests as lines of traces and request files that other tools replay."""

@@ -1,4 +1,4 @@
-"""Prompts as numbers of blocks, each of which names its tokens and all before them."""
+"""Chained block ids of prompts: an id identifies the tokens of a block and its whole prefix."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from spanlab.workloads.logs.mooncake import BLOCKS
 
 
 class BlockIds:
-    """Numbers blocks in order of first appearance; equal numbers mean equal prompts up to the block's end.
+    """Block numbers in order of first appearance; equal numbers mean equal prompts up to the block's end.
 
-    A shorter last block has a number of its own, so that a number always stands for as many tokens.
+    A partial last block has a separate number, so that a number always stands for the same number of tokens.
     """
 
     def __init__(self, size: int) -> None:
         if size not in BLOCKS:
             sizes = ", ".join(map(str, sorted(BLOCKS)))
-            raise ValueError(f"writer.block_size={size}: expected one of {sizes}, which readers recognise")
+            raise ValueError(f"writer.block_size={size}: expected one of {sizes}, the sizes that log readers recognise")
         self._size = size
         self._numbers: dict[tuple[int, bytes], int] = {}
         self._salts: dict[str, int] = {}
 
     def of(self, request: Request) -> list[int]:
-        """The blocks of a prompt; requests with different salts share none."""
-        tokens, found = request.string, []
+        """Return the block numbers of a prompt; requests with different salts share no blocks."""
+        tokens, numbers = request.string, []
         parent = -1 - self._salts.setdefault(request.cache_salt, len(self._salts))
         for start in range(0, len(tokens), self._size):
             block = parent, tokens.key(start, self._size)
             parent = self._numbers.setdefault(block, len(self._numbers))
-            found.append(parent)
-        return found
+            numbers.append(parent)
+        return numbers

@@ -1,4 +1,4 @@
-"""A request as the body of a call of an OpenAI-compatible server, with an output of exactly its length."""
+"""Bodies of calls to an OpenAI-compatible server, with outputs of an exact length."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from spanlab.core.request import Request
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: What a prompt is: token ids or text for completions, or one message of a user for chat completions.
+#: Form of a prompt: token ids or text for completions, or one user message for chat completions.
 PROMPTS = ("tokens", "text", "messages")
 
 
 @dataclass(frozen=True)
 class Bodies:
-    """Makes bodies for a model of a server.
+    """Writer of request bodies for a model of a server.
 
-    `tokenizer`  decodes prompts to text; None exactly where prompts are token ids
-    `exact`      asks for outputs of exactly their length, by parameters that vLLM and SGLang know beside OpenAI's
+    `tokenizer`  decodes prompts to text; None if and only if prompts are token ids
+    `exact`      requests outputs of an exact length, with parameters that vLLM and SGLang add to OpenAI's
     """
 
     model: str | None
@@ -30,11 +30,11 @@ class Bodies:
 
     @property
     def call(self) -> str:
-        """The call that takes them, behind /v1/."""
+        """The API call of the bodies: the path after /v1/."""
         return "chat/completions" if self.prompts == "messages" else "completions"
 
     def body(self, request: Request) -> dict[str, Any]:
-        """The prompt and its limits, for `orjson.OPT_SERIALIZE_NUMPY`; `cache_salt` is vLLM's."""
+        """Return prompt and output limits, for `orjson.OPT_SERIALIZE_NUMPY`; `cache_salt` is a parameter of vLLM."""
         body = {**self._prompt(request), "max_tokens": request.output_len, "temperature": 0.0}
         if self.exact:
             body |= {"min_tokens": request.output_len, "ignore_eos": True}
@@ -52,7 +52,7 @@ class Bodies:
 
 
 def check_prompts(path: str, prompts: str, tokenizer: str | None) -> None:
-    """Refuse prompts of text without a tokenizer, and a tokenizer that nothing would read; `path` holds both keys."""
+    """Reject text prompts without a tokenizer, and an unused tokenizer; both keys are under `path`."""
     one_of(f"{path}.prompts", prompts, PROMPTS)
     if tokenizer is None and prompts != "tokens":
         raise ValueError(f"{path}.prompts={prompts}: expected {path}.tokenizer too, a tokenizer.json or its folder")

@@ -1,4 +1,4 @@
-"""Formats that workloads are written in, by name; each is registered by a file of its own."""
+"""Registry of output formats of workloads; each format is registered by its module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spanlab.core.request import Request
 from spanlab.registry import Registry
 
 Line = dict[str, Any]
-#: Requests in order of arrival, as one JSON object each, in which numpy arrays are lists.
+#: Converts requests in order of arrival to one JSON object each, in which numpy arrays are lists.
 Writer = Callable[[Iterable[Request]], Iterator[Line]]
 
 #: A registered function returns the writer; its parameters are keys of `writer`.

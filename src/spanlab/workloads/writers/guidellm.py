@@ -1,4 +1,4 @@
-"""A trace for guidellm's replay profile: kind=mooncake reads its blocks, kind=trace_synthetic its lengths alone."""
+"""A trace for guidellm's replay profile: kind=mooncake reads its blocks, kind=trace_synthetic only its lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spanlab.workloads.writers.formats import WRITERS, Line, Writer
 
 @WRITERS.register("guidellm")
 def guidellm(block_size: int = 512) -> Writer:
-    """As a Mooncake trace, but for `timestamp`, which guidellm reads in seconds."""
+    """Write a Mooncake trace with `timestamp` in seconds, as guidellm reads it."""
     ids = BlockIds(block_size)
 
     def write(requests: Iterable[Request]) -> Iterator[Line]:

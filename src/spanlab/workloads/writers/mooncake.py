@@ -1,4 +1,4 @@
-"""The Mooncake trace, which AIPerf, Dynamo and SGLang replay as a timed trace: milliseconds, lengths, ids of blocks."""
+"""Mooncake trace, which AIPerf, Dynamo and SGLang replay as a timed trace: milliseconds, lengths, block ids."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NS_PER_MS = 1_000_000
 
 @WRITERS.register("mooncake")
 def mooncake(block_size: int = 512) -> Writer:
-    """`timestamp` is in milliseconds, whole where it can be; sessions are not written, for readers continue them."""
+    """Write `timestamp` in milliseconds, as an integer if exact, and no sessions, because readers continue them."""
     ids = BlockIds(block_size)
 
     def write(requests: Iterable[Request]) -> Iterator[Line]:
         for request in requests:
-            whole, rest = divmod(request.arrived_at, _NS_PER_MS)
+            milliseconds, remainder = divmod(request.arrived_at, _NS_PER_MS)
             yield {
-                "timestamp": request.arrived_at / _NS_PER_MS if rest else whole,
+                "timestamp": request.arrived_at / _NS_PER_MS if remainder else milliseconds,
                 "input_length": request.num_tokens,
                 "output_length": request.output_len,
                 "hash_ids": ids.of(request),

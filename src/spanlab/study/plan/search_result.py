@@ -1,4 +1,4 @@
-"""What a search has found."""
+"""The result of a search, its axis and its marks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from spanlab.study.plan.outcome import Outcome
 
 @dataclass(frozen=True)
 class Mark:
-    """A value that others recommend, in the figure of a search."""
+    """A value that another system recommends, marked in the figure of a search."""
 
-    words: str
+    label: str
     value: float
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What varies: its name in `summary.json`, its name in figures with the unit, and whether steps are ratios."""
+    """The varied quantity: key in `summary.json`, label with unit in figures, and whether the scale is logarithmic."""
 
     key: str
     label: str
@@ -27,17 +27,17 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search.
 
-    `axis`      what was varied
-    `curve`     every value that was tried, increasing; empty where none could be
-    `verdict`   the answer in one sentence without its full stop, or why there is none
+    `axis`      the varied quantity
+    `curve`     every tried value with its outcome, in increasing order; empty where none could be tried
+    `verdict`   the answer in one sentence without a full stop, or the reason why there is none
     `helps`     whether some value meets the targets
-    `value`     the value that answers, on the axis; None where none does
+    `value`     the best value on the axis that meets the targets; None without one
     `answer`    keys for `summary.json`
-    `marks`     values that others recommend
-    `caveats`   where the answer is less than it seems
+    `marks`     values that other systems recommend
+    `caveats`   limitations of the answer
     """
 
     axis: Axis

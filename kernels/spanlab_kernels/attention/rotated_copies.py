@@ -1,6 +1,6 @@
-"""Prefill over spans that are turned once: copied to their final positions in a row, and read there without rotation.
+"""Prefill over rotated copies of spans: keys are copied once, at their final positions, and read without rotation.
 
-Rotating the keys for every tile of rows, or the rows for every span, costs more than that where rows are many.
+With many rows, this costs less than rotating the keys for every tile of rows, or the rows for every span.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from spanlab_kernels.attention.groups import GroupArrays, Numbers
 from spanlab_kernels.attention.kernel import angles, channels, rotate
 from spanlab_kernels.attention.work import Tiles, list_tiles
 
-PAGE = 16  # of the copies
-TILE = 32  # keys that one program turns
+PAGE = 16  # page size of the copies
+TILE = 32  # keys that one program rotates
 
 
 @dataclass(frozen=True, eq=False)
-class Turned:
-    """What turning a batch takes: its groups of several rows as they read the pool, and as they read the copies.
+class RotationPlan:
+    """Plan of the rotated copies of a batch: its groups of several rows over the pool, and over the copies.
 
-    `sequences` has them where all are the last rows of keys in a row, and `rows` their rows in the batch.
+    `keys` is the number of copied keys. `sequences` has the groups as causal sequences, if each has the last rows of
+    contiguous keys, else None. `rows` has their rows in the batch.
     """
 
     source: SpanBatch
@@ -40,52 +41,57 @@ class Turned:
 
 
 @lru_cache(maxsize=4)
-def turned(batch: SpanBatch) -> Turned:
-    """Plan the copies of a batch; kept for the last few batches, since all layers of a model ask for the same."""
+def plan_rotation(batch: SpanBatch) -> RotationPlan:
+    """Plan the copies of a batch; cached for the last few batches, since all layers of a model use the same plan."""
     groups = batch.groups_on_host
-    assert groups is not None, "rows that the device chose are read where they are"
+    assert groups is not None, "a batch of rows chosen on the device has no copies"
     chosen = groups.rows > 1
     spans = groups.of_span.where(np.repeat(chosen, groups.spans))
     groups = groups._replace(spans=np.where(chosen, groups.spans, 0), of_span=spans)
     source = pack(groups, batch.pages, page_size=batch.page_size, page_count=batch.page_count)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(spans.length)])
     count = -(-int(starts[-1]) // PAGE)
-    laid = spans._replace(
+    copied_spans = spans._replace(
         position=np.zeros_like(starts[:-1]), first_page=starts[:-1] // PAGE, offset=starts[:-1] % PAGE
     )
     pages = torch.arange(count, dtype=torch.int32, device=batch.device)
-    target = pack(groups._replace(of_span=laid), pages, page_size=PAGE, page_count=count)
+    target = pack(groups._replace(of_span=copied_spans), pages, page_size=PAGE, page_count=count)
     rows = np.flatnonzero(np.repeat(chosen, groups.rows))
-    (rows_there,) = to_device([rows], torch.int32, batch.device)
-    return Turned(source, target, int(starts[-1]), _sequences(groups, chosen, batch.device), rows_there)
+    (rows_on_device,) = to_device([rows], torch.int32, batch.device)
+    return RotationPlan(source, target, int(starts[-1]), _sequences(groups, chosen, batch.device), rows_on_device)
 
 
 def _sequences(groups: GroupArrays, chosen: Numbers, device: torch.device) -> Sequences | None:
-    """The chosen groups as sequences; none where a row or a span is out of line."""
+    """The chosen groups as sequences; None if any group is not the last rows of contiguous keys."""
     row_starts, span_starts = (
         np.concatenate([np.zeros(1, np.int64), np.cumsum(x)]) for x in (groups.rows, groups.spans)
     )
     spans, rows, keys = groups.of_span, [0], [0]
     for group in np.flatnonzero(chosen):
-        place = groups.query_index[slice(*row_starts[group : group + 2])]
-        own = slice(*span_starts[group : group + 2])
-        index, length = spans.index[own], spans.length[own]
-        in_line = (np.diff(place) == 1).all() and (index[1:] == (index + length)[:-1]).all()
-        if not (len(index) and in_line and place[-1] + 1 == index[-1] + length[-1] and place[0] >= index[0]):
+        query_index = groups.query_index[slice(*row_starts[group : group + 2])]
+        group_spans = slice(*span_starts[group : group + 2])
+        index, length = spans.index[group_spans], spans.length[group_spans]
+        contiguous = (np.diff(query_index) == 1).all() and (index[1:] == (index + length)[:-1]).all()
+        if not (
+            len(index) and contiguous and query_index[-1] + 1 == index[-1] + length[-1] and query_index[0] >= index[0]
+        ):
             return None
-        rows.append(rows[-1] + len(place))
+        rows.append(rows[-1] + len(query_index))
         keys.append(keys[-1] + int(length.sum()))
     on_device = to_device([np.array(rows), np.array(keys)], torch.int32, device)
     return Sequences(tuple(rows), tuple(keys), *on_device)
 
 
 @triton.jit(do_not_specialize=["table_length"])
-def _turn(
+def _copy_rotated(
     keys, values, to_keys, to_values, source, source_rows, target, tile_starts, spans, cos, sin, table_length,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PER_KEY: tl.constexpr,
     ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HALF_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key tiles or more, kv heads): keys rotated to where they stand, PER_KEY each by its own; values as is."""
+    """Grid (key tiles or more, kv heads): copy keys rotated by the position of their tile, and values unchanged.
+
+    PER_KEY: each key is rotated by its own position.
+    """
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     if tile >= tl.load(tile_starts + spans):
         return
@@ -94,34 +100,38 @@ def _turn(
     is_key = (near < count)[:, None]
     from_row = tl.load(source_rows + tile * BLOCK_N + near).to(tl.int64)
     to_row = (tl.load(target + tile * 4) + near).to(tl.int64)
-    at = (from_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
-    to = (to_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
+    source_offset = (from_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
+    target_offset = (to_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
     first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
     second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
     second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
     is_first, is_second = is_key & (first < HEAD_DIM)[None, :], is_key & (second < HEAD_DIM)[None, :]
-    k1 = tl.load(keys + at + first[None, :], mask=is_first, other=0.0)
-    k2 = tl.load(keys + at + second[None, :], mask=is_second, other=0.0)
+    k1 = tl.load(keys + source_offset + first[None, :], mask=is_first, other=0.0)
+    k2 = tl.load(keys + source_offset + second[None, :], mask=is_second, other=0.0)
     shift = position + (near if PER_KEY else tl.zeros_like(near))
     in_table = (is_key & (shift < table_length)[:, None]) & (pair < ROTARY_HALF)[None, :]
     c, s = angles(cos, sin, shift[:, None], pair[None, :], in_table, ROTARY_HALF)
     t1, t2 = rotate(k1.to(tl.float32), k2.to(tl.float32), c, s)
-    tl.store(to_keys + to + first[None, :], t1.to(k1.dtype), mask=is_first)
-    tl.store(to_keys + to + second[None, :], t2.to(k2.dtype), mask=is_second)
+    tl.store(to_keys + target_offset + first[None, :], t1.to(k1.dtype), mask=is_first)
+    tl.store(to_keys + target_offset + second[None, :], t2.to(k2.dtype), mask=is_second)
     is_value = is_key & (channel < HEAD_DIM)[None, :]
-    tl.store(to_values + to + channel[None, :], tl.load(values + at + channel[None, :], mask=is_value), mask=is_value)
+    tl.store(
+        to_values + target_offset + channel[None, :],
+        tl.load(values + source_offset + channel[None, :], mask=is_value),
+        mask=is_value,
+    )
 
 
-def turn(
-    key_pages: Tensor, value_pages: Tensor, plan: Turned, *, form: str, table: AngleTable, interleaved: bool
+def copy_rotated(
+    key_pages: Tensor, value_pages: Tensor, plan: RotationPlan, *, form: str, table: AngleTable, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """Key and value pages [pages, `PAGE`, Hkv, D] with the copies that `plan.target` reads in form MAT."""
+    """Key and value pages [pages, `PAGE`, Hkv, D] of the rotated copies, which `plan.target` reads in form MAT."""
     kv_heads, head_dim = key_pages.shape[2:]
     shape = (len(plan.target.pages), PAGE, kv_heads, head_dim)
     copies = key_pages.new_empty(shape), value_pages.new_empty(shape)
     source = list_tiles(plan.source, TILE, per_key=form == "KR")
     target: Tiles = list_tiles(plan.target, TILE, per_key=False)
-    _turn[(source.most, kv_heads)](
+    _copy_rotated[(source.max_tiles, kv_heads)](
         key_pages, value_pages, *copies, source.of_tile, source.rows, target.of_tile, source.starts,
         len(plan.source.span_length), table.cos, table.sin, table.length,
         KV_HEADS=kv_heads, HEAD_DIM=head_dim, PER_KEY=form == "KR",

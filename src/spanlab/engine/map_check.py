@@ -1,4 +1,4 @@
-"""Whether a model's recurrent layers really are what their maps take them for, shown on a few rows."""
+"""Numeric check that span maps reproduce a model's recurrent layers, on a few rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from spanlab.engine.hook import decoder_layers
 from spanlab.engine.map_forms import Exact
 from spanlab.engine.map_pool import MapShape, SpanMaps
 from spanlab.engine.model import SpanModel
-from spanlab.engine.recurrent import MIXER, Action, Piece, Recurrence
-from spanlab.engine.span_actions import Fold, SpanPiece, StoreMap
+from spanlab.engine.recurrent import MIXER, Action, Recurrence, StateScan
+from spanlab.engine.span_actions import ApplyMap, MapScan, StoreMap
 from spanlab.engine.state_pool import StatePool
 
-_ROWS = 7  # few, for A is still far from zero, and the last by itself, as a single row has a scan of its own
+_ROWS = 7  # few, so that A is far from zero; the last row is scanned separately, because single rows use another scan
 
 
-def prove_maps(model: SpanModel) -> None:
-    """ValueError unless rows take a random state to where the map of the same rows takes it, in the first such layer.
+def check_maps(model: SpanModel) -> None:
+    """ValueError unless scanning rows and applying their map give the same state in the first recurrent layer.
 
-    The installed version of transformers, or a faster scan that it calls, may not let A through.
+    The installed version of transformers, or a faster scan that it calls, may not support the columns of A.
     """
     if next(map_errors(model)) > (1e-3 if model.dtype == torch.float32 else 5e-2):
         raise ValueError(
@@ -32,9 +32,9 @@ def prove_maps(model: SpanModel) -> None:
 
 
 def map_errors(model: SpanModel) -> Iterator[float]:
-    """For each recurrent layer, how far a stored map leads from where its rows lead, relative to the state there.
+    """Relative error of a stored map against a scan of its rows, for each recurrent layer.
 
-    The larger of two parts: the recurrent state, and the last inputs of the convolution.
+    The maximum of two errors: of the recurrent state and of the conv state.
     """
     mixers = [getattr(layer, MIXER).mixer for layer in decoder_layers(model.hf) if hasattr(layer, MIXER)]
     for mixer in mixers:
@@ -47,18 +47,23 @@ def _map_error(model: SpanModel, mixer: nn.Module) -> float:
     shape, device = replace(model.state_shape, layers=1), model.device
     states = StatePool(shape, model.dtype, device)
     maps = SpanMaps(MapShape(shape, Exact(torch.float32), model.dtype), device)
-    through, folded, span, kept = states.take(), states.take(), maps.working.take(), maps.stored.take()
-    for slot in (through, folded):
+    scanned, mapped, span, target = (
+        states.allocate(),
+        states.allocate(),
+        maps.working.allocate(),
+        maps.stored.allocate(),
+    )
+    for slot in (scanned, mapped):
         states.recurrent(0, slot).copy_(_random(states.recurrent(0, slot)))
-    rows = [SpanPiece(maps, 0, _ROWS - 1, span, 0), SpanPiece(maps, _ROWS - 1, _ROWS, span, _ROWS - 1)]
-    _run(model, mixer, states, [Piece(0, _ROWS, through, 0)])
-    stored: list[Action] = [*rows, StoreMap(maps, span, _ROWS, kept), Fold(maps, folded, 0, _ROWS, stored=kept)]
+    rows = [MapScan(maps, 0, _ROWS - 1, span, 0), MapScan(maps, _ROWS - 1, _ROWS, span, _ROWS - 1)]
+    _run(model, mixer, states, [StateScan(0, _ROWS, scanned, 0)])
+    stored: list[Action] = [*rows, StoreMap(maps, span, _ROWS, target), ApplyMap(maps, mapped, 0, _ROWS, stored=target)]
     _run(model, mixer, states, stored)
-    return max(_distance(part(0, folded), part(0, through)) for part in (states.recurrent, states.conv))
+    return max(_distance(state_of(0, mapped), state_of(0, scanned)) for state_of in (states.recurrent, states.conv))
 
 
-def _distance(found: Tensor, truth: Tensor) -> float:
-    return float((found.float() - truth.float()).norm() / truth.float().norm())
+def _distance(result: Tensor, truth: Tensor) -> float:
+    return float((result.float() - truth.float()).norm() / truth.float().norm())
 
 
 def _run(model: SpanModel, mixer: nn.Module, states: StatePool, actions: Sequence[Action]) -> None:
@@ -67,6 +72,6 @@ def _run(model: SpanModel, mixer: nn.Module, states: StatePool, actions: Sequenc
 
 
 def _random(like: Tensor) -> Tensor:
-    """The same normal numbers for the same shape."""
+    """Deterministic normal random numbers in the shape and type of `like`."""
     drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
     return drawn.to(like)

@@ -1,4 +1,4 @@
-"""What attention over one engine's pool needs beside the rows."""
+"""Objects of an engine that attention needs besides the query rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from spanlab.engine.pool import PagePool
 from spanlab_kernels.angles import AngleTable
 
 
-class Reader(NamedTuple):
-    """Model, pool, the table of the pages that rows read, angles, and how keys are read."""
+class AttentionContext(NamedTuple):
+    """Model, KV pool, page table, RoPE angles and key layout."""
 
     model: SpanModel
     pool: PagePool
