@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import orjson
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Keys
 from spanlab.workloads.logs.mooncake import block_keys, block_lengths
 from spanlab.workloads.logs.pieces import hash_name, salt_keys
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_object
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_object, parse_object
 
 BLOCK = 64  # tokens, if a session has no block_size
 TOGETHER = "sessions start together, at the first request of each: nobody recorded when each one started"
@@ -71,29 +70,37 @@ def _sessions(file: LogFile) -> Iterator[_Session]:
         return
     for number, line in file.lines():
         try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            file.refuse(number, "line: expected JSON")
+            row = parse_object(line)
+        except BadFieldError as error:
+            file.refuse(number, str(error))
             continue
-        yield _Session(Row(row), str(row.get("id", number)), number)
+        yield _Session(row, str(row.fields.get("id", number)), number)
 
 
 def _session_entries(session: _Session, file: LogFile) -> Iterator[Entry]:
-    size, clock = session.row.count("block_size", least=1, default=BLOCK), 0.0
-    for index, row in enumerate(_requests(session.row)):
+    try:
+        size, requests = session.row.count("block_size", least=1, default=BLOCK), list(_requests(session.row))
+    except BadFieldError as error:
+        file.refuse(session.line, str(error))
+        return
+    clock = 0.0
+    for index, row in enumerate(requests):
         try:
             wait, time = _wait_s(row), row.seconds("t", "timestamp")
             clock += wait
             entry = _entry(row, _block_keys(row, session), size, session, clock if time is None else time)
             yield replace(entry, wait=wait)
-            clock += row.seconds("api_time", "duration") or 0.0
+            clock += row.duration("api_time", "duration") or 0.0
         except BadFieldError as error:
             file.refuse(session.line, f"requests[{index}].{error}")
 
 
 def _requests(row: Row) -> Iterator[Row]:
     """Yield the requests in order; the requests of a subagent are at the position of its call."""
-    for value in row.get("requests") or ():
+    requests = row.get("requests") or []
+    if not isinstance(requests, list):
+        raise BadFieldError("requests", f"a list of objects, not {str(requests)[:40]!r}")
+    for value in requests:
         request = Row(value)
         if isinstance(request.get("requests"), list):
             yield from _requests(request)
@@ -102,8 +109,8 @@ def _requests(row: Row) -> Iterator[Row]:
 
 
 def _wait_s(row: Row) -> float:
-    milliseconds = row.seconds("tool_wait_ms", scale=1e-3)
-    return row.seconds("think_time") or milliseconds or 0.0
+    milliseconds = row.duration("tool_wait_ms", scale=1e-3)
+    return row.duration("think_time") or milliseconds or 0.0
 
 
 def _block_keys(row: Row, session: _Session) -> Keys:
@@ -115,9 +122,10 @@ def _block_keys(row: Row, session: _Session) -> Keys:
 def _entry(row: Row, keys: Keys, size: int, session: _Session, time: float) -> Entry:
     """Return a request; a partial last block may have an id or none."""
     tokens = row.count(*_OF_BLOCKS, default=len(keys) * size)
+    blocks = -(-tokens // size)
+    if len(keys) not in (blocks, tokens // size):
+        raise BadFieldError("hash_ids", f"{blocks} ids for {tokens} tokens, not {len(keys)}")
     lengths = block_lengths(tokens, size)
-    if len(keys) not in (len(lengths), tokens // size):
-        raise BadFieldError("hash_ids", f"{len(lengths)} ids for {tokens} tokens, not {len(keys)}")
     if len(keys) < len(lengths):
         keys = np.append(keys, np.int64(hash_name((session.name, session.line, time, len(keys)))))
     output = row.count("out", "output_length", "output_tokens", default=0)

@@ -16,7 +16,7 @@ def azure() -> LogFormat:
     return LogFormat(
         looks_for=f"CSV with the header {','.join(HEADER)}",
         recognises=lambda file: has_header(file, HEADER),
-        read=csv_rows(_parse_row),
+        read=csv_rows(_parse_row, HEADER),
         ids=Ids.NONE,
     )
 

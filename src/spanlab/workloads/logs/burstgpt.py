@@ -18,7 +18,7 @@ def burstgpt() -> LogFormat:
     return LogFormat(
         looks_for=f"CSV with the columns {', '.join(HEADER)}",
         recognises=lambda file: has_header(file, HEADER),
-        read=csv_rows(_parse_row),
+        read=csv_rows(_parse_row, HEADER),
         ids=Ids.NONE,
     )
 

@@ -17,15 +17,18 @@ def has_header(file: LogFile, names: tuple[str, ...]) -> bool:
     return set(names) <= set(line.strip().split(","))
 
 
-def csv_rows(parse: Callable[[Row, int], T]) -> Callable[[LogFile], Iterator[T]]:
-    """Return a reader of CSV with a header; `parse` gets a row as a mapping by column, and its line number."""
+def csv_rows(parse: Callable[[Row, int], T], columns: tuple[str, ...]) -> Callable[[LogFile], Iterator[T]]:
+    """Return a reader of CSV with a header; `parse` gets a row as a mapping by column, and its line number.
+
+    `columns`  columns that the header may not repeat
+    """
 
     def read_rows(file: LogFile) -> Iterator[T]:
         lines = file.lines()
-        names = next(csv.reader([next(lines)[1].decode()]))
+        names = _header(file, *next(lines), columns)
         for number, line in lines:
             try:
-                values = next(csv.reader([line.decode()]))
+                values = _cells(line)
                 if len(values) != len(names):
                     raise BadFieldError("line", f"{len(names)} columns, not {len(values)}")
                 yield parse(Row(dict(zip(names, values, strict=True))), number)
@@ -33,3 +36,22 @@ def csv_rows(parse: Callable[[Row, int], T]) -> Callable[[LogFile], Iterator[T]]
                 file.refuse(number, str(error))
 
     return read_rows
+
+
+def _header(file: LogFile, number: int, line: bytes, columns: tuple[str, ...]) -> list[str]:
+    """Return the column names; a bad header is an error even if bad lines are skipped."""
+    try:
+        names = _cells(line)
+        for name in columns:
+            if names.count(name) > 1:
+                raise BadFieldError("line", f"one column {name}, not {names.count(name)}")
+    except BadFieldError as error:
+        raise ValueError(f"{file.path}:{number}: {error}") from error
+    return names
+
+
+def _cells(line: bytes) -> list[str]:
+    try:
+        return next(csv.reader([line.decode()]))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadFieldError("line", f"one row of CSV as UTF-8 text, not {line[:40]!r}") from error

@@ -37,4 +37,4 @@ def _parse_row(row: Row, line: int, file: LogFile) -> Entry:
     keys, lengths = salt_keys(keys, row.get("model_name", "model")), keys * 0 + size
     if tail := tokens - len(keys) * size:
         keys, lengths = np.append(keys, hash_name(("tail", line))), np.append(lengths, tail)
-    return Entry(keys, lengths, line, row.seconds("timestamp", "time", "ts"), tenant=row.get("tenant", "salt"))
+    return Entry(keys, lengths, line, row.seconds("timestamp", "time", "ts"), tenant=row.label("tenant", "salt"))

@@ -158,13 +158,13 @@ class Columns:
         self._sessions.add(entry.session)
         self._tenants.add(entry.tenant)
 
-    def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...]) -> Log:
-        """Return the log; `ids` None infers from the ids whether they are chained."""
+    def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...], subject: str = "log") -> Log:
+        """Return the log; `ids` None infers from the ids whether they are chained; errors begin with `subject`."""
         pieces = _numbered(np.frombuffer(self._keys, dtype=np.int64))
         starts = np.array(self._starts, dtype=np.int64)
         waits = np.rint(np.array(self._waits) * 1e9).astype(np.int64)
         times = np.array(self._times, dtype=np.float64)
-        arrived, spread = arrival_times(times)
+        arrived, spread = arrival_times(times, subject)
         moments = np.array(self._moments, dtype=np.float64).reshape(-1, len(UNKNOWN))
         return Log(
             format=name,
@@ -213,7 +213,7 @@ def is_chained(pieces: NDArray[np.int32], starts: Ints) -> bool:
     return np.array_equal(last[pieces], before)
 
 
-def arrival_times(seconds: NDArray[np.float64]) -> tuple[Ints, tuple[str, ...]]:
+def arrival_times(seconds: NDArray[np.float64], subject: str = "log") -> tuple[Ints, tuple[str, ...]]:
     """Return nanoseconds since the first request, and notes about changes to the times.
 
     Requests of one coarse time stamp are spread evenly up to the next time stamp.
@@ -223,7 +223,9 @@ def arrival_times(seconds: NDArray[np.float64]) -> tuple[Ints, tuple[str, ...]]:
     if np.isnan(seconds).any():
         return np.zeros(len(seconds), dtype=np.int64), ("some requests have no time: all are taken in the log's order",)
     if np.ptp(seconds) >= LONGEST_S:
-        raise ValueError(f"log: timestamp: expected a range of at most {LONGEST_S:.0e} s, not {np.ptp(seconds):.3g}")
+        raise ValueError(
+            f"{subject}: timestamp: expected a range of at most {LONGEST_S:.0e} s, not {np.ptp(seconds):.3g}"
+        )
     stamps, first, counts = np.unique(seconds, return_index=True, return_counts=True)
     gaps = np.diff(stamps)
     median_gap = float(np.median(gaps)) if len(gaps) else 0.0

@@ -33,7 +33,7 @@ def mooncake() -> LogFormat:
 def find_block_size(file: LogFile) -> int:
     """Return the tokens per block: `block_size` of the lines, or the size with one id per block in most prompts."""
     rows = [row for row in map(Row, head_rows(file)) if isinstance(row.get("hash_ids"), list)]
-    declared = {row.count("block_size", least=1) for row in rows if row.get("block_size") is not None}
+    declared = {size for row in rows if (size := _declared_size(row))}
     if len(declared) == 1:
         return declared.pop()
     fitting = {size: sum(_has_id_per_block(row, size) for row in rows) for size in BLOCKS}
@@ -42,6 +42,14 @@ def find_block_size(file: LogFile) -> int:
         return best
     sizes = ", ".join(map(str, sorted(BLOCKS)))
     raise ValueError(f"log={file.path}: hash_ids: expected one id per block of {sizes} tokens, or a field block_size")
+
+
+def _declared_size(row: Row) -> int:
+    """Return the field block_size; 0 if it is missing or invalid, which the reader reports with its line."""
+    try:
+        return row.count("block_size", least=1, default=0)
+    except BadFieldError:
+        return 0
 
 
 def _has_id_per_block(row: Row, size: int) -> bool:
@@ -53,6 +61,7 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
     size = find_block_size(file)
 
     def parse(row: Row, line: int, file: LogFile) -> Entry:
+        row.count("block_size", least=1, default=size)
         tokens = row.count("input_length")
         keys = block_keys(row)
         if len(keys) != -(-tokens // size):
@@ -64,7 +73,7 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
             line,
             row.seconds("timestamp", scale=scale),
             row.count("output_length", default=0),
-            row.get("session_id", "chat_id"),
+            row.label("session_id", "chat_id"),
         )
 
     return json_lines(parse)(file)

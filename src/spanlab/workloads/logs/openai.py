@@ -44,15 +44,15 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
         spans = [texts.hash(message) for message in _split_prompt(_prompt_of(row), file)]
         keys, lengths = (np.concatenate([span[index] for span in spans]) for index in (0, 1))
         ends = np.cumsum([len(span[0]) for span in spans])
-        salt, user = [row.get(*(f"{prefix}{name}" for prefix in PREFIXES)) for name in ("cache_salt", "user")]
+        salt = row.get(*(f"{prefix}cache_salt" for prefix in PREFIXES))
         return Entry(
             salt_keys(keys, salt),
             lengths,
             line,
             row.seconds("timestamp", "created", "created_at", "time", "ts", "start_time"),
             row.count("usage.completion_tokens", "response.usage.completion_tokens", "output_length", default=0),
-            row.get("session_id", "conversation_id", "body.session_id"),
-            row.get("tenant", "tenant_id") or user,
+            row.label("session_id", "conversation_id", "body.session_id"),
+            row.label("tenant", "tenant_id") or row.label(*(f"{prefix}user" for prefix in PREFIXES)),
             tuple(ends[:-1].tolist()),
         )
 
@@ -66,7 +66,7 @@ def _split_prompt(prompt: Any, file: LogFile) -> list[Any]:
     if not isinstance(prompt, list) or not prompt:
         raise BadFieldError("messages", "a list of messages, or prompt as text or token ids")
     if all(isinstance(token, int) for token in prompt):
-        return [np.array(prompt, dtype=np.int64)]
+        return [Row({"prompt": prompt}).whole_numbers("prompt")]
     if all(isinstance(message, dict) for message in prompt):
         file.notes.append(TEMPLATE)
         return [_message(message) for message in prompt]

@@ -30,14 +30,23 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
 
     try:
         with tables.ParquetFile(file.path) as table:
-            missing = set(COLUMNS) - set(table.schema_arrow.names)
-            if missing:
-                raise ValueError(f"log={file.path}: expected the columns {', '.join(COLUMNS)}")
+            names = table.schema_arrow.names
+            if any(names.count(column) != 1 for column in COLUMNS):
+                raise ValueError(f"log={file.path}: expected one of each of the columns {', '.join(COLUMNS)}")
+            group_type, token_type = (table.schema_arrow.field(column).type for column in COLUMNS)
+            if pyarrow.types.is_nested(group_type):
+                raise ValueError(f"log={file.path}: group_id: expected texts or numbers, not {group_type}")
+            is_list = pyarrow.types.is_nested(token_type) and hasattr(token_type, "value_type")
+            if not is_list or not pyarrow.types.is_integer(token_type.value_type):
+                raise ValueError(f"log={file.path}: tokens: expected lists of integers, not {token_type}")
             number = 0
             for batch in table.iter_batches(batch_size=1024, columns=COLUMNS):
                 for group, tokens in zip(batch["group_id"].to_pylist(), batch["tokens"], strict=True):
                     number += 1
+                    if tokens.values is None or tokens.values.null_count:
+                        file.refuse(number, "tokens: expected a list of token ids, not null")
+                        continue
                     keys, lengths = hash_pieces(tokens.values.to_numpy(), file.piece)
                     yield Entry(keys, lengths, number, session=group)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f"log={file.path}: expected a readable Parquet file") from error

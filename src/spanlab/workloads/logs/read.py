@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from spanlab.checks import one_of, positive
 from spanlab.core.request import Tokens
 from spanlab.workloads.logs.formats import LOG_FORMATS, detect_format, existing_path
 from spanlab.workloads.logs.log import Columns, Entry, Log
-from spanlab.workloads.logs.source import LogFile, LogFormat
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat
 from spanlab.workloads.tokenizer import find_tokenizer
 
 BYTES_PER_TOKEN = 4  # of text without a tokenizer: close to the ratio of large vocabularies for English
@@ -58,7 +59,7 @@ def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) ->
     """Read the log at `path`; ValueError names line and field of an entry that does not match the format."""
     try:
         log = _read_path(path, settings, tokenizer)
-    except (EOFError, zlib.error) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"log={path}: expected a complete gzip file, but it is damaged: {error}") from error
     if not log.lengths.any():
         raise ValueError(f"log={path}: expected prompts with tokens, but all {log.requests:,} requests are empty")
@@ -75,7 +76,11 @@ def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
     columns = _columns(file, log_format, settings)
     if not len(columns):
         raise ValueError(f"log={path}: the file has no requests; expected {log_format.looks_for}")
-    return columns.log(name, log_format.ids, log_format.block(file), tuple(dict.fromkeys(notes)))
+    try:
+        block = log_format.block(file)
+    except BadFieldError as error:
+        raise ValueError(f"log={path}: {error}") from error
+    return columns.log(name, log_format.ids, block, tuple(dict.fromkeys(notes)), f"log={path}")
 
 
 def _format(file: LogFile, name: str) -> tuple[str, LogFormat]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import numpy as np
-import orjson
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.pieces import hash_pieces, salt_keys
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, head_rows
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, head_rows, parse_object
 
 _IDS = re.compile(rb"input_ids=\[([\d,\s]*)\]")
 _TIME = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)")
@@ -49,10 +47,7 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
 
 
 def _parse_json(line: bytes, number: int, file: LogFile) -> Entry | None:
-    try:
-        row = Row(orjson.loads(line))
-    except orjson.JSONDecodeError as error:
-        raise BadFieldError("line", "JSON") from error
+    row = parse_object(line)
     event = str(row.get("event") or "request.finished")
     if "finish" not in event.lower():
         return None
@@ -68,8 +63,8 @@ def token_entry(row: Row, number: int, file: LogFile) -> Entry:
         number,
         row.seconds("timestamp", "time", "created", "ts"),
         row.count("out.meta_info.completion_tokens", "meta_info.completion_tokens", "output_length", default=0),
-        row.get("session_id", "obj.session_params.id", "obj.session_id"),
-        row.get("tenant", "user", "obj.user"),
+        row.label("session_id", "obj.session_params.id", "obj.session_id"),
+        row.label("tenant", "user", "obj.user"),
     )
 
 
@@ -79,7 +74,11 @@ def _parse_text(line: bytes, number: int, file: LogFile) -> Entry | None:
     ids = _IDS.search(line)
     if ids is None:
         raise BadFieldError("input_ids", "a list of token ids, as --log-requests-level 2 and up writes")
-    keys, lengths = hash_pieces(np.array(ids[1].split(b","), dtype=np.int64), file.piece)
-    time_match, output_match = _TIME.search(line), _OUTPUT.search(line)
-    seconds = datetime.fromisoformat(time_match[1].decode()).replace(tzinfo=UTC).timestamp() if time_match else None
-    return Entry(keys, lengths, number, seconds, int(output_match[1]) if output_match else 0)
+    try:
+        tokens = np.array(ids[1].split(b","), dtype=np.int64)
+    except (ValueError, OverflowError) as error:
+        raise BadFieldError("input_ids", f"a list of token ids, not {ids[1][:40].decode()!r}") from error
+    matches = {"timestamp": _TIME.search(line), "completion_tokens": _OUTPUT.search(line)}
+    row = Row({name: match[1].decode() for name, match in matches.items() if match})
+    keys, lengths = hash_pieces(tokens, file.piece)
+    return Entry(keys, lengths, number, row.seconds("timestamp"), row.count("completion_tokens", default=0))

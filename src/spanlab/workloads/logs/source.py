@@ -13,10 +13,12 @@ import numpy as np
 import orjson
 
 from spanlab.core.request import Tokens
-from spanlab.workloads.logs.log import Entry, Ids, Ints
+from spanlab.workloads.logs.log import LONGEST_S, Entry, Ids, Ints
 
 _GZIP = b"\x1f\x8b"
 _HEAD = 1 << 16  # bytes by which a format is recognised
+_LARGEST_COUNT = np.iinfo(np.int32).max
+_MOST_DIGITS = 99  # int() refuses strings of thousands of digits
 
 
 class BadFieldError(ValueError):
@@ -50,7 +52,31 @@ class Row:
         number = _to_integer(value)
         if number is None or number < least:
             raise BadFieldError(names[0], f"a whole number from {least} up{_actual(value)}")
+        if number > _LARGEST_COUNT:
+            raise BadFieldError(names[0], f"a whole number below 2^31{_actual(value)}")
         return number
+
+    def counts(self, name: str) -> list[int]:
+        """Return a field that is a list of integers from 0 up."""
+        numbers = self.whole_numbers(name)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= _LARGEST_COUNT:
+            raise BadFieldError(name, f"a list of whole numbers from 0 to below 2^31{_actual(self.get(name))}")
+        counts: list[int] = numbers.tolist()
+        return counts
+
+    def numbers(self, name: str) -> list[float]:
+        """Return a field that is a list of finite numbers."""
+        values = self.get(name)
+        if not isinstance(values, list) or not all(map(_is_finite, values)):
+            raise BadFieldError(name, f"a list of numbers{_actual(values)}")
+        return values
+
+    def label(self, *names: str) -> str | float | None:
+        """Return a field that is a text or a number, such as a session's name; None if no field is present."""
+        value = self.get(*names)
+        if value is not None and not isinstance(value, (str, int, float)):
+            raise BadFieldError(names[0], f"a text or a number{_actual(value)}")
+        return value
 
     def seconds(self, *names: str, scale: float = 1.0) -> float | None:
         """Return a field as seconds: a number in units of `scale` seconds, or a date; None if no field is present."""
@@ -59,9 +85,16 @@ class Row:
             return None
         if isinstance(value, str):
             return _parse_time(value, names[0], scale)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
+        if not _is_finite(value):
             raise BadFieldError(names[0], f"a time{_actual(value)}")
         return float(value) * scale
+
+    def duration(self, *names: str, scale: float = 1.0) -> float | None:
+        """Return a field as `seconds` does, if 64-bit nanoseconds can hold it."""
+        duration = self.seconds(*names, scale=scale)
+        if duration is not None and abs(duration) > LONGEST_S:
+            raise BadFieldError(names[0], f"at most {LONGEST_S:.0e} s{_actual(self.get(*names))}")
+        return duration
 
     def whole_numbers(self, *names: str) -> Ints:
         """Return a field that is a list of integers, int64."""
@@ -69,9 +102,9 @@ class Row:
         try:
             numbers = np.array(value)
         except ValueError as error:
-            raise BadFieldError(names[0], "a list of whole numbers of 64 bits") from error
+            raise BadFieldError(names[0], f"a list of whole numbers of 64 bits{_actual(value)}") from error
         if not isinstance(value, list) or numbers.ndim != 1 or (len(value) and numbers.dtype.kind not in "iu"):
-            raise BadFieldError(names[0], "a list of whole numbers of 64 bits")
+            raise BadFieldError(names[0], f"a list of whole numbers of 64 bits{_actual(value)}")
         return numbers.astype(np.int64)
 
 
@@ -79,17 +112,26 @@ def _to_integer(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return int(value) if value.strip().isdecimal() else None
+        digits = value.strip()
+        return int(digits[:_MOST_DIGITS]) if digits.isdecimal() else None
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     return value if isinstance(value, int) else None
 
 
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
 def _parse_time(value: str, name: str, scale: float) -> float:
     try:
-        return float(value) * scale
+        number = float(value)
     except ValueError:
         pass
+    else:
+        if not np.isfinite(number):
+            raise BadFieldError(name, f"a number or a date{_actual(value)}")
+        return number * scale
     try:
         date = datetime.fromisoformat(value.strip()[:26])  # fromisoformat reads at most microseconds
     except ValueError as error:
@@ -196,18 +238,24 @@ def json_object(text: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
+def parse_object(line: bytes) -> Row:
+    """Parse a line that is a JSON object; raise BadFieldError for any other line."""
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise BadFieldError("line", "JSON") from error
+    if not isinstance(row, dict):
+        raise BadFieldError("line", f"a JSON object{_actual(line.decode())}")
+    return Row(row)
+
+
 def json_lines(parse: Callable[[Row, int, LogFile], Entry | None]) -> Callable[[LogFile], Iterator[Entry]]:
     """Return a reader of JSON lines; `parse` gets object, line number and file, and returns None to skip a line."""
 
     def read_entries(file: LogFile) -> Iterator[Entry]:
         for number, line in file.lines():
             try:
-                row = orjson.loads(line)
-                if not isinstance(row, dict):
-                    raise BadFieldError("line", "a JSON object")
-                entry = parse(Row(row), number, file)
-            except orjson.JSONDecodeError:
-                file.refuse(number, "line: expected JSON")
+                entry = parse(parse_object(line), number, file)
             except BadFieldError as error:
                 file.refuse(number, str(error))
             else:

@@ -34,6 +34,6 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
             return None
         tokens, output = row.count("prompt_tokens"), row.count("output_tokens")
         entry = lengths_only(tokens, line, row.seconds("arrived_s"), output)
-        return replace(entry, session=row.get("group_id"))
+        return replace(entry, session=row.label("group_id"))
 
     yield from sorted(json_lines(parse)(file), key=lambda entry: entry.at or 0.0)

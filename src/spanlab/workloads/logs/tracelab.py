@@ -50,13 +50,13 @@ def _round(row: Row, line: int) -> _Round:
         row.count("input_len"),
         row.count("output_len"),
         row.seconds("arrival_time", scale=1e-3),
-        row.seconds("tool_wait_after_ms", scale=1e-3) or 0.0,
+        row.duration("tool_wait_after_ms", scale=1e-3) or 0.0,
     )
 
 
 def _read_entries(file: LogFile) -> Iterator[Entry]:
     """Yield the rounds by time; contents are generated one round at a time, so only lengths are in memory."""
-    rounds = list(csv_rows(_round)(file))
+    rounds = list(csv_rows(_round, HEADER)(file))
     timed = any(item.arrived_s is not None for item in rounds)
     file.notes.extend((ALONE, WAITS if timed else NO_TIMES))
     sessions, fresh_keys = dict[str, _Conversation](), count()

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import orjson
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import UNKNOWN, Moments
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, lengths_only
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, lengths_only, parse_object
 
 INPUTS = ("input_toks", "input_len", "prompt_tokens", "prompt_len")
 OUTPUTS = ("output_toks", "output_len", "completion_tokens", "output_tokens")
@@ -40,12 +39,10 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
     number = 0
     for line, text in file.lines():
         try:
-            for request in _requests(Row(orjson.loads(text))):
+            for request in _requests(parse_object(text)):
                 number += 1
                 entry = lengths_only(request.prompt, number, request.at, request.output)
                 yield replace(entry, line=line, moments=request.moments)
-        except orjson.JSONDecodeError:
-            file.refuse(line, "line: expected JSON")
         except BadFieldError as error:
             file.refuse(line, str(error))
 
@@ -63,22 +60,33 @@ def _requests(row: Row) -> list[_Request]:
     if row.get("input_lens") is None:
         lengths = row.count(*INPUTS), row.count(*OUTPUTS, default=0)
         return [_Request(*lengths, row.seconds(*TIMES), _moments_of(row))]
-    inputs, outputs = row.whole_numbers("input_lens").tolist(), row.whole_numbers("output_lens").tolist()
-    times = row.get("start_times") or [None] * len(inputs)
+    inputs, outputs = row.counts("input_lens"), row.counts("output_lens")
+    times = _start_times(row) or [None] * len(inputs)
     if not len(inputs) == len(outputs) == len(times):
         raise BadFieldError("input_lens", "as many as output_lens and start_times")
     moments = _moments_of_lists(row, times)
     return sorted(map(_Request, inputs, outputs, times, moments), key=lambda request: request.at or 0.0)
 
 
+def _start_times(row: Row) -> list[float | None]:
+    """Return the start times, of which some may be null; empty if the field is missing."""
+    times = row.get("start_times")
+    known = [time for time in times if time is not None] if isinstance(times, list) else times
+    if known is not None:
+        Row({"start_times": known}).numbers("start_times")
+    return times or []
+
+
 def _moments_of_lists(row: Row, times: list[float | None]) -> list[Moments]:
     """Return the times of first and last tokens from lists of TTFT and ITL in seconds."""
-    waits, gaps = row.get("ttfts"), row.get("itls")
-    if waits is None or gaps is None or None in times:
+    arrivals = [time for time in times if time is not None]
+    if row.get("ttfts") is None or row.get("itls") is None or len(arrivals) < len(times):
         return [UNKNOWN] * len(times)
-    if not len(waits) == len(gaps) == len(times):
+    waits, gaps = row.numbers("ttfts"), row.get("itls")
+    if not isinstance(gaps, list) or not len(waits) == len(gaps) == len(times):
         raise BadFieldError("ttfts", "as many as itls and start_times")
-    first = [arrived + wait for arrived, wait in zip(times, waits, strict=True)]
+    gaps = [Row({"itls": itl}).numbers("itls") for itl in gaps]
+    first = [arrived + wait for arrived, wait in zip(arrivals, waits, strict=True)]
     return [Moments(first_token=start, last_token=start + sum(itl)) for start, itl in zip(first, gaps, strict=True)]
 
 

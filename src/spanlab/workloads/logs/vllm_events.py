@@ -7,6 +7,7 @@ unless the server reports all blocks (`kv_cache_report_mode=full`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.pieces import hash_name
-from spanlab.workloads.logs.source import LogFile, LogFormat
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row
 
 STORED, CLEARED = "BlockStored", "AllBlocksCleared"
 PARTIAL = (
@@ -44,23 +45,48 @@ def _batches(file: LogFile) -> Iterator[list[Any]]:
 
     with file.open() as opened:
         unpacker = msgpack.Unpacker(opened, raw=False, strict_map_key=False)
-        try:
-            for number, batch in enumerate(unpacker, 1):
-                if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-                    file.refuse(number, "batch: expected [time, events, …]")
-                    continue
-                yield [number, *batch[:2]]
-        except (ValueError, msgpack.UnpackException) as error:
-            if isinstance(error, msgpack.UnpackException) or "Unpack" in str(error):
-                raise ValueError(f"log={file.path}: expected msgpack throughout ({error})") from error
-            raise
+        for number in count(1):
+            try:
+                batch = next(unpacker)
+            except StopIteration:
+                return
+            except (ValueError, TypeError, msgpack.UnpackException) as error:
+                raise ValueError(
+                    f"log={file.path}: expected msgpack throughout, not in batch {number} ({error})"
+                ) from error
+            if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+                file.refuse(number, "batch: expected [time, events, …]")
+                continue
+            yield [number, *batch[:2]]
 
 
 def _stored(file: LogFile) -> Iterator[tuple[tuple[int, float], list[Any]]]:
     for number, time, events in _batches(file):
-        for event in events:
-            if event and event[0] in (STORED, CLEARED):
-                yield (number, float(time)), event
+        try:
+            seconds = Row({"time": time}).seconds("time")
+            if seconds is None:
+                raise BadFieldError("time", "seconds, not null")
+            chosen = [event for event in events if _is_stored_or_cleared(event)]
+        except BadFieldError as error:
+            file.refuse(number, str(error))
+            continue
+        for event in chosen:
+            yield (number, seconds), event
+
+
+def _is_stored_or_cleared(event: Any) -> bool:
+    """Return whether an event is of these types; raise BadFieldError for an event of another form."""
+    if not isinstance(event, list):
+        raise BadFieldError("event", f"a list, not {str(event)[:40]!r}")
+    if not event or event[0] not in (STORED, CLEARED):
+        return False
+    if event[0] == STORED:
+        if len(event) < 5 or not isinstance(event[1], list) or not event[1]:
+            raise BadFieldError(
+                STORED, f"[{STORED}, hashes, parent, token ids, block size, …], not {str(event)[:40]!r}"
+            )
+        Row({"block_size": event[4]}).count("block_size", least=1)
+    return True
 
 
 class _Chains:
