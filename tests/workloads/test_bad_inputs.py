@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,26 +34,26 @@ def write(path: Path, text: str) -> Path:
     [
         ("", "holds no rows"),
         ("{broken", "line 1 is not JSON"),
-        ("[1]", "line 1 is not a JSON object"),
-        ('{"article": "x"}', "has a row without the field 'article_id'"),
-        ('{"article_id": 1}', "has a row without the field 'article'"),
-        ('{"article_id": 1, "article": "x", "questions": [{"options": []}]}', "has a row without the field 'question'"),
+        ("[1]", "line 1 is \\[1\\], not a JSON object"),
+        ('{"article": "x"}', "line 1 has no field 'article_id'"),
+        ('{"article_id": 1}', "line 1 has no field 'article'"),
+        ('{"article_id": 1, "article": "x", "questions": [{"options": []}]}', "line 1 has no field 'question'"),
         (
             '{"article_id": 1, "article": "x", "questions": [{"question": "q", "options": ["a"], "gold_label": 2}]}',
-            "has the gold option number 1 of 1",
+            "line 1 has the gold option number 1 of 1",
         ),
-        ('{"article_id": 1, "article": 5}', "has a field 'article' that is a number, not a string"),
-        ('{"article_id": 1, "article": "x", "question": null}', "has a field 'question' that is null, not a string"),
-        ('{"article_id": 1, "article": "x", "questions": {}}', "has a field 'questions' that is an object, not a list"),
-        ('{"article_id": 1, "article": "x", "questions": [1]}', "has a question that is not an object"),
+        ('{"article_id": 1, "article": 5}', "line 1 has article=5, not a string"),
+        ('{"article_id": 1, "article": "x", "question": null}', "line 1 has question=null, not a string"),
+        ('{"article_id": 1, "article": "x", "questions": {}}', "line 1 has questions={}, not a list"),
+        ('{"article_id": 1, "article": "x", "questions": [1]}', "line 1 has 1, not an object with question"),
         (
             '{"article_id": 1, "article": "x", "question": "q", "options": "ab"}',
-            "has a field 'options' that is a string, not a list",
+            'line 1 has options="ab", not a list',
         ),
-        ('{"article_id": 1, "article": "x", "question": "q", "options": [1]}', "has an option that is not a string"),
+        ('{"article_id": 1, "article": "x", "question": "q", "options": [1]}', "line 1 has 1 in options, not a string"),
         (
             '{"article_id": 1, "article": "x", "question": "q", "options": ["a"], "gold_label": "1"}',
-            "has a field 'gold_label' that is a string, not a number",
+            'line 1 has gold_label="1", not a whole number',
         ),
     ],
 )
@@ -73,6 +74,63 @@ def test_a_source_that_asks_or_tells_nothing_is_refused(tmp_path: Path, make_tok
     path = write(tmp_path / "bad.jsonl", row)
     with pytest.raises(ValueError, match=rf"^workload.kind=quality {problem}"):
         load_workload("quality", "local", path=path, tokenizer=make_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"document_id,question,answer1,answer2\nn1,who ?\n", "line 2 has no answer1"),
+        (b"document_id,question,answer1\nn1,who ?,x\n", "has no column 'answer2'"),
+        (b"document_id,question,answer1,answer2,question\nn1,who ?,x,y,z\n", "has 2 columns 'question'"),
+        (b"document_id,question,answer1,answer2\nn1,\xff,x,y\n", "is not UTF-8 text, at byte 40"),
+        (b'document_id,question,answer1,answer2\nn1,who ?,x,y\n"' + b"x" * 200_000, "line 3 is not CSV"),
+    ],
+)
+def test_a_bad_narrativeqa_table_gets_its_sentence(narrativeqa_files: dict[str, Path], data: bytes, problem: str):
+    (narrativeqa_files["path"] / "qaps.csv").write_bytes(data)
+    with pytest.raises(ValueError, match=rf"^workload.path=.*qaps.csv {problem}.*; expected the NarrativeQA folder"):
+        load_workload("narrativeqa", "local", **narrativeqa_files)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tale", "words", "problem"),
+    [
+        ("n1,many", {}, {}, "path=.*has story_word_count='many' for n1; expected a whole number from 0 up"),
+        ("n1,9", {"story": None}, {}, "questions_path=.*line 1 has story=null, not a string"),
+        ("n1,9", {"questions": [{}]}, {}, "questions_path=.*line 1 has no field 'question'"),
+        ("n1,9", {"questions": [{"question": "q", "answers": [1]}]}, {}, "questions_path=.*has 1 in answers, not a"),
+        ("n1,9", {}, {"article": [1]}, r"words_path=.*line 1 has article=\[1\], not a string"),
+        ("n1,9", {}, {"article": " "}, "words_path=.*has no word in any article"),
+    ],
+)
+def test_bad_inputs_of_the_modelled_shape_get_their_sentence(
+    tmp_path: Path, make_tokenizer, lengths: str, tale: dict, words: dict, problem: str
+):
+    entries = [{"question": f"q{number}", "answers": ["a"]} for number in range(30)]
+    files = {
+        "questions_path": write(tmp_path / "t.jsonl", json.dumps({"story": "s", "questions": entries} | tale)),
+        "words_path": write(tmp_path / "w.jsonl", json.dumps({"article": "a"} | words)),
+    }
+    path = write(tmp_path / "documents.csv", f"document_id,story_word_count\n{lengths}\n")
+    with pytest.raises(ValueError, match=rf"^workload.{problem}"):
+        make_shape("narrativeqa", path, make_tokenizer("a s q0"), tmp_path / "out", **files)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem"),
+    [
+        ("queries.jsonl", b'{"query": null}', r"^workload.queries_path=.* line 1 has query=null, not a string"),
+        ("prompts/a.md", b"be \xff", r"^workload.path=.*a.md is not UTF-8 text, at byte 3"),
+        ("toy/tokenizer.json", b'{"model": null}', r"^workload.tokenizer=.* has model=null; expected a tokenizer"),
+        ("toy/tokenizer.json", b'{"model": {}}', r"^workload.tokenizer=toy is not a tokenizer file \("),
+    ],
+)
+def test_a_bad_file_of_system_prompts_gets_its_sentence(
+    prompt_files: dict[str, Path], tmp_path: Path, name: str, data: bytes, problem: str
+):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=problem):
+        load_workload("system_prompts", "local", **prompt_files)
 
 
 @pytest.mark.parametrize("kind", ["quality", "narrativeqa", "system_prompts"])

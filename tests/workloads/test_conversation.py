@@ -56,6 +56,22 @@ def test_the_committed_shape_is_small_and_says_what_it_is():
     assert workload.provenance.line().endswith("requests of 50 sampled conversations")
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"hash_ids": []}, r"hash_ids=\[\]; expected 1 whole numbers, one for each 512 of 9 tokens"),
+        ({"hash_ids": [[1]]}, r"hash_ids=\[\[1\]\]; expected 1 whole numbers"),
+        ({"input_length": 2**63}, "input_length=9223372036854775808; expected a whole number from 1 up"),
+        ({"output_length": True}, "output_length=true, not a whole number"),
+    ],
+)
+def test_a_bad_trace_gets_its_sentence(tmp_path: Path, change: dict, problem: str):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({"input_length": 9, "output_length": 1, "hash_ids": [1]} | change))
+    with pytest.raises(ValueError, match=rf"^workload.path=.*trace.jsonl line 1 has {problem}"):
+        load_workload("conversation", "local", path=path)
+
+
 @needs(TRACE)
 def test_the_committed_shape_equals_the_trace(tmp_path: Path):
     fresh, committed = load(make_shape("conversation", TRACE, None, tmp_path)), load(SHAPES / "conversation.npz")

@@ -297,19 +297,22 @@ EXPECTED = "the RAGPulse folder with 0_trace.jsonl and the tables 1_sys_prompt.j
 @pytest.mark.parametrize(
     ("broken", "problem"),
     [
-        (ROWS[0] | {"timestamp": "soon"}, "timestamp='soon'; expected a whole number from 0"),
-        (ROWS[0] | {"timestamp": "9" * 30}, "timestamp='9+'; expected a whole number from 0"),
+        (ROWS[0] | {"timestamp": "soon"}, 'timestamp="soon"; expected a whole number from 0'),
+        (ROWS[0] | {"timestamp": "9" * 5000}, 'timestamp="9+…; expected a whole number from 0'),
+        (ROWS[0] | {"session_id": [1]}, r"session_id=\[1\], not a string or a whole number"),
+        (ROWS[0] | {"hash_ids": None}, "hash_ids=null, not an object"),
+        (ROWS[0] | {"hash_ids": {"sys_prompt": 3}}, "sys_prompt=3, not a list"),
         (ROWS[0] | {"output_length": 0}, "output_length=0; expected a whole number from 1"),
         (row(1, "a", [7], []), "the sys_prompt_id 7 in request 1, which 1_sys_prompt.jsonl lacks"),
         (row(1, "a", [[0]], []), r"the sys_prompt_id \[0\] in request 1, which 1_sys_prompt.jsonl lacks"),
         (row(1, "a", [], [], history=[], user_input=[]), "request 1 without any component"),
-        ({"timestamp": "1", "output_length": 1, "session_id": "a"}, "a row without the field 'hash_ids'"),
-        (ROWS[0] | {"hash_ids": {"sys_prompt": []}}, "a row without the field 'passages_ids'"),
+        ({"timestamp": "1", "output_length": 1, "session_id": "a"}, "no field 'hash_ids'"),
+        (ROWS[0] | {"hash_ids": {"sys_prompt": []}}, "no field 'passages_ids'"),
     ],
 )
 def test_a_bad_trace_gets_its_sentence(folder: Path, broken: dict, problem: str):
     write(folder / "0_trace.jsonl", [ROWS[0], broken])
-    with pytest.raises(ValueError, match=rf"^workload.path=.*0_trace.jsonl has {problem}.* {EXPECTED}$"):
+    with pytest.raises(ValueError, match=rf"^workload.path=.*0_trace.jsonl( line 2)? has {problem}.* {EXPECTED}$"):
         load_workload("ragpulse", "local", path=folder)
 
 
@@ -322,8 +325,9 @@ def test_times_that_fall_within_a_week_are_refused(folder: Path):
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        ([{"passage_id": 1}], "has a row without the field 'token_length'"),
-        ([{"passage_id": 1, "token_length": 0}], "has token_length=0; expected a whole number from 1"),
+        ([{"passage_id": 1}], "line 1 has no field 'token_length'"),
+        ([{"passage_id": [1], "token_length": 3}], r"line 1 has passage_id=\[1\], not a whole number"),
+        ([{"passage_id": 1, "token_length": 0}], "line 1 has token_length=0; expected a whole number from 1"),
         ([{"passage_id": 1, "token_length": 3}] * 2, "lists a passage_id twice"),
         ([], "holds no rows"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from itertools import combinations
@@ -152,6 +153,31 @@ def test_no_folder_of_any_machine_is_in_a_shape():
     for path in SHAPES.glob("*.npz"):
         meta = load(path).meta
         assert not [name for name in meta["inputs"] if "/" in name or "\\" in name]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"lengths": np.array([1.5])}, "cannot be read; expected a file that make_shape has written"),
+        ({"lcps": np.array([0])}, r"has lcps=\[0\]; expected \d+ numbers, not 1"),
+        ({"request_spans": np.array([-1])}, r"has request_spans=\[-1\]; expected numbers from 0 to"),
+        ({"arrivals_s": np.array([1])}, r"has arrivals_s=\[1\]; expected \d+ numbers from 0 to"),
+        ({"meta": []}, "has format None; expected 1"),
+        ({"meta": {"format": 1}}, "has name=None; expected a text"),
+        (
+            {"meta": {"name": "a", "kind": "b", "detail": "c", "format": 1, "joints": 3}},
+            "has joints=3; expected numbers",
+        ),
+    ],
+)
+def test_a_shape_that_contradicts_itself_is_refused(tmp_path: Path, change: dict, problem: str):
+    with np.load(SHAPES / "quality.npz") as archive:
+        arrays = dict(archive)
+    if "meta" in change:
+        change = {"meta": np.frombuffer(json.dumps(change["meta"]).encode(), np.uint8)}
+    np.savez(tmp_path / "bad.npz", **(arrays | change))
+    with pytest.raises(ValueError, match=rf"^shape .*bad.npz {problem}"):
+        load(tmp_path / "bad.npz")
 
 
 def assert_same_shape(first: Path, second: Path) -> None:

@@ -90,6 +90,7 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str):
         ),
         ({"tokens": ["a", "b", "c"]}, "has column 'tokens' of type string; expected lists of integers"),
         ({"n_tokens": ["3", "2", "2"]}, "has column 'n_tokens' of type string; expected integers"),
+        ({"group_id": [[1], [1], [2]]}, "has column 'group_id' of type list.*; expected names"),
         ({name: pa.array([], pa.int64()) for name in ROWS}, "holds no rows"),
     ],
 )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
+_SHOWN = 40  # characters of a value in an error message
 ALTERNATIVES = "workload.source=shape, workload.source=local workload.path=..., or workload.source=hub with network"
 
 
@@ -36,7 +39,60 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_jsonl(path: Path | None, key: str, expected: str) -> list[dict[str, Any]]:
+def read_text(path: Path, key: str, expected: str, encoding: str = "utf-8", newline: str | None = None) -> str:
+    """Read a text; raise ValueError, naming `key`, if it is not UTF-8; `newline` is that of `open`."""
+    try:
+        with path.open(encoding=encoding, newline=newline) as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{key}={path} is not UTF-8 text, at byte {error.start}; expected {expected}") from error
+
+
+def read_csv(
+    path: Path | None, columns: Iterable[str], key: str, expected: str, encoding: str = "utf-8"
+) -> list[dict[str, str]]:
+    """Read the rows of a csv file by column.
+
+    Raises ValueError, naming file and line, for a file without rows, without one of `columns` or with a repeated one,
+    and for a row that ends before them.
+    """
+    path = existing_file(path, key, expected)
+    reader = csv.DictReader(io.StringIO(read_text(path, key, expected, encoding, newline=""), newline=""))
+    columns, rows = tuple(columns), []
+    try:
+        for row in reader:
+            missing = next((column for column in columns if column in row and row[column] is None), None)
+            if missing is not None:
+                raise ValueError(f"{key}={path} line {reader.line_num} has no {missing}; expected {expected}")
+            rows.append(row)
+        names = list(reader.fieldnames or ())
+    except csv.Error as error:
+        raise ValueError(
+            f"{key}={path} line {reader.line_num + 1} is not CSV ({error}); expected {expected}"
+        ) from error
+    if not rows:
+        raise ValueError(f"{key}={path} holds no rows; expected {expected}")
+    for column in columns:
+        check_one_column(names, column, path, key, expected)
+    return rows
+
+
+def check_one_column(names: Sequence[str], column: str, path: Path, key: str, expected: str) -> None:
+    """Raise ValueError, naming file and column, unless the table has one column of this name."""
+    if (number := names.count(column)) != 1:
+        columns = f"{number} columns" if number else "no column"
+        raise ValueError(f"{key}={path} has {columns} {column!r}; expected {expected}")
+
+
+class JsonRow(dict[str, Any]):
+    """JSON object of line `line` of a file."""
+
+    def __init__(self, fields: dict[str, Any], line: int) -> None:
+        super().__init__(fields)
+        self.line = line
+
+
+def read_jsonl(path: Path | None, key: str, expected: str) -> list[JsonRow]:
     """Read one JSON object per line; raise ValueError, naming `key`, for a missing, broken or empty file."""
     path = existing_file(path, key, expected)
     rows = list(_parsed_lines(path, key, expected))
@@ -45,28 +101,54 @@ def read_jsonl(path: Path | None, key: str, expected: str) -> list[dict[str, Any
     return rows
 
 
-#: JSON type names of the Python types that orjson returns.
-_JSON_TYPES = {
+#: Names of the types of fields; Label: the name of a thing.
+Label = (str, int)
+_JSON_TYPES: dict[type | tuple[type, ...], str] = {
     str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "a boolean",
+    int: "a whole number",
     list: "a list",
     dict: "an object",
+    Label: "a string or a whole number",
 }
 
 
-def field(row: dict[str, Any], name: str, path: Path | str, key: str, expected: str, kind: type = object) -> Any:
-    """Return `row[name]`; raise ValueError, naming file and field, if it is missing or not of type `kind`."""
+def location(row: object, path: Path | str) -> str:
+    """Return the file, with the line of a row of `read_jsonl`."""
+    return f"{path} line {row.line}" if isinstance(row, JsonRow) else str(path)
+
+
+def field(
+    row: Any, name: str, path: Path | str, key: str, expected: str, kind: type | tuple[type, ...] = object
+) -> Any:
+    """Return `row[name]`; raise ValueError, naming file, line and value, if it is missing or not of type `kind`.
+
+    `row`  row of `read_jsonl`, or a value inside one: then `path` is the row's `location`
+    """
+    subject = f"{key}={location(row, path)}"
+    if not isinstance(row, dict):
+        raise ValueError(f"{subject} has {shorten(row)}, not an object with {name}; expected {expected}")
     if name not in row:
-        raise ValueError(f"{key}={path} has a row without the field {name!r}; expected {expected}")
+        raise ValueError(f"{subject} has no field {name!r}; expected {expected}")
     value = row[name]
-    if not isinstance(value, kind):
-        actual = _JSON_TYPES.get(type(value), "null")
-        raise ValueError(
-            f"{key}={path} has a field {name!r} that is {actual}, not {_JSON_TYPES[kind]}; expected {expected}"
-        )
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not object):
+        raise ValueError(f"{subject} has {name}={shorten(value)}, not {_JSON_TYPES[kind]}; expected {expected}")
     return value
+
+
+def strings(row: Any, name: str, path: Path | str, key: str, expected: str) -> list[str]:
+    """Return `row[name]`, a list of strings, with the errors of `field`."""
+    texts: list[str] = field(row, name, path, key, expected, list)
+    wrong = next((text for text in texts if not isinstance(text, str)), "")
+    if wrong != "":
+        subject = f"{key}={location(row, path)}"
+        raise ValueError(f"{subject} has {shorten(wrong)} in {name}, not a string; expected {expected}")
+    return texts
+
+
+def shorten(value: object) -> str:
+    """Return the start of a value as JSON, for error messages."""
+    text = orjson.dumps(value, default=repr).decode()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> Path:
@@ -84,7 +166,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> Path:
     return path
 
 
-def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[dict[str, Any]]:
+def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[JsonRow]:
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
@@ -93,5 +175,5 @@ def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[dict[str, Any
         except orjson.JSONDecodeError as error:
             raise ValueError(f"{key}={path} line {number} is not JSON ({error}); expected {expected}") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{key}={path} line {number} is not a JSON object; expected {expected}")
-        yield row
+            raise ValueError(f"{key}={path} line {number} is {shorten(row)}, not a JSON object; expected {expected}")
+        yield JsonRow(row, number)

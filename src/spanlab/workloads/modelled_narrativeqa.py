@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.workloads import prompts
 from spanlab.workloads.encoding import encode_documents, encode_texts
-from spanlab.workloads.files import field, read_jsonl
-from spanlab.workloads.narrativeqa import read_table
+from spanlab.workloads.files import JsonRow, field, location, read_csv, read_jsonl, strings
+from spanlab.workloads.parquet import LARGEST_TOKEN
 from spanlab.workloads.prompts import Document, Question
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import JOINTS, REUSABLE, Shape, measure
@@ -25,6 +24,7 @@ QUESTIONS_PER_DOCUMENT = 30
 ASSIGNMENT_SEED = 1712
 STUB_START = 2**30
 
+QUESTIONS_KEY, WORDS_KEY = "workload.questions_path", "workload.words_path"
 LENGTHS_EXPECTED = "NarrativeQA's documents.csv with document_id and story_word_count"
 QUESTIONS_EXPECTED = "the FairytaleQA jsonl with story and questions[{question, answers}]"
 WORDS_EXPECTED = "the QuALITY jsonl with article, one article a row"
@@ -33,11 +33,13 @@ WORDS_EXPECTED = "the QuALITY jsonl with article, one article a row"
 def model(lengths_path: Path, questions_path: Path | None, words_path: Path | None, tokenizer: TokenizerFile) -> Shape:
     """Model each story by its published word count, QuALITY's tokens per word, and thirty FairytaleQA questions."""
     word_counts = _story_words(lengths_path)
-    tales = read_jsonl(questions_path, "workload.questions_path", QUESTIONS_EXPECTED)
-    articles = read_jsonl(words_path, "workload.words_path", WORDS_EXPECTED)
+    tales = read_jsonl(questions_path, QUESTIONS_KEY, QUESTIONS_EXPECTED)
+    articles = read_jsonl(words_path, WORDS_KEY, WORDS_EXPECTED)
     ratios = {
-        "quality": tokens_per_word([row["article"] for row in articles], tokenizer),
-        "fairytaleqa": tokens_per_word([row["story"] for row in tales], tokenizer),
+        "quality": tokens_per_word(_texts(articles, "article", words_path, WORDS_KEY, WORDS_EXPECTED), tokenizer),
+        "fairytaleqa": tokens_per_word(
+            _texts(tales, "story", questions_path, QUESTIONS_KEY, QUESTIONS_EXPECTED), tokenizer
+        ),
     }
     shape = _stub_shape(assign_questions(_questions(tales, questions_path), len(word_counts)), tokenizer, ratios)
     return _with_document_lengths(shape, np.rint(word_counts * ratios["quality"]).astype(np.int64))
@@ -48,6 +50,14 @@ def tokens_per_word(texts: Sequence[str], tokenizer: TokenizerFile) -> float:
     distinct = list(dict.fromkeys(texts))
     tokens = encode_texts(distinct, tokenizer)
     return sum(len(tokens[text]) for text in distinct) / sum(len(text.split()) for text in distinct)
+
+
+def _texts(rows: Sequence[JsonRow], name: str, path: Path | None, key: str, expected: str) -> list[str]:
+    """Return a text of each row; raise ValueError if there is no word in any."""
+    texts = [field(row, name, str(path), key, expected, str) for row in rows]
+    if not any(map(str.split, texts)):
+        raise ValueError(f"{key}={path} has no word in any {name}; expected {expected}")
+    return texts
 
 
 def assign_questions(questions: Sequence[Question], documents: int) -> list[tuple[Question, ...]]:
@@ -66,17 +76,25 @@ def _starts(documents: int) -> range:
 
 
 def _story_words(path: Path) -> NDArray[np.float64]:
-    rows = read_table(path, ("document_id", "story_word_count"), "workload.path", LENGTHS_EXPECTED)
+    rows = read_csv(path, ("document_id", "story_word_count"), "workload.path", LENGTHS_EXPECTED)
+    for row in rows:
+        count = row["story_word_count"].strip()
+        if not count.isdecimal() or len(count) > len(str(LARGEST_TOKEN)):
+            raise ValueError(
+                f"workload.path={path} has story_word_count={count[:40]!r} for {row['document_id']}; expected a whole "
+                f"number from 0 up, as {LENGTHS_EXPECTED}"
+            )
     return np.array([int(row["story_word_count"]) for row in rows], dtype=np.float64)
 
 
-def _questions(tales: Sequence[dict[str, Any]], path: Path | None) -> list[Question]:
+def _questions(tales: Sequence[JsonRow], path: Path | None) -> list[Question]:
     """Return distinct questions; a repeated question has the answers of its first occurrence."""
     distinct: dict[str, Question] = {}
     for row in tales:
-        for entry in field(row, "questions", str(path), "workload.questions_path", QUESTIONS_EXPECTED):
-            text = entry["question"].strip()
-            distinct.setdefault(text, Question(text, answers=tuple(entry["answers"])))
+        names = location(row, str(path)), QUESTIONS_KEY, QUESTIONS_EXPECTED
+        for entry in field(row, "questions", str(path), QUESTIONS_KEY, QUESTIONS_EXPECTED, list):
+            text = field(entry, "question", *names, str).strip()
+            distinct.setdefault(text, Question(text, answers=tuple(strings(entry, "answers", *names))))
     return list(distinct.values())
 
 

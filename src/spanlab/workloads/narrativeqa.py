@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import SourceUnavailable, existing_file, field
+from spanlab.workloads.files import SourceUnavailable, read_csv
 from spanlab.workloads.prompts import Document, Question
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
@@ -47,24 +46,13 @@ def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> C
     return text_corpus(("narrativeqa", "hub text", nouns), documents, prompts.NARRATIVEQA, tokenizer, cache_dir)
 
 
-def read_table(path: Path, columns: Iterable[str], key: str, expected: str) -> list[dict[str, str]]:
-    """Read a csv file; raise ValueError, naming file and column, if it has no rows or lacks one of `columns`."""
-    with existing_file(path, key, expected).open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        raise ValueError(f"{key}={path} holds no rows; expected {expected}")
-    for column in columns:
-        field(rows[0], column, path, key, expected)
-    return rows
-
-
 def _folder_documents(folder: Path) -> list[Document]:
     questions: dict[str, list[Question]] = {}
     columns = ("document_id", "question", "answer1", "answer2")
-    for row in read_table(folder / "qaps.csv", columns, KEY, EXPECTED):
+    for row in read_csv(folder / "qaps.csv", columns, KEY, EXPECTED):
         question = _question(row["question"], (row["answer1"], row["answer2"]))
         questions.setdefault(row["document_id"], []).append(question)
-    listed = read_table(folder / "documents.csv", ("document_id",), KEY, EXPECTED)
+    listed = read_csv(folder / "documents.csv", ("document_id",), KEY, EXPECTED)
     names = [row["document_id"] for row in listed if row["document_id"] in questions]
     if not names:
         raise ValueError(f"{KEY}={folder} has no document with a question in qaps.csv; expected {EXPECTED}")

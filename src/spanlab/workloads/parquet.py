@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.request import Tokens
-from spanlab.workloads.files import existing_file
+from spanlab.workloads.files import check_one_column, existing_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,12 +27,11 @@ def read_columns(path: Path | None, columns: Sequence[str], key: str, expected: 
     try:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            missing = [column for column in columns if column not in names]
-            table = None if missing else file.read(columns=list(columns))
-    except (OSError, pyarrow.ArrowException) as error:
+            for column in columns:
+                check_one_column(names, column, path, key, expected)
+            table = file.read(columns=list(columns))
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f"{key}={path} is not a readable Parquet file; expected {expected}") from error
-    if table is None:
-        raise ValueError(f"{key}={path} has no column {missing[0]!r}; expected {expected}")
     if table.num_rows == 0:
         raise ValueError(f"{key}={path} holds no rows; expected {expected}")
     for column in columns:
@@ -71,6 +70,17 @@ def integers(table: pyarrow.Table, column: str, path: Path, key: str, expected: 
     if not pyarrow.types.is_integer(values.type):
         raise ValueError(f"{key}={path} has column {column!r} of type {values.type}; expected integers, as {expected}")
     return _view(values)
+
+
+def group_numbers(table: pyarrow.Table, column: str, path: Path, key: str, expected: str) -> list[int]:
+    """Return a column of names as numbers by first appearance."""
+    import pyarrow
+
+    values = table[column].combine_chunks()
+    if pyarrow.types.is_nested(values.type):
+        raise ValueError(f"{key}={path} has column {column!r} of type {values.type}; expected names, as {expected}")
+    numbers: list[int] = values.dictionary_encode().indices.to_pylist()
+    return numbers
 
 
 def _view(array: pyarrow.Array) -> NDArray[np.integer]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import field, read_jsonl
+from spanlab.workloads.files import field, location, read_jsonl, strings
 from spanlab.workloads.prompts import Document, Question, option_line
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
@@ -58,15 +58,11 @@ def articles(rows: Iterable[dict[str, Any]], path: Path | str) -> list[Document]
 
 def _questions(row: dict[str, Any], path: Path | str) -> Iterator[Question]:
     entries = field(row, "questions", path, KEY, EXPECTED, list) if "questions" in row else [row]
+    subject = location(row, path) if "questions" in row else path
     for entry in entries:
-        if not isinstance(entry, dict):
-            raise ValueError(f"{KEY}={path} has a question that is not an object; expected {EXPECTED}")
-        text = field(entry, "question", path, KEY, EXPECTED, str)
-        listed = field(entry, "options", path, KEY, EXPECTED, list)
-        if not all(isinstance(option, str) for option in listed):
-            raise ValueError(f"{KEY}={path} has an option that is not a string; expected {EXPECTED}")
-        options = tuple(option.strip() for option in listed)
-        yield Question(text.strip(), options, _gold(entry, options, path))
+        text = field(entry, "question", subject, KEY, EXPECTED, str)
+        options = tuple(option.strip() for option in strings(entry, "options", subject, KEY, EXPECTED))
+        yield Question(text.strip(), options, _gold(entry, options, subject))
 
 
 def _gold(entry: dict[str, Any], options: tuple[str, ...], path: Path | str) -> tuple[str, ...]:
@@ -78,5 +74,7 @@ def _gold(entry: dict[str, Any], options: tuple[str, ...], path: Path | str) -> 
         return ()
     index = labels["gold_label"] - 1 if "gold_label" in labels else labels["gold_index"]
     if not 0 <= index < len(options):
-        raise ValueError(f"{KEY}={path} has the gold option number {index} of {len(options)}; expected {EXPECTED}")
+        raise ValueError(
+            f"{KEY}={location(entry, path)} has the gold option number {index} of {len(options)}; expected {EXPECTED}"
+        )
     return (option_line(index, options[index]),)

@@ -17,6 +17,7 @@ from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, l
 from spanlab.queries.from_json import parse_json
 from spanlab.queries.query import MAX_DEPTH, text_mistake, with_a_message
 from spanlab.queries.sexpr import SCANNER, parse_sexpr
+from spanlab.workloads.files import read_text
 from spanlab.workloads.selection import Selection, check_documents, refuse_length_limit
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Provenance, Workload
@@ -93,10 +94,7 @@ def _render(
 
 
 def _read_queries(path: Path) -> list[QueryLine]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{KEY}={path} is not UTF-8 text, at byte {error.start}; expected {EXPECTED}") from error
+    text = read_text(path, KEY, EXPECTED, "utf-8-sig")
     query_lines = list((_sexprs if path.suffix.lower() in SEXPR_SUFFIXES else _json_lines)(text, path))
     if not query_lines:
         raise ValueError(f"{KEY}={path} holds no query; expected {EXPECTED}")

@@ -61,7 +61,10 @@ class RagPulse:
 @workload("ragpulse", "shape")
 def measured(ragpulse: RagPulse, selection: Selection, path: Path | None = None) -> Corpus:
     """Return the committed trace, or the shape that make_shape wrote to `path`."""
-    return _without_limit(committed("ragpulse", path), selection, ragpulse)
+    trace = committed("ragpulse", path)
+    if trace.arrivals_s is None:
+        raise ValueError(f"workload.path={path} has no array arrivals_s; expected a shape of the RAGPulse trace")
+    return _without_limit(trace, selection, ragpulse)
 
 
 @workload("ragpulse", "local")

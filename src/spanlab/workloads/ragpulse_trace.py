@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.workloads.files import SourceUnavailable, field, file_sha256, read_jsonl
+from spanlab.workloads.files import JsonRow, Label, SourceUnavailable, field, file_sha256, location, read_jsonl, shorten
 from spanlab.workloads.parquet import LARGEST_TOKEN
 from spanlab.workloads.shape import FORMAT_VERSION, INDEPENDENT, REUSABLE, Shape
 from spanlab.workloads.workload import ProvenanceKind
@@ -17,6 +17,7 @@ from spanlab.workloads.workload import ProvenanceKind
 KEY = "workload.path"
 EXPECTED = "the RAGPulse folder with 0_trace.jsonl and the tables 1_sys_prompt.jsonl to 5_web_search.jsonl"
 TRACE = "0_trace.jsonl"
+_MOST_DIGITS = 99  # int() refuses strings of thousands of digits
 WEEK_S = 7 * 24 * 3600
 
 
@@ -74,7 +75,7 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
 
 def _lengths(path: Path, kind: Kind) -> dict[int, int]:
     rows = read_jsonl(path, KEY, EXPECTED)
-    names = [field(row, kind.id_field, path, KEY, EXPECTED) for row in rows]
+    names = [field(row, kind.id_field, path, KEY, EXPECTED, int) for row in rows]
     lengths = _numbers(rows, "token_length", path, 1).tolist()
     table = dict(zip(names, lengths, strict=True))
     if len(table) < len(rows):
@@ -82,16 +83,16 @@ def _lengths(path: Path, kind: Kind) -> dict[int, int]:
     return table
 
 
-def _contents(row: dict[str, Any], number: int, tables: Sequence[dict[int, int]], path: Path) -> Iterator[Content]:
+def _contents(row: JsonRow, number: int, tables: Sequence[dict[int, int]], path: Path) -> Iterator[Content]:
     """Yield a request's components as (kind, id), in prompt order."""
-    components_by_kind = field(row, "hash_ids", path, KEY, EXPECTED)
+    components_by_kind = field(row, "hash_ids", path, KEY, EXPECTED, dict)
     components = 0
     for index, kind in enumerate(KINDS):
-        for name in field(components_by_kind, kind.field, path, KEY, EXPECTED):
+        for name in field(components_by_kind, kind.field, location(row, path), KEY, EXPECTED, list):
             if not isinstance(name, int) or name not in tables[index]:
                 raise ValueError(
-                    f"{KEY}={path} has the {kind.id_field} {name} in request {number}, which {kind.table} lacks; "
-                    f"expected {EXPECTED}"
+                    f"{KEY}={path} has the {kind.id_field} {shorten(name)} in request {number}, which {kind.table} "
+                    f"lacks; expected {EXPECTED}"
                 )
             components += 1
             yield index, name
@@ -110,19 +111,21 @@ def _flags(numbers: dict[Content, int], prompts: Sequence[Sequence[Content]]) ->
     return flags
 
 
-def _sessions(rows: Sequence[dict[str, Any]], path: Path) -> NDArray[np.int64]:
-    names = [field(row, "session_id", path, KEY, EXPECTED) for row in rows]
+def _sessions(rows: Sequence[JsonRow], path: Path) -> NDArray[np.int64]:
+    names = [field(row, "session_id", path, KEY, EXPECTED, Label) for row in rows]
     numbers = _number_by_appearance(names)
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
-def _numbers(rows: Sequence[dict[str, Any]], name: str, path: Path, minimum: int) -> NDArray[np.int64]:
+def _numbers(rows: Sequence[JsonRow], name: str, path: Path, minimum: int) -> NDArray[np.int64]:
     """Return one field of all rows as integers; the trace stores its timestamps as text."""
     values = [field(row, name, path, KEY, EXPECTED) for row in rows]
-    for value in values:
-        if not str(value).isdecimal() or not minimum <= int(value) <= LARGEST_TOKEN:
+    for row, value in zip(rows, values, strict=True):
+        digits = str(value)[:_MOST_DIGITS]
+        if not digits.isdecimal() or not minimum <= int(digits) <= LARGEST_TOKEN:
             raise ValueError(
-                f"{KEY}={path} has {name}={value!r}; expected a whole number from {minimum}, as {EXPECTED}"
+                f"{KEY}={location(row, path)} has {name}={shorten(value)}; expected a whole number from {minimum}, as "
+                f"{EXPECTED}"
             )
     return np.array([int(value) for value in values], dtype=np.int64)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -74,6 +75,10 @@ class Shape:
 ARRAYS = ("lengths", "lcps", "flags", "request_spans", "span_counts", "groups", "output_lens")
 TIMES = "arrivals_s"
 JOINTS = "joints"
+LARGEST = np.iinfo(np.int32).max
+LARGEST_JOINT = 1 << 20
+#: Errors of files that are truncated, empty, or of another format.
+_UNREADABLE = (BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError, NotImplementedError)
 
 
 def measure(workload: Workload, **meta: Any) -> Shape:
@@ -134,13 +139,62 @@ def load(path: Path) -> Shape:
     try:
         with np.load(path, allow_pickle=False) as archive:
             meta = orjson.loads(archive["meta"].tobytes())
-            arrays = {name: archive[name].astype(np.uint8 if name == "flags" else np.int64) for name in ARRAYS}
-            times = archive[TIMES].astype(np.int64) if TIMES in archive else None
-    except (BadZipFile, EOFError, KeyError, ValueError) as error:  # truncated, empty, or of another format
+            arrays: dict[str, Any] = {name: _integers(archive[name]) for name in ARRAYS}
+            times = _integers(archive[TIMES]) if TIMES in archive else None
+        arrays["flags"] = arrays["flags"].astype(np.uint8)
+    except _UNREADABLE as error:
         raise ValueError(f"shape {path} cannot be read; expected a file that make_shape has written") from error
-    if meta["format"] != FORMAT_VERSION:
-        raise ValueError(f"shape {path} has format {meta['format']}; expected {FORMAT_VERSION}")
-    return Shape(**arrays, meta=meta, arrivals_s=times)
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT_VERSION:
+        version = meta.get("format") if isinstance(meta, dict) else None
+        raise ValueError(f"shape {path} has format {version}; expected {FORMAT_VERSION}")
+    shape = Shape(**arrays, meta=meta, arrivals_s=times)
+    if problem := next(_invalid(shape), None):
+        name, expected = problem
+        value = str(meta.get(name) if name in meta else getattr(shape, name, None))
+        raise ValueError(f"shape {path} has {name}={' '.join(value.split())[:40]}; expected {expected}")
+    return shape
+
+
+def _integers(array: NDArray[Any]) -> NDArray[np.int64]:
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"an array of shape {array.shape} and type {array.dtype}, not a list of integers")
+    return array.astype(np.int64)
+
+
+def _invalid(shape: Shape) -> Iterator[tuple[str, str]]:
+    """Yield the names of arrays and metadata that contradict the description of a shape, and what was expected."""
+    spans, requests, used = len(shape.lengths), len(shape.groups), len(shape.request_spans)
+    previous = np.concatenate([[0], shape.lengths])[:spans]
+    for name, count in (("lcps", spans), ("flags", spans), ("span_counts", requests), ("output_lens", requests)):
+        if len(getattr(shape, name)) != count:
+            yield name, f"{count} numbers, not {len(getattr(shape, name))}"
+            return
+    limits = {
+        "lengths": (shape.lengths, 0, LARGEST),
+        "lcps": (shape.lcps, 0, np.minimum(shape.lengths, previous)),
+        "request_spans": (shape.request_spans, 0, spans - 1),
+        "span_counts": (shape.span_counts, 1, used),
+        "output_lens": (shape.output_lens, 0, LARGEST),
+    }
+    for name, (array, least, most) in limits.items():
+        if (array < least).any() or (array > most).any():
+            limit = "the lengths of their span and the one before it" if name == "lcps" else most
+            yield name, f"numbers from {least} to {limit}"
+    if shape.span_counts.sum() != used:
+        yield "span_counts", f"a sum of {used}, the number of request_spans"
+    if (shape.lengths - shape.lcps).sum() > LARGEST:
+        yield "lengths", f"at most {LARGEST} different tokens"
+    times = shape.arrivals_s
+    if times is not None and (len(times) != requests or (times < 0).any() or (times > LARGEST).any()):
+        yield TIMES, f"{requests} numbers from 0 to {LARGEST}"
+    for name in ("name", "kind", "detail"):
+        if not isinstance(shape.meta.get(name), str):
+            yield name, "a text"
+    joints = shape.meta.get(JOINTS, Joints().counts())
+    if not isinstance(joints, dict) or joints.keys() != Joints().counts().keys():
+        yield JOINTS, f"numbers for {', '.join(Joints().counts())}"
+    elif not all(type(count) is int and 0 <= count <= LARGEST_JOINT for count in joints.values()):
+        yield JOINTS, f"numbers from 0 to {LARGEST_JOINT}"
 
 
 def shared_length(tokens: Tokens, other: Tokens) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import SourceUnavailable, field, read_jsonl
+from spanlab.workloads.files import SourceUnavailable, field, read_jsonl, read_text
 from spanlab.workloads.parquet import read_columns, token_lists
 from spanlab.workloads.prompts import Document, Part, Question
 from spanlab.workloads.shape import committed
@@ -50,7 +50,7 @@ def read_queries(path: Path | None) -> list[str]:
     """Return distinct user queries in file order; rows of a `kind` other than chat, such as search, are left out."""
     rows = read_jsonl(path, QUERIES_KEY, QUERIES_EXPECTED)
     chat = [row for row in rows if row.get("kind", "chat") == "chat"]
-    texts = (field(row, "query", str(path), QUERIES_KEY, QUERIES_EXPECTED).strip() for row in chat)
+    texts = (field(row, "query", str(path), QUERIES_KEY, QUERIES_EXPECTED, str).strip() for row in chat)
     queries = list(dict.fromkeys(text for text in texts if text))
     if not queries:
         raise ValueError(f"{QUERIES_KEY}={path} holds no chat query; expected {QUERIES_EXPECTED}")
@@ -76,7 +76,7 @@ def _system_prompts(path: Path | None) -> list[Part]:
         files = sorted(path.rglob("*.md"))
         if not files:
             raise ValueError(f"{KEY}={path} holds no Markdown file; expected {EXPECTED}")
-        return [file.read_text(encoding="utf-8").strip() for file in files]
+        return [read_text(file, KEY, EXPECTED).strip() for file in files]
     if path is None or not path.is_file():
         raise SourceUnavailable(f"{KEY}={path} does not exist; expected {EXPECTED}")
     table = read_columns(path, ("prompt_id", "tokens"), KEY, EXPECTED)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from spanlab.workloads.corpus import Corpus, EncodedText, Row
-from spanlab.workloads.parquet import integers, read_columns, token_lists
+from spanlab.workloads.parquet import group_numbers, integers, read_columns, token_lists
 from spanlab.workloads.source import workload
 
 KEY = "workload.path"
@@ -28,7 +28,7 @@ def local(path: Path, vocab_fold: int | None = None) -> Corpus:
             f"{KEY}={path} has n_tokens={stated[row]} in row {row} where the column tokens holds "
             f"{len(spans[row])}; expected n_tokens to be the length of tokens"
         )
-    groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_pylist()
+    groups = group_numbers(table, "group_id", path, KEY, EXPECTED)
     rows = tuple(Row(group, (index,)) for index, group in enumerate(groups))
     flags = np.zeros(len(spans), dtype=bool)
     detail = f"{{requests}} prompts in {{documents}} groups, {path.name}"

@@ -39,7 +39,12 @@ class TokenizerFile:
         """The parsed tokenizer, which encodes special tokens in text as plain characters."""
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_buffer(self.content)
+        try:
+            tokenizer = Tokenizer.from_buffer(self.content)
+        except ValueError as error:
+            raise ValueError(
+                f"workload.tokenizer={self.name} is not a tokenizer file ({error}); expected {EXPECTED}"
+            ) from error
         # A document that contains the text <|im_end|> must not close its turn.
         tokenizer.encode_special_tokens = True
         return tokenizer
@@ -73,7 +78,8 @@ def _load(name: str, file: Path, source: str | Path) -> TokenizerFile:
         model = orjson.loads(content)["model"]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"workload.tokenizer={source} is not a tokenizer file; expected {EXPECTED}") from error
-    assert model is not None, f"a tokenizer file without a model: {name}"
+    if model is None:
+        raise ValueError(f"workload.tokenizer={source} has model=null; expected {EXPECTED}")
     return TokenizerFile(name, content)
 
 

@@ -53,6 +53,11 @@ def test_bm25_leaves_out_cases_and_stop_words():
     assert ranking.tolist() == [1, 0]
 
 
+def test_bm25_ranks_passages_in_order_for_a_question_of_stop_words():
+    rankings = bm25(PASSAGES, [Query("Is it?"), Query("unheard")])
+    assert [ranking.tolist() for ranking in rankings] == [[0, 1, 2, 3]] * 2
+
+
 def test_given_keeps_the_ranking_of_a_file():
     (ranking,) = rank_as_given(PASSAGES, [Query("fox", gold=(0,), ranking=(2, 0))], np.random.default_rng(0))
     assert ranking.tolist() == [2, 0]

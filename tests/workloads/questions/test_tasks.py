@@ -94,14 +94,15 @@ def test_local_rows_with_equal_passages_belong_together(write_rows):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"question": None}, "has a row without the field 'question'"),
-        ({"answer": 3}, "has a field 'answer' that is a number, not a list"),
-        ({"passages": "text"}, "has a field 'passages' that is a string, not a list"),
-        ({"passages": ["a", 1]}, "has passages with a value that is not a string"),
+        ({"question": None}, "line 1 has no field 'question'"),
+        ({"answer": 3}, "line 1 has answer=3, not a list"),
+        ({"passages": "text"}, 'line 1 has passages="text", not a list'),
+        ({"passages": ["a", 1]}, "line 1 has 1 in passages, not a string"),
         ({"gold": 7}, "has gold=7 with 3 passages; expected their numbers from 0"),
+        ({"gold": []}, r"line 1 has gold=\[\]; expected at least one number of a passage"),
         ({"gold": None}, "has gold in some rows only; expected it in every row or none"),
         ({"options": ["day", "night"]}, "has the answer 'in a den'; expected one of its options"),
-        ({"passage": "a"}, "has a row with the field 'passage'; expected JSON lines with question, answer"),
+        ({"passage": "a"}, "line 1 has the unknown field 'passage'; expected JSON lines with question, answer"),
     ],
 )
 def test_rows_of_another_form_are_refused(write_rows, change, problem):
@@ -131,7 +132,9 @@ def test_tasks_without_texts_or_answers_are_refused(document, problem):
     [
         ({"questions": [{"question": "?", "answers": ["a"], "section": "9"}]}, "has a question about section '9' of 3"),
         ({"n_sections": 4}, "has no story with recognisable sections"),
-        ({"story": None}, "has a field 'story' that is null, not a string"),
+        ({"story": None}, "line 1 has story=null, not a string"),
+        ({"questions": [1]}, "line 1 has 1, not an object with question"),
+        ({"questions": [{"question": "?", "section": "1", "answers": [1]}]}, "line 1 has 1 in answers, not a string"),
     ],
 )
 def test_fairytales_of_another_form_are_refused(tmp_path, change, problem):

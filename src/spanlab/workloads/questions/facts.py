@@ -92,8 +92,21 @@ def facts(facts: Facts | None = None) -> Task:
     options = facts or Facts()
     people = _People(np.random.default_rng([options.seed, 0]))
     draw = np.random.default_rng([options.seed, 1])
-    documents = tuple(_collection(number, options, people, draw) for number in range(options.collections))
-    return Task("facts", "modelled", f"collections of made-up facts, seed {options.seed}", _INSTRUCTION, documents)
+    documents = []
+    for number in range(options.collections):
+        try:
+            documents.append(_collection(number, options, people, draw))
+        except _NamesUsedError as error:
+            raise ValueError(
+                f"workload.questions.facts.collections={options.collections}: expected at most {number} with "
+                f"seed={options.seed}, because no name is left for {error}"
+            ) from error
+    nouns = f"collections of made-up facts, seed {options.seed}"
+    return Task("facts", "modelled", nouns, _INSTRUCTION, tuple(documents))
+
+
+class _NamesUsedError(ValueError):
+    """No unused name is left for an item."""
 
 
 class _People:
@@ -107,9 +120,7 @@ class _People:
         """Draw a name that is not in `busy` and not yet used for the item in this role, and add it to `busy`."""
         free = [name for name in NAMES if name not in busy and (role, item, name) not in self._used]
         if not free:
-            raise ValueError(
-                f"workload.questions.facts.collections: expected fewer, because no name is left for the {item}"
-            )
+            raise _NamesUsedError(f"the {item}")
         name = str(self._draw.choice(free))
         self._used.add((role, item, name))
         busy.add(name)

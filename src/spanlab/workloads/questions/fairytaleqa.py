@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spanlab.workloads.files import field, read_jsonl
+from spanlab.workloads.files import Label, field, location, read_csv, read_jsonl, strings
 from spanlab.workloads.questions.task import TASKS, Document, Question, Task, distinct
 
 KEY = "workload.path"
@@ -39,13 +38,17 @@ def _jsonl_stories(path: Path) -> Iterator[Document | None]:
             continue
         entries = field(row, "questions", path, KEY, EXPECTED, list)
         numbers = {str(index + 1): index for index in range(len(sections))}
-        questions = tuple(_question(entry, numbers, path) for entry in entries)
+        questions = tuple(_question(entry, numbers, location(row, path)) for entry in entries)
         yield Document(str(field(row, "doc_id", path, KEY, EXPECTED)), tuple(sections), questions)
 
 
-def _question(row: Any, numbers: dict[str, int], path: Path) -> Question:
-    text, answers, sections = (field(row, name, path, KEY, EXPECTED) for name in ("question", "answers", "section"))
-    return Question(str(text).strip(), distinct(answers), gold=_gold(str(sections), numbers, path))
+def _question(row: Any, numbers: dict[str, int], path: str) -> Question:
+    text, sections = (field(row, name, path, KEY, EXPECTED, Label) for name in ("question", "section"))
+    return Question(
+        str(text).strip(),
+        distinct(strings(row, "answers", path, KEY, EXPECTED)),
+        gold=_gold(str(sections), numbers, path),
+    )
 
 
 def _published_stories(folder: Path) -> Iterator[Document]:
@@ -69,7 +72,7 @@ def _question_from_table(row: dict[str, str], numbers: dict[str, int], table: Pa
     return Question(row["question"].strip(), distinct(answers), gold=_gold(row["cor_section"], numbers, table))
 
 
-def _gold(sections: str, numbers: dict[str, int], path: Path) -> tuple[int, ...]:
+def _gold(sections: str, numbers: dict[str, int], path: Path | str) -> tuple[int, ...]:
     names = [name.strip() for name in sections.split(",")]
     unknown = [name for name in names if name not in numbers]
     if unknown:
@@ -80,9 +83,4 @@ def _gold(sections: str, numbers: dict[str, int], path: Path) -> tuple[int, ...]
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    missing = [name for name in columns if not rows or name not in rows[0]]
-    if missing:
-        raise ValueError(f"{KEY}={path} has no column {missing[0]!r}, or no row; expected {EXPECTED}")
-    return rows
+    return read_csv(path, columns, KEY, EXPECTED, "utf-8-sig")

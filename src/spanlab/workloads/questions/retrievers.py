@@ -41,7 +41,12 @@ def bm25(passages: Sequence[str], queries: Sequence[Query]) -> list[Ints]:
     if not any(word_lists[: len(passages)]):
         raise ValueError("workload.questions.retrieval=bm25: expected passages with words, not stop words alone")
     index.index(word_lists[: len(passages)], show_progress=False)
-    return [rank_by_score(index.get_scores(query_words)) for query_words in word_lists[len(passages) :]]
+    # Without words, as of stop words alone, a question scores zero everywhere, as one whose words are in no passage.
+    no_scores = np.zeros(len(passages))
+    return [
+        rank_by_score(index.get_scores(query_words) if query_words else no_scores)
+        for query_words in word_lists[len(passages) :]
+    ]
 
 
 @RETRIEVERS.register("given")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.workloads import prompts
-from spanlab.workloads.files import field, read_jsonl
+from spanlab.workloads.files import JsonRow, field, location, read_jsonl
 from spanlab.workloads.passages import split_passages
 from spanlab.workloads.questions.task import TASKS, Document, Question, Task, distinct
 
@@ -23,13 +23,13 @@ def stories(path: Path, passage_words: int = prompts.RAG.passage_words) -> Task:
     return Task("squality", "local text", f"SQuALITY stories, {path.name}", _INSTRUCTION, documents)
 
 
-def _document(name: str, row: dict[str, Any], path: Path, passage_words: int) -> Document:
+def _document(name: str, row: JsonRow, path: Path, passage_words: int) -> Document:
     passages = split_passages(field(row, "document", path, KEY, EXPECTED, str), passage_words)
     entries = field(row, "questions", path, KEY, EXPECTED, list)
-    return Document(name, tuple(passages), tuple(_question(entry, path) for entry in entries))
+    return Document(name, tuple(passages), tuple(_question(entry, location(row, path)) for entry in entries))
 
 
-def _question(row: dict[str, Any], path: Path) -> Question:
+def _question(row: Any, path: str) -> Question:
     responses = field(row, "responses", path, KEY, EXPECTED, list)
     answers = [field(response, "response_text", path, KEY, EXPECTED, str) for response in responses]
     return Question(field(row, "question_text", path, KEY, EXPECTED, str).strip(), distinct(answers))
