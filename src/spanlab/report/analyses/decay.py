@@ -51,7 +51,7 @@ def decay_table(title: str, arms: Mapping[str, Decay], baseline: str) -> Table:
     bound = "no limit of memory = tokens that were computed before, for prefixes in the order that was served"
     change = f"change = loss of gold answers to known requests − that of {baseline}, nats per token"
     all_notes = (*notes, bound, change) if scored else (*notes, bound)
-    return Table("decay", f"Speedup over novel requests\n{title}", columns, tuple(rows), all_notes)
+    return Table("decay", f"Speedup while novel requests arrive\n{title}", columns, tuple(rows), all_notes)
 
 
 def _nats(interval: Any) -> Cell:
@@ -95,4 +95,4 @@ def points_table(points: Sequence[SweepPoint]) -> Table:
         for point in points
         for name, decay in (point.summary or {})["decay"].items()
     ]
-    return Table("decay_points", f"Speedup over novel requests, by {axis}", columns, tuple(rows), _NOTES)
+    return Table("decay_points", f"Speedup while novel requests arrive, by {axis}", columns, tuple(rows), _NOTES)

@@ -18,7 +18,7 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
 
     The axes end at twice the largest mean, so wider intervals are clipped.
     """
-    title = "Speedup of known requests over novel ones"
+    title = "Speedup of known requests while novel ones arrive"
     margins = style.Margins(top=1.35)
     scored = any(decay.change for decay in arms.values())
     figure, [[speedup, reused, *loss]] = style.framed_with(
