@@ -1,4 +1,4 @@
-"""Resident bytes against tokens saved."""
+"""Resident bytes against reused tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def draw(study: StudyData) -> Figure | None:
         return None
     figure, [[ax]] = style.framed(
         study,
-        f"Tokens saved by resident bytes · store: {study.store}",
+        f"Reused tokens by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
         margins=style.margins_for(
             (*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full", _BOUND)
@@ -36,7 +36,7 @@ def draw(study: StudyData) -> Figure | None:
         ax.axhline(percent, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=label)
     top = max([*bounds.values(), *(point.y for point in points)])
     ax.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
-    style.label(ax, resident_label(study), "tokens saved (% of prompt tokens)")
+    style.label(ax, resident_label(study), "reused tokens (% of prompt tokens)")
     draw_labels(ax, shown, bounds.values())
     style.legend_right(ax)
     return figure
