@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import simpy
@@ -19,7 +20,10 @@ def route_to_first(request: Request, now: int) -> int:
 
 
 class Server:
-    """Sends each request to a replica when it arrives, and passes finished requests to the source."""
+    """Sends each request to a replica when it arrives, and passes finished requests to the source.
+
+    A request that arrives when steps end is routed after they have ended, so that the router sees what they stored.
+    """
 
     def __init__(
         self, env: simpy.Environment, source: Source, replicas: Ordered[Replica], route: Route = route_to_first
@@ -54,8 +58,13 @@ class Server:
         self._source.finished(sequence.request, int(self._env.now))
         self._set_timer()
 
-    def _on_timer(self, timer: simpy.Event) -> None:
+    def _on_due(self, timer: simpy.Event) -> None:
+        """Route once the steps that end now have ended: their events were made before this time, the next one now."""
         if timer is self._timer:  # an earlier arrival may have replaced it
+            self._timer = self._call_after(0, self._on_steps_ended)
+
+    def _on_steps_ended(self, timer: simpy.Event) -> None:
+        if timer is self._timer:
             self._timer = None
             self._send_arrived()
 
@@ -69,7 +78,11 @@ class Server:
         due = self._source.next_at
         if due is None or (self._timer is not None and self._timer_at <= due):
             return
-        now = int(self._env.now)
-        self._timer, self._timer_at = self._env.timeout(max(0, due - now)), due
-        assert self._timer.callbacks is not None, "a pending event has callbacks"
-        self._timer.callbacks.append(self._on_timer)
+        self._timer_at = due
+        self._timer = self._call_after(max(0, due - int(self._env.now)), self._on_due)
+
+    def _call_after(self, delay_ns: int, callback: Callable[[simpy.Event], None]) -> simpy.Event:
+        event = self._env.timeout(delay_ns)
+        assert event.callbacks is not None, "a pending event has callbacks"
+        event.callbacks.append(callback)
+        return event

@@ -99,6 +99,16 @@ def test_jumping_and_stepping_agree_on_several_replicas(requests, routing, count
     ]
 
 
+@pytest.mark.parametrize("jump", [True, False])
+def test_a_request_is_routed_after_the_steps_that_end_when_it_arrives(jump):
+    requests = [Request(0, 0, WORD, 9), Request(1, 1, WORD, 6)]
+    records, _ = served(requests, "least_loaded", 2, jump=jump)
+    late = Request(2, 2, WORD, 1, arrived_at=ns(records[1].finished_s))
+    records, _ = served([*requests, late], "least_loaded", 2, jump=jump)
+    assert records[2].arrived_s == records[1].finished_s < records[0].finished_s
+    assert [records[i].replica for i in range(3)] == [0, 1, 1]
+
+
 @given(requests=workloads(), routing=st.sampled_from(EXACT))
 @settings(max_examples=40, deadline=None)
 def test_one_replica_is_one_engine(requests, routing):
