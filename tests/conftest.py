@@ -5,12 +5,18 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from spanlab.core.request import Request
 
 from .support.composition import Compositions, composing
 from .support.shared import DATA
+
+# Every run tries the same examples, so that an unrelated change never fails; the profile `fuzz` tries random ones.
+hypothesis.settings.register_profile("fuzz", print_blob=True)
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 # Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
 os.environ.setdefault("SPANLAB_COMPILED", "never")
