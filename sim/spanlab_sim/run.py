@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Ordered
 from functools import partial
 from typing import TypedDict, Unpack
@@ -38,7 +38,7 @@ MakeRoute = Callable[[Ordered[Replica]], Route]
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of `serve_all` that other functions pass on to it."""
+    """Options of every run."""
 
     seed: int
     rate_rps: float | None
@@ -57,7 +57,7 @@ class SimulationOptions(RunOptions, total=False):
     loads: Loads | None
 
 
-def serve_all(
+def _prepare(
     requests: Ordered[Request],
     engines: Ordered[tuple[Policy, Backend]],
     rules: BatchRules,
@@ -73,8 +73,10 @@ def serve_all(
     loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
     passages: PassageRules | None = None,
-) -> RunRow:
-    """Serve `requests`, sorted by arrival, by one or more engines; the first `warmup` to arrive are not counted.
+) -> tuple[Server, Callable[[], RunRow]]:
+    """Return the server of a run, and the function that returns the run's row once it has served.
+
+    `requests` are sorted by arrival and served by one or more engines; the first `warmup` to arrive are not counted.
 
     `route`    makes the router of the replicas.
     `clients`  most requests in flight, as for `Source`.
@@ -113,19 +115,37 @@ def serve_all(
         )
         for number, (policy, backend) in enumerate(engines)
     ]
-    Server(env, source, replicas, route(replicas)).run()
-    usage.advance(int(env.now))
-    for replica_row, replica in zip(replica_rows, replicas, strict=True):
-        replica_row.busy_s, replica_row.steps = replica.busy_ns * 1e-9, replica.steps
-    preemptions, busy_ns = (
-        sum([row.preemptions for row in replica_rows]),
-        sum([replica.busy_ns for replica in replicas]),
-    )
-    row = usage.row(seed, rate_rps, len(requests), preemptions, busy_ns, sum([replica.steps for replica in replicas]))
-    row.group_rounds.extend(rounds)
-    if len(replica_rows) > 1:
-        row.replicas.extend(replica_rows)
-    return row
+    server = Server(env, source, replicas, route(replicas))
+
+    def row() -> RunRow:
+        usage.advance(int(env.now))
+        for replica_row, replica in zip(replica_rows, replicas, strict=True):
+            replica_row.busy_s, replica_row.steps = replica.busy_ns * 1e-9, replica.steps
+        preemptions = sum([row.preemptions for row in replica_rows])
+        busy_ns, steps = sum([replica.busy_ns for replica in replicas]), sum([replica.steps for replica in replicas])
+        row = usage.row(seed, rate_rps, len(requests), preemptions, busy_ns, steps)
+        row.group_rounds.extend(rounds)
+        if len(replica_rows) > 1:
+            row.replicas.extend(replica_rows)
+        return row
+
+    return server, row
+
+
+def serving(
+    requests: Ordered[Request],
+    policy: Policy,
+    rules: BatchRules,
+    backend: Backend,
+    on_record: Callable[[Record], None],
+    *,
+    clock: str = "virtual",
+    **options: Unpack[RunOptions],
+) -> Generator[None, None, RunRow]:
+    """Serve requests by one engine, and return the row of the run; yield at each of `Server.pauses`."""
+    server, row = _prepare(requests, [(policy, backend)], rules, on_record, clock=clock, **options)
+    yield from server.pauses()
+    return row()
 
 
 def serve(
@@ -138,8 +158,10 @@ def serve(
     clock: str = "virtual",
     **options: Unpack[RunOptions],
 ) -> RunRow:
-    """Run `serve_all` with one engine."""
-    return serve_all(requests, [(policy, backend)], rules, on_record, clock=clock, **options)
+    """Run `serving` without pauses."""
+    server, row = _prepare(requests, [(policy, backend)], rules, on_record, clock=clock, **options)
+    server.run()
+    return row()
 
 
 def simulate_all(
@@ -155,7 +177,7 @@ def simulate_all(
     loads: Loads | None = None,
     **options: Unpack[RunOptions],
 ) -> RunRow:
-    """Run `serve_all` with a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
+    """Serve requests with a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
     backends: list[Backend] = [
         ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads) for policy in policies
     ]
@@ -164,7 +186,9 @@ def simulate_all(
     if loads is not None:
         backends = [LoadingBackend(backend, loads) for backend in backends]
     engines = list(zip(policies, backends, strict=True))
-    return serve_all(requests, engines, rules, on_record, route=route, loads=loads, **options)
+    server, row = _prepare(requests, engines, rules, on_record, route=route, loads=loads, **options)
+    server.run()
+    return row()
 
 
 def simulate(

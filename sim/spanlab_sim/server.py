@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 
 import simpy
@@ -32,13 +33,27 @@ class Server:
         self.replicas = replicas
         self._timer: simpy.Event | None = None
         self._timer_at = 0
+        self._in_flight = 0
+        self._is_idle = False
         for replica in replicas:
             replica.start(self)
 
     def run(self) -> None:
         """Serve until every request has finished."""
+        for _ in self.pauses():
+            pass
+
+    def pauses(self) -> Iterator[None]:
+        """Serve until every request has finished; yield whenever the last request in flight has finished.
+
+        Time spent at such a pause is part of no step.
+        """
         self._send_arrived()
-        self._env.run()
+        while self._env.peek() < math.inf:
+            self._env.step()
+            if self._is_idle:
+                self._is_idle = False
+                yield
         for replica in self.replicas:
             replica.close()
 
@@ -56,6 +71,8 @@ class Server:
     def finished(self, sequence: Sequence) -> None:
         """Note the end of a request; requests that it lets arrive now are sent once the replica has continued."""
         self._source.finished(sequence.request, int(self._env.now))
+        self._in_flight -= 1
+        self._is_idle = self._in_flight == 0
         self._set_timer()
 
     def _on_due(self, timer: simpy.Event) -> None:
@@ -71,6 +88,7 @@ class Server:
     def _send_arrived(self) -> None:
         now = int(self._env.now)
         while (request := self._source.take(now)) is not None:
+            self._in_flight += 1
             self.replicas[self._route(request, now)].send(request)
         self._set_timer()
 

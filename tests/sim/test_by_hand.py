@@ -143,9 +143,9 @@ def test_events_count_spans_and_not_tokens(monkeypatch, output):
 
 def test_an_arrival_costs_a_cut_and_a_finish_a_span(monkeypatch):
     requests = [make_request(i, 100 * i, 10_000, range(5)) for i in range(4)]
-    # start of a process; a wake-up; three waits for arrivals; per request its prompt's step, and the span
-    # after it, which the next arrival cuts or a finish ends
-    assert count_events(monkeypatch, requests) == 1 + 1 + 3 + 4 + 4 + 3
+    # start of a process; a wake-up; three waits for arrivals, and for the steps that end then; per request its prompt's
+    # step, and the span after it, which the next arrival cuts or a finish ends
+    assert count_events(monkeypatch, requests) == 1 + 1 + 3 + 3 + 4 + 4 + 3
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from spanlab.core.request import Request, Tokens
 from spanlab.core.scheduled import Sequence
+from spanlab.engine.settings import MissingBaselineError
 
 LogitsOf = Callable[[Ordered[Tokens]], list[Tensor]]  # as `AlternativeAnswers.logits`
 
@@ -53,6 +54,8 @@ class Scorer:
 
     `path`          file of the reference's logits, float32 [tokens, vocabulary], answers in the order of requests
     `is_reference`  whether this run is the reference and writes the file
+
+    MissingBaselineError where another run reads logits that the reference has not computed.
 
     An answer's first token is scored in the step of its second token, so that TTFT excludes scoring. The losses of a
     request's options are computed once the answer is complete.
@@ -114,6 +117,8 @@ class Scorer:
             if self._is_reference:
                 self._reference[index] = row.float().cpu().numpy()
             reference = torch.from_numpy(np.array(self._reference[index])).to(row.device)
+            if reference[0].isnan():
+                raise MissingBaselineError
             self._scores[index] = token_score(row, reference, token)
         self._waiting.clear()
 
@@ -121,10 +126,14 @@ class Scorer:
 def _reference(
     path: Path, shape: tuple[int, int], is_reference: bool
 ) -> np.memmap[tuple[int, int], np.dtype[np.float32]]:
-    """Open the file of the reference's logits; create it if this run is the reference."""
+    """Open the file of the reference's logits; if this run is the reference, create it, with NaN first in each row."""
     if is_reference:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        created = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        created[:, 0] = np.nan
+        return created
+    if not path.exists():
+        raise MissingBaselineError
     logits = np.lib.format.open_memmap(path, mode="r")
     assert logits.shape == shape, "the reference has other requests"
     return logits

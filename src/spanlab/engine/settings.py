@@ -15,6 +15,10 @@ DECODES = PLAIN, PADDED, GRAPHS = ("plain", "padded", "graphs")
 DTYPES = {2: "bfloat16", 4: "float32"}
 
 
+class MissingBaselineError(Exception):
+    """A run needs logits of the baseline that the baseline's run has not computed."""
+
+
 @dataclass
 class EngineSettings:
     """The model that `backend=engine` runs; its sizes are those of the study's `model`, and are checked against it.
@@ -30,6 +34,9 @@ class EngineSettings:
     `decode`       how steps are launched in which every request decodes: plain; padded, to powers of two of requests
                    and spans; graphs, padded and replayed as CUDA graphs
     `clock`        virtual: steps last as measured and idle time is skipped; wall: requests arrive in real time
+    `alternate`    arms take turns, request by request where one client sends them: each serves until no request is in
+                   flight, so that drift of the machine affects all arms alike; the caches of all arms are in memory
+                   at the same time
     `record`       what a run keeps of its outputs: nothing, tokens, first_logits (of each request), logits (of all), or
                    scores of gold answers: log-probabilities, and the distance from the baseline's logits
     `teacher`      whose answers all arms are given token by token (teacher forcing): baseline, what the baseline has
@@ -45,6 +52,7 @@ class EngineSettings:
     threads: int | None = None
     decode: str = PLAIN
     clock: str = "virtual"
+    alternate: bool = False
     record: str = "nothing"
     teacher: str | None = None
 
@@ -57,6 +65,7 @@ class EngineSettings:
         if self.teacher is not None:
             one_of("engine.teacher", self.teacher, TEACHERS)
         self._check_teacher()
+        self._check_alternate()
         not_negative("engine.temperature", self.temperature)
         positive("engine.threads", self.threads)
         if (self.path is not None) != (self.weights == "path"):
@@ -78,6 +87,13 @@ class EngineSettings:
             raise ValueError(f"{pair}: expected logits or scores")
         if self.teacher != GOLD and self.record == "scores":
             raise ValueError(f"{pair}: expected engine.teacher=gold")
+
+    def _check_alternate(self) -> None:
+        """Raise if arms alternate on the wall clock, or read outputs that the baseline has only at its end."""
+        if self.alternate and self.clock == "wall":
+            raise ValueError(f"engine.alternate=true with engine.clock={self.clock}: expected virtual")
+        if self.alternate and self.teacher == BASELINE:
+            raise ValueError(f"engine.alternate=true with engine.teacher={self.teacher}: expected gold or null")
 
 
 def reads_baseline(engine: EngineSettings) -> bool:

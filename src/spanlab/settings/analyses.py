@@ -42,7 +42,7 @@ ANALYSES.later("fit_profile", "spanlab.study.fidelity.fit_profile", needs=(MEASU
 ANALYSES.later("serving", "spanlab.study.analyses.serving", needs=(TOKENS,))
 ANALYSES.later("prefill", "spanlab.study.analyses.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.analyses.answers", needs=(MEASURED, REPEAT, LABELS))
-ANALYSES.later(METHODS, "spanlab.study.analyses.methods", needs=(MEASURED, LABELS, FLOOR))
+ANALYSES.later(METHODS, "spanlab.study.analyses.methods", needs=(MEASURED, REPEAT, LABELS, FLOOR))
 ANALYSES.later("tiers", "spanlab.study.analyses.tiers", needs=(ARMS,))
 ANALYSES.later("replicas", "spanlab.study.analyses.replicas", needs=(ARMS,))
 ANALYSES.later(DECAY, "spanlab.study.analyses.decay")
@@ -184,6 +184,7 @@ def check_design(study: Study) -> None:
         ("backend", study.backend, "engine"),
         ("arrivals.kind", study.arrivals.kind, "as_given"),
         ("engine.clock", study.engine.clock, "virtual"),
+        ("engine.alternate", study.engine.alternate, False),
         ("repeats", study.repeats, 1),
         ("warmup_fraction", study.warmup_fraction, 0.0),
         ("load.rates_rps", study.load.rates_rps, []),

@@ -11,6 +11,7 @@ from spanlab.analysis.outputs import read_options, read_scores
 from spanlab.main import compose
 from spanlab.queries import builtin_tokenizer
 from spanlab.study.analyses.method_inputs import choice_score, covariates
+from spanlab.study.execution.backends import RealEngine
 from spanlab.study.given_answers import gold_tokens, with_given_answers
 from spanlab.study.run import run_study
 
@@ -165,3 +166,25 @@ def test_covariates_are_of_the_questions_alone():
     workload = build.build_workload(study.workload, "")
     buckets = covariates(workload, workload.requests[2:4])
     assert all(len(values) == 2 for values in buckets.values())
+
+
+@pytest.mark.parametrize("alternate", [True, False])
+def test_no_arm_is_scored_against_logits_of_a_baseline_that_failed(alternate, tmp_path, monkeypatch):
+    serve = RealEngine._serve
+
+    def fail_late(self, job, write, clock):
+        written = []
+
+        def write_some(record):
+            written.append(record)
+            if len(written) == 3 and job.reference:
+                raise MemoryError
+            write(record)
+
+        return serve(self, job, write_some, clock)
+
+    monkeypatch.setattr(RealEngine, "_serve", fail_late)
+    settings = (*SMALL, "only=[none,pic]", f"engine.alternate={alternate}")
+    with pytest.raises(ValueError, match="arms.none ran out of memory: no more memory"):
+        run_study(compose("pic_answers", settings), "pic_answers", tmp_path, show=False)
+    assert [path.read_bytes() for path in tmp_path.rglob("runs/pic.jsonl")] == [b""]

@@ -22,6 +22,6 @@ def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was
     monkeypatch.setattr("spanlab_sim.run.simulate_all", breaks)
     job = Job(study.arms["none"], (), study.batch, 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
     with pytest.raises(ZeroDivisionError):
-        Simulator(study).run(job, print)
+        Simulator(study).simulate(job, print)
     assert thresholds == [(50_000, *usual[1:])] != [usual]
     assert gc.get_threshold() == usual

@@ -47,7 +47,7 @@ def rows_of(study, repeat: bool = True) -> list[Row]:
 
 def test_arms_are_interleaved_with_the_baseline_at_both_ends():
     study = compose("pic_clean", [*SMALL, "seeds=[0,1,2,3,4,5,6,7]"])
-    tasks = turns.schedule_tasks(study, rows_of(study))
+    tasks = [task for (task,) in turns.schedule_tasks(study, rows_of(study))]
     rounds = [tasks[start : start + 4] for start in range(0, 32, 4)]
     assert [cell.seed for task in tasks for cell in task.cells] == [seed for seed in range(8) for _ in range(4)]
     for number, round_tasks in enumerate(rounds):
@@ -61,7 +61,7 @@ def test_arms_are_interleaved_with_the_baseline_at_both_ends():
 
 def test_simulations_run_one_arm_after_another():
     study = compose("pic_clean", [*SMALL, "backend=sim"])
-    tasks = turns.schedule_tasks(study, rows_of(study, repeat=False))
+    tasks = [task for (task,) in turns.schedule_tasks(study, rows_of(study, repeat=False))]
     assert [task.arm for task in tasks] == study.chosen()
     assert all(task.last and list(task.cells) == cells(study, task.arm) for task in tasks)
 
@@ -71,7 +71,7 @@ def test_shapes_come_before_each_repeat_and_after_the_last():
     study = compose("pic_clean", [*SMALL, *load])
     requests = (prompt(0, 30), prompt(1, 20))
     shapes = calibration.rows(calibration.interleaved_calibration(study, requests), Path("shapes"))
-    tasks = turns.schedule_tasks(study, [*rows_of(study, repeat=False), *shapes])
+    tasks = [task for (task,) in turns.schedule_tasks(study, [*rows_of(study, repeat=False), *shapes])]
     per_repeat = [(task.calibrates, task.cells[0].repeat) for task in tasks]
     expected = [(calibrates, repeat) for repeat in range(4) for calibrates in (True, False) for _ in range(5)]
     assert per_repeat == expected[:-5]

@@ -15,13 +15,13 @@ from spanlab.core.request import Request
 from spanlab.settings import Study
 from spanlab.study.execution.cells import Task
 from spanlab.study.execution.executors import Executor, executor
-from spanlab.study.execution.worker import Worker
+from spanlab.study.execution.worker import Outcome, Worker
 from spanlab.study.numbers.results import ArmFailure, ArmResult
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Work = Callable[Concatenate[Worker, P], T]
-Running = dict[Future[ArmResult | ArmFailure | None], Task]
+Running = dict[Future[list[Outcome]], tuple[Task, ...]]
 Outcomes = dict[int, ArmResult | ArmFailure]
 KILLED = "was killed, most likely because memory ran out"
 
@@ -66,9 +66,9 @@ class Arms:
         except self._executor.lost as error:
             raise ProcessKilledError(f"workers: a process {KILLED}; expected more memory or fewer workers=N") from error
 
-    def start(self, tasks: list[Task]) -> Running:
-        """Submit every task."""
-        return {self.submit(Worker.run, task): task for task in tasks}
+    def start(self, turns: list[tuple[Task, ...]]) -> Running:
+        """Submit every turn, whose tasks alternate."""
+        return {self.submit(Worker.run, tasks): tasks for tasks in turns}
 
     def finish(self, running: Running, watch: Callable[[list[int]], None], period_s: float) -> Outcomes:
         """Wait for every arm and return the outcomes by row, failures included.
@@ -79,20 +79,21 @@ class Arms:
         outcomes: Outcomes = {}
         while running:
             for future in wait(running, period_s, FIRST_COMPLETED).done:
-                self._record_outcome(future, running.pop(future), outcomes)
-            for future in [future for future, task in running.items() if _failed(outcomes, task) and future.cancel()]:
+                self._record_outcomes(future, running.pop(future), outcomes)
+            for future in [future for future, tasks in running.items() if _failed(outcomes, tasks) and future.cancel()]:
                 del running[future]
             watch(self._counts.tolist())
         return outcomes
 
-    def _record_outcome(self, future: Future[ArmResult | ArmFailure | None], task: Task, outcomes: Outcomes) -> None:
+    def _record_outcomes(self, future: Future[list[Outcome]], tasks: tuple[Task, ...], outcomes: Outcomes) -> None:
         try:
-            outcome = future.result()  # an error ends the study immediately
+            ends = future.result()  # an error ends the study immediately
         except self._executor.lost:
-            outcome = ArmFailure(task.arm, f"arms.{task.arm}: its process {KILLED}")
-        if outcome is not None and not _failed(outcomes, task):
-            outcomes[task.row] = outcome
+            ends = [ArmFailure(task.arm, f"arms.{task.arm}: its process {KILLED}") for task in tasks]
+        for task, end in zip(tasks, ends, strict=True):
+            if end is not None and not _failed(outcomes, (task,)):
+                outcomes[task.row] = end
 
 
-def _failed(outcomes: Outcomes, task: Task) -> bool:
-    return isinstance(outcomes.get(task.row), ArmFailure)
+def _failed(outcomes: Outcomes, tasks: tuple[Task, ...]) -> bool:
+    return all(isinstance(outcomes.get(task.row), ArmFailure) for task in tasks)

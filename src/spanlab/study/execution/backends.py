@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from spanlab.engine.engine import Engine
 
 
+#: A run in progress, which yields at its pauses: times when it serves no request, so that another may run.
+Running = Generator[None, None, RunRow | ServedRun]
+
+
 class Backend(Protocol):
     """Runs jobs of one study; expensive objects, such as a model, may be reused from one job to the next.
 
@@ -45,7 +50,7 @@ class Backend(Protocol):
 
     def __init__(self, study: Study) -> None: ...
 
-    def run(self, job: Job, write: Callable[[Any], None]) -> RunRow | ServedRun:
+    def run(self, job: Job, write: Callable[[Any], None]) -> Running:
         """Run a job and return its row; `write` gets the record of each request: Record, or ServedRecord."""
         ...
 
@@ -83,8 +88,13 @@ class Simulator:
     def __init__(self, study: Study) -> None:
         self._study = study
 
+    def run(self, job: Job, write: Callable[[Record], None]) -> Running:
+        """Run `simulate`, without pauses."""
+        yield from ()
+        return self.simulate(job, write)
+
     @_infrequent_gc()
-    def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
+    def simulate(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
         from spanlab_sim.calibrated import CalibratedTiming
         from spanlab_sim.demand import DemandMeter
@@ -155,12 +165,16 @@ class RealEngine:
     def _fixed(self) -> FixedStep:
         return FixedStep(self._study.model, self._study.engine, self.model)
 
-    def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
+    def run(self, job: Job, write: Callable[[Record], None]) -> Running:
         """Run one job from an empty cache; before it, append a reading of the machine to `job.readings`."""
         release_memory()  # the pools of the previous run are in a reference cycle
         if job.readings is not None:
-            watch.record_reading(job.readings, self._fixed.measure)
-        return self._serve(job, write, self._study.engine.clock)
+            self.record_reading(job.readings)
+        return (yield from self._serve(job, write, self._study.engine.clock))
+
+    def record_reading(self, path: Path) -> None:
+        """Append a reading of the machine to `path`."""
+        watch.record_reading(path, self._fixed.measure)
 
     def warm_up(self, requests: Ordered[Request]) -> None:
         """Serve a few requests with every arm of the study."""
@@ -169,15 +183,15 @@ class RealEngine:
         def serve(arm: str, arm_requests: list[Request]) -> None:
             strategy = self._study.arms[arm]
             job = Job(strategy, arm_requests, rules, 0, None, 0, longest, 0, Path(os.devnull))
-            self._serve(job, lambda record: None, "virtual")
+            deque(self._serve(job, lambda record: None, "virtual"), maxlen=0)
             release_memory()
 
         warm_up(self._study.chosen(), requests, serve)
 
-    def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> RunRow:
+    def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> Running:
         from spanlab.engine.recording import Recording
         from spanlab.engine.scoring import Scorer
-        from spanlab_sim.run import serve
+        from spanlab_sim.run import serving
 
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens, job.requests)
         assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
@@ -203,7 +217,7 @@ class RealEngine:
 
         reads = build.build_span_reads(job.strategy)
         with StepLog(job.steps, policy, reads) as log, RunLogs(job, policy.store) as logs:
-            row = serve(
+            row = yield from serving(
                 requests,
                 policy,
                 job.rules,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from typing import IO
 
@@ -60,8 +60,11 @@ class Runtime:
     backend: Backend
 
 
-def run_arm(runtime: Runtime, task: Task, progress: Callable[[int], None]) -> None:
-    """Run the unfinished cells of a task. `progress` gets the number of requests finished since the last call."""
+def run_arm(runtime: Runtime, task: Task, progress: Callable[[int], None]) -> Generator[None, None, None]:
+    """Run the unfinished cells of a task, and yield at their pauses.
+
+    `progress`  gets the number of requests finished since the last call
+    """
     files = task.files
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +74,7 @@ def run_arm(runtime: Runtime, task: Task, progress: Callable[[int], None]) -> No
         progress(sum(finished[cell] for cell in task.cells if cell in finished))
         for cell in task.cells:
             if cell not in finished:
-                _run_cell(runtime, task, cell, records, runs, progress)
+                yield from _run_cell(runtime, task, cell, records, runs, progress)
 
 
 def _truncate_unfinished(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[Cell, int]:
@@ -89,13 +92,13 @@ def _run_cell(
     records: IO[bytes],
     runs: IO[bytes],
     progress: Callable[[int], None],
-) -> None:
+) -> Generator[None, None, None]:
     def write(record: Record) -> None:
         records.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         progress(1)
 
     job = runtime.jobs.job(task.arm, cell, task.files, task.rules)
-    row = asdict(runtime.backend.run(job, write))
+    row = asdict((yield from runtime.backend.run(job, write)))
     if row.get("replicas") == []:
         del row["replicas"]
     if cell.repeat:

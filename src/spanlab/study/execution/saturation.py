@@ -57,7 +57,7 @@ def _run(study: Study, workload: Workload, files: ArmFiles, folder: Path) -> Non
     )
     with arms_of(at_once, workload.requests, 1, 1, folder) as arms:
         arms.call(Worker.warm_up)
-        running = arms.start([Task(0, study.baseline, files, tuple(cells(at_once, study.baseline)))])
+        running = arms.start([(Task(0, study.baseline, files, tuple(cells(at_once, study.baseline))),)])
         for end in arms.finish(running, lambda counts: None, 0.2).values():
             assert isinstance(end, ArmFailure), "no analysis of this study needs ARMS"
             raise ValueError(f"the saturation rate could not be measured: {end.sentence}; {REMEDY}")

@@ -39,13 +39,13 @@ class Row:
         return not {Cell.of(row) for row in self.files.finished()}.issuperset(self.cells)
 
 
-def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
-    """Return the tasks in order: one per arm for simulations, interleaved runs on the engine.
+def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[tuple[Task, ...]]:
+    """Return the tasks in order, those that alternate together: one per arm for simulations, runs on the engine.
 
     Calibration shapes run before each repeat and once after the last, so that drift affects both.
     """
     if study.backend != "engine":
-        return [_task(rows, row, row.cells) for row in rows]
+        return [(_task(rows, row, row.cells),) for row in rows]
     calibrations, arms = ([row for row in rows if row.calibrates == calibrates] for calibrates in (True, False))
     rounds = [interleave(study, arms)] if any(row.is_repeat for row in arms) else by_repeat(study, arms)
     if reads_baseline(study.engine):  # other arms read files of the baseline
@@ -54,7 +54,16 @@ def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
     for repeat, runs in enumerate([*rounds, []]):
         single += [_task(rows, row, (cell,)) for row, cell in (*_shuffled(study, calibrations, repeat), *runs)]
     last = {task.row: number for number, task in enumerate(single)}
-    return [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
+    tasks = [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
+    return _by_cell(tasks) if study.engine.alternate else [(task,) for task in tasks]
+
+
+def _by_cell(tasks: Sequence[Task]) -> list[tuple[Task, ...]]:
+    """Group the runs of all arms on the same arrivals."""
+    groups: dict[tuple[bool, Cell], list[Task]] = {}
+    for task in tasks:
+        groups.setdefault((task.calibrates, task.cells[0]), []).append(task)
+    return [tuple(group) for group in groups.values()]
 
 
 def _task(rows: Sequence[Row], row: Row, cells: tuple[Cell, ...]) -> Task:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from spanlab.core.placement import PlacementError
 from spanlab.core.request import Request
+from spanlab.engine.settings import MissingBaselineError
 from spanlab.out_of_memory import CAUGHT, OutOfMemoryError, out_of_memory
 from spanlab.plugins import load_plugins
 from spanlab.settings import Study
@@ -22,6 +24,9 @@ from spanlab.study.fidelity.shapes import calibration_of, designed_workload
 from spanlab.study.numbers.bounds import StudyBounds
 from spanlab.study.numbers.results import REMEDY, ArmFailure, ArmResult, read_arm
 from spanlab.study.output.arm_files import Cell
+
+Outcome = ArmResult | ArmFailure | None
+READING_PERIOD_S = 60.0  # between readings of the machine while tasks alternate
 
 
 class StoppedError(Exception):
@@ -68,16 +73,44 @@ class Worker:
     def _counts(self) -> np.memmap[Any, Any]:
         return np.memmap(self.counts, np.int64, "r+")
 
-    def run(self, task: Task) -> ArmResult | ArmFailure | None:
-        """Run one task; return the arm's result after its last task if an analysis needs it, else None."""
+    def run(self, tasks: tuple[Task, ...]) -> list[Outcome]:
+        """Run tasks that alternate: each serves until its next pause, then the next task does.
+
+        A task's outcome is the arm's result after its last task if an analysis needs it, else None.
+        """
+        outcomes: list[Outcome] = [None] * len(tasks)
+        running = {number: self._run_task(task) for number, task in enumerate(tasks)}
+        reading_at = monotonic() + READING_PERIOD_S
+        while running:
+            for number, run in list(running.items()):
+                try:
+                    next(run)
+                except StopIteration as end:
+                    outcomes[number] = end.value
+                    del running[number]
+            if running and len(tasks) > 1 and monotonic() > reading_at:
+                self._record_reading(tasks[0])
+                reading_at = monotonic() + READING_PERIOD_S
+        return outcomes
+
+    def _record_reading(self, task: Task) -> None:
+        backend, path = self._runtime.backend, task.files.readings
+        assert isinstance(backend, RealEngine), "only runs of the engine alternate"
+        if path is not None:
+            backend.record_reading(path)
+
+    def _run_task(self, task: Task) -> Generator[None, None, Outcome]:
+        """Run one task, and yield at the pauses of its runs."""
         other_requests = [row["requests"] for row in task.files.finished() if Cell.of(row) not in task.cells]
         self._counts[task.row] = sum(other_requests)
         try:
             runtime = self._calibration if task.calibrates else self._runtime
-            run_arm(runtime, task, lambda finished: self._progress(task.row, finished))
+            yield from run_arm(runtime, task, lambda finished: self._progress(task.row, finished))
             return self._result(task)
         except PlacementError as error:
             return ArmFailure(task.arm, f"arms.{task.arm}.{error}")
+        except MissingBaselineError:
+            return ArmFailure(task.arm, f"arms.{task.arm} is not scored, because arms.{self.study.baseline} failed")
         except CAUGHT as error:
             description = out_of_memory(error)
             if description is None:

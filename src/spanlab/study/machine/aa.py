@@ -38,7 +38,7 @@ def readings_of(folder: Path) -> Path:
 def noise_of(study: Study, baseline: ArmFiles, repeat: ArmFiles | None, readings: Path) -> Noise:
     """Noise of a finished study, from A/A ratios by seed (or between repeats at each load) and all readings."""
     aa_ratios = _successive_ratios(study, baseline) if repeat is None else _repeat_ratios(study, baseline, repeat)
-    return Noise.of(aa_ratios, watch.read_readings(readings), watch.cores())
+    return Noise.of(aa_ratios, watch.read_readings(readings), watch.cores(), study.engine.alternate)
 
 
 def _repeat_ratios(study: Study, baseline: ArmFiles, repeat: ArmFiles) -> list[float]:

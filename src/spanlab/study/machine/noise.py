@@ -36,10 +36,11 @@ class Reading:
 class Noise:
     """Measured noise of a study's machine; None where a measure has no data.
 
-    `aa`     mean TTFT of the repeated baseline ÷ that of the baseline, by repeat
-    `drift`  95th percentile of the fixed step's relative distance from its median
-    `load`   mean load average, to compare with `cores`
-    `steal`  share of processor time that other virtual machines used
+    `aa`          mean TTFT of the repeated baseline ÷ that of the baseline, by repeat
+    `drift`       95th percentile of the fixed step's relative distance from its median
+    `load`        mean load average, to compare with `cores`
+    `steal`       share of processor time that other virtual machines used
+    `alternates`  arms took turns request by request, so that drift affects their ratios as it affects the A/A ratios
     """
 
     aa: tuple[float, ...]
@@ -47,9 +48,10 @@ class Noise:
     load: float | None
     steal: float | None
     cores: int
+    alternates: bool = False
 
     @staticmethod
-    def of(aa: Sequence[float], readings: Sequence[Reading], cores: int) -> Noise:
+    def of(aa: Sequence[float], readings: Sequence[Reading], cores: int, alternates: bool = False) -> Noise:
         """Compute the noise of a study from its A/A ratios and readings."""
         return Noise(
             aa=tuple(aa),
@@ -57,6 +59,7 @@ class Noise:
             load=float(np.mean([reading.load for reading in readings])) if readings else None,
             steal=steal(readings),
             cores=cores,
+            alternates=alternates and bool(aa),
         )
 
     @property
@@ -72,7 +75,7 @@ class Noise:
         if self.spread is not None and self.spread > AA_LIMIT:
             ratios = f"{min(self.aa):.3g} to {max(self.aa):.3g}" if len(self.aa) > 1 else f"{self.aa[0]:.3g}"
             reasons.append(f"A/A of the baseline {ratios}, spread {self.spread:.0%} (limit {AA_LIMIT:.0%})")
-        if self.drift is not None and self.drift > DRIFT_LIMIT:
+        if self.drift is not None and self.drift > DRIFT_LIMIT and not self.alternates:
             reasons.append(f"a fixed step drifted by {self.drift:.0%} (limit {DRIFT_LIMIT:.0%})")
         if self.load is not None and self.load > self.cores:
             reasons.append(f"load average {self.load:.1f} (limit {self.cores} cores)")

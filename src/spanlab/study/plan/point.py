@@ -71,7 +71,7 @@ def serve(worker: Worker, point: Point, replication: int) -> RunResult:
         clients=study.arrivals.clients,
     )
     rows: list[tuple[Any, ...]] = []
-    row = Simulator(study).run(job, lambda record: rows.append(_fields(record)))
+    row = Simulator(study).simulate(job, lambda record: rows.append(_fields(record)))
     return _run_result(
         {name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}, row
     )
