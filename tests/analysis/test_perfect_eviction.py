@@ -11,6 +11,8 @@ from spanlab.report.analyses.perfect_eviction import arms_table, points_table
 from spanlab.report.analyses.perfect_eviction_figure import draw_perfect_eviction
 from spanlab.report.sweep.data import SweepPoint
 
+from ..support.figures import PROVENANCE
+
 SECONDS = 1.0 + np.random.default_rng(0).random((2, 30))
 
 
@@ -48,18 +50,7 @@ def test_a_growing_queue_has_no_gain_of_ttft():
 
 
 def point(workload: str, gib: str) -> SweepPoint:
-    summary = {
-        "study": "toy",
-        "workload": {"name": workload, "provenance": "made up"},
-        "model": "m",
-        "backend": "sim",
-        "timing": "roofline",
-        "hardware": "h",
-        "store": "-",
-        "seeds": [0],
-        "commit": "c",
-        "perfect_eviction": compare().plain(),
-    }
+    summary = PROVENANCE | {"perfect_eviction": compare().plain()}
     return SweepPoint("workload store.total_gib", "", "", summary, "", {"workload": workload, "store.total_gib": gib})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from spanlab import main
 
+from ..support.files import write_lines
 from ..support.script import SCRIPT
 from ..support.tokenizers import save_word_tokenizer
 
@@ -140,6 +140,5 @@ def toy_quality(tmp_path_factory) -> dict[str, Path]:
         for name, length in (("alpha", 200), ("beta", 350))
     ]
     folder = tmp_path_factory.mktemp("quality")
-    path = folder / "toy.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    path = write_lines(folder / "toy.jsonl", *rows)
     return {"path": path, "tokenizer": save_word_tokenizer(folder / "tokenizer.json", path.read_text(encoding="utf-8"))}

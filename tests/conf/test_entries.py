@@ -27,6 +27,7 @@ SWEEPS = (
     *("hybrid_policies_sim", "state_ratio_sim", "chat_sim", "batch_sim", "mixed_sim"),
 )
 CHECKPOINT_ARMS = 30
+FEW_FACTS = "{collections: 3, passages: 2, sentences: 2, remarks: 0, hops: [1]}"
 
 
 @pytest.fixture
@@ -57,23 +58,18 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "pic_agreement": (*made, *questions, "workload.output_tokens=4", "engine.threads=1"),
         "pic_answers": (
             *made[:-1],
-            "only=[none,none_view,pic]",
+            "only=[none,pic]",
             "model=tiny",
             "engine={weights: random, threads: 1}",
             "methods={without_context: null, gold_only: null}",
-            "workload.questions={requests: 6, retrieval: given, facts: {collections: 3, hops: [1]}}",
+            f"workload.questions={{requests: 6, k: 2, facts: {FEW_FACTS}}}",
         ),
         "pic_sim": ("workload.rag.requests=null",),
         "break_even_sim": ("workload.rag.requests=null",),
         "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=256", *quick),
         "system_prompts_clean": ("backend=sim",),
         "narrativeqa_clean": ("backend=sim",),
-        "families_clean": (
-            "only=[none,radix_branch_last,tail_1,pic_exact]",
-            "workload.max_prompt_tokens=640",
-            "workload.output_tokens=2",
-            "engine.threads=1",
-        ),
+        "families_clean": ("only=[none,pic_exact]", "workload.max_prompt_tokens=512", "engine.threads=1"),
         "pic_clean": ("workload.rag.requests=null", "workload.rag.passage_tokens=64", "only=[none,pic]", *quick),
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
         "replay": ("backend=sim",),

@@ -22,7 +22,8 @@ from spanlab.core.request import Request
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import Segment
 
-from .oracles import KEPT, all_ids, segments_of, twin_of
+from .factories import Run
+from .oracles import KEPT, all_ids, apart, segments_of, twin_of
 
 CHUNK_SCAN = "torch_chunk_gated_delta_rule"
 
@@ -54,6 +55,9 @@ def total(span: Map) -> Map:
 
 def last(span: Map) -> Map:
     return Map(torch.zeros_like(span.a), span.b, span.gamma)
+
+
+FORMS = {"exact": exact, "scalar": scalar, "sum": total, "last": last}
 
 
 def low_rank(rank: int) -> Form:
@@ -113,6 +117,14 @@ def composed(
     segments = tuple(segments_of(request, len(ids)))
     logits = _composed(model, tuple(ids.tolist()), segments, form, repaired)
     return logits[request.num_tokens - 1 - segments[-1].start :]
+
+
+def worst(result: Run, requests: Sequence[Request], form: Form = exact, repaired: int = 0) -> float:
+    """How far a run's logits are from those of spans composed outside, as a share of the largest logit."""
+    model, outputs = result.engine.model, result.engine.outputs
+    return max(
+        apart(result.of(request), composed(model, request, outputs[request.id], form, repaired)) for request in requests
+    )
 
 
 @lru_cache(KEPT)

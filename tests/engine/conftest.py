@@ -1,4 +1,4 @@
-"""Models that the engine's tests share: random ones, made once, and two small trained ones."""
+"""Models that the engine's tests share: random ones, made once, and a small trained one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
 from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
@@ -34,19 +35,22 @@ def model(request: pytest.FixtureRequest, make_model: Callable[..., SpanModel]) 
     return make_model(request.param)
 
 
-def _trained(name: str, file: str) -> SpanModel:
-    if not MODELS.is_dir():
-        pytest.skip("needs the shared models")
-    return wrap(name, read_model(MODELS / name / file))
+@pytest.fixture
+def forwarded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every forward of a model."""
+    rows, forward = [], SpanModel.forward
+
+    def counted(model: SpanModel, ids: Tensor, *given: object, **named: object) -> Tensor:
+        rows.append(len(ids))
+        return forward(model, ids, *given, **named)
+
+    monkeypatch.setattr(SpanModel, "forward", counted)
+    return rows
 
 
 @pytest.fixture(scope="session")
 def stories() -> SpanModel:
     """260 thousand trained parameters that tell stories, in pieces of words."""
-    return _trained("stories260K", "stories260K.bin")
-
-
-@pytest.fixture(scope="session")
-def babyllama() -> SpanModel:
-    """936 thousand trained parameters that tell stories, letter by letter."""
-    return _trained("babyllama-tok105", "model5000.bin")
+    if not MODELS.is_dir():
+        pytest.skip("needs the shared models")
+    return wrap("stories260K", read_model(MODELS / "stories260K" / "stories260K.bin"))

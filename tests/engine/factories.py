@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -11,7 +12,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from spanlab import build
 from spanlab.core.backend import Backend, StepResult
@@ -54,30 +55,39 @@ SMALL = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+HYBRID = SMALL | {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.05,  # its layers normalise what they put out: more would amplify rounding
+}
+ROPES = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
+}
+KERNELS = {  # where keys are rotated, and how they are stored for it
+    "rotate_keys": {"keys": "raw", "kernel": "rotate_keys", "sharing": "canonical"},
+    "rotate_queries": {"keys": "local", "kernel": "rotate_queries", "sharing": "canonical"},
+    "pre_rotated": {"keys": "local", "kernel": "pre_rotated", "sharing": "private"},
+}
 HEAD, QUESTION = -1, -2
 
 
 @cache
 def make_small(architecture: str = "llama", rope: str = "default", layers: int = 3, device: str = "cpu") -> SpanModel:
     """A small model of a family in float32, the same one each time; not to be changed."""
-    ropes = {
-        "default": {"rope_type": "default", "rope_theta": 10000.0},
-        "llama3": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        "yarn": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 128,
-        },
-    }
-    overrides = SMALL | {"rope_parameters": ropes[rope], "num_hidden_layers": layers}
+    rotation = {"rope_type": rope, "rope_theta": 10000.0} | ROPES[rope]
+    overrides = SMALL | {"rope_parameters": rotation, "num_hidden_layers": layers}
     if architecture == "mistral":
         overrides["sliding_window"] = None
     if architecture == "qwen2":
@@ -92,19 +102,17 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
 @cache
 def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu", layers: int = 4) -> SpanModel:
     """A small hybrid: recurrent layers and at last one of attention, two value heads to a key head."""
-    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
-    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
-    overrides = SMALL | sizes | heads | {"num_hidden_layers": layers, "layer_types": kinds}
-    overrides["max_position_embeddings"] = 1024
-    overrides["initializer_range"] = 0.05  # its layers normalise what they put out: more would amplify rounding
-    if architecture == "qwen3_next":
-        overrides["num_experts"] = 0
-    name = f"small {architecture} {layers}"
-    model = random_model(name, AutoConfig.for_model(architecture, **overrides), device=device)
+    model = random_model(f"small {architecture} {layers}", _hybrid_config(architecture, layers), device=device)
     if device != "cpu":
         model.hf.load_state_dict(make_hybrid(architecture, layers=layers).hf.state_dict())
     return model
+
+
+def _hybrid_config(architecture: str, layers: int, **overrides: int) -> PreTrainedConfig:
+    kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
+    experts = {"num_experts": 0} if architecture == "qwen3_next" else {}
+    sizes = HYBRID | experts | {"num_hidden_layers": layers, "layer_types": kinds}
+    return AutoConfig.for_model(architecture, **sizes | overrides)
 
 
 def make_choice(name: str, **options: object) -> SpanModel:
@@ -115,13 +123,7 @@ def make_choice(name: str, **options: object) -> SpanModel:
 @cache
 def make_slow_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
     """A small hybrid with slow decay, as in trained models: with fast decay no state would pass a span."""
-    sizes = {"linear_key_head_dim": 24, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
-    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    overrides = SMALL | sizes | heads | {"num_hidden_layers": 4, "max_position_embeddings": 4096}
-    overrides["initializer_range"] = 0.05
-    if architecture == "qwen3_next":
-        overrides["num_experts"] = 0
-    model = random_model(f"slow {architecture}", AutoConfig.for_model(architecture, **overrides))
+    model = random_model(f"slow {architecture}", _hybrid_config(architecture, 4, linear_key_head_dim=24))
     steps = torch.tensor([1e-4, 1e-3, 3e-3, 1e-2])  # per value head; Mamba-2 draws them from [1e-3, 1e-1]
     for name, weight in model.hf.named_parameters():
         if name.endswith("A_log"):
@@ -189,6 +191,15 @@ def questions(
 
 
 APART = 10**12  # nanoseconds: longer than any request lasts, so that it is alone
+
+
+def parted(output: int = 1) -> list[Request]:
+    """Prompts that meet, with text between their documents and one document twice."""
+    return [
+        make_request(0, text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8), output=output),
+        make_request(1, text(HEAD, 9), document(1, 33), document(0, 20), document(1, 33), text(7, 3), output=output),
+        make_request(2, document(2, 18), text(5, 6), document(0, 20), text(8, 4), output=output),
+    ]
 
 
 def permutations(count: int) -> list[tuple[int, ...]]:
@@ -317,6 +328,10 @@ class Run:
     def _record(self, record: Record) -> None:
         self.records[record.request_id] = record
 
+    def reused(self, requests: Sequence[Request]) -> list[int]:
+        """Reused tokens of each request."""
+        return [self.records[request.id].reused_tokens for request in requests]
+
     @property
     def stored(self) -> list[int]:
         """Pages of stored nodes."""
@@ -420,6 +435,21 @@ def map_of(engine: Engine, slot: int) -> Tensor:
 def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **options) -> Run:
     """Serve requests from an empty cache."""
     return start(model, strategy, requests, **options).serve(requests)
+
+
+@contextmanager
+def rows_of_layers(model: SpanModel) -> Iterator[list[int]]:
+    """Rows through the MLP of each layer, forward by forward."""
+    rows: list[int] = []
+    handles = [
+        layer.mlp.register_forward_hook(lambda module, given, out: rows.append(out.shape[1]))
+        for layer in model.hf.base_model.layers
+    ]
+    try:
+        yield rows
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def nothing_leaks(run: Run) -> bool:

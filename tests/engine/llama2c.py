@@ -13,14 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 _HEADER = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 
 
-def read_model(file: Path, *, half_split: bool = True) -> LlamaForCausalLM:
-    """The model in a checkpoint, float32; with `half_split` off its pairs of channels stay as they were trained."""
+def read_model(file: Path) -> LlamaForCausalLM:
+    """The model in a checkpoint, float32."""
     data = file.read_bytes()
     sizes = dict(zip(_HEADER, struct.unpack_from("<7i", data), strict=True))
     weights = _tensors(np.frombuffer(data, "<f4", offset=28), sizes)
-    if half_split:
-        weights["wq"] = _apart(weights["wq"], sizes["n_heads"])
-        weights["wk"] = _apart(weights["wk"], sizes["n_kv_heads"])
+    weights["wq"] = _apart(weights["wq"], sizes["n_heads"])
+    weights["wk"] = _apart(weights["wk"], sizes["n_kv_heads"])
     model = LlamaForCausalLM(_config(sizes))
     model.load_state_dict(_state(weights))
     return model

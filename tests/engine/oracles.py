@@ -17,7 +17,7 @@ from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, eager_twin
 from spanlab.settings import Strategy
 
-from .factories import Run
+from .factories import Run, nothing_leaks, run
 from .plain import Bank, Blended, Plain, Selection, ape_logits, blend, linear_counts
 
 KEPT = 64  #: forwards that are remembered: arms that are tested one after another compute the same prompts
@@ -92,10 +92,13 @@ def apart(logits: Tensor, truth: Tensor) -> float:
     return far(logits, truth) / float(truth.abs().max())
 
 
-def error(run: Run, request: Request, *, blocks: bool) -> float:
-    """Largest difference between a run's logits and a dense forward of prompt and output."""
-    truth = dense(run.engine.model, request, run.engine.outputs[request.id], blocks=blocks)
-    return far(run.of(request), truth)
+def error(run: Run, *requests: Request, blocks: bool) -> float:
+    """Largest difference between a run's logits and dense forwards of prompts and outputs."""
+    outputs = run.engine.outputs
+    return max(
+        far(run.of(request), dense(run.engine.model, request, outputs[request.id], blocks=blocks))
+        for request in requests
+    )
 
 
 def divergence(truth: Tensor, logits: Tensor) -> float:
@@ -206,8 +209,19 @@ def truth_of(strategy: Strategy, repair: Repair, model: SpanModel, request: Requ
     return repaired(model, request, output, repair.rows(found, request.id))
 
 
-def wrong(run: Run, strategy: Strategy, request: Request) -> float:
+def wrong(run: Run, strategy: Strategy, *requests: Request) -> float:
     """Largest difference between a run's logits and the oracle of its arm."""
     engine = run.engine
     repair = engine.policy.rules.repair
-    return far(run.of(request), truth_of(strategy, repair, engine.model, request, engine.outputs[request.id]))
+    return max(
+        far(run.of(request), truth_of(strategy, repair, engine.model, request, engine.outputs[request.id]))
+        for request in requests
+    )
+
+
+def run_checked(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **options: object) -> Run:
+    """A run from an empty cache whose logits are those of its arm's oracle, and which leaves no page taken."""
+    result = run(model, strategy, requests, **options)
+    assert wrong(result, strategy, *requests) < 1e-4
+    assert nothing_leaks(result)
+    return result

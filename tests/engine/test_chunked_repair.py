@@ -1,26 +1,19 @@
-"""Repairs cut by the token budget: the logits of the uncut pass, whatever the chunks."""
+"""Text between spans and repairs cut by the token budget: the logits of the uncut pass, whatever the chunks."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import product
 
 import pytest
 
 from spanlab.core.batch_rules import BatchRules
 
-from .factories import HEAD, arm, document, make_request, make_small, nothing_leaks, run, text
-from .oracles import far, wrong
+from .factories import KERNELS, arm, make_small, parted, run
+from .oracles import far, run_checked
 
-ARMS = ("lego_link_16", "random_16", "last_16", "strided_15")
-
-
-def prompts():
-    """Three that meet, with text between their documents and one document twice."""
-    return [
-        make_request(0, text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8), output=5),
-        make_request(1, text(HEAD, 9), document(1, 33), document(0, 20), document(1, 33), text(7, 3), output=5),
-        make_request(2, document(2, 18), text(5, 6), document(0, 20), text(8, 4), output=5),
-    ]
+CHUNKED = ("lego_link_16", "random_16", "last_16", "strided_15")
+ARMS = (*CHUNKED, "pic", "pic_raw", "pic_turned", "cache_blend_15", "neighbour_aware_16", "query_aware_16")
 
 
 def arm_of(name: str, block_size: int, **spans: object):
@@ -29,30 +22,21 @@ def arm_of(name: str, block_size: int, **spans: object):
     return arm(name, block_size, repair | ({"ratio": 0.5} if repair["ratio"] else {}), **spans)
 
 
-@pytest.mark.parametrize("budget", [5, 16, 23])
 @pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("name", ARMS)
-def test_logits_are_those_of_the_dense_repair(name, block_size, budget):
-    requests, strategy = prompts(), arm_of(name, block_size)
-    result = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=budget, max_num_seqs=3))
-    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
-    assert nothing_leaks(result)
+@pytest.mark.parametrize(("name", "budget"), [*product(CHUNKED, [5, 16]), *product(ARMS, [23])])
+def test_logits_are_those_of_the_dense_repair(name, budget, block_size):
+    rules = BatchRules(max_num_batched_tokens=budget, max_num_seqs=3)
+    run_checked(make_small(), arm_of(name, block_size), parted(output=5), rules=rules)
 
 
 @pytest.mark.parametrize("kernel", ["rotate_keys", "pre_rotated"])
 def test_every_kernel_repairs_in_chunks(kernel):
-    form = {
-        "rotate_keys": {"keys": "raw", "kernel": "rotate_keys"},
-        "pre_rotated": {"kernel": "pre_rotated", "sharing": "private"},
-    }[kernel]
-    requests, strategy = prompts(), arm_of("lego_link_16", 16, **form)
-    result = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=11, max_num_seqs=3))
-    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
-    assert nothing_leaks(result)
+    rules = BatchRules(max_num_batched_tokens=11, max_num_seqs=3)
+    run_checked(make_small(), arm_of("lego_link_16", 16, **KERNELS[kernel]), parted(output=5), rules=rules)
 
 
 def test_chunked_and_uncut_say_the_same():
-    requests, logits = prompts(), []
+    requests, logits = parted(output=5), []
     for chunked in (None, False):
         strategy = arm_of("random_16", 1)
         strategy.spans.repair.chunked = chunked

@@ -9,19 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorDeviceMismatchError
-from transformers import AutoConfig
 
 from spanlab.build.engine import build_engine
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.engine import Engine
-from spanlab.engine.load import random_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.recording import Recording
 from spanlab.engine.sampling import Sampler
@@ -32,11 +29,11 @@ from spanlab_sim.run import serve
 
 from .factories import (
     APART,
-    SMALL,
     Paced,
     arm,
     checkpoint,
     hybrid_pic,
+    make_hybrid,
     make_policy,
     make_request,
     make_small,
@@ -45,17 +42,14 @@ from .factories import (
 )
 from .fake_device import DEVICE, FakeDevice, fake_device, on_device
 
+# What a step may wait for. The scheduler must know the tokens, once a step.
 TOKENS = "engine.step_tokens:read copies to the host"
+# A step that chooses no token lasts until the device is done, or its time would be the next one's.
 END = "engine.phase_clock:seconds waits for an event"
+# Which pages a query-aware repair copies depends on the tokens that its probe chooses, once a repair.
 PROBE = "engine.probe:chosen copies to the host"
+# torch checks what a decomposition gives, where a map is stored in low rank.
 SVD = "engine.affine:low_rank checks what linalg_svd gives"
-#: What a step may wait for, and why.
-ALLOWED = {
-    TOKENS: "the scheduler must know the tokens, once a step",
-    END: "a step that chooses no token lasts until the device is done, or its time would be the next one's",
-    PROBE: "which pages a query-aware repair copies depends on the tokens that its probe chooses, once a repair",
-    SVD: "torch checks what a decomposition gives, where a map is stored in low rank",
-}
 METHODS = (
     "none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_blend_15", "cache_blend_lmcache_15",
     "cache_blend_gradual_15", "ape", "as_seen_blend_15", "query_aware_16", "neighbour_aware_16",
@@ -135,13 +129,9 @@ def forks() -> list[Request]:
     return [make_request(id, text(1, 150), text(-100 - id, 9), output=2, at=at) for id, at in enumerate(arrived)]
 
 
-@cache
 def one_of_each() -> SpanModel:
     """A hybrid of one recurrent layer and one of attention; `make_slow_hybrid` has three, which takes three times."""
-    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
-    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-    return random_model("one of each", AutoConfig.for_model("qwen3_5_text", **SMALL | sizes | heads | layers))
+    return make_hybrid(layers=2)
 
 
 def check(steps: Sequence[Step], *needed: str, copies: int = 1) -> None:

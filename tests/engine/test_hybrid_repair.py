@@ -9,13 +9,11 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.span_actions import BeginAfterRepair
 
-from . import composed as oracle
-from .composed import composed
+from .composed import FORMS, worst
 from .factories import (
     APART,
     HEAD,
     QUESTION,
-    Run,
     beginnings,
     document,
     hybrid_pic,
@@ -27,23 +25,9 @@ from .factories import (
     run,
     text,
 )
+from .oracles import apart, far
 
 CHUNKED = BatchRules(max_num_batched_tokens=13, max_num_seqs=4)
-FORMS = {"exact": oracle.exact, "scalar": oracle.scalar, "sum": oracle.total, "last": oracle.last}
-
-
-def worst(result: Run, requests: list[Request], repaired: int, form: oracle.Form = oracle.exact) -> float:
-    """How far a run's logits are from those of repaired spans composed outside, as a share of the largest logit."""
-    truths = [
-        composed(result.engine.model, request, result.engine.outputs[request.id], form, repaired)
-        for request in requests
-    ]
-    pairs = zip(requests, truths, strict=True)
-    return max(float((result.of(request) - truth).abs().max() / truth.abs().max()) for request, truth in pairs)
-
-
-def reused(result: Run, requests: list[Request]) -> list[int]:
-    return [result.records[request.id].reused_tokens for request in requests]
 
 
 def mixed(output: int = 2) -> list[Request]:
@@ -66,12 +50,12 @@ def test_repaired_spans_are_repaired_and_composed_outside(repaired, block_size):
     """Spans are shorter than the repair, a little longer, and end off the grid of blocks."""
     requests = mixed()
     result = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, repaired=repaired), requests)
-    assert worst(result, requests, repaired) < 1e-5
+    assert worst(result, requests, repaired=repaired) < 1e-5
     assert nothing_leaks(result)
     lengths, found, begins = (20, 33, 4, 17), ((), (0, 1), (0, 1, 1, 3), (0, 2)), (None, None, 3, 2)
     stored = [length // block_size * block_size for length in lengths]
     kept = [length - min(length, repaired) for length in stored]  # but of a span that begins its prompt
-    assert reused(result, requests) == [
+    assert result.reused(requests) == [
         sum(stored[at] if at == first else kept[at] for at in own) for own, first in zip(found, begins, strict=True)
     ]
 
@@ -80,7 +64,7 @@ def test_repaired_spans_are_repaired_and_composed_outside(repaired, block_size):
 def test_every_form_is_of_what_follows_the_repair(form):
     requests = mixed()[:3]
     result = run(make_slow_hybrid("qwen3_next"), hybrid_pic(form, repaired=5), requests)
-    assert worst(result, requests, 5, FORMS[form]) < 1e-5
+    assert worst(result, requests, FORMS[form], 5) < 1e-5
 
 
 def test_a_repair_in_chunks_behind_checkpoints():
@@ -92,9 +76,9 @@ def test_a_repair_in_chunks_behind_checkpoints():
     result = run(
         make_slow_hybrid(), hybrid_pic(block_size=1, placement="block_64", repaired=16), requests, rules=CHUNKED
     )
-    assert worst(result, requests, 16) < 1e-5
+    assert worst(result, requests, repaired=16) < 1e-5
     assert nothing_leaks(result)
-    assert reused(result, requests) == [0, 64 + 24 + 64 + 19 + 64, 64 + 24 + 64, 64]
+    assert result.reused(requests) == [0, 64 + 24 + 64 + 19 + 64, 64 + 24 + 64, 64]
 
 
 @pytest.mark.parametrize("repaired", [5, 40])
@@ -102,24 +86,20 @@ def test_maps_within_repaired_spans_are_of_what_follows_the_repair(repaired):
     """Repairs shorter than the interval between maps, and longer."""
     requests = beginnings((90, 60, 130, 75, 20, 130))
     for rules in (None, CHUNKED):
-        given = {} if rules is None else {"rules": rules}
-        result = run(make_slow_hybrid(), hybrid_pic(block_size=16, interval=32, repaired=repaired), requests, **given)
-        assert worst(result, requests, repaired) < 1e-5
+        result = run(make_slow_hybrid(), hybrid_pic("exact", 16, interval=32, repaired=repaired), requests, rules=rules)
+        assert worst(result, requests, repaired=repaired) < 1e-5
         assert nothing_leaks(result)
-        assert reused(result, requests) == [max(0, found - repaired) for found in (0, 32, 80, 64, 0, 128)]
+        assert result.reused(requests) == [max(0, found - repaired) for found in (0, 32, 80, 64, 0, 128)]
 
 
 def test_repaired_spans_survive_preemption_and_eviction():
-    requests = [
-        make_request(request.id, *request.spans, output=30)
-        for request in questions([(0, 1, 2), (2, 0), (1, 2), (0, 1)], (8, 14, 20))
-    ]
+    requests = questions([(0, 1, 2), (2, 0), (1, 2), (0, 1)], (8, 14, 20), output=30, at=0)
     strategy, model = hybrid_pic(repaired=6), make_slow_hybrid()
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
     result = run(model, strategy, requests, rules=CHUNKED, budget=budget, states=8)
     assert result.rows[0].preemptions > 0
     assert result.engine.policy.store.evicted_bytes > 0
-    assert worst(result, requests, 6) < 1e-5
+    assert worst(result, requests, repaired=6) < 1e-5
     assert nothing_leaks(result)
 
 
@@ -128,7 +108,7 @@ def test_cold_and_warm_say_the_same_where_maps_are_rounded():
     again = make_request(9, *first.spans, output=2, at=APART * 9)
     result = run(make_slow_hybrid(), hybrid_pic(block_size=16, dtype="bfloat16", repaired=5), [first, again])
     assert result.records[9].reused_tokens > 0
-    assert float((result.of(first) - result.of(again)).abs().max()) < 1e-4
+    assert far(result.of(again), result.of(first)) < 1e-4
 
 
 def test_repair_of_whole_spans_is_the_full_view():
@@ -138,7 +118,7 @@ def test_repair_of_whole_spans_is_the_full_view():
     result = run(model, hybrid_pic(repaired=33), requests)
     full = run(model, hybrid_pic(), [_ordered(request) for request in requests])
     for request in requests:
-        assert float((result.of(request) - full.of(request)).abs().max() / full.of(request).abs().max()) < 1e-5
+        assert apart(result.of(request), full.of(request)) < 1e-5
 
 
 def _ordered(request: Request) -> Request:
@@ -152,7 +132,7 @@ def test_a_map_that_includes_the_repaired_tokens_is_noticed(monkeypatch):
     monkeypatch.setattr(BeginAfterRepair, "run", lambda *given: None)
     requests = mixed()[:1]
     result = run(make_slow_hybrid(), hybrid_pic(repaired=5), requests)
-    assert worst(result, requests, 5) > 1e-3
+    assert worst(result, requests, repaired=5) > 1e-3
 
 
 def test_a_stored_map_weighs_its_second_state():

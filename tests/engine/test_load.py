@@ -129,22 +129,25 @@ WRONG = {
     "a path without its kind": ({"path": "x"}, r"^engine\.path=x with engine\.weights=random: expected both or"),
     "no path": ({"weights": "path"}, r"^engine\.path=None with engine\.weights=path: expected both or"),
     "a path that is nowhere": ({"weights": "path", "path": "no/where"}, r"^engine\.path=no/where: expected a folder"),
+    "no model of the hub": (
+        {"name": "nobody/nothing", "weights": "hub"},
+        r"^engine\.name=nobody/nothing with engine\.weights=hub: expected a model",
+    ),
+    "numbers of one byte": (
+        {"spec": ModelSpec(**vars(find_spec("tiny")) | {"weight_itemsize": 1})},
+        r"^model\.weight_itemsize=1: expected 2 or 4",
+    ),
     "other sizes": ({"name": "tiny-hybrid"}, r"^model\.attention_layers=4: tiny-hybrid has 1; expected the sizes of"),
 }
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_is_one_sentence_that_names_the_key(mistake):
+def test_a_mistake_is_one_sentence_that_names_the_key(mistake, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     given, sentence = WRONG[mistake]
     with pytest.raises(ValueError, match=sentence) as error:
         load(**given)
     assert "\n" not in str(error.value)
-
-
-def test_numbers_of_one_byte_are_one_sentence():
-    spec = ModelSpec(**vars(find_spec("tiny")) | {"weight_itemsize": 1})
-    with pytest.raises(ValueError, match=r"^model\.weight_itemsize=1: expected 2 or 4"):
-        load(spec)
 
 
 def test_a_file_of_another_type_is_one_sentence(saved):
@@ -159,24 +162,17 @@ def test_a_field_of_a_wrong_type_is_one_sentence(saved):
         read_config(EngineSettings(), str(saved))
 
 
-def test_a_model_of_the_hub_that_cannot_be_had_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ValueError, match=r"^engine\.name=nobody/nothing with engine\.weights=hub: expected a model"
-    ) as error:
-        load(name="nobody/nothing", weights="hub")
-    assert "\n" not in str(error.value)
-
-
 def test_weights_that_are_missing_are_never_made_up(saved):
     change(saved, num_hidden_layers=5)
     with pytest.raises(ValueError, match=r"expected all weights of the model; 9 are missing, first model\.layers\.4\."):
         load(find_spec(str(saved)), weights="path", path=str(saved))
 
 
-@pytest.mark.parametrize("left", [0, 1000, 100_000])
-def test_weights_cut_short_are_one_sentence(saved, left):
-    file = saved / "model.safetensors"
+@pytest.mark.parametrize(
+    ("name", "left"), [*(("model.safetensors", left) for left in (0, 1000, 100_000)), ("config.json", 1)]
+)
+def test_files_cut_short_are_one_sentence(saved, name, left):
+    file = saved / name
     file.write_bytes(file.read_bytes()[:left])
     with pytest.raises(
         ValueError, match=r"^engine\.path=.*saved with engine\.weights=path: expected a model to load: "
@@ -184,18 +180,9 @@ def test_weights_cut_short_are_one_sentence(saved, left):
         load(weights="path", path=str(saved))
 
 
-def test_a_config_that_is_no_config_is_one_sentence(saved):
-    (saved / "config.json").write_text("{")
-    with pytest.raises(
-        ValueError, match=r"^engine\.path=.*saved with engine\.weights=path: expected a model to load: "
-    ):
-        load(weights="path", path=str(saved))
-
-
 @needs(MODELS)
-@pytest.mark.parametrize("file", ["stories260K/stories260K.bin", "babyllama-tok105/model5000.bin"])
-def test_a_study_runs_a_folder_of_trained_weights(file, tmp_path):
-    hf = read_model(MODELS / file)
+def test_a_study_runs_a_folder_of_trained_weights(tmp_path):
+    hf = read_model(MODELS / "stories260K" / "stories260K.bin")
     hf.save_pretrained(tmp_path)
     folder = ("backend=engine", "engine.weights=path", f"engine.path={tmp_path}", "engine.device=cpu")
     model = build_model(compose("pic_agreement", [f"model={tmp_path}", *folder]))

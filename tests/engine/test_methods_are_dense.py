@@ -18,8 +18,21 @@ from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import block_mask, causal_mask
 
 from . import factories
-from .factories import APART, HEAD, arm, document, make_request, make_small, run, study_of, text
-from .oracles import all_ids, apart, blended, dense, found_in, most_read, overlapped, places, segments_of
+from .factories import (
+    APART,
+    HEAD,
+    KERNELS,
+    arm,
+    document,
+    make_request,
+    make_small,
+    permutations,
+    questions,
+    run,
+    study_of,
+    text,
+)
+from .oracles import all_ids, apart, blended, dense, divergence, found_in, most_read, overlapped, places, segments_of
 from .plain import Bank, Plain, Recompute
 
 ARMS = sorted(study_of(make_small()).arms)
@@ -85,9 +98,10 @@ def expected(
     return Recompute(Plain(model), ids, bank, stands=stands).run(torch.tensor(sorted(rows)))[-len(output) :]
 
 
-def assert_is_dense(model: SpanModel, name: str, block_size: int) -> None:
-    result = run(model, arm(name, None if name.startswith("block_hash") else block_size), requests())
-    truth = expected(model, arm(name).spans, *requests(), result.engine.outputs[1])
+def assert_is_dense(model: SpanModel, name: str, block_size: int, **spans: object) -> None:
+    strategy = arm(name, None if name.startswith("block_hash") else block_size, **spans)
+    result = run(model, strategy, requests())
+    truth = expected(model, strategy.spans, *requests(), result.engine.outputs[1])
     assert apart(result.of(requests()[1]), truth) < 1e-5
 
 
@@ -97,9 +111,23 @@ def test_random_weights(name, block_size):
     assert_is_dense(make_small(layers=6), name, block_size)
 
 
+def test_raw_keys_of_documents_as_seen():
+    assert_is_dense(make_small(layers=6), "as_seen", 1, **KERNELS["rotate_keys"])
+
+
 @pytest.mark.parametrize("name", ARMS)
 def test_trained_weights(stories, name):
     assert_is_dense(stories, name, 1)
+
+
+def test_old_positions_are_worse_and_repair_is_better_than_plain_reuse(stories):
+    shuffled, loss = questions(permutations(3), (20, 7, 33)), {}
+    for name in ("pic", "old_positions", "lego_link_16", "cache_blend_15"):
+        result = run(stories, arm(name), shuffled)
+        divergences = [divergence(dense(stories, r, [0], blocks=False), result.of(r)) for r in shuffled[1:]]
+        loss[name] = sum(divergences) / len(divergences)
+    assert loss["old_positions"] > loss["pic"] > loss["lego_link_16"] > 0
+    assert loss["pic"] > loss["cache_blend_15"]
 
 
 # -- gold answers of a trained model ----------------------------------------------------------------------------------

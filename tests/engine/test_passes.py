@@ -32,42 +32,22 @@ def planned(name: str, count: int = 1, prompt=PROMPT, budget: int = 10**6) -> tu
     return step, [[label(c) for c in chunks] for chunks in forwards]
 
 
-def test_a_prefix_cache_runs_everything_at_once():
-    assert planned("radix", 2)[1] == [["0:0", "1:0"]]
+AT_ONCE = [["0:0", "0:1", "0:2", "0:3", "0:4"]]
+SPANS_FIRST = ["0:0", "0:1", "0:3", "1:0", "1:1", "1:3"]
+PLANS = {
+    "radix": [["0:0", "1:0"]],
+    "pic": AT_ONCE,  # nothing is copied
+    "as_seen": AT_ONCE,
+    "pic_turned": [["0:0", "0:1", "1:0", "1:1"], ["0:2", "0:3", "1:2", "1:3"], ["0:4", "1:4"]],
+    "lego_link_16": [SPANS_FIRST, ["0:-1", "1:-1"], ["0:4", "1:4"]],
+    "random_16": [SPANS_FIRST, ["0:-1", "1:-1"], ["0:4", "1:4"]],
+    "cache_blend_15": [SPANS_FIRST, ["0:-1"], ["1:-1"], ["0:4", "1:4"]],  # a measured repair runs alone
+}
 
 
-def test_spans_and_text_run_together_where_nothing_is_copied():
-    assert planned("pic")[1] == [["0:0", "0:1", "0:2", "0:3", "0:4"]]
-
-
-def test_text_waits_for_the_copies_of_the_spans_it_reads():
-    assert planned("pic_turned", 2)[1] == [
-        ["0:0", "0:1", "1:0", "1:1"],
-        ["0:2", "0:3", "1:2", "1:3"],
-        ["0:4", "1:4"],
-    ]
-
-
-@pytest.mark.parametrize("name", ["lego_link_16", "random_16"])
-def test_a_repair_waits_for_the_spans_and_the_question_for_the_repair(name):
-    assert planned(name, 2)[1] == [
-        ["0:0", "0:1", "0:3", "1:0", "1:1", "1:3"],
-        ["0:-1", "1:-1"],
-        ["0:4", "1:4"],
-    ]
-
-
-def test_a_measured_repair_runs_alone():
-    assert planned("cache_blend_15", 2)[1] == [
-        ["0:0", "0:1", "0:3", "1:0", "1:1", "1:3"],
-        ["0:-1"],
-        ["1:-1"],
-        ["0:4", "1:4"],
-    ]
-
-
-def test_documents_as_seen_run_with_the_text():
-    assert planned("as_seen")[1] == [["0:0", "0:1", "0:2", "0:3", "0:4"]]
+@pytest.mark.parametrize("name", PLANS)
+def test_what_reads_copies_or_repairs_waits_for_them(name):
+    assert planned(name, 1 if PLANS[name] is AT_ONCE else 2)[1] == PLANS[name]
 
 
 def test_every_chunk_runs_once():

@@ -6,21 +6,8 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 
-from .factories import (
-    APART,
-    HEAD,
-    arm,
-    document,
-    make_request,
-    make_small,
-    nothing_leaks,
-    permutations,
-    questions,
-    run,
-    start,
-    text,
-)
-from .oracles import dense, error, far
+from .factories import APART, HEAD, arm, document, make_request, make_small, permutations, questions, run, text
+from .oracles import dense, error, far, run_checked
 
 FORMS = {"rotate_keys": "pic_raw", "rotate_queries": "pic", "pre_rotated": "pic_turned"}
 RULES = {
@@ -30,20 +17,13 @@ RULES = {
 }
 
 
-def worst(result, requests) -> float:
-    """The largest error against M4."""
-    return max(error(result, request, blocks=True) for request in requests)
-
-
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_order_of_three_documents_cold_and_warm(form, block_size, rules):
     lengths = (20, 1, 33)
     requests = questions(permutations(3), lengths, output=2)
-    result = run(make_small(), arm(FORMS[form], block_size), requests, rules=rules)
-    assert worst(result, requests) < 1e-4
-    assert nothing_leaks(result)
+    result = run_checked(make_small(), arm(FORMS[form], block_size), requests, rules=rules)
     reused_tokens = sum(length // block_size * block_size for length in (11, *lengths))
     for request in requests:
         record = result.records[request.id]
@@ -56,30 +36,18 @@ def test_every_order_of_three_documents_cold_and_warm(form, block_size, rules):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_order_of_four_documents_packed(form, block_size):
     requests = questions(permutations(4), (20, 7, 33, 16), output=3, at=0)
-    result = run(
-        make_small(),
-        arm(FORMS[form], block_size),
-        requests,
-        rules=BatchRules(max_num_batched_tokens=50, max_num_seqs=6),
-    )
-    assert worst(result, requests) < 1e-4
-    assert nothing_leaks(result)
+    rules = BatchRules(max_num_batched_tokens=50, max_num_seqs=6)
+    run_checked(make_small(), arm(FORMS[form], block_size), requests, rules=rules)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
-def test_every_family(family, form):
-    requests = questions(permutations(3)[3:], (20, 5, 33), output=2, at=0)
-    result = run(make_small(family), arm(FORMS[form], 16), requests, rules=RULES["chunked"])
-    assert worst(result, requests) < 1e-4
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rope", ["llama3", "yarn"])
-def test_scaled_rotations(rope, form):
-    requests = questions(permutations(3)[3:], (60, 5, 93), output=2)
-    result = run(make_small(rope=rope), arm(FORMS[form], 16), requests)
-    assert worst(result, requests) < 1e-4
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [*((family, "default") for family in ("qwen2", "qwen3", "mistral")), ("llama", "llama3"), ("llama", "yarn")],
+)
+def test_every_family_and_rotation(family, rope, form):
+    requests = questions(permutations(3)[3:], (60, 5, 93), output=2, at=0)
+    run_checked(make_small(family, rope), arm(FORMS[form], 16), requests, rules=RULES["chunked"])
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -92,33 +60,19 @@ def test_one_span_from_the_beginning_is_full_recompute(form, block_size):
     ]
     result = run(make_small(), arm(FORMS[form], block_size), requests)
     assert [result.records[i].reused_tokens for i in (0, 1, 2)] == [0, 39 // block_size * block_size, 0]
-    assert max(error(result, request, blocks=False) for request in requests) < 1e-4
+    assert error(result, *requests, blocks=False) < 1e-4
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
 def test_one_token_per_span(form, block_size):
     requests = questions([range(12), range(11, -1, -1)], [1] * 12, output=3)
-    result = run(make_small(), arm(FORMS[form], block_size), requests)
-    assert worst(result, requests) < 1e-4
+    result = run_checked(make_small(), arm(FORMS[form], block_size), requests)
     # pages of 16 hold none of it, but a document that a prompt repeats is computed once
     assert result.records[1].reused_tokens == (12 + 11 if block_size == 1 else 1)
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_document_twice_in_a_prompt(form, block_size):
-    requests = questions([(0, 1, 0), (0, 0), (1, 0, 1, 0)], (35, 20), output=3)
-    result = run(make_small(), arm(FORMS[form], block_size), requests)
-    assert worst(result, requests) < 1e-4
-    assert nothing_leaks(result)
-    stored = {"head": 11, "documents": 35 + 20, "text": 3 * 7, "output": 3 * 2}  # each document once
-    if block_size == 1:
-        assert len(result.stored) == sum(stored.values())
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_text_between_documents_sees_all_before_it(form):
+def test_text_between_documents_is_reused_behind_the_same_text_alone():
     def spans(first: int, second: int):
         return text(HEAD, 9), document(first, 20), text(5, 6), document(second, 33), text(6, 8), text(7, 3)
 
@@ -127,41 +81,32 @@ def test_text_between_documents_sees_all_before_it(form):
         make_request(1, *spans(1, 0), at=APART),
         make_request(2, *spans(0, 1), at=2 * APART),
     ]
-    result = run(make_small(), arm(FORMS[form], 1), requests)
-    assert worst(result, requests) < 1e-4
+    result = run_checked(make_small(), arm("pic", 1), requests)
     assert result.records[1].reused_tokens == 0 + 9  # lengths differ with the order, so nothing but the head is known
     assert result.records[2].reused_tokens == requests[2].num_tokens - 1
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("form", FORMS)
-def test_one_page_at_two_places_in_one_forward(form, block_size):
+@pytest.mark.parametrize("name", [*FORMS.values(), "lego_link_16"])
+def test_one_page_at_two_places_in_one_forward(name, block_size):
     warm = make_request(0, text(HEAD, 3), document(0, 40), text(5, 4))
     two = [
         make_request(1, text(HEAD, 8), document(0, 40), text(6, 5), output=4, at=APART),
         make_request(2, document(1, 30), document(0, 40), text(7, 6), output=4, at=APART),
     ]
-    result = run(make_small(), arm(FORMS[form], block_size), [warm, *two])
+    result = run_checked(make_small(), arm(name, block_size), [warm, *two])
     assert result.records[1].admitted_s == result.records[2].admitted_s
-    assert all(result.records[i].reused_tokens >= 40 // block_size * block_size for i in (1, 2))
-    assert worst(result, [warm, *two]) < 1e-4
+    found = 40 // block_size * block_size
+    assert all(result.records[i].reused_tokens + result.records[i].repaired_tokens >= found for i in (1, 2))
 
 
 def test_equal_tails_behind_different_documents_are_not_shared():
     first = make_request(0, text(HEAD, 8), document(0, 20), text(5, 9))
     second = make_request(1, text(HEAD, 8), document(1, 20), text(5, 9), at=APART)
-    result = run(make_small(), arm("pic", 1), [first, second])
+    result = run_checked(make_small(), arm("pic", 1), [first, second])
     assert result.records[1].reused_tokens == 8
-    assert worst(result, [first, second]) < 1e-4
 
 
 def test_spans_change_what_is_said():
     request = questions([(0, 1)], (20, 33))[0]
     assert far(*(dense(make_small(), request, [0], blocks=blocks) for blocks in (True, False))) > 0.1
-
-
-def test_cold_and_warm_say_the_same():
-    requests = questions([(0, 1, 2), (0, 1, 2)], (20, 16, 33), tail=1)
-    again = [requests[0], make_request(1, *requests[0].spans, at=APART)]
-    result = start(make_small(), arm("pic", 16), again).serve(again)
-    assert far(result.of(again[0]), result.of(again[1])) < 1e-4

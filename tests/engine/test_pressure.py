@@ -6,15 +6,12 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 
-from .factories import arm, make_policy, make_small, nothing_leaks, questions, run, start
-from .oracles import wrong
+from .factories import arm, make_policy, make_small, nothing_leaks, questions
+from .oracles import run_checked, wrong
 
 ORDERS = [(0, 1), (1, 2), (2, 0), (1, 0), (3, 2, 4), (2, 1, 0)]
 LENGTHS = (20, 5, 33, 17, 30)
-TIGHT, ROOMY = (
-    BatchRules(max_num_batched_tokens=24, max_num_seqs=4),
-    BatchRules(max_num_batched_tokens=48, max_num_seqs=4),
-)
+TIGHT, ROOMY = (BatchRules(max_num_batched_tokens=tokens, max_num_seqs=4) for tokens in (24, 48))
 ARMS = {
     "none": arm("none"),
     "radix": arm("radix"),
@@ -48,25 +45,16 @@ def test_preempted_evicted_and_chunked(strategy):
     requests = questions(ORDERS, LENGTHS, output=24, at=0)
     model = make_small(layers=layers_for(strategy))
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
-    result = run(model, strategy, requests, rules=TIGHT, budget=budget)
+    result = run_checked(model, strategy, requests, rules=TIGHT, budget=budget)
     assert result.rows[0].preemptions > 0
     assert result.rows[0].evicted_bytes > 0 or not strategy.keep
-    assert nothing_leaks(result)
-    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
 
 
 @pytest.mark.parametrize("strategy", ARMS.values(), ids=ARMS)
 def test_roomy_packed_and_warm(strategy):
     requests = questions(ORDERS, LENGTHS, output=2, at=10**6)
-    result = start(
-        make_small(layers=layers_for(strategy)),
-        strategy,
-        requests,
-        rules=BatchRules(max_num_batched_tokens=48, max_num_seqs=4),
-    )
-    for _ in range(2):
-        result.serve(requests)
-        assert max(wrong(result, strategy, request) for request in requests) < 1e-4
+    result = run_checked(make_small(layers=layers_for(strategy)), strategy, requests, rules=ROOMY).serve(requests)
+    assert wrong(result, strategy, *requests) < 1e-4
     assert nothing_leaks(result)
     reused = sum(record.reused_tokens for record in result.records.values())
     assert (reused > 0) == strategy.keep

@@ -6,8 +6,8 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 
-from .factories import arm, make_small, nothing_leaks, questions, run
-from .oracles import wrong
+from .factories import arm, make_small, questions, start
+from .oracles import run_checked
 
 LENGTHS, ORDERS = (35, 20), [(0, 1, 0), (0, 0), (1, 0, 1, 0)]
 METHODS = (
@@ -25,24 +25,18 @@ METHODS = (
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("name", METHODS)
 def test_logits_are_the_methods_own_while_requests_meet(name, block_size):
-    requests, strategy = questions(ORDERS, LENGTHS, output=3, at=0), arm(name, block_size)
-    rules = BatchRules(max_num_batched_tokens=40, max_num_seqs=3)
-    result = run(make_small(), strategy, requests, rules=rules)
-    assert max(wrong(result, strategy, request) for request in requests) < 1e-4
-    assert nothing_leaks(result)
+    requests, rules = questions(ORDERS, LENGTHS, output=3, at=0), BatchRules(max_num_batched_tokens=40, max_num_seqs=3)
+    result = run_checked(make_small(), arm(name, block_size), requests, rules=rules)
+    stored = {"head": 11, "documents": 35 + 20, "text": 3 * 7, "output": 3 * 2}  # each document once
+    if block_size == 1 and name.startswith("pic"):
+        assert len(result.stored) == sum(stored.values())
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_a_cold_prompt_computes_the_document_once(monkeypatch, block_size):
+def test_a_cold_prompt_computes_the_document_once(forwarded, block_size):
     (request,) = questions([(0, 1, 0, 0)], LENGTHS)
-    model, rows = make_small(), []
-    forward = type(model).forward
-
-    def counted(self, ids, *rest, **more):
-        rows.append(len(ids))
-        return forward(self, ids, *rest, **more)
-
-    monkeypatch.setattr(type(model), "forward", counted)
-    record = run(model, arm("pic", block_size), [request]).records[0]
-    assert sum(rows) == record.computed_tokens == 11 + 35 + 20 + 7
+    run_result = start(make_small(), arm("pic", block_size), [request])
+    forwarded.clear()
+    record = run_result.serve([request]).records[0]
+    assert sum(forwarded) == record.computed_tokens == 11 + 35 + 20 + 7
     assert (record.reused_tokens, record.seen_tokens, record.lost_never_seen) == (70, 70, 73)

@@ -9,16 +9,34 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanlab.core.backend import StepResult
+from spanlab.core.backend import Backend, StepResult
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.scheduled import ScheduledStep
 from spanlab.engine.phase_clock import PHASES
 from spanlab.records import RunRow
 from spanlab_sim.run import serve
 
-from .factories import HEAD, Paced, arm, document, make_request, make_small, nothing_leaks, questions, run, start, text
+from .factories import (
+    HEAD,
+    Paced,
+    Run,
+    arm,
+    document,
+    make_request,
+    make_small,
+    nothing_leaks,
+    questions,
+    run,
+    start,
+    text,
+)
 
 LENGTHS = (20, 9, 33)
+
+
+def serve_by(run: Run, requests, write=lambda record: None, backend: Backend | None = None, **options) -> RunRow:
+    """Serve requests in the time that steps really take, or that `backend` says."""
+    return serve(requests, run.engine.policy, run.rules, backend or run.engine, write, **options)
 
 
 def test_greedy_says_what_is_likeliest():
@@ -43,7 +61,7 @@ def test_a_turn_follows_the_answer_before_it():
     first, second = questions([(0, 1), (1, 0)], LENGTHS, output=3, at=0)
     requests = [first, replace(second, after=(first.id,), wait_ns=7_000_000)]
     run_result, records = start(make_small(), arm("pic"), requests), []
-    serve(requests, run_result.engine.policy, run_result.rules, run_result.engine, records.append)
+    serve_by(run_result, requests, records.append)
     assert [record.request_id for record in records] == [first.id, second.id]
     assert round(records[1].arrived_s * 1e9) == round(records[0].finished_s * 1e9) + 7_000_000
     assert nothing_leaks(run_result)
@@ -52,12 +70,7 @@ def test_a_turn_follows_the_answer_before_it():
 def step_log(name: str, requests) -> tuple[list[tuple[ScheduledStep, StepResult]], RunRow]:
     """A run in real time, and its steps."""
     run_result, log = start(make_small(), arm(name), requests), []
-
-    def note(step: ScheduledStep, now: int, result: StepResult) -> None:
-        log.append((step, result))
-
-    engine = run_result.engine
-    row = serve(requests, engine.policy, run_result.rules, engine, lambda record: None, clock="wall", on_step=note)
+    row = serve_by(run_result, requests, clock="wall", on_step=lambda step, now, result: log.append((step, result)))
     assert nothing_leaks(run_result)
     return log, row
 
@@ -90,7 +103,7 @@ def test_wall_clock_waits_for_arrivals():
     records = []
     run_result = start(make_small(), arm("pic"), requests)
     began = time.monotonic()
-    serve(requests, run_result.engine.policy, run_result.rules, run_result.engine, records.append, clock="wall")
+    serve_by(run_result, requests, records.append, clock="wall")
     assert time.monotonic() - began >= 0.02
     assert all(record.arrived_s <= record.admitted_s < record.first_token_s for record in records)
 
@@ -98,14 +111,7 @@ def test_wall_clock_waits_for_arrivals():
 def test_the_first_requests_are_recorded_as_warm_up():
     requests = questions([(0,), (1,), (0,)], LENGTHS)
     run_result, records = start(make_small(), arm("pic"), requests), []
-    serve(
-        requests,
-        run_result.engine.policy,
-        run_result.rules,
-        Paced(run_result.engine, lambda step: 1),
-        records.append,
-        warmup=2,
-    )
+    serve_by(run_result, requests, records.append, Paced(run_result.engine, lambda step: 1), warmup=2)
     assert [record.counted for record in records] == [False, False, True]
 
 
@@ -172,7 +178,7 @@ def test_step_lasts_from_the_end_of_the_one_before():
         durations.append(result.duration_ns)
         counter.value += 1_000  # host work after the step
 
-    serve(requests, run_result.engine.policy, run_result.rules, run_result.engine, lambda record: None, on_step=note)
+    serve_by(run_result, requests, on_step=note)
     assert durations == [20, 1_020]
 
 
@@ -182,13 +188,9 @@ def test_idle_time_belongs_to_no_step():
     def served(backend_of):
         run_result, steps, records = start(make_small(), arm("pic"), requests), [], []
         run_result.engine._counter = Counter(10)
-        serve(
-            requests,
-            run_result.engine.policy,
-            run_result.rules,
-            backend_of(run_result.engine),
-            records.append,
-            on_step=lambda step, now, result: steps.append((step.key(), now)),
+        backend = backend_of(run_result.engine)
+        serve_by(
+            run_result, requests, records.append, backend, on_step=lambda step, now, _: steps.append((step.key(), now))
         )
         return steps, records
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from spanlab_kernels.angles import angle_table
 from spanlab_kernels.attention import Group, Span, SpanBatch, span_batch
-from spanlab_kernels.testing import fresh, inverse_powers, random_tensor
+from spanlab_kernels.testing import RopeCase, agrees, fresh, inverse_powers, random_tensor
 
 SCALE = 0.125
 ANGLES = 4096
@@ -97,9 +97,9 @@ def fill(layout: Layout, shape: Shape, seed: int = 0) -> Content:
     return Content(layout, shape, query, keys, values)
 
 
-def rotate(x: Tensor, shift, shape: Shape) -> Tensor:
+def rotate(x: Tensor, shift, shape: Shape | RopeCase, base: float = 10_000.0) -> Tensor:
     """R(shift) x in float64, by complex numbers."""
-    angle = torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1) * inverse_powers(shape.rotary_dim)
+    angle = torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1) * inverse_powers(shape.rotary_dim, base)
     out = x.double().clone()
     pairs = out[..., : shape.rotary_dim]
     first, second = (pairs[..., 0::2], pairs[..., 1::2]) if shape.interleaved else pairs.chunk(2, -1)
@@ -210,25 +210,23 @@ def run(attend, content: Content, form: str, device="cpu", seed: int = 0) -> tup
     return out.cpu(), lse.cpu()
 
 
+def assert_is_dense(content: Content, form: str, attend, device="cpu", seed: int = 0) -> None:
+    """float32 must agree to 1e-5: at a few units in the last place, the error of torch is random."""
+    results, truths = run(attend, content, form, device, seed), dense(content)
+    if content.shape.dtype == torch.float32:
+        for result, truth in zip(results, truths, strict=True):
+            torch.testing.assert_close(result.double(), truth, atol=1e-5, rtol=0)
+        return
+    for result, truth, in_same_dtype in zip(results, truths, in_torch(content), strict=True):
+        assert agrees(result, truth, in_same_dtype, content.shape.dtype)
+
+
 def in_a_row(lengths, rows, behind=0) -> Layout:
     """Consecutive documents in one prompt; its last `rows` tokens attend, shifted by `behind` tokens."""
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     end = sum(lengths) + behind
     uses = [Use(i, start, start, length) for i, (start, length) in enumerate(zip(starts, lengths, strict=True))]
     return Layout(list(lengths), [Prompt(list(range(end - rows, end)), uses)])
-
-
-def moved(layout: Layout, by: int) -> Layout:
-    """The layout with all positions of queries and keys increased by `by`."""
-    prompts = [
-        replace(
-            prompt,
-            shift=[shift + by for shift in prompt.shifts],
-            uses=[replace(use, position=use.position + by) for use in prompt.uses],
-        )
-        for prompt in layout.prompts
-    ]
-    return replace(layout, prompts=prompts)
 
 
 LAYOUTS = {
@@ -246,6 +244,9 @@ LAYOUTS = {
             Prompt([*range(75, 80)], [Use(0, 0, 0, 75), Use(1, 75, 75, 5)]),
             Prompt([300], [Use(0, 225, 225, 75), Use(2, 300, 300, 1)]),
         ],
+    ),
+    "far away": Layout(
+        [75, 5], [Prompt([*range(75, 80)], [Use(0, 0, 3000, 75), Use(1, 75, 3075, 5)], [*range(3075, 3080)])]
     ),
     "first keys replaced": Layout(
         [63, 75, 5, 4],

@@ -120,11 +120,3 @@ def compile_for(tmp_path: Path) -> Callable[[int, str], list[tuple[str, int]]]:
         return [(name, shared) for name, shared in json.loads(process.stdout)]
 
     return compiled
-
-
-@pytest.fixture
-def compile_for_hopper(
-    compile_for: Callable[[int, str], list[tuple[str, int]]],
-) -> Callable[[str], list[tuple[str, int]]]:
-    """`compile_for` sm_90."""
-    return lambda calls: compile_for(90, calls)

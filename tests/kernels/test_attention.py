@@ -9,7 +9,6 @@ from torch.nn.attention.flex_attention import flex_attention
 from spanlab_kernels import attention
 from spanlab_kernels.attention import FORMS, cpu, one_row, reference
 from spanlab_kernels.attention import triton as compiled
-from spanlab_kernels.testing import agrees
 
 from .attention_layouts import (
     LAYOUTS,
@@ -19,25 +18,14 @@ from .attention_layouts import (
     Prompt,
     Shape,
     Use,
-    dense,
+    assert_is_dense,
     fill,
     in_a_row,
-    in_torch,
     rotate,
     run,
 )
 
 PATHS = {"reference": reference.attend, "cpu": attention.attend, "kernel": compiled.attend}
-
-
-def assert_is_dense(content, form, attend, device="cpu"):
-    """float32 must agree to 1e-5: at a few units in the last place, the error of torch is random."""
-    results, truths, others = run(attend, content, form, device), dense(content), in_torch(content)
-    for result, truth, in_same_dtype in zip(results, truths, others, strict=True):
-        if content.shape.dtype == torch.float32:
-            torch.testing.assert_close(result.double(), truth, atol=1e-5, rtol=0)
-        else:
-            assert agrees(result, truth, in_same_dtype, content.shape.dtype)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -94,9 +82,7 @@ def test_rows_that_share_documents_are_dense(monkeypatch, page_size, read_in_pla
     ]
     content = fill(Layout([100, 70, 3, 4], prompts), Shape(page_size, kv_heads=2))
     for seed in range(3):
-        result, truth = run(attention.attend, content, form, seed=seed), dense(content)
-        for x, y in zip(result, truth, strict=True):
-            torch.testing.assert_close(x.double(), y, atol=1e-5, rtol=0)
+        assert_is_dense(content, form, attention.attend, seed=seed)
 
 
 def every_shape():

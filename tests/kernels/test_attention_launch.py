@@ -3,7 +3,6 @@
 from itertools import product
 
 import pytest
-import torch
 
 from spanlab_kernels.attention import FORMS, Group, Span, span_batch
 from spanlab_kernels.attention import dense as dense_attention
@@ -11,7 +10,7 @@ from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.attention.blocks import Blocks
 from spanlab_kernels.attention.work import AHEAD, count_work, list_tiles
 
-from .attention_layouts import LAYOUTS, SHAPES, Shape, dense, fill, in_a_row, run
+from .attention_layouts import LAYOUTS, SHAPES, Shape, assert_is_dense, fill, in_a_row
 
 SHAPE = Shape(head_dim=16, rotary_dim=8, kv_heads=2, group_heads=3)
 
@@ -55,8 +54,7 @@ SPLIT = ["prefill and decode", "decode", "rows that see nothing", "chunk within 
 )
 def test_pieces_merge_to_the_whole(split, layout, form):
     content = fill(LAYOUTS[layout], Shape(head_dim=16, rotary_dim=8))
-    for x, y in zip(run(compiled.attend, content, form), dense(content), strict=True):
-        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+    assert_is_dense(content, form, compiled.attend)
     assert max(int(work.pieces.max()) for work in split) > 1
     assert all(int(work.starts[-1]) <= work.max_pieces for work in split)
 
@@ -84,16 +82,14 @@ def library_queries(monkeypatch):
 @pytest.mark.parametrize("shape", [SHAPE, pytest.param(SHAPES[4], marks=pytest.mark.slow)], ids=str)
 def test_rotated_copies_are_dense(library_queries, shape, layout, contiguous, form):
     content = fill(LAYOUTS[layout], shape)
-    for x, y in zip(run(compiled.attend, content, form), dense(content), strict=True):
-        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+    assert_is_dense(content, form, compiled.attend)
     assert bool(library_queries) == contiguous
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_more_heads_than_a_tile_has_rows(rows):
     content = fill(in_a_row([40, 9], rows), Shape(head_dim=16, rotary_dim=16, group_heads=71))
-    for x, y in zip(run(compiled.attend, content, "QR"), dense(content), strict=True):
-        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+    assert_is_dense(content, "QR", compiled.attend)
 
 
 # products read rows from registers; two groups of warps share them
@@ -115,5 +111,4 @@ def test_large_tiles_are_dense_for_every_target(monkeypatch, target, shape):
     monkeypatch.setattr(compiled, "shares_rows", lambda device: shared)
     monkeypatch.setattr(compiled, "blocks", lambda *arguments: Blocks(64, 32, 8, 2))
     content = fill(LAYOUTS["chunk behind three documents"], shape)
-    for x, y in zip(run(compiled.attend, content, "QR"), dense(content), strict=True):
-        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+    assert_is_dense(content, "QR", compiled.attend)

@@ -115,24 +115,6 @@ def test_kernel_reads_nan_and_writes_nothing_beyond_the_pages(device):
     torch.testing.assert_close(memory, before, rtol=0, atol=0, equal_nan=True)
 
 
-HOPPER = """
-import torch
-from spanlab_kernels.blocks import triton
-from spanlab_kernels.testing import BLOCK_CASES
-for case, dtype in ((BLOCK_CASES[1], torch.float32), (BLOCK_CASES[2], torch.bfloat16)):
-    pages = torch.zeros(case.num_pages, case.page_size, case.heads, case.head_dim, dtype=dtype)
-    source, target = case.two_sets()
-    out = torch.zeros(case.slots, case.heads, case.head_dim, dtype=dtype)
-    triton.gather(pages, source, out)
-    triton.scatter(pages, source.int(), out)
-    triton.copy(pages, source, target)
-"""
-
-
-def test_kernel_compiles_for_hopper(compile_for_hopper):
-    assert compile_for_hopper(HOPPER) == [("_move", 0)] * 6
-
-
 PAGES = torch.zeros(3, 4, 2, 8)
 SLOTS = torch.tensor([1, 2])
 

@@ -12,7 +12,7 @@ import yaml
 from spanlab.main import compose
 from spanlab.model_spec import ModelSpec
 from spanlab.models import find
-from spanlab.models.find import choices, find_config, find_spec
+from spanlab.models.find import find_config, find_spec
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {
@@ -97,11 +97,6 @@ def test_a_file_that_is_no_config_is_one_sentence(tmp_path: Path, text: str, sen
     with pytest.raises(ValueError, match=sentence) as error:
         find_spec(str(tmp_path))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", choices())
-def test_every_choice_of_conf_model_has_sizes(name: str):
-    assert find_spec(name).name == name
 
 
 def test_a_choice_extends_another():

@@ -13,7 +13,12 @@ from spanlab.probe.task import Shape, draw
 from spanlab.settings.probe import ProbeModel, TaskSettings
 
 TASK = TaskSettings(vocabulary=64, keys=25, values=25, questions=3)
+Case = tuple[Tensor, Tensor]
 SIZES = ProbeModel(groups=2, hidden=32, heads=2, head_dim=16)
+
+
+def close(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result, expected, atol=2e-4, rtol=1e-4)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +33,7 @@ def model() -> PreTrainedModel:
 
 
 @pytest.fixture
-def case() -> tuple[Tensor, Tensor]:
+def case() -> Case:
     """Three documents and their questions, for two sequences."""
     batch = draw(np.random.default_rng(1), TASK, Shape(documents=3, tokens=13, facts=4), 2)
     return torch.from_numpy(batch.documents), torch.from_numpy(batch.questions)

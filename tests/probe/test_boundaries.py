@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from spanlab.engine.affine import exact
@@ -14,13 +13,7 @@ from spanlab.probe.model import mixers
 from spanlab.probe.state_errors import state_errors
 from spanlab.settings.probe import HybridAnswers, NormSettings
 
-from .conftest import TASK
-
-Case = tuple[Tensor, Tensor]
-
-
-def close(result: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(result, expected, atol=2e-4, rtol=1e-4)
+from .conftest import TASK, Case, close
 
 
 @torch.no_grad()

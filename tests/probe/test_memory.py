@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from spanlab.engine.affine import exact, scalar
 from spanlab.probe.memory import encode_apart, forward_logits, question_logits, recorded_maps
 from spanlab.probe.model import mixers
 
-Case = tuple[Tensor, Tensor]
-
-
-def close(result: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(result, expected, atol=2e-4, rtol=1e-4)
+from .conftest import Case, close
 
 
 @torch.no_grad()

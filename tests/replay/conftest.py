@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,19 +30,19 @@ class RunningServer:
             return received
 
 
+@contextmanager
+def serving(**faults: Any) -> Iterator[RunningServer]:
+    """A server with faults, while this lasts."""
+    command = [sys.executable, str(SCRIPT), json.dumps(faults)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield RunningServer(f"http://127.0.0.1:{process.stdout.readline().strip()}")
+        finally:
+            process.terminate()
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[..., RunningServer]]:
     """Start a server with faults."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(**faults: Any) -> RunningServer:
-        command = [sys.executable, str(SCRIPT), json.dumps(faults)]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        port = running[-1].stdout.readline().strip()
-        return RunningServer(f"http://127.0.0.1:{port}")
-
-    yield start
-    for process in running:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
+    with ExitStack() as running:
+        yield lambda **faults: running.enter_context(serving(**faults))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from dataclasses import replace
@@ -17,6 +16,8 @@ from spanlab.main import compose, main
 from spanlab.settings import Study
 from spanlab.study.output.arm_files import ArmFiles, Cell
 from spanlab.study.run import run_study
+
+from .conftest import serving
 
 FEW = (
     "workload.documents=2",
@@ -41,9 +42,20 @@ def rows(path: Path) -> list[dict]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
+def summary_of(folder: Path) -> dict:
+    return orjson.loads((folder / "summary.json").read_bytes())
+
+
 def replay(settings: Study, root: Path) -> Path:
     settings.output.run = "replayed"
     return run_study(settings, "replay", root, show=False)
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run without faults."""
+    with serving() as server:
+        return replay(study(server.url, "output.trace=true"), tmp_path_factory.mktemp("run"))
 
 
 def test_every_request_is_asked_once_in_order(serve, tmp_path: Path):
@@ -84,8 +96,7 @@ def test_cached_tokens_are_reused_tokens(serve, tmp_path: Path):
         shared = max((_common(prompt, other) for other in earlier), default=0)
         assert record["reused_tokens"] == min(shared // 16 * 16, len(prompt) - 1)
         earlier.append(prompt)
-    summary = json.loads((folder / "summary.json").read_bytes())
-    metrics = summary["serving"][0]["metrics"]
+    metrics = summary_of(folder)["serving"][0]["metrics"]
     reused, prompt = (sum(row[name] for row in records) for name in ("reused_tokens", "prompt_tokens"))
     assert metrics["token_hit_rate"]["mean"] == pytest.approx(reused / prompt)
 
@@ -135,14 +146,13 @@ def test_failed_request_is_named_and_others_go_on(serve, tmp_path: Path, fault: 
     assert len(run["failures"]) == 2
     expected = {"fails_at": "HTTP 400: too long for me", "breaks_at": "no connection"}[fault]
     assert all(expected in reason for reason in run["failures"].values())
-    caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]
+    caveats = summary_of(folder)["caveats"]
     assert any("2 of 6 requests failed and count nowhere, request " in caveat for caveat in caveats)
 
 
-def test_page_says_where_times_were_measured(serve, tmp_path: Path):
-    server = serve()
-    page = (replay(study(server.url), tmp_path) / "report.html").read_text()
-    assert f"measured at {server.url}" in page
+def test_page_says_where_times_were_measured(replayed: Path):
+    page = (replayed / "report.html").read_text()
+    assert "measured at http://127.0.0.1:" in page
     assert "roofline" not in page.partition("<table")[0]
     assert "requests were sent" in page
 
@@ -171,15 +181,14 @@ def test_bad_stream_is_a_sentence(serve, tmp_path: Path, says: str, reason: str)
 def test_server_without_cache_report_has_no_hit_rate(serve, tmp_path: Path):
     folder = replay(study(serve(cached=False).url), tmp_path)
     assert {row["reused_tokens"] for row in rows(files_of(folder).records)} == {None}
-    assert "token_hit_rate" not in json.loads((folder / "summary.json").read_bytes())["serving"][0]["metrics"]
+    assert "token_hit_rate" not in summary_of(folder)["serving"][0]["metrics"]
 
 
-def test_gaps_are_those_between_chunks(serve, tmp_path: Path):
-    folder = replay(study(serve().url), tmp_path)
-    with np.load(files_of(folder).serving(ARM, Cell(0, 40.0))) as gaps:
+def test_gaps_are_those_between_chunks(replayed: Path):
+    with np.load(files_of(replayed).serving(ARM, Cell(0, 40.0))) as gaps:
         assert gaps["gap_count"].sum() == 6 * 3
         total = float(gaps["gap_ns"] @ gaps["gap_count"]) * 1e-9
-    records = rows(files_of(folder).records)
+    records = rows(files_of(replayed).records)
     assert total == pytest.approx(sum(row["finished_s"] - row["first_token_s"] for row in records), abs=1e-6)
 
 
@@ -198,17 +207,15 @@ def test_cache_is_emptied_or_said_to_be_warm(serve, tmp_path: Path, reset: str, 
     server = serve()
     folder = replay(study(server.url, "seeds=[0,1]", f"replay.reset_path={reset}"), tmp_path)
     assert server.received()["resets"] == resets
-    caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]
-    assert any("cache stayed warm" in caveat for caveat in caveats) == (not resets)
+    assert any("cache stayed warm" in caveat for caveat in summary_of(folder)["caveats"]) == (not resets)
 
 
-def test_trace_shows_what_a_client_sees(serve, tmp_path: Path):
-    folder = replay(study(serve().url, "output.trace=true"), tmp_path)
-    (path,) = (folder / "traces").iterdir()
-    events = json.loads(path.read_bytes())["traceEvents"]
+def test_trace_shows_what_a_client_sees(replayed: Path):
+    (path,) = (replayed / "traces").iterdir()
+    events = orjson.loads(path.read_bytes())["traceEvents"]
     begun = {(event["id"], event["name"]): event["ts"] for event in events if event["ph"] == "b"}
     ended = {(event["id"], event["name"]): event["ts"] for event in events if event["ph"] == "e"}
-    for record in rows(files_of(folder).records):
+    for record in rows(files_of(replayed).records):
         number, first = record["request_id"], pytest.approx(record["first_token_s"] * 1e6)
         assert ended[number, "first token"] == begun[number, "decode"] == first
         assert ended[number, f"request {number}"] == pytest.approx(record["finished_s"] * 1e6)
@@ -256,10 +263,10 @@ def test_settings_without_meaning_are_refused(overrides: tuple[str, ...], proble
     assert problem in str(refused.value)
 
 
-def test_served_run_loads_as_frames(serve, tmp_path: Path):
+def test_served_run_loads_as_frames(replayed: Path):
     import spanlab
 
-    result = spanlab.load(replay(study(serve().url), tmp_path))
+    result = spanlab.load(replayed)
     assert result.records.columns[:2] == ["arm", "seed"]
     assert result.records["reused_tokens"].null_count() == 0
     assert result.runs["requests"].to_list() == [6]

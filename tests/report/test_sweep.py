@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
@@ -18,6 +17,8 @@ from spanlab.report.sweep.data import SweepPoint, sweep_rows
 from spanlab.report.sweep.figure import draw_sweep
 from spanlab.report.sweep.panels import spread
 from spanlab.report.sweep.table import rate_tables, ttft_tables
+
+from ..support.figures import PROVENANCE, check_fits
 
 ARMS = {"none": ("none", "prefixes"), "radix": ("radix", "prefixes"), "pic": ("pic", "spans anywhere")}
 BUDGET, ORDER, QUESTIONS = "store.total_gib", "arrivals.order", "workload.questions_per_document"
@@ -38,18 +39,8 @@ def make_point(axis, value, rates=(0.0, 0.1, 0.7), ttft=(0.05, 0.04, 0.01), half
         }
         for (name, (family, finds)), rate, mean in zip(ARMS.items(), rates, ttft, strict=True)
     }
-    common = {
-        "study": "toy",
-        "workload": {"name": "rag", "provenance": "modelled"},
-        "model": "llama",
-        "timing": "roofline",
-        "hardware": "h200",
-        "store": "16 GiB for KV",
-        "seeds": [0, 1, 2] if half else [0],
-        "backend": "sim",
-        "commit": "1a2b3c4",
-    }
-    return SweepPoint(axis, value, f"toy,{axis}={value}", common | {"arms": arms})
+    summary = PROVENANCE | {"seeds": [0, 1, 2] if half else [0], "arms": arms}
+    return SweepPoint(axis, value, f"toy,{axis}={value}", summary)
 
 
 BUDGETS = [make_point(BUDGET, 64.0, (0.0, 0.2, 0.8)), make_point(BUDGET, 4.0, (0.0, 0.1, 0.5), (0.9, 0.5, 0.02))]
@@ -139,16 +130,10 @@ def test_every_setting_has_a_panel_and_every_arm_a_name():
         [make_point(BUDGET, 1.0, half=0)],
     ],
 )
-def test_the_figure_has_no_warnings_and_fits_its_frame(points, field, tmp_path):
-    figure = drawn(points, field)
+def test_the_figure_has_no_warnings_and_fits_its_frame(points, field):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        FigureCanvasAgg(figure).print_png(tmp_path / "sweep.png")
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert box.x0 >= 0
-    assert box.y0 >= 0
-    assert box.x1 <= width
-    assert box.y1 <= height
+        check_fits(drawn(points, field))
 
 
 def test_nothing_is_drawn_where_no_point_ran():
@@ -217,15 +202,12 @@ def test_a_withheld_speedup_is_not_shown():
     assert text.get_text() == "– · 50 %"
 
 
-def test_winners_fit_into_their_frame_and_table(tmp_path):
+def test_winners_fit_into_their_frame_and_table():
     names = ("prefix_caching", "checkpoints", "position_independent")
     point = winner("quality", "4", 3.0)
     point.summary["families"]["entries"] = [family(name, 3.0) for name in names]
     point.summary["families"]["lead"]["family"] = names[-1]
-    figure = draw_winners([point])
-    FigureCanvasAgg(figure).print_png(tmp_path / "winners.png")
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert (box.x0 >= 0, box.y0 >= 0, box.x1 <= width, box.y1 <= height) == (True,) * 4
+    check_fits(draw_winners([point]))
     table = winners_table("winners_1", WINNERS)
     assert table.rows[0][0].text == "workload=quality store.total_gib=4"
     assert [cell.text for cell in table.rows[0]][1:4] == ["pic", "pic_1", "3.00 [2.90, 3.10] ×"]

@@ -11,6 +11,7 @@ import pytest
 from spanlab.main import compose
 from spanlab.study.run import run_study
 
+from ..support.files import write_lines
 from ..support.shared import TRACES, needs
 
 GIVEN = ("output.figures=false", "output.run=x")
@@ -26,10 +27,8 @@ def explained(root: Path, *overrides: str) -> dict[str, Any]:
 
 
 def write_log(folder: Path, prompts: list[list[int]], **more: Any) -> Path:
-    path = folder / "log.jsonl"
     rows = ({"timestamp": index, "input_ids": tokens, **more} for index, tokens in enumerate(prompts))
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
+    return write_lines(folder / "log.jsonl", *rows)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +53,10 @@ def test_mooncake_ceilings_come_out_exactly(tmp_path: Path):
 @pytest.mark.parametrize("source", ["shape", pytest.param("local", marks=needs(TRACES))])
 def test_ragpulse_bounds_come_out_exactly(tmp_path: Path, source: str):
     settings = [f"log={TRACES / 'ragpulse'}"] if source == "local" else []
-    bounds = explained(tmp_path, *settings)["bounds"]
-    assert (round(100 * bounds["prefix"], 2), round(100 * bounds["any_position"], 2)) == (31.53, 72.03)
+    summary = explained(tmp_path, *settings)
+    assert summary["tokens"]["prompt"] == 20_851_449
+    bounds = {name: round(share * 20_851_449) for name, share in summary["bounds"].items()}
+    assert (bounds["prefix"], bounds["any_position"]) == (6_574_248, 15_018_605)  # 31.5 and 72.0 %
 
 
 def test_summary_says_what_a_log_tells(usual):
@@ -112,8 +113,7 @@ def test_small_block_helps_short_prompts_of_hybrids(tmp_path: Path):
 
 def test_tenants_are_told_apart(tmp_path: Path):
     rows = [{"timestamp": index, "input_ids": list(range(64)), "tenant": "ab"[index % 2]} for index in range(6)]
-    log = tmp_path / "log.jsonl"
-    log.write_text("\n".join(map(json.dumps, rows)))
+    log = write_lines(tmp_path / "log.jsonl", *rows)
     tenants = explained(tmp_path, f"log={log}")["losses"]["tenants"]
     assert {tenant["name"]: tenant["requests"] for tenant in tenants} == {"a": 3, "b": 3}
 

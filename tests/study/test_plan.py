@@ -13,6 +13,7 @@ import pytest
 from spanlab.main import compose
 from spanlab.study.run import run_study
 
+from ..support.files import write_lines
 from ..support.queues import mg1_wait
 
 SERVICE_S = 0.1
@@ -36,19 +37,16 @@ def planned(root: Path, *overrides: str) -> dict[str, Any]:
 
 def lengths(folder: Path, count: int, gap_s: float, tokens: int = 100, output: int = 1) -> Path:
     """A log of lengths: equal requests at equal distances."""
-    path, start = folder / "lengths.csv", datetime(2024, 1, 1)
-    times = [(start + timedelta(seconds=index * gap_s)).strftime("%Y-%m-%d %H:%M:%S.%f") for index in range(count)]
-    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *(f"{t},{tokens},{output}" for t in times)]))
-    return path
+    times = (datetime(2024, 1, 1) + timedelta(seconds=index * gap_s) for index in range(count))
+    rows = (f"{time:%Y-%m-%d %H:%M:%S.%f},{tokens},{output}" for time in times)
+    return write_lines(folder / "lengths.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", *rows)
 
 
 def taking_turns(folder: Path, prompts: int, rounds: int, tokens: int, gap_s: float) -> Path:
     """A log of prompts that repeat in turn, far enough apart that no two run together."""
-    path = folder / "turns.jsonl"
     all_prompts = [list(range(1000 * number, 1000 * number + tokens)) for number in range(prompts)] * rounds
     rows = ({"timestamp": index * gap_s, "input_ids": ids} for index, ids in enumerate(all_prompts))
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
+    return write_lines(folder / "turns.jsonl", *rows)
 
 
 def test_highest_load_of_equal_gaps_is_service_rate(tmp_path: Path):
@@ -110,10 +108,8 @@ def test_overload_is_why_memory_does_not_help(tmp_path: Path):
 
 
 def test_log_without_times_has_no_load(tmp_path: Path):
-    log = tmp_path / "untimed.jsonl"
-    log.write_text(
-        "\n".join(json.dumps({"input_ids": list(range(start, start + 40))}) for start in range(0, 1000, 100))
-    )
+    rows = ({"input_ids": list(range(start, start + 40))} for start in range(0, 1000, 100))
+    log = write_lines(tmp_path / "untimed.jsonl", *rows)
     summary = planned(tmp_path, f"log={log}", "slo.ttft_mean_s=1")
     assert summary["highest_load"] is None
     assert summary["least_gib"] is not None

@@ -10,8 +10,9 @@ import pytest
 from spanlab import build
 from spanlab.main import compose
 
+from .conftest import NO_LOAD
+
 TOY = ("workload.documents=3", "workload.questions_per_document=8", "workers=1", "seeds=[0,1]")
-NO_LOAD = ("load.rates_rps=[]", "load.arms=[]")
 
 
 @pytest.mark.parametrize("kind", ["poisson", "gamma", "deterministic", "poisson_per_group"])

@@ -13,6 +13,7 @@ from spanlab.study.run import run_study
 from spanlab_sim.fitted_profile import Rates
 from spanlab_sim.fitted_server import Memory
 
+from ..support.files import write_lines
 from ..support.shared import TRACES, needs
 from .twin_logs import DEVICE, EXPERTS, HYBRID, MODEL, RATES, served, write
 
@@ -176,10 +177,8 @@ def test_its_keys_are_refused_elsewhere():
 
 
 def test_a_log_without_times_is_refused(tmp_path: Path):
-    path = tmp_path / "log.jsonl"
-    path.write_text(
-        "\n".join(json.dumps({"input_toks": 9, "output_toks": 2, "arrival_time": index}) for index in range(50))
-    )
+    rows = ({"input_toks": 9, "output_toks": 2, "arrival_time": index} for index in range(50))
+    path = write_lines(tmp_path / "log.jsonl", *rows)
     with pytest.raises(ValueError, match="expected times of arrival, first and last token of every request"):
         twin(tmp_path, path)
 

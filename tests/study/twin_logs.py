@@ -16,6 +16,8 @@ from spanlab_sim.fitted import FittedTiming
 from spanlab_sim.fitted_profile import Rates
 from spanlab_sim.fitted_server import Memory, serve_lengths
 
+from ..support.files import write_lines
+
 RATES = Rates(compute=0.5, bandwidth=0.9, host_s=0.004, host_s_per_sequence=2e-5, host_s_with_prefill=0.006)
 LIMITS = {"max_num_batched_tokens": 1024, "max_num_seqs": 16}
 MONOTONIC = 5000.0  # the server's own clock at the first arrival
@@ -57,7 +59,7 @@ def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **c
 def write(folder: Path, rows: list[dict[str, Any]], memory: Memory = MEMORY, **engine: Any) -> Path:
     """A folder of requests.jsonl and meta.json."""
     folder.mkdir(exist_ok=True)
-    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_lines(folder / "requests.jsonl", *rows)
     kv_cache = {"num_gpu_blocks": memory.blocks + 1, "block_size": memory.block_size}
     (folder / "meta.json").write_text(json.dumps({"engine_kwargs": LIMITS | engine, "kv_cache": kv_cache}))
     return folder

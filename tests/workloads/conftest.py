@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ..support.files import write_lines
 from ..support.tokenizers import MARKS, save_word_tokenizer
 
 
@@ -51,10 +51,8 @@ def quality_rows() -> list[dict]:
 @pytest.fixture
 def quality_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[str, Path]:
     """Official-style QuALITY rows, two per document, and their tokenizer."""
-    path = tmp_path / "toy.jsonl"
-    text = "\n".join(json.dumps(row) for row in QUALITY_ROWS)
-    path.write_text(text, encoding="utf-8")
-    return {"path": path, "tokenizer": make_tokenizer(text)}
+    path = write_lines(tmp_path / "toy.jsonl", *QUALITY_ROWS)
+    return {"path": path, "tokenizer": make_tokenizer(path.read_text(encoding="utf-8"))}
 
 
 @pytest.fixture
@@ -64,8 +62,7 @@ def make_quality(tmp_path: Path) -> Callable[..., dict[str, Path]]:
     def make(marks: bool = True) -> dict[str, Path]:
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        path = tmp_path / "toy.jsonl"
-        path.write_text("\n".join(json.dumps(row) for row in QUALITY_ROWS), encoding="utf-8")
+        path = write_lines(tmp_path / "toy.jsonl", *QUALITY_ROWS)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -108,8 +105,7 @@ def prompt_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[st
     (folder / "b.md").write_text("be brief", encoding="utf-8")
     (folder / "a.md").write_text("be kind", encoding="utf-8")
     rows = [{"query": f"ask{i}", "kind": "chat"} for i in range(6)] + [{"query": "find", "kind": "search"}]
-    queries = tmp_path / "queries.jsonl"
-    queries.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    queries = write_lines(tmp_path / "queries.jsonl", *rows)
     tokenizer = make_tokenizer("be brief kind find", *(row["query"] for row in rows))
     return {"path": folder, "queries_path": queries, "tokenizer": tokenizer}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 from spanlab.workloads import Rag, Workload, WorkloadSettings, make_shape
 from spanlab.workloads.arrangement import Arrangement, arranged
 from spanlab.workloads.joints import Joints
-from spanlab.workloads.shape import shared_length
 
 from .conftest import QUALITY_ROWS
-from .factories import load_workload
+from .factories import check_equal_prefixes, decoded, load_workload, token_lists
 
 FEW = {"documents": 5, "questions_per_document": 4, "max_prompt_tokens": 1500}
 PLAIN = FEW | {"max_prompt_tokens": 400}
@@ -124,14 +122,8 @@ def test_one_document_then_its_question_is_the_plain_prompt():
 
 
 def test_the_same_settings_give_the_same_prompts():
-    first, second = (load_workload("quality", **FEW, documents_per_prompt=2).requests for _ in range(2))
-    assert [request.tokens.tobytes() for request in first] == [request.tokens.tobytes() for request in second]
-
-
-def decoded(request, tokenizer: Path) -> str:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(tokenizer)).decode(request.tokens.tolist(), skip_special_tokens=False)
+    first, second = (load_workload("quality", **FEW, documents_per_prompt=2) for _ in range(2))
+    assert token_lists(first) == token_lists(second)
 
 
 ARTICLES = {row["article_id"]: row["article"] for row in QUALITY_ROWS}
@@ -144,7 +136,8 @@ ASKED = "Question: why alpha w1 0 ?\nA. pickaalphaw10\nB. pickbalphaw10\nC. pick
 def test_text_of_several_documents_reads_well(make_quality, marks: bool, position: str):
     files = make_quality(marks=marks)
     keys = {"documents_per_prompt": 3, "documents_order": "fixed", "question_position": position}
-    text = decoded(load_workload("quality", "local", **files, **keys).requests[0], files["tokenizer"])
+    request = load_workload("quality", "local", **files, **keys).requests[0]
+    text = "".join(decoded(request, files["tokenizer"]))
     documents = "".join(f"{article}\n\n" for article in ARTICLES.values())
     opening, closing = f"{OPENING}\n\nArticle:\n", "\n" if position == "after" else ""
     if marks:
@@ -164,9 +157,7 @@ def test_shape_and_text_arrange_the_same_tokens(make_quality, tmp_path: Path, po
     for first, second in zip(real, modelled, strict=True):
         assert [len(span.tokens) for span in first.spans] == [len(span.tokens) for span in second.spans]
         assert [(s.independent, s.reusable) for s in first.spans] == [(s.independent, s.reusable) for s in second.spans]
-    for first, second in combinations(range(len(real)), 2):
-        expected = shared_length(real[first].tokens, real[second].tokens)
-        assert shared_length(modelled[first].tokens, modelled[second].tokens) == expected
+    check_equal_prefixes(real, modelled)
 
 
 @pytest.mark.parametrize(

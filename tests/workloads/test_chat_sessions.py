@@ -6,13 +6,14 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 
 import numpy as np
-import orjson
 import pytest
 
 from spanlab.workloads.chat_sessions import ChatSessions, modelled
 from spanlab.workloads.load import WorkloadSettings, load_workload
 from spanlab.workloads.log import served
 from spanlab.workloads.logs import LogSettings
+
+from ..support.files import write_lines
 
 SMALL = ChatSessions(sessions=40, tenants=3, system_tokens=50, message_tokens=20, answer_tokens=10, think_s=4.0)
 
@@ -80,9 +81,8 @@ def test_think_times_of_agent_logs_are_read(tmp_path):
         {"hash_ids": [1, 2, 3], "in": 192, "out": 4, "think_time": 2.5},
         {"hash_ids": [1, 2, 3, 4], "in": 256, "out": 4, "tool_wait_ms": 500},
     ]
-    path = tmp_path / "sessions.jsonl"
     rows = [{"id": name, "block_size": 64, "requests": turns} for name in ("a", "b")]
-    path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    path = write_lines(tmp_path / "sessions.jsonl", *rows)
     settings = WorkloadSettings(kind="log", path=str(path), log=LogSettings())
     workload = served(load_workload(settings), settings.selection)
     for group in (0, 1):
@@ -91,9 +91,9 @@ def test_think_times_of_agent_logs_are_read(tmp_path):
 
 
 def test_waits_for_tools_belong_to_the_next_round(tmp_path):
-    path = tmp_path / "rounds.csv"
     header = "session_id,round_idx,prefix_len,input_len,output_len,arrival_time,tool_wait_after_ms"
-    path.write_text("\n".join([header, "s,0,0,100,10,0,1500", "s,1,110,20,10,0,250", "s,2,140,20,10,0,0", ""]))
+    rounds = ("s,0,0,100,10,0,1500", "s,1,110,20,10,0,250", "s,2,140,20,10,0,0")
+    path = write_lines(tmp_path / "rounds.csv", header, *rounds)
     settings = WorkloadSettings(kind="log", path=str(path), log=LogSettings())
     workload = served(load_workload(settings), settings.selection)
     assert [request.wait_ns for request in workload.requests] == [0, 1_500_000_000, 250_000_000]

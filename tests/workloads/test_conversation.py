@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,11 @@ import pytest
 
 from spanlab.workloads.conversation import BLOCK
 from spanlab.workloads.make_shape import make_shape
-from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
+from spanlab.workloads.shape import SHAPES, shared_length
 
+from ..support.files import write_lines
 from ..support.shared import TRACES, needs
-from .factories import load_workload
+from .factories import check_equals_committed, load_workload
 
 TRACE = TRACES / "mooncake-fast25" / "conversation_trace.jsonl"
 #: Block 0 begins all; 0-1-2 is continued twice, 0-1-9 parts from it; the last is one block long.
@@ -27,9 +27,7 @@ def trace(tmp_path: Path) -> Path:
         {"timestamp": 0, "input_length": length, "output_length": 3 + index, "hash_ids": ids}
         for index, (ids, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
     ]
-    path = tmp_path / "conversation_trace.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
+    return write_lines(tmp_path / "conversation_trace.jsonl", *rows)
 
 
 def test_prompts_share_the_blocks_that_the_trace_says(trace: Path):
@@ -66,18 +64,15 @@ def test_the_committed_shape_is_small_and_says_what_it_is():
     ],
 )
 def test_a_bad_trace_gets_its_sentence(tmp_path: Path, change: dict, problem: str):
-    path = tmp_path / "trace.jsonl"
-    path.write_text(json.dumps({"input_length": 9, "output_length": 1, "hash_ids": [1]} | change))
+    row = {"input_length": 9, "output_length": 1, "hash_ids": [1]} | change
+    path = write_lines(tmp_path / "trace.jsonl", row)
     with pytest.raises(ValueError, match=rf"^workload.path=.*trace.jsonl line 1 has {problem}"):
         load_workload("conversation", "local", path=path)
 
 
 @needs(TRACE)
 def test_the_committed_shape_equals_the_trace(tmp_path: Path):
-    fresh, committed = load(make_shape("conversation", TRACE, None, tmp_path)), load(SHAPES / "conversation.npz")
-    assert fresh.meta == committed.meta
-    for name in ARRAYS:
-        assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
+    check_equals_committed(make_shape("conversation", TRACE, None, tmp_path), "conversation")
 
 
 def test_a_limit_on_prompts_is_refused():

@@ -31,7 +31,7 @@ from spanlab.workloads.shape import shared_length
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Provenance, Workload
 
-from .factories import load_workload
+from .factories import check_equal_prefixes, load_workload
 
 FEW = {"documents": 4, "questions_per_document": 6, "max_prompt_tokens": 3000}
 KINDS = ("quality", "narrativeqa", "system_prompts")
@@ -61,11 +61,8 @@ def test_a_prompt_is_its_preamble_and_the_plain_prompt(kind: str):
         lengths[sum(len(span.tokens) for span in added)] += 1
         assert len(added) <= 1
         assert b"".join(span.tokens.tobytes() for span in (*added, *plain_request.spans)) == other.tokens.tobytes()
-        assert (other.id, other.group_id, other.output_len) == (
-            plain_request.id,
-            plain_request.group_id,
-            plain_request.output_len,
-        )
+        for key in ("id", "group_id", "output_len"):
+            assert getattr(other, key) == getattr(plain_request, key)
         flags = [(span.independent, span.reusable) for span in other.spans[len(added) :]]
         assert flags == [(span.independent, span.reusable) for span in plain_request.spans]
     assert lengths == {0: 3, 40: 3, 30: 6, 20: 6, 5: 6}
@@ -152,9 +149,7 @@ def test_a_workload_of_a_plugin_gets_preambles():
 def test_a_shape_keeps_what_prompts_with_preambles_share():
     real = load_workload("quality", **FEW, preamble=mixed())
     modelled = select(measure(real).corpus(), Selection())
-    for first, second in combinations(range(len(real.requests)), 2):
-        expected = shared_length(real.requests[first].tokens, real.requests[second].tokens)
-        assert shared_length(modelled.requests[first].tokens, modelled.requests[second].tokens) == expected
+    check_equal_prefixes(real.requests, modelled.requests)
 
 
 @pytest.mark.parametrize(

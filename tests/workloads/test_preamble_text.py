@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from spanlab.workloads.preamble import CountedPreambles, NoPreamble, Preamble, PreambleText
 
-from .factories import load_workload
+from .factories import decoded, load_workload
 
 NOBODY = NoPreamble(0.0)
-
-
-def decoded(request, tokenizer: Path) -> list[str]:
-    from tokenizers import Tokenizer
-
-    parsed = Tokenizer.from_file(str(tokenizer))
-    return [parsed.decode(span.tokens.tolist(), skip_special_tokens=False) for span in request.spans]
 
 
 @pytest.mark.parametrize("marks", [True, False], ids=["turn marks", "plain text"])

@@ -19,9 +19,9 @@ from spanlab.workloads.passages import split_passages
 from spanlab.workloads.rag import draw_requests, fit_length, with_passage_length
 from spanlab.workloads.retrieval import popularity
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
+from spanlab.workloads.shape import shared_length
 
-from .factories import load_workload
+from .factories import check_equals_committed, load_workload, token_lists, words_of
 
 SYSTEM, TURN = [1, 2, 3, 4], [8, 9]
 
@@ -84,7 +84,7 @@ def test_equal_spans_are_one_object():
 
 def test_the_seed_decides_everything_and_more_requests_change_no_earlier_one():
     def prompts(**options) -> list[list[int]]:
-        return [request.tokens.tolist() for request in draw([9, 8, 7], k=4, **options).requests]
+        return token_lists(draw([9, 8, 7], k=4, **options))
 
     assert prompts(requests=30, seed=3) == prompts(requests=30, seed=3)
     assert prompts(requests=30, seed=3) != prompts(requests=30, seed=4)
@@ -139,9 +139,8 @@ def test_best_passages_are_as_frequent_as_their_weights_say():
 
 
 def test_without_noise_a_question_finds_its_own_document_only():
-    for request, passages in zip(
-        (workload := draw([4, 3, 5], k=3, noise=0.0)).requests, passage_numbers(workload), strict=True
-    ):
+    workload = draw([4, 3, 5], k=3, noise=0.0)
+    for request, passages in zip(workload.requests, passage_numbers(workload), strict=True):
         document = [range(4), range(4, 7), range(7, 12)][request.group_id]
         assert set(passages) <= set(document)
 
@@ -206,11 +205,9 @@ def test_the_steepest_popularity_still_finds_every_passage():
     assert sorted(passage_numbers(draw([400], 1, k=400, zipf=20, passage_zipf=20))[0]) == list(range(400))
 
 
-def test_a_length_limit_and_too_many_documents_are_refused():
+def test_a_length_limit_is_refused():
     with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=900 with rag; expected workload.rag.k to set"):
         load_workload("rag", max_prompt_tokens=900)
-    with pytest.raises(ValueError, match=r"^workload.documents=49; expected at most 48, the documents of rag$"):
-        load_workload("rag", documents=49)
 
 
 @given(st.text(alphabet="ab .!?\n\"'", max_size=300), st.integers(1, 12))
@@ -253,11 +250,8 @@ def test_local_text_is_laid_out_in_chat_turns(quality_files: dict[str, Path], ma
     extra = "You answer questions from the passages that a search found Reply in few words say so if they do not tell"
     tokenizer = make_tokenizer(json.dumps(quality_rows), f"{extra} Passages Question ; Answer assistant", name="rag")
     workload = load_workload("rag", "local", path=quality_files["path"], tokenizer=tokenizer, rag=Rag(k=2))
-    content = json.loads(tokenizer.read_text(encoding="utf-8"))
-    vocabulary = {number: word for word, number in content["model"]["vocab"].items()}
-    vocabulary |= {token["id"]: token["content"] for token in content["added_tokens"]}
     request = workload.requests[0]
-    spans = [" ".join(vocabulary[number] for number in span.tokens.tolist()) for span in request.spans]
+    spans = [words_of(span.tokens, tokenizer) for span in request.spans]
     assert re.fullmatch(
         r"<\|im_start\|> system You answer .* tell \. <\|im_end\|> <\|im_start\|> user Passages :", spans[0]
     )
@@ -270,12 +264,7 @@ def test_local_text_is_laid_out_in_chat_turns(quality_files: dict[str, Path], ma
 
 def test_the_shape_serves_exactly_what_the_text_would(tmp_path: Path, shared: Path):
     text, tokenizer = shared / "quality" / "quality_dev_matched.jsonl", shared / "tokenizers" / "qwen2"
-    fresh, committed = (
-        load(path) for path in (make_shape("rag", text, tokenizer, tmp_path, cache_dir=tmp_path), SHAPES / "rag.npz")
-    )
-    assert fresh.meta == committed.meta
-    for name in ARRAYS:
-        assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
+    check_equals_committed(make_shape("rag", text, tokenizer, tmp_path, cache_dir=tmp_path), "rag")
     options = Rag(k=5, requests=300, system_tokens=700)
     real = load_workload("rag", "local", path=text, tokenizer=tokenizer, cache_dir=tmp_path, documents=30, rag=options)
     modelled = load_workload("rag", documents=30, rag=options)
@@ -287,11 +276,8 @@ def assert_same_structure(real: Workload, modelled: Workload) -> None:
     for first, second in zip(real.requests, modelled.requests, strict=True):
         assert [len(span.tokens) for span in first.spans] == [len(span.tokens) for span in second.spans]
         assert [span.independent for span in first.spans] == [span.independent for span in second.spans]
-        assert (first.boundaries, first.group_id, first.output_len) == (
-            second.boundaries,
-            second.group_id,
-            second.output_len,
-        )
+        for key in ("boundaries", "group_id", "output_len"):
+            assert getattr(first, key) == getattr(second, key)
         same = [
             [span_numbers.setdefault(span.tokens.tobytes(), len(span_numbers)) for span in request.spans]
             for span_numbers, request in zip(numbers, (first, second), strict=True)

@@ -1,22 +1,20 @@
-"""RAGPulse trace: contents, arrival times, and possible reuse."""
+"""RAGPulse trace: contents and arrival times; tests/study counts what can be reused."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from spanlab.core.request import Request
-from spanlab.workloads import RagPulse, SourceUnavailable, Workload, make_shape
+from spanlab.workloads import RagPulse, SourceUnavailable, make_shape
 from spanlab.workloads.ragpulse import scatter
-from spanlab.workloads.shape import ARRAYS, SHAPES, load
+from spanlab.workloads.shape import SHAPES
 
+from ..support.files import write_lines
 from ..support.shared import TRACES
-from .factories import load_workload
+from .factories import check_equals_committed, load_workload
 
 TRACE = TRACES / "ragpulse"
 TABLES = {
@@ -55,18 +53,14 @@ ROWS = [
 ]
 
 
-def write(path: Path, rows: Iterable[dict]) -> None:
-    path.write_text("\n".join(json.dumps(fields) for fields in rows), encoding="utf-8")
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Four requests of three sessions, the last of them in a second week."""
     trace = tmp_path / "trace"
     trace.mkdir()
     for kind, (name, id_field) in TABLES.items():
-        write(trace / name, ({id_field: i, "token_length": n} for i, n in LENGTHS[kind].items()))
-    write(trace / "0_trace.jsonl", ROWS)
+        write_lines(trace / name, *({id_field: i, "token_length": n} for i, n in LENGTHS[kind].items()))
+    write_lines(trace / "0_trace.jsonl", *ROWS)
     return trace
 
 
@@ -78,96 +72,16 @@ def recorded() -> Path:
     return TRACE
 
 
-def contents(request: Request) -> list[bytes]:
-    return [span.tokens.tobytes() for span in request.spans]
-
-
-def reused_by_prefix(requests: Iterable[Request]) -> int:
-    """Tokens of leading components that an infinite prefix cache reuses from earlier prompts."""
-    earlier: set[tuple[int, bytes]] = set()
-    numbers: dict[tuple[int, bytes], int] = {}
-    reused = 0
-    for request in requests:
-        parent, broken = 0, False
-        for span in request.spans:
-            step = (parent, span.tokens.tobytes())
-            broken |= step not in earlier
-            reused += 0 if broken else len(span.tokens)
-            earlier.add(step)
-            parent = numbers.setdefault(step, len(numbers) + 1)
-    return reused
-
-
-def reused_anywhere(requests: Iterable[Request]) -> int:
-    """Tokens of components that occurred before, in an earlier prompt or in the same one."""
-    earlier: set[bytes] = set()
-    reused = 0
-    for request in requests:
-        for content, span in zip(contents(request), request.spans, strict=True):
-            reused += len(span.tokens) if content in earlier else 0
-            earlier.add(content)
-    return reused
-
-
-def reused_where_promised(requests: Iterable[Request]) -> int:
-    """Tokens of repeated independent components, and of ordered components with a repeated prefix."""
-    earlier: set[bytes] = set()
-    prefixes: set[tuple[bytes, ...]] = set()
-    reused = 0
-    for request in requests:
-        components = contents(request)
-        for i, span in enumerate(request.spans):
-            same_past = tuple(components[: i + 1]) in prefixes
-            reused += len(span.tokens) if same_past or (span.independent and components[i] in earlier) else 0
-        earlier.update(components)
-        prefixes.update(tuple(components[: i + 1]) for i in range(len(components)))
-    return reused
-
-
-def check_bounds(workload: Workload) -> None:
-    """Component by component over the whole trace: since no two contents begin with the same token, no prefix ends
-    inside a component, and counting single tokens gives the same."""
-    total = sum(request.num_tokens for request in workload.requests)
-    distinct = {id(span): span.tokens for request in workload.requests for span in request.spans}
-    assert len({int(tokens[0]) for tokens in distinct.values()}) == len(distinct) == 21_857
-    prefix, anywhere = reused_by_prefix(workload.requests), reused_anywhere(workload.requests)
-    assert (total, prefix, anywhere) == (20_851_449, 6_574_248, 15_018_605)
-    assert (round(prefix / total, 3), round(anywhere / total, 3)) == (0.315, 0.72)
-
-
-def test_an_infinite_cache_reuses_the_published_shares_of_the_recorded_trace(recorded: Path):
-    check_bounds(load_workload("ragpulse", "local", path=recorded))
-
-
-def test_an_infinite_cache_reuses_the_published_shares_of_the_committed_shape():
-    check_bounds(load_workload("ragpulse"))
-
-
-def test_independent_passages_alone_give_nearly_all_of_it():
-    requests = load_workload("ragpulse").requests
-    assert reused_where_promised(requests) / 20_851_449 == pytest.approx(0.7160, abs=0.0005)
-    every = load_workload("ragpulse", ragpulse=RagPulse(independent="all")).requests
-    assert all(span.independent for request in every for span in request.spans)
-    # Less the repeats within one prompt, which this count leaves to the first asking.
-    assert reused_where_promised(every) == 15_014_687
-
-
 def test_the_committed_shape_equals_the_recorded_trace(recorded: Path, tmp_path: Path):
-    fresh, committed = load(make_shape("ragpulse", recorded, None, tmp_path)), load(SHAPES / "ragpulse.npz")
-    assert fresh.meta == committed.meta
-    for name in (*ARRAYS, "arrivals_s"):
-        assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
+    check_equals_committed(make_shape("ragpulse", recorded, None, tmp_path), "ragpulse", "arrivals_s")
     real, modelled = (
         load_workload("ragpulse", source, path=path) for source, path in (("local", recorded), ("shape", None))
     )
     assert real.provenance.line() == modelled.provenance.line().replace("measured shape", "local trace")
     for first, second in zip(real.requests[::7], modelled.requests[::7], strict=True):
         assert first.tokens.tobytes() == second.tokens.tobytes()
-        assert (first.arrived_at, first.output_len, first.group_id) == (
-            second.arrived_at,
-            second.output_len,
-            second.group_id,
-        )
+        for key in ("arrived_at", "output_len", "group_id"):
+            assert getattr(first, key) == getattr(second, key)
 
 
 def test_the_shape_is_small_and_says_what_it_is():
@@ -185,6 +99,8 @@ def test_components_stand_in_order_with_their_lengths_and_promises(folder: Path)
     assert lengths == [[5, 3, 7, 4, 2, 1], [5, 3, 4, 7, 2, 6, 1], [5, 2, 2], [5, 3, 7, 4, 2, 1]]
     second = workload.requests[1]
     assert [span.independent for span in second.spans] == [False, False, True, True, True, True, False]
+    every = load_workload("ragpulse", "local", path=folder, ragpulse=RagPulse(independent="all")).requests
+    assert all(span.independent for request in every for span in request.spans)
     assert {request.boundaries for request in workload.requests} == {(5,)}
     assert [request.group_id for request in workload.requests] == [0, 1, 0, 2]
     assert [request.output_len for request in workload.requests] == [18, 20, 24, 12]
@@ -286,7 +202,7 @@ def test_a_senseless_option_is_refused(folder: Path, options: dict, sentence: st
 
 
 def test_a_rate_needs_time(folder: Path):
-    write(folder / "0_trace.jsonl", [ROWS[0], ROWS[0]])
+    write_lines(folder / "0_trace.jsonl", ROWS[0], ROWS[0])
     with pytest.raises(ValueError, match=r"^workload.ragpulse.rate_rps=2.0 with 2 requests at the same second"):
         load_workload("ragpulse", "local", path=folder, ragpulse=RagPulse(rate_rps=2.0))
 
@@ -311,13 +227,13 @@ EXPECTED = "the RAGPulse folder with 0_trace.jsonl and the tables 1_sys_prompt.j
     ],
 )
 def test_a_bad_trace_gets_its_sentence(folder: Path, broken: dict, problem: str):
-    write(folder / "0_trace.jsonl", [ROWS[0], broken])
+    write_lines(folder / "0_trace.jsonl", ROWS[0], broken)
     with pytest.raises(ValueError, match=rf"^workload.path=.*0_trace.jsonl( line 2)? has {problem}.* {EXPECTED}$"):
         load_workload("ragpulse", "local", path=folder)
 
 
 def test_times_that_fall_within_a_week_are_refused(folder: Path):
-    write(folder / "0_trace.jsonl", [ROWS[0] | {"timestamp": "800000"}, ROWS[0]])
+    write_lines(folder / "0_trace.jsonl", ROWS[0] | {"timestamp": "800000"}, ROWS[0])
     with pytest.raises(ValueError, match=r"^workload.path=.*0_trace.jsonl has decreasing timestamps within a week"):
         load_workload("ragpulse", "local", path=folder)
 
@@ -333,7 +249,7 @@ def test_times_that_fall_within_a_week_are_refused(folder: Path):
     ],
 )
 def test_a_bad_table_gets_its_sentence(folder: Path, rows: list[dict], problem: str):
-    write(folder / "2_passages.jsonl", rows)
+    write_lines(folder / "2_passages.jsonl", *rows)
     with pytest.raises(ValueError, match=rf"^workload.path=.*2_passages.jsonl {problem}.* {EXPECTED}$"):
         load_workload("ragpulse", "local", path=folder)
 

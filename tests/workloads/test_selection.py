@@ -9,7 +9,7 @@ import pytest
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import load, measure, save
 
-from .factories import load_workload
+from .factories import load_workload, token_lists
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_first_documents_and_first_questions_are_taken(corpora):
     text, _ = corpora
     all_of_it, some = select(text, Selection()), select(text, Selection(documents=2, questions_per_document=3))
     expected = [all_of_it.requests[i].tokens.tolist() for i in (0, 1, 2, 4, 5, 6)]
-    assert [r.tokens.tolist() for r in some.requests] == expected
+    assert token_lists(some) == expected
     assert [r.id for r in some.requests] == [0, 1, 2, 3, 4, 5]
 
 
@@ -68,13 +68,9 @@ def test_cut_shortens_the_document_from_its_end_and_never_the_question(corpora):
     cut = select(text, Selection(max_prompt_tokens=limit))
     assert (cut.provenance.documents_cut, cut.provenance.documents_dropped) == (1, 0)
     assert [len(r.spans[1].tokens) for r in cut.requests] == [20] * 4 + [35] * 4 + [30] * 4
-    for uncut_request, cut_request in zip(uncut.requests, cut.requests, strict=True):
-        assert (
-            uncut_request.spans[1].tokens[: len(cut_request.spans[1].tokens)].tolist()
-            == cut_request.spans[1].tokens.tolist()
-        )
-        assert uncut_request.spans[0].tokens.tolist() == cut_request.spans[0].tokens.tolist()
-        assert uncut_request.spans[2].tokens.tolist() == cut_request.spans[2].tokens.tolist()
+    for whole, shortened in zip(uncut.requests, cut.requests, strict=True):
+        before, after = ([span.tokens.tolist() for span in request.spans] for request in (whole, shortened))
+        assert after == [before[0], before[1][: len(after[1])], before[2]]
     assert max(r.num_tokens for r in cut.requests) == limit
 
 
@@ -141,7 +137,7 @@ def test_more_documents_than_there_are_is_refused(corpora):
 
 
 @pytest.mark.parametrize(
-    ("kind", "held"), [("quality", 48), ("narrativeqa", 1572), ("system_prompts", 122), ("ragpulse", 3990)]
+    ("kind", "held"), [("quality", 48), ("narrativeqa", 1572), ("system_prompts", 122), ("ragpulse", 3990), ("rag", 48)]
 )
 def test_every_committed_shape_says_how_many_documents_it_has(kind: str, held: int):
     with pytest.raises(ValueError, match=f"^workload.documents=9999; expected at most {held}, the documents of {kind}"):

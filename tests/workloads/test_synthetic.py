@@ -8,7 +8,7 @@ import pytest
 from spanlab.workloads import Synthetic
 from spanlab.workloads.shape import shared_length
 
-from .factories import load_workload
+from .factories import load_workload, token_lists
 
 
 def make(**options):
@@ -57,7 +57,7 @@ def test_a_full_overlap_repeats_the_prompt_and_none_shares_nothing():
 
 def test_the_seed_decides_everything():
     def drawn(seed: int) -> list[list[int]]:
-        return [r.tokens.tolist() for r in make(groups=2, requests_per_group=3, prompt_tokens=40, seed=seed).requests]
+        return token_lists(make(groups=2, requests_per_group=3, prompt_tokens=40, seed=seed))
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -10,20 +9,13 @@ import pytest
 
 from spanlab.workloads import SourceUnavailable, make_shape
 
-from .factories import load_workload
-
-
-def decode(request, tokenizer: Path) -> str:
-    """A request's prompt as words."""
-    vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))
-    vocabulary_words = {number: word for word, number in vocabulary["model"]["vocab"].items()}
-    vocabulary_words |= {token["id"]: token["content"] for token in vocabulary["added_tokens"]}
-    return " ".join(vocabulary_words[number] for number in request.tokens.tolist())
+from ..support.files import write_lines
+from .factories import load_workload, token_lists, words_of
 
 
 def test_quality_prompt_is_laid_out_in_chat_turns(quality_files: dict[str, Path]):
     request = load_workload("quality", "local", **quality_files).requests[1]
-    prompt = decode(request, quality_files["tokenizer"])
+    prompt = words_of(request.tokens, quality_files["tokenizer"])
     assert re.fullmatch(
         r"<\|im_start\|> system .* <\|im_end\|> <\|im_start\|> user Article : alphaword0 .* alphaword19 "
         r"Question : why alpha w1 1 \? A \. pickaalphaw11 B \. pickbalphaw11 C \. pickcalphaw11 D \. pickdalphaw11 "
@@ -42,7 +34,7 @@ def test_quality_prompt_is_laid_out_in_chat_turns(quality_files: dict[str, Path]
 def test_without_turn_marks_the_prompt_is_plain_text(quality_files: dict[str, Path], make_tokenizer):
     tokenizer = make_tokenizer(quality_files["path"].read_text(encoding="utf-8"), marks=False, name="plain")
     request = load_workload("quality", "local", path=quality_files["path"], tokenizer=tokenizer).requests[0]
-    prompt = decode(request, tokenizer)
+    prompt = words_of(request.tokens, tokenizer)
     assert "im_start" not in prompt
     assert prompt.startswith("You read an article")
     assert prompt.endswith("Answer :")
@@ -52,7 +44,7 @@ def test_a_turn_mark_spelled_out_in_a_text_closes_no_turn(quality_files: dict[st
     path = quality_files["path"]
     path.write_text(path.read_text(encoding="utf-8").replace("alphaword3 ", "<|im_end|> "), encoding="utf-8")
     request = load_workload("quality", "local", path=path, tokenizer=quality_files["tokenizer"]).requests[0]
-    assert "alphaword2 [UNK] im_end [UNK] alphaword4" in decode(request, quality_files["tokenizer"])
+    assert "alphaword2 [UNK] im_end [UNK] alphaword4" in words_of(request.tokens, quality_files["tokenizer"])
 
 
 def test_questions_share_their_instruction_and_document_spans(quality_files: dict[str, Path]):
@@ -77,10 +69,9 @@ def test_the_local_form_with_gold_index_reads_alike(quality_files: dict[str, Pat
                     "gold_index": question["gold_label"] - 1,
                 }
             )
-    path = tmp_path / "merged.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in merged.values()), encoding="utf-8")
+    path = write_lines(tmp_path / "merged.jsonl", *merged.values())
     other = load_workload("quality", "local", path=path, tokenizer=quality_files["tokenizer"])
-    assert [r.tokens.tolist() for r in official.requests] == [r.tokens.tolist() for r in other.requests]
+    assert token_lists(official) == token_lists(other)
     assert [r.answer for r in official.requests] == [r.answer for r in other.requests]
 
 
@@ -92,17 +83,17 @@ def test_narrativeqa_asks_every_question_once_and_holds_no_answer(narrativeqa_fi
         (1, "quuxship\nold quuxship", 1),
     ]
     for request in workload.requests:
-        prompt = decode(request, narrativeqa_files["tokenizer"])
+        prompt = words_of(request.tokens, narrativeqa_files["tokenizer"])
         assert not re.search("zorblax|quuxship|yesterglorp", prompt)
         assert "[UNK]" not in prompt
     assert workload.provenance.detail == "2 NarrativeQA stories, 3 questions, narrative, toy tokenizer"
 
 
 def test_narrativeqa_also_reads_the_folder_stories(narrativeqa_files: dict[str, Path]):
-    tokens = [r.tokens.tolist() for r in load_workload("narrativeqa", "local", **narrativeqa_files).requests]
+    tokens = token_lists(load_workload("narrativeqa", "local", **narrativeqa_files))
     folder = narrativeqa_files["path"]
     (folder / "tmp").rename(folder / "stories")
-    assert [r.tokens.tolist() for r in load_workload("narrativeqa", "local", **narrativeqa_files).requests] == tokens
+    assert token_lists(load_workload("narrativeqa", "local", **narrativeqa_files)) == tokens
     (folder / "stories" / "n2.content").unlink()
     with pytest.raises(SourceUnavailable, match=r"workload.path=.* has no story n2.content; expected .*"):
         load_workload("narrativeqa", "local", **narrativeqa_files)
@@ -110,7 +101,7 @@ def test_narrativeqa_also_reads_the_folder_stories(narrativeqa_files: dict[str, 
 
 def test_system_prompts_come_before_distinct_chat_queries(prompt_files: dict[str, Path]):
     workload = load_workload("system_prompts", "local", queries_per_prompt=6, **prompt_files)
-    prompts = [decode(request, prompt_files["tokenizer"]) for request in workload.requests]
+    prompts = [words_of(request.tokens, prompt_files["tokenizer"]) for request in workload.requests]
     assert re.fullmatch(
         r"<\|im_start\|> system be kind <\|im_end\|> <\|im_start\|> user ask\d <\|im_end\|> <\|im_start\|> assistant",
         prompts[0],
@@ -135,7 +126,7 @@ def test_token_id_table_stands_in_for_the_folder(prompt_files: dict[str, Path], 
     chosen = {"queries_per_prompt": 3}
     text = load_workload("system_prompts", "local", **prompt_files, **chosen)
     table = load_workload("system_prompts", "local", **(prompt_files | {"path": path}), **chosen)
-    assert [r.tokens.tolist() for r in text.requests] == [r.tokens.tolist() for r in table.requests]
+    assert token_lists(text) == token_lists(table)
 
 
 def test_few_queries_are_all_asked(prompt_files: dict[str, Path]):
@@ -143,9 +134,8 @@ def test_few_queries_are_all_asked(prompt_files: dict[str, Path]):
 
 
 def test_a_made_shape_is_read_from_its_file_and_its_folder(quality_files: dict[str, Path], tmp_path: Path):
-    files = {"path": quality_files["path"], "tokenizer": quality_files["tokenizer"]}
-    made = make_shape("quality", out=tmp_path / "shapes", **files)
-    text = load_workload("quality", "local", **files)
+    made = make_shape("quality", out=tmp_path / "shapes", **quality_files)
+    text = load_workload("quality", "local", **quality_files)
     for path in (made, made.parent):
         shape = load_workload("quality", "shape", path=path)
         assert [request.num_tokens for request in shape.requests] == [request.num_tokens for request in text.requests]
@@ -167,29 +157,30 @@ def test_a_folder_or_a_hub_name_finds_the_same_tokenizer(quality_files: dict[str
     assert loaded[0] == loaded[1] == loaded[2] == loaded[3]
 
 
-def test_quality_from_the_hub_equals_the_local_file(quality_files, quality_rows, monkeypatch):
+@pytest.fixture
+def on_hub(quality_rows: list[dict], narrativeqa_rows: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toys as on the hub, with one question per row."""
     import datasets
 
-    rows = [
+    questions = [
         {"article_id": row["article_id"], "article": row["article"], **question}
         for row in quality_rows
         for question in row["questions"]
     ]
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: datasets.Dataset.from_list(rows))
-    hub = load_workload("quality", "hub", tokenizer=quality_files["tokenizer"])
-    local = load_workload("quality", "local", **quality_files)
-    assert [r.tokens.tolist() for r in hub.requests] == [r.tokens.tolist() for r in local.requests]
+    rows = {"tasksource/QuALITY": questions, "deepmind/narrativeqa": narrativeqa_rows}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: datasets.Dataset.from_list(rows[name]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("quality", "hub text: 3 QuALITY articles, 12 questions, tasksource/QuALITY validation, toy tokenizer"),
+        ("narrativeqa", "hub text: 2 NarrativeQA stories, 3 questions, deepmind/narrativeqa validation, toy tokenizer"),
+    ],
+)
+def test_text_from_the_hub_equals_the_local_one(request: pytest.FixtureRequest, on_hub, kind: str, line: str):
+    files = request.getfixturevalue(f"{kind}_files")
+    hub, local = load_workload(kind, "hub", tokenizer=files["tokenizer"]), load_workload(kind, "local", **files)
+    assert token_lists(hub) == token_lists(local)
     assert [r.answer for r in hub.requests] == [r.answer for r in local.requests]
-    assert hub.provenance.line() == (
-        "hub text: 3 QuALITY articles, 12 questions, tasksource/QuALITY validation, toy tokenizer"
-    )
-
-
-def test_narrativeqa_from_the_hub_equals_the_local_folder(narrativeqa_files, narrativeqa_rows, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: datasets.Dataset.from_list(narrativeqa_rows))
-    hub = load_workload("narrativeqa", "hub", tokenizer=narrativeqa_files["tokenizer"])
-    local = load_workload("narrativeqa", "local", **narrativeqa_files)
-    assert [r.tokens.tolist() for r in hub.requests] == [r.tokens.tolist() for r in local.requests]
-    assert [r.answer for r in hub.requests] == [r.answer for r in local.requests]
+    assert hub.provenance.line() == line

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from spanlab.workloads import SourceUnavailable
 
-from .factories import load_workload
+from .factories import load_workload, token_lists
 
 ROWS = {
     "group_id": ["x", "y", "x"],
@@ -48,7 +48,7 @@ def test_a_file_is_called_what_it_holds(tmp_path: Path):
 def test_list_types_read_alike(tmp_path: Path, kind: pa.DataType):
     path = make_table(tmp_path / "t.parquet", tokens=pa.array([[1, 2, 3], [7, 8], [1, 2]], kind))
     workload = load_workload("tokenised", path=path)
-    assert [r.tokens.tolist() for r in workload.requests] == [[1, 2, 3], [7, 8], [1, 2]]
+    assert token_lists(workload) == [[1, 2, 3], [7, 8], [1, 2]]
     assert {str(r.tokens.dtype) for r in workload.requests} == {"int32"}
 
 
@@ -60,10 +60,10 @@ def test_ids_are_folded_on_request(tmp_path: Path):
 def test_a_long_row_is_cut_or_dropped_on_its_own(tmp_path: Path):
     path = make_table(tmp_path / "t.parquet")
     cut = load_workload("tokenised", path=path, max_prompt_tokens=2)
-    assert [r.tokens.tolist() for r in cut.requests] == [[1, 2], [7, 70_000], [1, 2]]
+    assert token_lists(cut) == [[1, 2], [7, 70_000], [1, 2]]
     assert cut.provenance.documents_cut == 1
     selected = load_workload("tokenised", path=path, max_prompt_tokens=2, too_long="drop")
-    assert [r.tokens.tolist() for r in selected.requests] == [[7, 70_000], [1, 2]]
+    assert token_lists(selected) == [[7, 70_000], [1, 2]]
     assert [(r.id, r.group_id) for r in selected.requests] == [(0, 0), (1, 1)]
 
 

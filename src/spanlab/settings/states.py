@@ -44,6 +44,7 @@ def _check_format(path: str, arm: Strategy, model: ModelSpec) -> None:
 
 
 def _check_recovery(path: str, arm: Strategy, model: ModelSpec) -> None:
+    one_of(f"{path}.recovery", arm.recovery, RECOVERIES)
     chosen = f"recovery={arm.recovery}"
     RECOVERIES.check(path, arm.recovery, {}, arm.recovery_options, chosen, "recovery_options")
     if arm.recovery == "recompute":

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from spanlab.main import compose
 from spanlab.study.execution import backends
 from spanlab.study.run import run_study
 
+from .conftest import FILES, RESUME, TOY
+
 STUDY = (
     "only=[none,kv_only,block_hash_all,boundary,branch,dp_8]",
     *("workload.documents=10", "seeds=[0,1]", "workers=2", "load.rates_rps=[16]", "load.arms=[none,boundary]"),
 )
-RESUME = "output.if_exists=resume"
 FREE = ("none", "kv_only", "block_hash_all")  # of a study that is held midway, and their cells
 CELLS = 8
 
@@ -61,24 +63,31 @@ def interrupt(process: subprocess.Popen, how: signal.Signals) -> tuple[int, str]
     return process.returncode, stderr
 
 
-def check_equal(folder: Path, complete_run: Path, files_of, summary_of) -> None:
-    files, expected = files_of(folder), files_of(complete_run)
-    assert list(files) == list(expected)
-    assert [name for name in files if files[name] != expected[name]] == []
-    assert summary_of(folder) == summary_of(complete_run)
+@pytest.fixture
+def check_resumed(complete_run, run_here, files_of, summary_of, tmp_path: Path) -> Callable[[], Path]:
+    """Go on with the study, which then equals the uninterrupted run; returns its folder."""
+
+    def check() -> Path:
+        folder = run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME)
+        files, expected = files_of(folder), files_of(complete_run)
+        assert list(files) == list(expected)
+        assert [name for name in files if files[name] != expected[name]] == []
+        assert summary_of(folder) == summary_of(complete_run)
+        return folder
+
+    return check
 
 
 @pytest.mark.parametrize("workers", [pytest.param("workers=1", marks=pytest.mark.slow), "workers=2"])
-def test_kill_9_and_resume(workers, complete_run, midway, run_here, files_of, summary_of, tmp_path: Path):
+def test_kill_9_and_resume(workers, midway, check_resumed, tmp_path: Path):
     process, partial = midway(workers)
     interrupt(process, signal.SIGKILL)
     assert not (tmp_path / "quality" / "mine").exists()
-    folder = run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME)
-    check_equal(folder, complete_run, files_of, summary_of)
+    check_resumed()
     assert not partial.exists()
 
 
-def test_torn_lines_are_cut_off(complete_run, midway, run_here, files_of, summary_of, tmp_path: Path):
+def test_torn_lines_are_cut_off(midway, check_resumed):
     process, partial = midway()
     interrupt(process, signal.SIGKILL)
     for kind in ("records", "runs"):
@@ -89,15 +98,11 @@ def test_torn_lines_are_cut_off(complete_run, midway, run_here, files_of, summar
     shutil.copy(partial / "records" / "none.jsonl", partial / "records" / "boundary.jsonl")  # records without a run
     (partial / "runs" / "boundary.jsonl").unlink(missing_ok=True)
     (partial / "runs" / "branch.jsonl").write_bytes(b'{"seed"')  # a run that was torn at the very start
-    check_equal(
-        run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME), complete_run, files_of, summary_of
-    )
+    check_resumed()
 
 
 @pytest.mark.parametrize(("how", "ends_with"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_says_one_sentence_and_loses_nothing(
-    how, ends_with, complete_run, midway, run_here, files_of, summary_of, tmp_path: Path
-):
+def test_an_interrupt_says_one_sentence_and_loses_nothing(how, ends_with, midway, check_resumed):
     process, partial = midway()
     code, stderr = interrupt(process, how)
     assert code == ends_with
@@ -107,8 +112,7 @@ def test_an_interrupt_says_one_sentence_and_loses_nothing(
     ]
     finished = {path.name: path.read_bytes() for path in partial.glob("runs/*.jsonl")}
     assert sum(lines.count(b"\n") for lines in finished.values()) == CELLS
-    folder = run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME)
-    check_equal(folder, complete_run, files_of, summary_of)
+    folder = check_resumed()
     for name, lines in finished.items():
         assert (folder / "runs" / name).read_bytes().startswith(lines[: lines.rfind(b"\n") + 1])
 
@@ -123,10 +127,6 @@ def test_kill_9_of_the_parent_alone_ends_its_workers(midway):
             time.sleep(0.01)
 
 
-TOY = ("workload.documents=2", "workload.questions_per_document=4", "workers=1", "seeds=[0]")
-TOY_LOAD = ("load.rates_rps=[]", "load.arms=[]")
-
-
 def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -139,47 +139,45 @@ def everything(folder: Path) -> dict[str, bytes]:
         ("workload.questions_per_document=3", "workload.questions_per_document: 4 there"),
     ],
 )
-def test_other_settings_cannot_go_on(other: str, named: str, run_here, tmp_path: Path):
-    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+def test_other_settings_cannot_go_on(other: str, named: str, toy):
+    folder = toy()
     before = everything(folder)
     with pytest.raises(
         ValueError, match=rf"^output.if_exists=resume: .* other settings .*{named}.*; expected the same"
     ):
-        run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", RESUME, other)
+        toy(RESUME, other)
     assert everything(folder) == before
 
 
-def test_how_a_run_is_done_may_change(run_here, files_of, summary_of, tmp_path: Path):
-    first = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+def test_how_a_run_is_done_may_change(toy, files_of, summary_of):
+    first = toy()
     before = files_of(first), summary_of(first)
-    again = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", RESUME, "workers=2")
+    again = toy(RESUME, "workers=2")
     assert (files_of(again), summary_of(again)) == before
 
 
-def test_a_finished_run_is_reported_again(run_here, capsys, tmp_path: Path):
-    run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+def test_a_finished_run_is_reported_again(toy, capsys):
+    toy()
     shown = capsys.readouterr().out
-    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", RESUME)
+    folder = toy(RESUME)
     assert capsys.readouterr().out == shown
     assert "boundary" in shown
-    assert {"config.yaml", "records", "report.html", "runs", "summary.json", "tables", "tables.json"} == {
-        path.name for path in folder.iterdir()
-    }
+    assert {path.name for path in folder.iterdir()} == FILES
 
 
-def test_resume_without_anything_to_go_on_from_starts(run_here, files_of, tmp_path: Path):
-    resumed = run_here(tmp_path / "a", "smoke", *TOY, *TOY_LOAD, RESUME)
-    assert files_of(resumed) == files_of(run_here(tmp_path / "b", "smoke", *TOY, *TOY_LOAD))
+def test_resume_without_anything_to_go_on_from_starts(toy, files_of):
+    resumed = toy(RESUME, below="a")
+    assert files_of(resumed) == files_of(toy(below="b"))
 
 
 def test_replace_leaves_the_old_run_until_the_new_one_is_complete(midway, run_here, capsys, tmp_path: Path):
-    old = run_here(tmp_path, "quality_sim", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
+    old = run_here(tmp_path, "quality_sim", *TOY, "only=[none]", "output.run=mine")
     before = everything(old)
     process, _ = midway()
     assert everything(old) == before
     interrupt(process, signal.SIGKILL)
     assert everything(old) == before
-    new = run_here(tmp_path, "quality_sim", *TOY, *TOY_LOAD, "only=[boundary]", "output.run=mine")
+    new = run_here(tmp_path, "quality_sim", *TOY, "only=[boundary]", "output.run=mine")
     assert new == old
     assert [path.stem for path in new.glob("records/*")] == ["boundary"]
     (previous,) = set(new.parent.glob("[!.]*")) - {new}
@@ -187,20 +185,20 @@ def test_replace_leaves_the_old_run_until_the_new_one_is_complete(midway, run_he
     assert f"the previous run was moved to {previous}\n" in capsys.readouterr().err
 
 
-def test_every_replaced_run_is_kept(run_here, tmp_path: Path):
+def test_every_replaced_run_is_kept(toy):
     for seed in range(4):
-        folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", f"seeds=[{seed}]", "output.run=mine")
+        folder = toy("only=[none]", f"seeds=[{seed}]")
         os.utime(folder / "summary.json", (0, 0))
     configs = {path: path.joinpath("config.yaml").read_text() for path in folder.parent.glob("[!.]*")}
     assert sorted(text.partition("seeds:\n- ")[2][0] for text in configs.values()) == ["0", "1", "2", "3"]
     assert "seeds:\n- 3" in configs[folder]
 
 
-def test_a_process_killed_while_it_published_hides_no_run(run_here, tmp_path: Path):
-    old = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
+def test_a_process_killed_while_it_published_hides_no_run(toy):
+    old = toy("only=[none]")
     before = everything(old)
     os.rename(old, old.with_name(".mine.old"))
-    run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[boundary]", "output.run=mine")
+    toy("only=[boundary]")
     (previous,) = set(old.parent.glob("[!.]*")) - {old}
     assert everything(previous) == before
 
@@ -217,93 +215,27 @@ class OnlyNew(backends.Simulator):
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_resume_adds_seeds_loads_and_arms(partial, run_here, files_of, summary_of, monkeypatch, tmp_path: Path):
+def test_resume_adds_seeds_loads_and_arms(partial, toy, files_of, summary_of, monkeypatch):
     more = ("seeds=[0,1]", "only=[none,boundary,block_512]", *LOAD)
-    complete_run = run_here(tmp_path / "whole", "smoke", *TOY, *more, "output.run=mine")
-    smaller = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,block_512]", "output.run=mine")
+    complete_run = toy(*more, below="whole")
+    smaller = toy("only=[none,block_512]")
     if partial:
         os.rename(smaller, smaller.with_name(".mine.partial"))
     monkeypatch.setitem(backends.BACKENDS, "sim", OnlyNew)
-    grown = run_here(tmp_path, "smoke", *TOY, *more, "output.run=mine", RESUME)
+    grown = toy(*more, RESUME)
     assert files_of(grown) == files_of(complete_run)
     assert summary_of(grown) == summary_of(complete_run)
 
 
-def test_resume_keeps_cells_that_are_not_asked_for(run_here, files_of, summary_of, tmp_path: Path):
-    smaller = ("seeds=[1]", "only=[none]", *TOY_LOAD)
-    alone = run_here(tmp_path / "alone", "smoke", *TOY, *smaller, "output.run=mine")
-    many = run_here(tmp_path, "smoke", *TOY, "seeds=[0,1]", *LOAD, "output.run=mine")
+def test_resume_keeps_cells_that_are_not_asked_for(toy, files_of, summary_of):
+    smaller = ("seeds=[1]", "only=[none]")
+    alone = toy(*smaller, below="alone")
+    many = toy("seeds=[0,1]", *LOAD)
     before = files_of(many)
-    again = run_here(tmp_path, "smoke", *TOY, *smaller, "output.run=mine", RESUME)
+    again = toy(*smaller, RESUME)
     assert summary_of(again) == summary_of(alone)
     assert {name: sorted(lines.splitlines()) for name, lines in files_of(again).items() if "records" in name} == {
         name: sorted(lines.splitlines()) for name, lines in before.items() if "records" in name
-    }
-
-
-def garble(path: Path) -> None:
-    """Break a line in the middle."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[2] = b'{"seed"' + lines[2][8:]
-    path.write_bytes(b"".join(lines))
-
-
-def zero(path: Path) -> None:
-    """Write zeros where a crash of the machine leaves them."""
-    data = path.read_bytes()
-    path.write_bytes(data[:100] + bytes(50) + data[150:])
-
-
-def double(path: Path) -> None:
-    """Write one line twice."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], lines[1], *lines[2:]]))
-
-
-def cut(path: Path) -> None:
-    """Lose the last line."""
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-
-
-@pytest.mark.parametrize("break_file", [garble, zero, double, cut, Path.unlink])
-def test_an_arm_with_corrupt_records_is_named_and_computed_again(break_file, run_here, files_of, capsys, tmp_path):
-    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,dp_3]", "output.run=mine")
-    before = files_of(folder)
-    break_file(folder / "records" / "dp_3.jsonl")
-    capsys.readouterr()
-    again = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,dp_3]", "output.run=mine", RESUME)
-    assert files_of(again) == before
-    (message,) = [line for line in capsys.readouterr().err.splitlines() if "files are corrupt" in line]
-    assert message.startswith("arms.dp_3 is recomputed because its files are corrupt: ")
-    assert f"{folder.with_name('.mine.partial')}/records/dp_3.jsonl: " in message
-
-
-def test_a_corrupt_line_of_a_finished_cell_is_named(run_here, files_of, capsys, tmp_path: Path):
-    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
-    before = files_of(folder)
-    zero(folder / "runs" / "none.jsonl")
-    assert files_of(run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine", RESUME)) == before
-    assert "runs/none.jsonl: " in capsys.readouterr().err
-
-
-def test_a_config_that_was_half_written_stops_no_resume(run_here, monkeypatch, tmp_path: Path):
-    def half(path: Path, text: str) -> None:
-        path.write_bytes(text.encode()[:100])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "write_text", half)
-        with pytest.raises(OSError, match="No space left"):
-            run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
-    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine", RESUME)
-    assert {path.name for path in folder.iterdir()} == {
-        "config.yaml",
-        "records",
-        "report.html",
-        "runs",
-        "summary.json",
-        "tables",
-        "tables.json",
     }
 
 
@@ -315,8 +247,8 @@ def _fail(error: BaseException):
 
 
 @pytest.mark.parametrize("failure", ["a worker", "the comparison"])
-def test_a_run_that_fails_leaves_the_old_one(failure: str, run_here, monkeypatch, tmp_path: Path):
-    old = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+def test_a_run_that_fails_leaves_the_old_one(failure: str, toy, monkeypatch):
+    old = toy()
     before = everything(old)
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as broken:
@@ -325,16 +257,16 @@ def test_a_run_that_fails_leaves_the_old_one(failure: str, run_here, monkeypatch
         else:
             broken.setattr("spanlab.study.analyses.summary.study_tables", _fail(full))
         with pytest.raises(OSError, match="No space left"):
-            run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+            toy()
     full.__traceback__ = None  # its frames keep the run's lock, as a process that has ended would not
     assert everything(old) == before
-    assert everything(run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")).keys() == before.keys()
+    assert everything(toy()).keys() == before.keys()
 
 
-def test_fail_refuses_before_anything_is_done(run_here, tmp_path: Path):
-    old = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+def test_fail_refuses_before_anything_is_done(toy):
+    old = toy()
     before = everything(old)
     with pytest.raises(ValueError, match=r"^output.run=mine: .* exists; expected a new name"):
-        run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", "output.if_exists=fail")
+        toy("output.if_exists=fail")
     assert everything(old) == before
     assert not old.with_name(".mine.partial").exists()

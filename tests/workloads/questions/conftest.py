@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import pytest
 
 from spanlab.workloads import Workload, WorkloadSettings, load_workload
 from spanlab.workloads.questions import Questions
+
+from ...support.files import write_lines
 
 ROWS = [
     {
@@ -44,9 +45,7 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
     def write(rows: list[dict[str, object]] | None = None, **first: object) -> Path:
         rows = [dict(row) for row in ROWS] if rows is None else rows
         rows[0] = {key: value for key, value in (rows[0] | first).items() if value is not None}
-        path = tmp_path / "mine.jsonl"
-        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-        return path
+        return write_lines(tmp_path / "mine.jsonl", *rows)
 
     return write
 

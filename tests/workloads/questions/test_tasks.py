@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from spanlab.workloads.questions.local import questions
 from spanlab.workloads.questions.quality import articles
 from spanlab.workloads.questions.squality import stories
 from spanlab.workloads.questions.task import Document, Question, Task, check_task
+
+from ...support.files import write_lines
 
 STORY = {
     "doc_id": "fox",
@@ -26,11 +27,6 @@ STORY = {
 }
 
 
-def lines(path: Path, *rows: object) -> Path:
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return path
-
-
 def table(path: Path, *rows: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -41,7 +37,7 @@ def table(path: Path, *rows: dict[str, str]) -> None:
 
 def test_fairytaleqa_has_sections_as_passages(tmp_path):
     hidden = STORY | {"doc_id": "owl", "story": STORY["story"] + "\n\nA song."}
-    task = fairytaleqa(lines(tmp_path / "tales.jsonl", STORY, hidden))
+    task = fairytaleqa(write_lines(tmp_path / "tales.jsonl", STORY, hidden))
     (story,) = task.documents
     assert task.left_out == 1
     assert story.passages == ("The fox left.\nIt rained.", "It came home.", "It slept.")
@@ -65,7 +61,7 @@ def test_fairytaleqa_as_published_keeps_blank_lines(tmp_path):
 def test_quality_keeps_its_options(tmp_path):
     entry = {"question": "Why?", "options": ["so", "or  so"], "gold_label": 2}
     text = "One two three. Four five six. Seven."
-    task = articles(lines(tmp_path / "q.jsonl", {"article_id": 1, "article": text, "questions": [entry]}), 4)
+    task = articles(write_lines(tmp_path / "q.jsonl", {"article_id": 1, "article": text, "questions": [entry]}), 4)
     (article,) = task.documents
     assert article.passages == ("One two three.", "Four five six. Seven.")
     assert article.questions == (Question("Why?", ("or so",), ("so", "or so")),)
@@ -73,7 +69,7 @@ def test_quality_keeps_its_options(tmp_path):
 
 def test_squality_has_answers_one_a_line(tmp_path):
     entry = {"question_text": "Plot?", "responses": [{"response_text": "a\nb"}, {"response_text": "c"}]}
-    (story,) = stories(lines(tmp_path / "s.jsonl", {"document": "One. Two.", "questions": [entry]})).documents
+    (story,) = stories(write_lines(tmp_path / "s.jsonl", {"document": "One. Two.", "questions": [entry]})).documents
     assert story.questions[0].answers == ("a b", "c")
 
 
@@ -139,4 +135,4 @@ def test_tasks_without_texts_or_answers_are_refused(document, problem):
 )
 def test_fairytales_of_another_form_are_refused(tmp_path, change, problem):
     with pytest.raises(ValueError, match=problem):
-        fairytaleqa(lines(tmp_path / "tales.jsonl", STORY | change))
+        fairytaleqa(write_lines(tmp_path / "tales.jsonl", STORY | change))

@@ -1,4 +1,4 @@
-"""The attention kernels compile for other devices, at every head_dim that the engine supports."""
+"""The kernels compile for other devices, attention at every head_dim that the engine supports."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,6 +35,22 @@ def calls(*launches):
     return "\n".join(CALLS.format(**{"rotary_dim": launch["head_dim"]} | launch) for launch in launch_options)
 
 
+OTHERS = """
+from spanlab_kernels.blocks import triton as blocks
+from spanlab_kernels.rope import triton as rope
+from spanlab_kernels.testing import BLOCK_CASES, ROPE_CASES
+for case, dtype in zip(ROPE_CASES[2:6], (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16)):
+    x = torch.zeros(case.tokens, case.heads, case.head_dim, dtype=dtype)
+    table = angle_table(inverse_powers(case.rotary_dim), 4097)
+    rope.rotate(x, case.shifts(), table, interleaved=case.interleaved, out=torch.empty_like(x))
+for case, dtype in zip(BLOCK_CASES[1:3], (torch.float32, torch.bfloat16)):
+    pages = torch.zeros(case.num_pages, case.page_size, case.heads, case.head_dim, dtype=dtype)
+    source, target = case.two_sets()
+    out = torch.zeros(case.slots, case.heads, case.head_dim, dtype=dtype)
+    blocks.gather(pages, source, out)
+    blocks.scatter(pages, source.int(), out)
+    blocks.copy(pages, source, target)
+"""
 # every head_dim and form, each target, one and several rows; all combinations are in the slow tests
 FEW = {
     80: [{"head_dim": 8, "dtype": "float32"}, {"head_dim": 80, "rows": 1, "form": "KR"}],
@@ -43,11 +59,14 @@ FEW = {
 }
 
 
-def test_every_head_dim_compiles_somewhere(compile_for):
+def test_every_head_dim_compiles_somewhere_and_other_kernels_for_hopper(compile_for):
+    programs = {target: calls(*launches) + OTHERS * (target == 90) for target, launches in FEW.items()}
     with ThreadPoolExecutor(2) as pool:
-        compiled = dict(zip(FEW, pool.map(lambda target: compile_for(target, calls(*FEW[target])), FEW), strict=True))
+        compiled = dict(zip(FEW, pool.map(compile_for, programs, programs.values()), strict=True))
     for target, launches in FEW.items():
         assert [name for name, _ in compiled[target]].count("attend_tiles") == len(launches)
+    assert [name for name, _ in compiled[90][-10:-6]] == ["_rotate"] * 4
+    assert compiled[90][-6:] == [("_move", 0)] * 6
 
 
 @pytest.mark.slow
@@ -78,7 +97,6 @@ def test_every_rotation_compiles_for_hopper(compile_for, options, head_dim):
 # heads, kv heads, channels of a head and of its rotation: of the models that tests of the engine run
 TEST_MODELS = {
     "stories260K": {"heads": 8, "kv_heads": 4, "head_dim": 8},
-    "babyllama": {"heads": 8, "kv_heads": 4, "head_dim": 16},
     "make_small": {"heads": 4, "kv_heads": 2, "head_dim": 16},
     "make_hybrid": {"heads": 4, "kv_heads": 2, "head_dim": 16, "rotary_dim": 4},
 }
