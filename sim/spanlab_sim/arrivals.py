@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.checks import one_of, positive
 from spanlab.core.request import Request
 from spanlab.registry import Registry
 
@@ -49,7 +50,7 @@ def gamma(
     exactly n / rate; here they stay as drawn, because a fixed total takes away the very fluctuation of the load
     that makes queues.
     """
-    check_positive("burstiness", burstiness)
+    positive("arrivals.burstiness", burstiness)
     gaps = rng.standard_gamma(burstiness, len(requests)) / burstiness
     return _system_wide(requests, rng, gaps, rate_rps, order)
 
@@ -74,7 +75,7 @@ def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, 
 
     Groups draw from spawned generators, so one group's length does not shift another's arrivals.
     """
-    check_positive("rate_rps", rate_rps)
+    positive("arrivals.rate_rps", rate_rps)
     ordered: list[Request] = []
     unit: list[Times] = []
     groups = by_group(requests)
@@ -90,7 +91,7 @@ def closed_loop(
 ) -> list[Request]:
     """All requests ready at time zero; `serve` holds back all but `clients` of them."""
     check_unique(requests)
-    check_positive("clients", clients)
+    positive("arrivals.clients", clients)
     return [replace(request, arrived_at=0) for request in _ordered(requests, rng, order)]
 
 
@@ -146,15 +147,14 @@ def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.
 def _system_wide(
     requests: Sequence[Request], rng: np.random.Generator, unit_gaps: Times, rate_rps: float, order: str
 ) -> list[Request]:
-    check_positive("rate_rps", rate_rps)
+    positive("arrivals.rate_rps", rate_rps)
     # The gaps were drawn before the order, so all orders see the same arrival times.
     return with_arrival_times(_ordered(requests, rng, order), np.cumsum(unit_gaps) / rate_rps)
 
 
 def _ordered(requests: Sequence[Request], rng: np.random.Generator, order: str) -> Sequence[Request]:
     """Return the requests in an order; `by_group`: groups in random order, requests of a group in theirs."""
-    if order not in ORDERS:
-        raise ValueError(f"arrivals.order is {order!r}, expected one of {', '.join(ORDERS)}.")
+    one_of("arrivals.order", order, ORDERS)
     if order == "as_given":
         return requests
     groups = list(by_group(requests).values()) if order == "by_group" else [[request] for request in requests]
@@ -189,12 +189,6 @@ def check_unique(requests: Sequence[Request]) -> None:
     if len(set(ids)) < len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)
         raise ValueError(f"requests.id repeats {repeated}, expected every id once.")
-
-
-def check_positive(key: str, value: float) -> None:
-    """Raise ValueError for a setting of the arrivals that is not positive and finite."""
-    if not (value > 0 and np.isfinite(value)):
-        raise ValueError(f"arrivals.{key} is {value}, expected a positive number.")
 
 
 def _check_popularity(requests: Sequence[Request], n: int, zipf_exponent: float) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from spanlab.core.backend import StepResult, finished_after, finished_prompts
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.speculation import Speculation
 from spanlab.core.step_features import PREFIXES, SpanReads, StepFeatures, features
+from spanlab_sim.speculation import with_drafts
 from spanlab_sim.timing import TimingModel
 
 
@@ -13,6 +15,7 @@ class ModelledBackend:
     """Runs steps by a timing model. With `jump`, equal decode steps pass as one.
 
     `rules` are the policy's; `reads` is the cost of reading reused spans, None where the policy reuses prefixes only.
+    `speculation`  acceptance and cost of the drafts in steps that verify any.
     """
 
     def __init__(
@@ -22,9 +25,10 @@ class ModelledBackend:
         jump: bool = True,
         rules: ReuseRules = PREFIXES,
         reads: SpanReads | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self._timing, self._state_bytes, self._jump = timing, state_bytes, jump
-        self._rules, self._reads = rules, reads
+        self._rules, self._reads, self._speculation = rules, reads, speculation or Speculation()
         self._decodes: list[Sequence] = []
         self._remaining = 0  # steps until the first of them finishes
 
@@ -44,9 +48,9 @@ class ModelledBackend:
         else:
             times, duration_ns = self._span(counts, times, deadline_ns)
         self._remaining -= times
-        return StepResult(
-            duration_ns, finished_after(step, times) if remaining == times else finished_prompts(step), times
-        )
+        finished = finished_after(step, times) if remaining == times else finished_prompts(step)
+        result = StepResult(duration_ns, finished, times)
+        return with_drafts(result, step, self._speculation, self._timing) if step.drafts else result
 
     def _span(self, counts: StepFeatures, most: int, deadline_ns: int | None) -> tuple[int, int]:
         """Return how many equal decode steps, up to `most`, pass until the deadline, and their duration."""

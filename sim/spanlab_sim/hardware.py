@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from spanlab.checks import not_negative, positive
 
 
 # Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; nothing assigns to it.
@@ -29,15 +30,11 @@ class HardwareSpec:
 
     def __post_init__(self) -> None:
         for key in ("peak_flops", "bandwidth_bytes_per_s", "memory_gib"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise ValueError(
-                    f"hardware.{key} is {getattr(self, key)} in {self.name!r}, expected a positive number."
-                )
+            positive(f"hardware.{key}", getattr(self, key))
         for key in ("compute_efficiency", "bandwidth_efficiency"):
             if not 0 < getattr(self, key) <= 1:
-                raise ValueError(f"hardware.{key} is {getattr(self, key)}, expected a share above 0 and up to 1.")
-        if not 0 <= self.host_s < math.inf:
-            raise ValueError(f"hardware.host_s is {self.host_s}, expected seconds, 0 or more.")
+                raise ValueError(f"hardware.{key}={getattr(self, key)}: expected a share above 0 and up to 1")
+        not_negative("hardware.host_s", self.host_s)
 
     @property
     def flops_per_s(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import singledispatch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +35,9 @@ class LeastPrefill:
         return seconds
 
 
-@singledispatch
 def least_prefill(timing: TimingModel, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
     """Return the bound of a timing model; None where its terms are not known to be sums over tokens and pairs."""
-    return None
-
-
-@least_prefill.register
-def _(timing: RooflineTiming, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
+    if not isinstance(timing, RooflineTiming):
+        return None
     token = StepFeatures(prefill_tokens=1, prefill_pairs=1, num_prefills=1, num_first_tokens=1)
     return LeastPrefill(model, hardware, timing.step(token) * 1e-9)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from spanlab.checks import positive
 from spanlab.core.passages import novel_requests
 from spanlab.core.request import Request
-from spanlab_sim.arrivals import ARRIVALS, check_positive, check_unique
+from spanlab_sim.arrivals import ARRIVALS, check_unique
 
 
 @ARRIVALS.register("novel_stream")
@@ -21,7 +22,7 @@ def novel_stream(
     A request is novel if it shares no passage with another request.
     """
     check_unique(requests)
-    check_positive("clients", clients)
+    positive("arrivals.clients", clients)
     novel = novel_requests(requests)
     known_indices = [index for index, request in enumerate(requests) if request.id not in novel]
     if not novel or not 0 < known_first < len(known_indices):

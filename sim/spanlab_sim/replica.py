@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from spanlab.core.backend import Backend, StepResult
+from spanlab.core.policies.over_tiers import OverTiers
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.scheduler import Scheduler
-from spanlab_sim.loads import Loads
+
+if TYPE_CHECKING:
+    from spanlab_sim.server import Server  # which sends requests to replicas
 
 Events = Generator[simpy.Event, object, None]
 OnStep = Callable[[ScheduledStep, int, StepResult], None]
@@ -23,18 +27,6 @@ Arrange = Callable[[Request, int], Request]
 def as_given(request: Request, now: int) -> Request:
     """Return the request unchanged."""
     return request
-
-
-class Feed(Protocol):
-    """The calls that a replica makes to the server that sends it requests."""
-
-    def next_arrival(self, replica: Replica) -> int | None:
-        """Return the earliest time at which this replica may get a request during its next step; None: never."""
-        ...
-
-    def finished(self, sequence: Sequence) -> None:
-        """Note the end of a request."""
-        ...
 
 
 class Replica:
@@ -47,7 +39,7 @@ class Replica:
     `on_step`      called with each step, the time of its start, and its result, before the scheduler advances
     `on_change`    called with the time before the content of the store may change
     `on_stored`    called with each step once the policy has stored its tokens; a router may set it
-    `loads`        from lower tiers; None where there are none
+    `loads`        policy over lower tiers, whose loads steps may follow; None where there are no tiers
     """
 
     def __init__(
@@ -58,7 +50,7 @@ class Replica:
         on_finished: Callable[[Sequence], None],
         on_step: OnStep = lambda step, now, result: None,
         on_change: Callable[[int], None] = lambda now: None,
-        loads: Loads | None = None,
+        loads: OverTiers[Any] | None = None,
         arrange: Arrange = as_given,
     ) -> None:
         self.scheduler, self._env, self._backend, self._loads = scheduler, env, backend, loads
@@ -70,9 +62,9 @@ class Replica:
         self._step_ends = 0
         self.busy_ns = self.steps = 0
 
-    def start(self, feed: Feed) -> None:
+    def start(self, server: Server) -> None:
         """Start serving requests."""
-        self._env.process(self._serve(feed))
+        self._env.process(self._serve(server))
 
     def send(self, request: Request) -> None:
         """Queue a request that arrives now."""
@@ -116,7 +108,7 @@ class Replica:
         """When its step ends, or now at the latest where the next is about to begin; None without work."""
         return None if self.scheduler.idle and not self._sent else self._step_ends
 
-    def _serve(self, feed: Feed) -> Events:
+    def _serve(self, server: Server) -> Events:
         self._backend.resume()
         while True:
             now = int(self._env.now)
@@ -124,7 +116,7 @@ class Replica:
             self._on_change(now)
             step = self.scheduler.schedule(now)
             if step is not None:
-                yield from self._run(step, now, feed)
+                yield from self._run(step, now, server)
                 continue
             if self._sent:  # a request that arrives now, while only a load is in flight
                 self._hand_over(now + 1)
@@ -152,8 +144,10 @@ class Replica:
         while self._sent and self._sent[0].arrived_at < before:
             self.scheduler.add(self._sent.popleft())
 
-    def _run(self, step: ScheduledStep, now: int, feed: Feed) -> Events:
-        result = self._backend.execute(step, self._deadline(now, feed))
+    def _run(self, step: ScheduledStep, now: int, server: Server) -> Events:
+        result = self._backend.execute(step, self._deadline(now, server))
+        if self._loads is not None:
+            result = replace(result, duration_ns=self._loads.step_duration(result.duration_ns))
         if result.repeats > 1:
             self.scheduler.repeat(step, result.repeats)
         self._on_step(step, now, result)
@@ -168,10 +162,10 @@ class Replica:
         self.on_stored(step)
         for sequence in result.finished:
             self._on_finished(sequence)
-            feed.finished(sequence)
+            server.finished(sequence)
 
-    def _deadline(self, now: int, feed: Feed) -> int | None:
+    def _deadline(self, now: int, server: Server) -> int | None:
         """Return the nanoseconds until a request may arrive or a load ends; None: not before a sequence finishes."""
-        arrival = self._sent[0].arrived_at if self._sent else feed.next_arrival(self)
+        arrival = self._sent[0].arrived_at if self._sent else server.next_arrival(self)
         loaded = None if self._loads is None else self._loads.next_arrival()
         return min([time - now for time in (arrival, loaded) if time is not None], default=None)

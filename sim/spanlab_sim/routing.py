@@ -7,7 +7,7 @@ Among replicas of equal rank, the first in number is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Protocol
 
 import numpy as np
@@ -42,16 +42,10 @@ ROUTERS.later("prefix_events", "spanlab_sim.cache_events")
 
 
 @ROUTERS.register("round_robin")
-@dataclass
-class RoundRobin:
+def round_robin(replicas: Sequence[Target]) -> Route:
     """One replica after another."""
-
-    replicas: Sequence[Target]
-    _sent: int = field(default=0, init=False)
-
-    def __call__(self, request: Request, now: int) -> int:
-        self._sent += 1
-        return (self._sent - 1) % len(self.replicas)
+    numbers = cycle(range(len(replicas)))
+    return lambda request, now: next(numbers)
 
 
 @ROUTERS.register("random")
@@ -77,17 +71,16 @@ def prefix_aware(replicas: Sequence[Target]) -> Route:
 
 
 @ROUTERS.register("session_sticky")
-@dataclass
-class SessionSticky:
+def session_sticky(replicas: Sequence[Target]) -> Route:
     """The replica that served the session's first request, which goes to the least loaded one."""
+    replica_of: dict[int, int] = {}
 
-    replicas: Sequence[Target]
-    _replica_of: dict[int, int] = field(default_factory=dict, init=False)
+    def route(request: Request, now: int) -> int:
+        if request.group_id not in replica_of:
+            replica_of[request.group_id] = lightest(replicas, range(len(replicas)))
+        return replica_of[request.group_id]
 
-    def __call__(self, request: Request, now: int) -> int:
-        if request.group_id not in self._replica_of:
-            self._replica_of[request.group_id] = lightest(self.replicas, range(len(self.replicas)))
-        return self._replica_of[request.group_id]
+    return route
 
 
 @ROUTERS.register("weighted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Ordered
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import simpy
 from simpy.rt import RealtimeEnvironment
@@ -14,6 +14,7 @@ from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.backend import Backend
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.passages import Arranger, PassageRules
+from spanlab.core.policies.over_tiers import OverTiers
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduled import Sequence
@@ -21,12 +22,10 @@ from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import ArrangedRecord, Record, ReplicaRow, RoutedRecord, RunRow
 from spanlab_sim.backend import ModelledBackend
-from spanlab_sim.loads import LoadingBackend, Loads
 from spanlab_sim.replica import OnStep, Replica, as_given
 from spanlab_sim.routing import Route
 from spanlab_sim.server import Server, route_to_first
 from spanlab_sim.source import Source
-from spanlab_sim.speculation import SpeculativeBackend
 from spanlab_sim.timing import TimingModel
 
 #: Environments by clock. Virtual time passes as steps report it and skips idle time; wall time waits for arrivals.
@@ -54,7 +53,7 @@ class SimulationOptions(RunOptions, total=False):
 
     jump: bool
     reads: SpanReads | None
-    loads: Loads | None
+    loads: OverTiers[Any] | None
 
 
 def _prepare(
@@ -70,7 +69,7 @@ def _prepare(
     group: int | None = None,
     clients: int | None = None,
     clock: str = "virtual",
-    loads: Loads | None = None,
+    loads: OverTiers[Any] | None = None,
     on_step: OnStep = lambda step, now, result: None,
     passages: PassageRules | None = None,
 ) -> tuple[Server, Callable[[], RunRow]]:
@@ -82,7 +81,7 @@ def _prepare(
     `clients`  most requests in flight, as for `Source`.
     `group`    the group whose visits and checkpoints are noted one by one in the row.
     `clock`    a key of `CLOCKS`.
-    `loads`    from lower tiers, for one engine alone; None where there are none.
+    `loads`    the policy over lower tiers, for one engine alone; None where there are no tiers.
     `passages` selects and orders passages, for one engine alone; records then have the order. None: as given.
     """
     assert passages is None or len(engines) == 1, "replicas would serve passages in different orders"
@@ -174,18 +173,14 @@ def simulate_all(
     route: MakeRoute = lambda replicas: route_to_first,
     jump: bool = True,
     reads: SpanReads | None = None,
-    loads: Loads | None = None,
+    loads: OverTiers[Any] | None = None,
     **options: Unpack[RunOptions],
 ) -> RunRow:
     """Serve requests with a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
-    backends: list[Backend] = [
-        ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads) for policy in policies
+    engines = [
+        (policy, ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads, rules.speculation))
+        for policy in policies
     ]
-    if rules.speculation.draft_tokens:
-        backends = [SpeculativeBackend(backend, timing, rules.speculation) for backend in backends]
-    if loads is not None:
-        backends = [LoadingBackend(backend, loads) for backend in backends]
-    engines = list(zip(policies, backends, strict=True))
     server, row = _prepare(requests, engines, rules, on_record, route=route, loads=loads, **options)
     server.run()
     return row()

@@ -58,7 +58,7 @@ class Server:
             replica.close()
 
     def next_arrival(self, replica: Replica) -> int | None:
-        """Return the earliest time at which a request may be sent to this replica.
+        """Return the earliest time at which a request may be sent to this replica during its next step; None: never.
 
         That is when the next request arrives, or when the step of another replica ends and may let one arrive.
         """

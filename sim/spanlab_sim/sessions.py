@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from spanlab.checks import one_of
+from spanlab.checks import one_of, positive
 from spanlab.core.request import Request
-from spanlab_sim.arrivals import ARRIVALS, Times, by_group, check_positive, check_unique, with_arrival_times
+from spanlab_sim.arrivals import ARRIVALS, Times, by_group, check_unique, with_arrival_times
 
 #: Draws of think times with mean 1.
 THINKS: dict[str, Callable[[np.random.Generator, int], Times]] = {
@@ -47,7 +47,7 @@ def _starts(groups: list[list[Request]], rate_rps: float | None, rng: np.random.
     """Return the nanoseconds at which each session starts."""
     if rate_rps is None:
         return [group[0].arrived_at for group in groups]
-    check_positive("rate_rps", rate_rps)
+    positive("arrivals.rate_rps", rate_rps)
     gaps = rng.standard_exponential(len(groups))
     starts = with_arrival_times([group[0] for group in groups], np.cumsum(gaps) / rate_rps)
     return [request.arrived_at for request in starts]

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Protocol
+from typing import Any
 
-from spanlab.core.tiers.load import LoadNote
-from spanlab.core.tiers.tiers import Tiers
+from spanlab.core.policies.over_tiers import OverTiers
 from spanlab.records import Record, RunRow
 
 NS = 1e-9
-
-
-class Tiered(Protocol):
-    """A policy over lower tiers."""
-
-    @property
-    def tiers(self) -> Tiers: ...
-
-    def take_note(self, request: int) -> LoadNote:
-        """Return the loads of a finished request, and forget them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +60,7 @@ class TieredRunRow(RunRow):
     tiers: list[TierRow] = field(default_factory=list)
 
 
-def tiered_record(record: Record, policy: Tiered) -> TieredRecord:
+def tiered_record(record: Record, policy: OverTiers[Any]) -> TieredRecord:
     """Return a finished request's record with its loads."""
     note = policy.take_note(record.request_id)
     loaded = {tier.name: num_bytes for tier, num_bytes in zip(policy.tiers.tiers, note.bytes, strict=True)}
@@ -85,7 +73,7 @@ def tiered_record(record: Record, policy: Tiered) -> TieredRecord:
     )
 
 
-def tiered_row(row: RunRow, policy: Tiered) -> TieredRunRow:
+def tiered_row(row: RunRow, policy: OverTiers[Any]) -> TieredRunRow:
     """Return the row of a finished run with the transfers of its tiers."""
     shared = {column.name: getattr(row, column.name) for column in fields(row)}
     end = round(row.makespan_s / NS)
@@ -93,7 +81,7 @@ def tiered_row(row: RunRow, policy: Tiered) -> TieredRunRow:
     return TieredRunRow(**shared, tiers=tiers)
 
 
-def _tier_row(policy: Tiered, number: int, end: int) -> TierRow:
+def _tier_row(policy: OverTiers[Any], number: int, end: int) -> TierRow:
     tier = policy.tiers.tiers[number]
     counts = tier.counts
     return TierRow(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.checks import not_negative
 from spanlab.core.step_features import StepFeatures
 from spanlab.model_spec import ModelSpec
 from spanlab_sim.hardware import HardwareSpec
@@ -62,8 +62,7 @@ class ConstantTiming:
 
 
 def _nanoseconds(key: str, seconds: float) -> float:
-    if not (seconds >= 0 and math.isfinite(seconds)):
-        raise ValueError(f"timing.{key} is {seconds}, expected seconds, 0 or more.")
+    not_negative(f"timing.{key}", seconds)
     return seconds * 1e9
 
 
@@ -77,7 +76,7 @@ ROTATED_DECODE_PERCENT = 95
 KEYS_PER_PREFILL_SPAN = 14
 KEYS_PER_DECODE_SPAN = 8
 #: Pairs (row, head of a kv head) of a prefill from which the kernel copies spans to their final positions instead.
-TURNED_ENTRIES = 1024
+ROTATE_ONCE_ENTRIES = 1024
 
 
 class RooflineTiming:
@@ -97,8 +96,8 @@ class RooflineTiming:
     - keys rotated as they are read: ROTATED_PREFILL_PERCENT or ROTATED_DECODE_PERCENT more per pair, all pairs of the
       step, since every tile of queries rotates the keys again; tables of angles stay in the cache;
     - a span read: KEYS_PER_PREFILL_SPAN or KEYS_PER_DECODE_SPAN keys more, for the mean number of rows that read it;
-    - neither of both in a prefill of TURNED_ENTRIES pairs or more: one read and one write of the keys and values that
-      it reads, since the kernel then copies them once;
+    - neither of both in a prefill of ROTATE_ONCE_ENTRIES pairs or more: one read and one write of the keys and values
+      that it reads, since the kernel then copies them once;
     - a composed map, S = A · S + B per recurrent layer and value head: 2 · d_k · d_k · d_v, one read of A in float32,
       one read and write of the state. Forms other than exact cost less, which is left out: it is about one token;
     - a map token: a scan over d_k columns more, 7 · d_k · d_k per recurrent layer and value head.
@@ -207,7 +206,7 @@ class RooflineTiming:
         """Whether the kernel copies spans to their final positions, in prefills of mean length."""
         if not (features.turned_keys or features.span_reads):
             return False
-        return features.prefill_tokens * self._group >= TURNED_ENTRIES * max(1, features.num_prefills)
+        return features.prefill_tokens * self._group >= ROTATE_ONCE_ENTRIES * max(1, features.num_prefills)
 
     def _rotation_flops(self, features: StepFeatures, prefill_pairs: int, prefill_tokens: int) -> int:
         """Return the FLOPs of rotating keys, or queries per span, in these prefills and in decodes."""

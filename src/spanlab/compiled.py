@@ -33,9 +33,9 @@ _CORE = (
     "async_scheduler backend cache_spans chunk_sizes eviction_queue ledger lockstep need passes prefix_index reuse "
     "room scheduled scheduler speculative_scheduler step_features store token_string tree work policies/admitting "
     "policies/block_groups policies/block_match policies/block_plan policies/block_pool policies/block_rules "
-    "policies/block_store policies/blocks policies/captures policies/chunks policies/exact_hash policies/held_states "
-    "policies/kept_repairs policies/pinning policies/published_study policies/refusal policies/tree "
-    "policies/tree_match policies/tree_need policies/unshared"
+    "policies/block_store policies/blocks policies/captures policies/chunks policies/exact_hash "
+    "policies/kept_repairs policies/pinning policies/published_study policies/refusal policies/request_states "
+    "policies/tree policies/tree_match policies/tree_need policies/unshared"
 )
 _SIM = "backend demand followers replica run server source timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")

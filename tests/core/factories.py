@@ -19,7 +19,6 @@ from spanlab.core.maps import MapRules
 from spanlab.core.placement import ArmFacts, Dp, DynamicProgram, Placer, PrefillInfo, Rule, every_n, no_states
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.progress import Progress
 from spanlab.core.recovery import Replay
 from spanlab.core.repair import Repair
@@ -28,6 +27,8 @@ from spanlab.core.reuse import ReusePlan, TreeAllocation
 from spanlab.core.reuse_rules import CacheRules, ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
+
+from ..support.policies import make_tree_policy
 
 KV, STATE, MAP, WORKING_MAP = 2, 7, 11, 13
 #: Orders that do not have to know what will be asked for.
@@ -99,8 +100,6 @@ def make_policy(
     state_bytes_saved: int = 0,
 ) -> TreePolicy:
     """A policy; attention-only with shared roots and one cache span where nothing else is said."""
-    tree = PrefixTree(block_size, fixed_blocks)
-    store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction, eviction_rules)
     rules = ReuseRules(
         keeps,
         hybrid,
@@ -117,10 +116,20 @@ def make_policy(
         replay=replay,
         state_bytes_saved=state_bytes_saved,
     )
-    placed = placer or (every_n(grid) if hybrid else no_states())
-    if private:
-        return PublishedStudyPolicy(rules, store, PrivateIndex(tree), placed, ledger)
-    return TreePolicy(rules, store, SharedIndex(tree), placed, ledger)
+    kind = {"kind": PublishedStudyPolicy, "index": PrivateIndex} if private else {}
+    return make_tree_policy(
+        rules,
+        ledger,
+        budget=budget,
+        placer=placer or (every_n(grid) if hybrid else no_states()),
+        kv_bytes=KV,
+        state_bytes=STATE,
+        block_size=block_size,
+        fixed_blocks=fixed_blocks,
+        eviction=eviction,
+        eviction_rules=eviction_rules,
+        **kind,
+    )
 
 
 def make_map_policy(budget: Budget | None = None, **options) -> TreePolicy:
@@ -183,6 +192,11 @@ def serve_prompt(policy: TreePolicy, request: Request, now: int) -> ReusePlan:
     plan, allocation = begin(policy, request, now)
     finish(policy, allocation, now)
     return plan
+
+
+def resumes(plan: ReusePlan) -> list[int]:
+    """Where each cache span of a plan resumes."""
+    return [span_plan.resume for span_plan in plan.cache_spans]
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:

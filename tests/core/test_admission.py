@@ -5,23 +5,21 @@ from __future__ import annotations
 import pytest
 
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
-from spanlab.core.placement import no_states
 from spanlab.core.policies.admitting import AdmittingPolicy
 from spanlab.core.policies.pinning import PinningPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
-from spanlab.core.reuse_rules import ReuseRules
 
+from ..support.policies import make_tree_policy
 from . import factories
-from .factories import KV, make_budget, make_request, make_store
+from .factories import KV, make_budget, make_request
 
 ONCE, LONG, SHORT = list(range(12)), list(range(100, 140)), list(range(50, 54))
 
 
 def make_policy(admission: str, *, capacity: int = 100, kind=AdmittingPolicy, eviction: str = "lru", **options):
-    store = make_store(make_budget(tokens=capacity), block_size=2, eviction=eviction)
-    rule = ADMISSIONS.make(admission, {}, options, facts=AdmissionFacts(store.budget, KV))
-    return kind(ReuseRules(), store, SharedIndex(store.tree), no_states(), rule)
+    budget = make_budget(tokens=capacity)
+    rule = ADMISSIONS.make(admission, {}, options, facts=AdmissionFacts(budget, KV))
+    return make_tree_policy(None, rule, kind=kind, budget=budget, kv_bytes=KV, block_size=2, eviction=eviction)
 
 
 def reused(policy: TreePolicy, prompts: list[list[int]]) -> list[int]:
@@ -88,8 +86,8 @@ def test_a_refused_end_keeps_the_admitted_beginning():
         def ended(self, key, tokens):
             self.told = len(tokens)
 
-    store, rule = make_store(block_size=2), UpToFour()
-    policy = AdmittingPolicy(ReuseRules(), store, SharedIndex(store.tree), no_states(), rule)
+    rule = UpToFour()
+    policy = make_tree_policy(None, rule, kind=AdmittingPolicy, block_size=2)
     assert reused(policy, [ONCE, LONG, LONG]) == [0, 0, 4]
     assert rule.told == len(LONG)
 

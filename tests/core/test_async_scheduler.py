@@ -3,6 +3,7 @@
 import numpy as np
 
 from spanlab.core.async_scheduler import AsyncScheduler, make_scheduler
+from spanlab.core.backend import finished_after
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.lockstep import LockstepScheduler
 from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
@@ -142,8 +143,5 @@ def test_one_rank_schedules_as_its_scheduler_does():
             break
         assert steps[0].key() == steps[1].key()
         for scheduler, step in zip((alone, ranked), steps, strict=True):
-            yielding = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-            scheduler.complete(
-                step, now, [sequence for sequence in yielding if sequence.generated + 1 >= sequence.request.output_len]
-            )
+            scheduler.complete(step, now, finished_after(step))
     assert alone.idle and ranked.idle

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.block_pool import BlockPool
 from spanlab.core.policies.block_rules import BlockRules
 from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import Scheduler
+
+from .steps import serve_waves
 
 SIZE = 4
 
@@ -27,54 +27,31 @@ def request(id, tokens, output=1, cache_salt="", output_ids=()):
     return Request(id, 0, (Span(array),), output, cache_salt=cache_salt, output=answer)
 
 
-def serve(policy, waves, rules=None, each_step=lambda step: None):
-    """Serve waves of requests one after another; return the finished sequences by id."""
-    scheduler, finished, now = Scheduler(policy, rules or BatchRules()), {}, 0
-    for wave in waves:
-        for request in wave:
-            scheduler.add(request)
-        while not scheduler.idle:
-            step = scheduler.schedule(now)
-            each_step(step)
-            generating = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-            ended = [sequence for sequence in generating if sequence.generated + 1 >= sequence.request.output_len]
-            now += 1
-            scheduler.complete(step, now, ended)
-            finished |= {sequence.request.id: sequence for sequence in ended}
-            policy.check()
-    return finished
-
-
 def reused(sequences):
     return {id: sequence.first_plan.resume for id, sequence in sorted(sequences.items())}
 
 
 def test_requests_of_one_step_share_blocks():
-    sequences = serve(make_policy(), [[request(id, range(10)) for id in range(3)]])
+    sequences = serve_waves(make_policy(), [[request(id, range(10)) for id in range(3)]])
     assert reused(sequences) == {0: 0, 1: 8, 2: 8}
 
 
 def test_a_fully_known_prompt_recomputes_its_last_block():
-    sequences = serve(make_policy(), [[request(0, range(8))], [request(1, range(8))]])
+    sequences = serve_waves(make_policy(), [[request(0, range(8))], [request(1, range(8))]])
     assert reused(sequences)[1] == 4
-
-
-def test_salts_share_nothing():
-    sequences = serve(make_policy(), [[request(0, range(9))], [request(1, range(9), cache_salt="b")]])
-    assert reused(sequences)[1] == 0
 
 
 def test_the_next_turn_finds_generated_tokens():
     answer = [90, 91, 92, 93, 94, 95]
     prompt = [*range(7), *answer, 60, 61]
-    sequences = serve(make_policy(), [[request(0, range(7), 6, output_ids=answer)], [request(1, prompt)]])
+    sequences = serve_waves(make_policy(), [[request(0, range(7), 6, output_ids=answer)], [request(1, prompt)]])
     assert reused(sequences)[1] == 12  # 13 tokens are known, the last output token was never computed
-    sequences = serve(make_policy(), [[request(0, range(7), 6)], [request(1, prompt)]])
+    sequences = serve_waves(make_policy(), [[request(0, range(7), 6)], [request(1, prompt)]])
     assert reused(sequences)[1] == 4, "an output without known ids is in no prompt"
 
 
 def test_a_preempted_request_finds_its_own_blocks():
-    sequences = serve(make_policy(blocks=9), [[request(0, range(8), 14), request(1, range(50, 58), 14)]])
+    sequences = serve_waves(make_policy(blocks=9), [[request(0, range(8), 14), request(1, range(50, 58), 14)]])
     assert sequences[1].preemptions == 1
     assert sequences[1].recomputed < 8, "only evicted blocks are computed again"
 
@@ -86,7 +63,7 @@ def test_requests_wait_for_a_state_written_this_step():
         starts.append({chunk.sequence.request.id: chunk.start for chunk in step.chunks})
 
     waves = [[request(0, range(10)), request(1, range(10))]]
-    sequences = serve(make_policy(states="align", retention=None), waves, each_step=note)
+    sequences = serve_waves(make_policy(states="align", retention=None), waves, each_step=note)
     # step 0 writes the state at 8, and in step 1 it is still withheld as the prompt's last one
     assert starts == [{0: 0}, {0: 8}, {1: 8}]
     assert reused(sequences) == {0: 0, 1: 8}
@@ -95,13 +72,13 @@ def test_requests_wait_for_a_state_written_this_step():
 def test_a_shared_prefix_gets_a_state_at_its_junction():
     shared = list(range(13))
     waves = [[request(id, [*shared, *range(100 * id + 100, 100 * id + 120)])] for id in range(3)]
-    sequences = serve(make_policy(states="align"), waves)
+    sequences = serve_waves(make_policy(states="align"), waves)
     assert reused(sequences) == {0: 0, 1: 0, 2: 12}
 
 
 def test_every_group_of_states_takes_blocks():
     policy = make_policy(states="align", groups=3)
-    serve(policy, [[request(0, range(10))]])
+    serve_waves(policy, [[request(0, range(10))]])
     assert policy.store.state_cached == 3 * policy.store.kv_cached // 2
 
 
@@ -113,7 +90,7 @@ def test_tokens_reused_and_lost_sum_to_the_prompt(states, data):
     lengths = data.draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), min_size=1))
     waves = [[request(id, source[:n], out)] for id, (n, out) in enumerate(lengths)]
     blocks = data.draw(st.integers(8, 20))
-    for sequence in serve(make_policy(blocks, states), waves).values():
+    for sequence in serve_waves(make_policy(blocks, states), waves).values():
         plan = sequence.first_plan
         assert plan.resume + sum(plan.losses) == plan.prompt
         assert min(plan.losses) >= 0
@@ -124,7 +101,7 @@ def test_tokens_reused_and_lost_sum_to_the_prompt(states, data):
 @settings(max_examples=30, deadline=None)
 def test_looking_for_a_plan_changes_nothing(tokens):
     policy = make_policy(blocks=12, states="align")
-    serve(policy, [[request(0, [*tokens, 0, 1, 1])]])
+    serve_waves(policy, [[request(0, [*tokens, 0, 1, 1])]])
     before = [block.key for block in policy.store.pool.waiting()]
     for _ in range(2):
         policy.match(request(1, tokens), 0)
@@ -137,4 +114,4 @@ def test_one_state_is_enough_within_one_block():
         1,
         2,
     )
-    assert reused(serve(policy, [[request(0, range(2), 3)]])) == {0: 0}
+    assert reused(serve_waves(policy, [[request(0, range(2), 3)]])) == {0: 0}

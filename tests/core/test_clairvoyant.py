@@ -8,7 +8,6 @@ import pytest
 from spanlab.core.cache_spans import whole
 from spanlab.core.placement import (
     ArmFacts,
-    CacheForm,
     Clairvoyant,
     Departures,
     Placer,
@@ -20,14 +19,15 @@ from spanlab.core.placement import (
 )
 from spanlab.core.prefix_index import shared_name
 from spanlab.core.request import Request
-from spanlab.offline.forest import StorageRules, build_forest
+from spanlab.core.reuse_rules import StorageRules
+from spanlab.offline.forest import build_forest
 from spanlab.offline.infinite import salted_parent
 from spanlab.offline.reuses import ServiceOrder, find_reuses
 
-from .factories import make_policy, make_request
+from .factories import make_policy, make_request, serve_prompt
 
 GRID = 4
-FORM = CacheForm(whole, shared_name, GRID)
+FORM = StorageRules(whole, shared_name, GRID)
 
 
 def facts_of(requests) -> ArmFacts:
@@ -46,14 +46,8 @@ def forked(seed: int, count: int) -> list[Request]:
 
 def reused(requests: list[Request], placer: Placer) -> int:
     """Return the reused tokens of requests one after another with unlimited memory."""
-    policy, total = make_policy(hybrid=True, grid=GRID, placer=placer), 0
-    for now, request in enumerate(requests):
-        plan = policy.match(request, now)
-        allocation = policy.allocate(plan, now)
-        total += plan.reused
-        policy.insert(allocation, request.num_tokens, now)
-        policy.free(allocation, now)
-    return total
+    policy = make_policy(hybrid=True, grid=GRID, placer=placer)
+    return sum(serve_prompt(policy, request, now).reused for now, request in enumerate(requests))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -11,30 +11,26 @@ import numpy as np
 import pytest
 
 from spanlab.core.admission import always
+from spanlab.core.backend import finished_after
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.placement import balanced, every_n, no_states
+from spanlab.core.placement import balanced, every_n
 from spanlab.core.policies.pinning import PinningPolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.shared import SharedPolicy
 
+from ..support.policies import make_tree_policy
 from .clients import DOCUMENTS, Client, Recorder, repeat
-from .factories import assert_drained, assert_within_budget, counters, held, make_budget, make_policy, make_store
+from .factories import KV, assert_drained, assert_within_budget, counters, held, make_budget, make_policy
 from .test_block_policy import make_policy as make_blocks
-
-
-def make_pinning():
-    store = make_store(make_budget(tokens=400), eviction="lease")
-    return PinningPolicy(ReuseRules(), store, SharedIndex(store.tree), no_states(), always())
-
 
 POLICIES = {
     "tree": lambda: make_policy(make_budget(tokens=400)),
     "hybrid": lambda: make_policy(make_budget(total=700), hybrid=True, placer=balanced(2), grid=2),
     "priority": lambda: make_policy(make_budget(tokens=400), eviction="priority", block_size=4, fixed_blocks=True),
-    "pins": make_pinning,
+    "pins": lambda: make_tree_policy(
+        None, always(), kind=PinningPolicy, budget=make_budget(tokens=400), kv_bytes=KV, eviction="lease"
+    ),
     "blocks": lambda: make_blocks(blocks=120),
 }
 #: Policies whose requests resume from states.
@@ -152,10 +148,7 @@ def test_states_of_a_step_are_found_from_the_next_step_on(name, in_flight):
                 assert sequence.allocation.plan.resume <= before[sequence.request.id]
                 resumed.append(sequence.allocation.plan.resume)
         if step is not None:
-            yielding = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-            scheduler.complete(
-                step, now, [sequence for sequence in yielding if sequence.generated + 1 >= sequence.request.output_len]
-            )
+            scheduler.complete(step, now, finished_after(step))
         policy.check()
     assert 0 < sum(resume > 0 for resume in resumed) < len(resumed)
 

@@ -15,7 +15,7 @@ from spanlab.core.placement import Dp, balanced
 from spanlab.main import compose
 from spanlab.settings.arms import PlacementSettings, check_arm
 
-from .factories import BLIND_EVICTIONS, finish, make_budget, make_policy, make_request
+from .factories import BLIND_EVICTIONS, make_budget, make_policy, make_request, serve_prompt
 
 OPTIONS = {"seconds": {"token_s": 3e-6, "pair_s": 2e-10}}
 STUDY = compose("smoke", ["arms=own_rules", "load.rates_rps=[]", "load.arms=[]"])
@@ -88,8 +88,7 @@ def test_orders_that_count_a_cost_say_so(eviction):
     policy = make_policy(budget, hybrid=True, placer=balanced(2), grid=2, eviction=eviction, eviction_rules=rules)
     rng = np.random.default_rng(0)
     for index in range(60):
-        request = make_request(tuple(rng.integers(0, 3, 12).tolist()), id=index)
-        finish(policy, policy.allocate(policy.match(request, index), index), index)
+        serve_prompt(policy, make_request(tuple(rng.integers(0, 3, 12).tolist()), id=index), index)
     assert bool(calls) == (eviction in EVICTION_ORDERS.needing(COST))
 
 

@@ -19,10 +19,10 @@ from spanlab.core.tree import PrefixTree
 from .factories import (
     BLIND_EVICTIONS,
     KV,
-    finish,
     make_budget,
     make_policy,
     make_request,
+    serve_prompt,
     walk,
 )
 
@@ -41,11 +41,7 @@ def serve_all(policy, prompts: list[tuple[int, ...]], after=lambda: None) -> int
     """Serve prompts one after another; return their reused tokens."""
     reused = 0
     for number, tokens in enumerate(prompts):
-        plan = policy.match(make_request(tokens, id=number), number)
-        allocation = policy.allocate(plan, number)
-        assert allocation is not None
-        reused += plan.resume
-        finish(policy, allocation, number)
+        reused += serve_prompt(policy, make_request(tokens, id=number), number).resume
         after()
     return reused
 

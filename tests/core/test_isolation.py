@@ -6,25 +6,23 @@ import numpy as np
 import pytest
 
 from spanlab.core.cache_spans import isolated
-from spanlab.core.placement import every_n, no_states
+from spanlab.core.eviction.path_names import PathNames
+from spanlab.core.placement import every_n
 from spanlab.core.policies import block_chain, named
 from spanlab.core.policies.block_pool import BlockPool
 from spanlab.core.policies.block_rules import BlockRules
 from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
-from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
-from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
-from spanlab.core.repair import Repair
-from spanlab.core.reuse_rules import ReuseRules
 
-from .factories import doc, make_map_policy, make_prompt, make_store, text
+from ..support.policies import make_tree_policy
+from .factories import doc, make_map_policy, make_policy, make_prompt, text
+from .steps import serve_waves
 from .test_admission import make_policy as make_admitting
-from .test_block_policy import SIZE, serve
+from .test_block_policy import SIZE
 from .test_block_policy import make_policy as make_blocks
 from .test_block_policy import request as block_request
+from .test_kept_repairs import make_policy as make_kept_repairs
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def colliding(monkeypatch):
 
 def reused(policy, *prompts) -> list[int]:
     """Tokens that each prompt reuses on its first admission, served one after another."""
-    finished = serve(policy, [[one] for one in prompts])
+    finished = serve_waves(policy, [[one] for one in prompts])
     return [finished[one.id].first_plan.resume for one in prompts]
 
 
@@ -69,27 +67,6 @@ def test_an_output_that_collides_is_a_miss(colliding):
     assert reused(make_blocks(), spoken, follows, differs) == [0, 16, 8]
 
 
-def make_kept_repairs():
-    rules = ReuseRules(layout=isolated, repair=Repair("first", 2))
-    store = make_store()
-    return KeptRepairsPolicy(rules, store, SharedIndex(store.tree), no_states())
-
-
-def make_published_study():
-    store = make_store()
-    return PublishedStudyPolicy(ReuseRules(), store, PrivateIndex(store.tree), no_states())
-
-
-def make_spans():
-    store = make_store()
-    return TreePolicy(ReuseRules(layout=isolated), store, SharedIndex(store.tree), no_states())
-
-
-def make_exact_hash():
-    store = make_store()
-    return ExactHashPolicy(ReuseRules(), store, WholePromptIndex(store.tree), no_states())
-
-
 def make_chunks():
     return ChunkPolicy(BlockRules(SIZE), BlockStore(BlockPool(100), 1, 1))
 
@@ -97,11 +74,11 @@ def make_chunks():
 POLICIES = {
     "tree": lambda: make_admitting("always"),
     "second_touch": lambda: make_admitting("second_touch"),
-    "spans": make_spans,
+    "spans": lambda: make_policy(layout=isolated),
     "maps": lambda: make_map_policy(placer=every_n(1)),
     "kept_repairs": make_kept_repairs,
-    "published_study": make_published_study,
-    "exact_hash": make_exact_hash,
+    "published_study": lambda: make_policy(private=True),
+    "exact_hash": lambda: make_tree_policy(kind=ExactHashPolicy, index=WholePromptIndex),
     "chunks": make_chunks,
     "blocks": make_blocks,
     "blocks with states": lambda: make_blocks(states="align", retention=None),
@@ -124,3 +101,21 @@ def test_tenants_share_nothing(name):
     plans = [policy.match(make_prompt(*spans, id=9, cache_salt=salt), 99) for salt in ("a", "c")]
     assert plans[0].reused > 0 == plans[1].reused
     assert (plans[1].matched, plans[1].seen) == (0, 0)
+
+
+def names_of_entries(policy, *prompts) -> list[bytes]:
+    """Serve prompts; return the names by which orders recognise the stored entries after their eviction."""
+    reused(policy, *prompts)
+    names = PathNames()
+    return [names.of_node(node) for root in policy.index.all() for node in root.children.values()]
+
+
+@pytest.mark.parametrize("name", ["tree", "spans", "kept_repairs", "published_study", "exact_hash"])
+def test_evicted_entries_of_tenants_have_different_names(name):
+    prompts = [make_prompt(text(*range(8)), id=index, cache_salt=salt) for index, salt in enumerate("ab")]
+    assert len(set(names_of_entries(POLICIES[name](), *prompts))) == 2
+
+
+def test_exact_hash_names_an_entry_by_its_whole_prompt():
+    prompts = [make_prompt(text(*range(8), last), id=last) for last in (20, 21)]
+    assert len(set(names_of_entries(POLICIES["exact_hash"](), *prompts))) == 2

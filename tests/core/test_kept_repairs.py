@@ -12,28 +12,26 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import isolated
 from spanlab.core.passages import by_cache
-from spanlab.core.placement import no_states
 from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import Scheduler
 from spanlab.main import compose
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
+from ..support.policies import make_tree_policy
 from . import factories
-from .factories import KV, assert_drained, assert_within_budget, doc, make_budget, make_prompt, make_store, text
+from .factories import KV, assert_drained, assert_within_budget, doc, make_budget, make_prompt, text
+from .steps import serve_waves
 
 HEAD, LENGTHS = text(*range(5)), (3, 8, 9, 12, 20)
 DOCUMENTS = [doc(*range(100 * number, 100 * number + length)) for number, length in enumerate(LENGTHS, 1)]
 
 
 def make_policy(budget: Budget | None = None, *, k: int = 4, block_size: int = 1, **store) -> KeptRepairsPolicy:
-    policy_store = make_store(budget, block_size=block_size, **store)
     rules = ReuseRules(layout=isolated, repair=Repair("first", k=k))
-    return KeptRepairsPolicy(rules, policy_store, SharedIndex(policy_store.tree), no_states())
+    return make_tree_policy(rules, kind=KeptRepairsPolicy, budget=budget, kv_bytes=KV, block_size=block_size, **store)
 
 
 def prompt(*order: int, id: int = 0, arrived_at: int = 0, output: int = 1, head: bool = True) -> Request:
@@ -44,14 +42,8 @@ def prompt(*order: int, id: int = 0, arrived_at: int = 0, output: int = 1, head:
 
 def served(policy, *requests: Request) -> list[int]:
     """Serve requests one after another; return the repaired tokens of each."""
-    scheduler, repaired = Scheduler(policy, BatchRules(max_num_batched_tokens=9)), []
-    for now, request in enumerate(requests):
-        repaired.append(policy.match(request, now).repaired)
-        scheduler.add(request)
-        while (step := scheduler.schedule(now)) is not None:
-            scheduler.complete(step, now, [chunk.sequence for chunk in step.chunks if chunk.last])
-        policy.check()
-    return repaired
+    sequences = serve_waves(policy, [[request] for request in requests], BatchRules(max_num_batched_tokens=9))
+    return [sequence.first_plan.repaired for sequence in sequences.values()]
 
 
 def test_same_passages_in_order_pay_once():

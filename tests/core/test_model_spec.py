@@ -5,23 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spanlab.model_spec import ModelSpec, causal_pairs
+from spanlab.model_spec import causal_pairs
 from spanlab.models.find import find_spec as load
 
-
-def make_spec(**changes) -> ModelSpec:
-    toy = {
-        "name": "toy",
-        "attention_layers": 1,
-        "hidden_size": 4,
-        "intermediate_size": 8,
-        "vocab_size": 10,
-        "attention_heads": 2,
-        "kv_heads": 1,
-        "head_dim": 2,
-    }
-    return ModelSpec(**(toy | changes))
-
+from ..support.models import make_model
 
 HYBRID = {
     "recurrent_layers": 3,
@@ -38,7 +25,7 @@ EXPERTS = {"expert_layers": 1, "experts": 6, "experts_per_token": 2, "expert_int
 
 def test_llama_2_7b_needs_half_a_mebibyte_of_kv_per_token():
     geometry = {"attention_layers": 32, "attention_heads": 32, "kv_heads": 32, "head_dim": 128}
-    assert make_spec(**geometry).kv_bytes_per_token == 524_288
+    assert make_model(**geometry).kv_bytes_per_token == 524_288
 
 
 @pytest.mark.parametrize(
@@ -94,20 +81,20 @@ def test_a_group_is_one_share_of_the_model(small, whole, groups):
 
 def test_parameters_of_a_toy_by_hand():
     # q 4·4, k and v 4·2 each, output 4·4, SwiGLU 3·4·8
-    assert make_spec().layer_parameters == 16 + 8 + 8 + 16 + 96
-    assert make_spec(gated_attention=True).layer_parameters == 144 + 16
+    assert make_model().layer_parameters == 16 + 8 + 8 + 16 + 96
+    assert make_model(gated_attention=True).layer_parameters == 144 + 16
     # per recurrent layer: q, k 4·3 each, v, z 4·10 each, a, b 4·2 each, output 10·4, conv 16 channels · 4, SwiGLU 96
-    assert make_spec(**HYBRID).layer_parameters == 144 + 3 * (24 + 80 + 16 + 40 + 64 + 96)
+    assert make_model(**HYBRID).layer_parameters == 144 + 3 * (24 + 80 + 16 + 40 + 64 + 96)
 
 
 def test_parameters_of_experts_by_hand():
     # attention 48; router 4·6, six experts 3·4·3 each, in place of the SwiGLU block
-    spec = make_spec(**EXPERTS, intermediate_size=0)
+    spec = make_model(**EXPERTS, intermediate_size=0)
     assert (spec.layer_parameters, spec.active_layer_parameters) == (48 + 24 + 6 * 36, 48 + 24 + 2 * 36)
     assert spec.linear_flops_per_token == 2 * 144
     assert spec.weight_bytes == 2 * (288 + 40 + 40)
     # one layer of each kind; the shared expert 3·4·5 and its gate 4
-    mixed = make_spec(**EXPERTS, attention_layers=2, shared_intermediate_size=5)
+    mixed = make_model(**EXPERTS, attention_layers=2, shared_intermediate_size=5)
     assert mixed.layer_parameters == 144 + 288 + 64
     assert mixed.active_layer_parameters == 144 + 144 + 64
 
@@ -118,13 +105,13 @@ def test_every_parameter_of_a_dense_model_is_active():
 
 
 def test_tied_embeddings_are_stored_once():
-    assert make_spec().weight_bytes == 2 * (144 + 40 + 40)
-    assert make_spec(tied_embeddings=True).weight_bytes == 2 * (144 + 40)
-    assert make_spec(tied_embeddings=True).parameters == make_spec().parameters == 184
+    assert make_model().weight_bytes == 2 * (144 + 40 + 40)
+    assert make_model(tied_embeddings=True).weight_bytes == 2 * (144 + 40)
+    assert make_model(tied_embeddings=True).parameters == make_model().parameters == 184
 
 
 def test_flops_of_a_toy_by_hand():
-    spec = make_spec(**HYBRID)
+    spec = make_model(**HYBRID)
     assert spec.linear_flops_per_token == 2 * (144 + 3 * 320) + 7 * 3 * (2 * 3 * 5)
     assert spec.head_flops == 80
     assert spec.attention_flops_per_pair == 4 * 2 * 2
@@ -166,4 +153,4 @@ def test_prefill_flops_add_up_over_chunks_and_work_on_arrays():
 )
 def test_a_wrong_geometry_is_refused_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
-        make_spec(**changes)
+        make_model(**changes)

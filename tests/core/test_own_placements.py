@@ -14,7 +14,7 @@ from spanlab.core.placement.prefix_names import prefix_names
 from spanlab.core.placement.shared_budget import SharedBudget, split
 from spanlab.core.request import Request, Span
 
-from .factories import make_facts, make_request
+from .factories import common, make_facts, make_request
 
 MARK = [901, 902, 903]  # a template behind every document
 
@@ -27,10 +27,6 @@ def place(placer, tokens, past: list[list[int]], *, boundaries=(), group: int = 
     prefill = PrefillInfo(len(tokens), 0, seen_length, resume, boundaries, request)
     placer.observe(prefill)
     return list(placer.place(prefill))
-
-
-def common(a, b) -> int:
-    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def document(number: int, length: int = 40) -> list[int]:

@@ -7,7 +7,6 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
 from spanlab.core.cache_spans import isolated
 from spanlab.core.passages import Arranger, PassageRules, by_cache, greedy, stored_beginning, with_passages
 from spanlab.core.policies.block_pool import BlockPool
@@ -15,11 +14,11 @@ from spanlab.core.policies.block_rules import BlockRules
 from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import Scheduler
 from spanlab.main import compose
 from spanlab.study import checks
 
 from .factories import doc, make_budget, make_policy, make_prompt, text
+from .steps import serve_waves
 
 HEAD, LENGTHS = text(*range(5)), (3, 4, 4, 6, 7)
 DOCUMENTS = [doc(*range(100 * at, 100 * at + length)) for at, length in enumerate(LENGTHS, 1)]
@@ -34,10 +33,7 @@ def prompt(order, *, id: int = 0, between: bool = False) -> Request:
 
 def serve(policy, request: Request) -> None:
     """Compute a prompt at once, and store what the policy stores."""
-    scheduler = Scheduler(policy, BatchRules())
-    scheduler.add(request)
-    while (step := scheduler.schedule(request.id)) is not None:
-        scheduler.complete(step, request.id, [chunk.sequence for chunk in step.chunks if chunk.last])
+    serve_waves(policy, [[request]])
 
 
 def make_pool(blocks: int = 400) -> BlockPolicy:

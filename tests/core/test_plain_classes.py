@@ -1,8 +1,11 @@
 """Classes of a user's file are plain Python, where the scheduler and the tree may be compiled."""
 
-from spanlab.core.scheduler import BatchRules, Scheduler
+from spanlab.core.scheduler import BatchRules
 
 from .factories import make_policy, make_request
+from .steps import serve_waves
+
+RULES = BatchRules(max_num_seqs=1, max_num_batched_tokens=64)
 
 
 class InTheMiddle:
@@ -32,25 +35,16 @@ class Counting:
         return self.policy.match(request, now, generated)
 
 
-def serve(policy, request):
-    scheduler = Scheduler(policy, BatchRules(max_num_seqs=1, max_num_batched_tokens=64))
-    scheduler.add(request)
-    now = 0
-    while (step := scheduler.schedule(now)) is not None:
-        now += 1
-        scheduler.complete(step, now, step.decodes or [chunk.sequence for chunk in step.chunks if chunk.last])
-
-
 def test_plain_placement_places_states():
     placement = InTheMiddle()
     policy = make_policy(hybrid=True, placer=placement)
     request = make_request(range(20))
-    serve(policy, request)
+    serve_waves(policy, [[request]], RULES)
     assert placement.prompts == 1
     assert policy.checkpoints(request) == [10]
 
 
 def test_plain_policy_is_asked_by_the_scheduler():
     policy = Counting(make_policy())
-    serve(policy, make_request(range(20)))
+    serve_waves(policy, [[make_request(range(20))]], RULES)
     assert policy.matches == 1

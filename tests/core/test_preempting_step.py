@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from spanlab.core.backend import finished_after
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import every_n
-from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.scheduler import Scheduler
 
 from .factories import make_budget, make_policy, make_request
@@ -25,12 +25,6 @@ def scheduler_of(budget: int) -> Scheduler:
     return scheduler
 
 
-def finish(scheduler: Scheduler, step: ScheduledStep, now: int) -> None:
-    first = [chunk.sequence for chunk in step.chunks if chunk.last]
-    ended = [sequence for sequence in (*first, *step.decodes) if sequence.generated + 1 >= OUTPUTS[sequence.request.id]]
-    scheduler.complete(step, now, ended)
-
-
 def admitted_while_preempting(budget: int) -> tuple[int, list[int]]:
     """How many steps preempted, and the requests that these steps computed and that did not run before them."""
     scheduler, preempting, admitted = scheduler_of(budget), 0, []
@@ -44,7 +38,7 @@ def admitted_while_preempting(budget: int) -> tuple[int, list[int]]:
         preempting += bool(preempted)
         if preempted:
             admitted += [c.sequence.request.id for c in step.chunks if c.sequence in (*waiting, *preempted)]
-        finish(scheduler, step, now + 1)
+        scheduler.complete(step, now + 1, finished_after(step))
     assert scheduler.idle
     return preempting, admitted
 

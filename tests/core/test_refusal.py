@@ -12,7 +12,8 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.refusal import Refusal
 from spanlab.core.scheduler import Scheduler
 
-from .test_block_policy import request, serve
+from .steps import serve_waves
+from .test_block_policy import request
 
 SIZE, BLOCKS = 2, 10
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
@@ -41,7 +42,7 @@ def steps_of(policy, drawn, budget):
     requests = [request(id, tokens, len(output), output_ids=output) for id, (tokens, output) in enumerate(drawn)]
     steps = []
     rules = BatchRules(max_num_batched_tokens=budget, max_num_seqs=4)
-    sequences = serve(policy, [requests], rules, lambda step: steps.append(step.key()))
+    sequences = serve_waves(policy, [requests], rules, lambda step: steps.append(step.key()))
     return steps, {id: (sequence.finished_at, sequence.first_plan.losses) for id, sequence in sequences.items()}
 
 

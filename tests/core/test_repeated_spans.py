@@ -14,15 +14,12 @@ from .factories import (
     make_budget,
     make_policy,
     make_prompt,
+    resumes,
     serve_prompt,
     text,
 )
 
 HEAD, ONE, TWO, TAIL = text(1, 2), doc(10, 11, 12, 13), doc(20, 21, 22), text(5, 6)
-
-
-def resumes(plan) -> list[int]:
-    return [span_plan.resume for span_plan in plan.cache_spans]
 
 
 TWICE = make_prompt(HEAD, ONE, TWO, ONE, TAIL)  # [0, 2) [2, 6) [6, 9) [9, 13) [13, 15)

@@ -9,10 +9,10 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import branch, no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduled import ScheduledStep
-from spanlab.core.scheduler import Scheduler
+from spanlab.core.scheduled import ScheduledStep, Sequence
 
-from .factories import KV, assert_drained, assert_within_budget, make_budget, make_policy
+from . import steps
+from .factories import KV, assert_drained, make_budget, make_policy
 
 
 def _asked(request):
@@ -35,46 +35,25 @@ def apart(*lengths: int) -> list[Blind]:
     return [blind(id, np.arange(length) + 1000 * id) for id, length in enumerate(lengths)]
 
 
-class Loop:
-    """A backend without a clock: runs steps one after another and ends each output at its length."""
+class Loop(steps.Loop):
+    """Knows the output lengths that requests do not tell, and notes admissions and computed tokens."""
 
     def __init__(self, policy: TreePolicy, rules: BatchRules, outputs, jump: int = 1):
-        self.policy, self.scheduler = policy, Scheduler(policy, rules)
-        self.outputs, self.jump, self.now = outputs, jump, 0
-        self.keys: list[tuple] = []
-        self.finished: list = []
+        super().__init__(policy, rules, jump)
+        self.outputs = outputs
         self.admitted: list[int] = []
         self.computed: dict[int, int] = {}
 
-    def step(self) -> ScheduledStep | None:
-        scheduler = self.scheduler
-        before, preempted = self.seated(), self.preemptions()
-        step = scheduler.schedule(self.now)
-        self.audit(step, before, preempted)
-        if step is None:
-            return None
-        if step.decodes and not step.chunks:
-            remaining = min(self.outputs[sequence.request.id] - sequence.generated for sequence in step.decodes)
-            scheduler.repeat(step, min(remaining, self.jump, step.max_repeats))
+    def output_len(self, sequence: Sequence) -> int:
+        return self.outputs[sequence.request.id]
+
+    def key(self, step: ScheduledStep) -> tuple:
         chunks, decodes, repeats = step.key()
-        self.keys.append((tuple(chunk[:4] for chunk in chunks), decodes, repeats))
-        self.now += step.repeats
-        ended = [
-            sequence
-            for sequence in step.decodes
-            if sequence.generated + step.repeats >= self.outputs[sequence.request.id]
-        ]
-        for chunk in step.chunks:
-            self.computed[chunk.sequence.request.id] = (
-                self.computed.get(chunk.sequence.request.id, 0) + chunk.stop - chunk.start
-            )
-            last = chunk.last
-            if last and chunk.sequence.generated + 1 >= self.outputs[chunk.sequence.request.id]:
-                ended.append(chunk.sequence)
-        scheduler.complete(step, self.now, ended)
-        self.finished += ended
-        self.policy.check()
-        return step
+        return tuple(chunk[:4] for chunk in chunks), decodes, repeats
+
+    def step(self) -> ScheduledStep | None:
+        self.before = self.seated(), self.preemptions()
+        return super().step()
 
     def seated(self) -> list[int]:
         return [sequence.request.id for sequence in self.scheduler.running]
@@ -83,20 +62,14 @@ class Loop:
         everybody = (*self.scheduler.waiting, *self.scheduler.running)
         return sum(sequence.preemptions for sequence in everybody)
 
-    def audit(self, step, before, preempted):
-        """What holds for every step, whatever the rules."""
-        rules = self.scheduler.rules
-        self.policy.check()
-        assert_within_budget(self.policy.store)
-        seated = self.seated()
+    def audit(self, step: ScheduledStep) -> None:
+        rules, seated = self.scheduler.rules, self.seated()
+        before, preempted = self.before
         assert len(seated) <= rules.max_num_seqs
         new = [id for id in seated if id not in before]
         self.admitted += [id for id in new if id not in self.admitted]
         if self.preemptions() > preempted:
             assert not new, "somebody was admitted in a step that preempted"
-        if step is None:
-            assert self.scheduler.idle, "requests wait and nothing was planned"
-            return
         tokens = [chunk.stop - chunk.start for chunk in step.chunks]
         alone = not rules.enable_chunked_prefill and len(tokens) == 1
         assert sum(tokens) + len(step.decodes) <= rules.max_num_batched_tokens or alone
@@ -105,14 +78,9 @@ class Loop:
         assert rules.enable_chunked_prefill or all(chunk.last for chunk in step.chunks)
         ids = [chunk.sequence.request.id for chunk in step.chunks] + [one.request.id for one in step.decodes]
         assert len(ids) == len(set(ids)), "one sequence twice in a step"
-
-    def run(self, requests) -> list[tuple]:
-        for request in requests:
-            self.scheduler.add(request)
-        while self.step() is not None:
-            pass
-        assert_drained(self.policy)
-        return self.keys
+        for chunk, computed in zip(step.chunks, tokens, strict=True):
+            id = chunk.sequence.request.id
+            self.computed[id] = self.computed.get(id, 0) + computed
 
 
 def chunk(id, start, stop, captures=()):
@@ -124,7 +92,7 @@ def plan(*chunks, decodes=(), repeats=1):
 
 
 @pytest.mark.parametrize(
-    ("rules", "finished", "steps"),
+    ("rules", "finished", "expected"),
     [
         (
             BatchRules(4, 3),
@@ -183,9 +151,9 @@ def plan(*chunks, decodes=(), repeats=1):
     ],
     ids=["mixed", "prefill-first", "unchunked", "unchunked-prefill-first", "one-seat"],
 )
-def test_steps_are_filled_as_worked_out_by_hand(rules, finished, steps):
+def test_steps_are_filled_as_worked_out_by_hand(rules, finished, expected):
     loop = Loop(make_policy(), rules, {0: 3, 1: 2, 2: 1})
-    assert loop.run(apart(6, 3, 2)) == steps
+    assert loop.run(apart(6, 3, 2)) == expected
     assert [sequence.request.id for sequence in loop.finished] == finished
     assert loop.computed == {0: 6, 1: 3, 2: 2}
 
@@ -329,13 +297,6 @@ def test_a_step_that_preempted_is_not_repeated():
 workloads = st.lists(
     st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=12), st.integers(1, 8)), min_size=1, max_size=9
 )
-batches = st.builds(
-    BatchRules,
-    max_num_batched_tokens=st.integers(6, 20),
-    max_num_seqs=st.integers(1, 6),
-    enable_chunked_prefill=st.booleans(),
-    prefill_first=st.booleans(),
-)
 policies = st.fixed_dictionaries(
     {
         "hybrid": st.booleans(),
@@ -357,13 +318,8 @@ budgets = st.builds(
 )
 
 
-def unroll(keys):
-    """Steps one by one."""
-    return [(chunks, decodes) for chunks, decodes, repeats in keys for _ in range(repeats)]
-
-
 @settings(deadline=None, max_examples=250)
-@given(workload=workloads, rules=batches, options=policies, budget=budgets)
+@given(workload=workloads, rules=steps.batches, options=policies, budget=budgets)
 def test_every_request_finishes_in_any_setting(workload, rules, options, budget):
     requests = [blind(id, tokens) for id, (tokens, _) in enumerate(workload)]
     outputs = {id: output for id, (_, output) in enumerate(workload)}
@@ -378,13 +334,13 @@ def test_every_request_finishes_in_any_setting(workload, rules, options, budget)
             assert loop.computed[sequence.request.id] == sequence.request.num_tokens - sequence.first_plan.resume
             assert sequence.recomputed == 0
     jumping = Loop(make_policy(budget, **options), rules, outputs, jump=100)
-    assert unroll(jumping.run(requests)) == unroll(keys)
+    assert steps.unroll(jumping.run(requests)) == steps.unroll(keys)
     again = Loop(make_policy(budget, **options), rules, outputs)
     assert again.run(requests) == keys
 
 
 @settings(deadline=None, max_examples=100)
-@given(workload=workloads, rules=batches, later=st.lists(st.integers(0, 12), min_size=9, max_size=9))
+@given(workload=workloads, rules=steps.batches, later=st.lists(st.integers(0, 12), min_size=9, max_size=9))
 def test_requests_that_come_later_are_served_in_order_of_arrival(workload, rules, later):
     outputs = {id: output for id, (_, output) in enumerate(workload)}
     loop = Loop(make_policy(make_budget(tokens=45)), rules, outputs)

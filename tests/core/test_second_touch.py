@@ -9,32 +9,25 @@ from spanlab.core.admission import SecondTouch
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.cache_spans import isolated
 from spanlab.core.ledger import NoLedger
-from spanlab.core.placement import no_states
 from spanlab.core.policies.admitting import AdmittingPolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import Scheduler
 
+from ..support.policies import make_tree_policy
 from . import factories
-from .factories import common, doc, make_budget, make_prompt, make_request, make_store, text
+from .factories import KV, common, doc, make_budget, make_prompt, make_request, text
+from .steps import serve_waves
 
 
 def make_policy(budget=None, *, block_size: int = 1, ledger=None, **rules) -> AdmittingPolicy:
-    store = make_store(budget, block_size=block_size)
-    return AdmittingPolicy(ReuseRules(**rules), store, SharedIndex(store.tree), no_states(), SecondTouch(), ledger)
+    sizes = {"budget": budget, "kv_bytes": KV, "block_size": block_size}
+    return make_tree_policy(ReuseRules(**rules), SecondTouch(), ledger, kind=AdmittingPolicy, **sizes)
 
 
-def served(policy, requests: list[Request], rules: BatchRules | None = None) -> list[int]:
+def served(policy, requests: list[Request]) -> list[int]:
     """Serve requests one after another; return the reused tokens of each."""
-    scheduler, reused = Scheduler(policy, rules or BatchRules(max_num_batched_tokens=7)), []
-    for now, request in enumerate(requests):
-        scheduler.add(request)
-        reused.append(policy.match(request, now).reused)
-        while (step := scheduler.schedule(now)) is not None:
-            scheduler.complete(step, now, [chunk.sequence for chunk in step.chunks if chunk.last])
-        policy.check()
-    return reused
+    sequences = serve_waves(policy, [[request] for request in requests], BatchRules(max_num_batched_tokens=7))
+    return [sequence.first_plan.reused for sequence in sequences.values()]
 
 
 def expected(prompts: list[list[int]], block_size: int) -> list[int]:

@@ -27,16 +27,13 @@ from .factories import (
     make_policy,
     make_prompt,
     make_store,
+    resumes,
     serve_prompt,
     text,
 )
 
 HEAD, ONE, TWO, TAIL = text(1, 2), doc(10, 11, 12, 13), doc(20, 21, 22), text(5, 6)
 LAYOUTS = [isolated, conditioned, as_seen]
-
-
-def resumes(plan) -> list[int]:
-    return [span_plan.resume for span_plan in plan.cache_spans]
 
 
 # -- what is found ----------------------------------------------------------------------------------------------------
@@ -119,15 +116,6 @@ def test_without_a_budget_a_dictionary_knows_what_is_found(prompts, layout, bloc
     assert_drained(policy)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_documents_are_found_in_any_order(layout):
-    policy = make_policy(layout=layout)
-    serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
-    plan = policy.match(make_prompt(HEAD, TWO, ONE, TAIL), 1)
-    assert resumes(plan) == [2, 3, 4, 0]
-    assert plan.losses == Losses(2, 0, 0, 0, 0, 0, 0, 0)
-
-
 def test_a_prefix_cache_finds_the_opening_text_only():
     policy = make_policy(layout=whole)
     serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
@@ -163,22 +151,6 @@ def test_a_tail_is_shared_behind_the_same_past_and_behind_no_other(layout):
     assert [resumes(policy.match(other, 1))[-1] for other in other_prompts] == [0] * len(other_prompts)
 
 
-def test_spans_after_another_opening_text_are_not_shared_where_they_have_seen_it():
-    policy = make_policy(layout=conditioned)
-    serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
-    assert resumes(policy.match(make_prompt(text(1, 2, 3), ONE, TAIL), 1)) == [2, 0, 0]
-    assert resumes(policy.match(make_prompt(ONE, TAIL), 1)) == [0, 0]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_another_tenant_finds_nothing(layout):
-    policy = make_policy(layout=layout)
-    serve_prompt(policy, make_prompt(HEAD, ONE, TAIL, cache_salt="x"), 0)
-    plan = policy.match(make_prompt(HEAD, ONE, TAIL, cache_salt="y"), 1)
-    assert (plan.seen, plan.matched, plan.reused) == (0, 0, 0)
-    assert policy.match(make_prompt(HEAD, ONE, TAIL, cache_salt="x"), 1).reused > 0
-
-
 POISON = make_prompt(text(66), ONE, TAIL)
 
 
@@ -197,14 +169,6 @@ def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other
     assert resumes(dirty.match(make_prompt(HEAD, ONE, TAIL), 1)) == [0, 4, 0], "its own kind finds it"
     serve_prompt(pure, make_prompt(text(7), TWO, TAIL), 2)
     assert resumes(dirty.match(make_prompt(text(7), TWO, TAIL), 3)) == [1, 0, 0], "opening text is the same for all"
-
-
-def test_what_stands_behind_a_span_kept_as_seen_is_never_found():
-    policy = make_policy(layout=as_seen)
-    for now in range(3):
-        plan = serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), now)
-        assert plan.cache_spans[-1].matched == 0
-    assert held(policy)[0] == [(1, 2), (10, 11, 12, 13)]
 
 
 def test_text_in_the_words_of_a_document_is_not_taken_for_one_that_was_lost():
@@ -297,24 +261,13 @@ def test_a_request_holds_its_tokens_once_and_what_it_may_not_write_in_place_twic
     assert_drained(policy)
 
 
-def test_copies_of_spans_kept_as_seen_are_those_of_what_was_found():
-    policy = make_policy(layout=as_seen, copies=True)
-    _, allocation = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
-    assert policy.store.kv_reserved == 8 * KV
-    finish(policy, allocation, 0)
-    _, allocation = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
-    assert policy.store.kv_reserved == (8 - 6 + 4) * KV
-    policy.free(allocation, 0)
-
-
 def test_a_document_twice_in_a_prompt_is_locked_once_and_room_is_counted_exactly():
     """Kept: 4 of the document. Locked: those 4, once. Computed: 2 + 2 of text around. Eight tokens in all."""
     request = make_prompt(HEAD, ONE, ONE, text(5, 6))
     for tokens, fits in ((8, True), (7, False)):
         policy = make_policy(make_budget(tokens=tokens), layout=isolated)
         store = policy.store
-        _, allocation = begin(policy, make_prompt(ONE, text(9)), 0)
-        finish(policy, allocation, 0)
+        serve_prompt(policy, make_prompt(ONE, text(9)), 0)
         before = counters(store), held(policy)
         plan = policy.match(request, 1)
         assert resumes(plan) == [0, 4, 4, 0]
@@ -341,31 +294,6 @@ def test_a_document_and_its_own_beginning_lock_one_path(order):
             assert (policy.store.kv_locked, policy.store.kv_reserved) == (4 * KV, 4 * KV)
             finish(policy, allocation, 1)
             assert_drained(policy)
-
-
-def test_a_document_computed_by_two_requests_at_once_is_kept_once():
-    policy = make_policy(layout=isolated)
-    allocations = [begin(policy, make_prompt(text(index), ONE, TAIL), 0)[1] for index in range(2)]
-    assert policy.store.kv_reserved == 2 * 7 * KV
-    for allocation in allocations:
-        finish(policy, allocation, 0)
-    assert policy.store.kv_cached == (4 + 2 * 3) * KV
-    assert_drained(policy)
-
-
-def test_two_requests_may_lock_one_document_and_it_leaves_with_the_second():
-    policy = make_policy(make_budget(tokens=13), layout=isolated)
-    serve_prompt(policy, make_prompt(ONE, text(9)), 0)
-    _, first = begin(policy, make_prompt(text(1), ONE, text(9)), 1)
-    _, second = begin(policy, make_prompt(text(2), ONE, text(8)), 1)
-    assert policy.store.kv_locked == 4 * KV
-    assert policy.store.spare_tokens() == 13 - 4 - 2 - 2
-    policy.free(first, 0)
-    assert policy.store.kv_locked == 4 * KV
-    policy.free(second, 0)
-    assert_drained(policy)
-    assert policy.store.reserve(13 * KV, 0), "now it may leave"
-    assert policy.store.kv_cached == 0
 
 
 def test_documents_leave_one_by_one_least_recently_used_first():

@@ -10,47 +10,21 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduled import ScheduledChunk, ScheduledStep
-from spanlab.core.scheduler import Scheduler
 from spanlab.core.work import RepairPass
 
-from .factories import assert_drained, assert_within_budget, doc, make_budget, make_policy, make_prompt, text
+from . import steps
+from .factories import doc, make_budget, make_policy, make_prompt, resumes, text
 
 
-class Loop:
-    """A backend without a clock that counts every row of every request: (cache span, place), or ("repair", number)."""
+class Loop(steps.Loop):
+    """Counts every row of every request: (cache span, place), or ("repair", number)."""
 
     def __init__(self, policy: TreePolicy, rules: BatchRules, jump: int = 1):
-        self.policy, self.scheduler, self.jump, self.now = policy, Scheduler(policy, rules), jump, 0
-        self.keys: list[tuple] = []
-        self.finished: list = []
+        super().__init__(policy, rules, jump)
         self.rows: dict[int, list[tuple[int, int]]] = {}  # by request, in order, with repetitions
         self.allocation: dict[int, object] = {}
         self.expected: dict[int, tuple[int, int]] = {}  # by request: work in progress, rows done
         self.reached: dict[int, int] = {}  # by request: where the last chunk of a repair ended
-
-    def step(self) -> ScheduledStep | None:
-        step = self.scheduler.schedule(self.now)
-        self.policy.check()
-        assert_within_budget(self.policy.store)
-        if step is None:
-            assert self.scheduler.idle
-            return None
-        self.audit(step)
-        if not step.chunks:
-            remaining = min(sequence.request.output_len - sequence.generated for sequence in step.decodes)
-            self.scheduler.repeat(step, min(remaining, self.jump, step.max_repeats))
-        self.keys.append(step.key())
-        ended = [
-            sequence for sequence in step.decodes if sequence.generated + step.repeats >= sequence.request.output_len
-        ]
-        ended += [
-            c.sequence for c in step.chunks if c.last and c.sequence.generated + 1 >= c.sequence.request.output_len
-        ]
-        self.now += step.repeats
-        self.scheduler.complete(step, self.now, ended)
-        self.finished += ended
-        self.policy.check()
-        return step
 
     def audit(self, step: ScheduledStep) -> None:
         rules = self.scheduler.rules
@@ -98,25 +72,10 @@ class Loop:
         for cache_span, start, stop in rows:
             computed += [(cache_span, position) for position in range(start, stop)]
 
-    def run(self, requests) -> list[tuple]:
-        for request in requests:
-            self.scheduler.add(request)
-        while self.step() is not None:
-            pass
-        assert_drained(self.policy)
-        return self.keys
-
 
 DOCUMENTS = [doc(*range(10 * n, 10 * n + length)) for n, length in ((1, 5), (2, 3), (3, 4), (4, 1))]
 spans = st.sampled_from(DOCUMENTS) | st.lists(st.integers(0, 1), min_size=1, max_size=3).map(lambda t: text(*t))
 workloads = st.lists(st.tuples(st.lists(spans, min_size=1, max_size=5), st.integers(1, 8)), min_size=1, max_size=7)
-batches = st.builds(
-    BatchRules,
-    max_num_batched_tokens=st.integers(6, 20),
-    max_num_seqs=st.integers(1, 6),
-    enable_chunked_prefill=st.booleans(),
-    prefill_first=st.booleans(),
-)
 REPAIRS = [
     (Repair(), False),
     (Repair(), True),
@@ -139,13 +98,8 @@ policies = st.fixed_dictionaries(
 )
 
 
-def unroll(keys):
-    """Steps one by one."""
-    return [(chunks, decodes) for chunks, decodes, repeats in keys for _ in range(repeats)]
-
-
 @settings(deadline=None, max_examples=200)
-@given(workload=workloads, rules=batches, options=policies, repair=st.sampled_from(REPAIRS), budget=budgets)
+@given(workload=workloads, rules=steps.batches, options=policies, repair=st.sampled_from(REPAIRS), budget=budgets)
 def test_every_request_finishes_and_every_row_is_accounted_for(workload, rules, options, repair, budget):
     requests = [make_prompt(*parts, id=id, output=output) for id, (parts, output) in enumerate(workload)]
 
@@ -162,13 +116,13 @@ def test_every_request_finishes_and_every_row_is_accounted_for(workload, rules, 
             assert len(rows) == len(set(rows)) == sequence.first_plan.rows
             assert sequence.recomputed == 0
         assert sequence.recomputed >= len(rows) - len(set(rows)), "rows that were computed again"
-    assert unroll(Loop(policy(), rules, jump=100).run(requests)) == unroll(keys)
+    assert steps.unroll(Loop(policy(), rules, jump=100).run(requests)) == steps.unroll(keys)
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 
-def steps(loop: Loop) -> list[tuple]:
+def planned(loop: Loop) -> list[tuple]:
     """Per step: (request, cache span, start, stop, rows) of each chunk, and who decodes."""
     return [(tuple((c[0], c[4], c[1], c[2], c[-1]) for c in chunks), decodes) for chunks, decodes, _ in loop.keys]
 
@@ -186,15 +140,13 @@ def test_a_chunked_repair_goes_by_position_with_the_text_between():
     policy = make_policy(layout=isolated, repair=Repair("first", k=3))
     loop, spans = Loop(policy, BatchRules(4, 4)), (numbers(10, 3, True), numbers(30, 1), numbers(20, 3, True))
     loop.run([prompt(0, numbers(100, 1), output=9), prompt(1, numbers(0, 1), *spans, numbers(40, 1))])
-    assert [chunks for chunks, _ in steps(loop)][2:5] == [
+    assert [chunks for chunks, _ in planned(loop)][2:5] == [
         ((1, 3, 7, 8, 1), (1, "repair", 1, 3, 2)),
         ((1, "repair", 3, 6, 3),),
         ((1, "repair", 6, 8, 2), (1, 4, 8, 9, 1)),
     ]
-    assert all(decodes == (0,) for _, decodes in steps(loop)[1:5])
-    assert [
-        span_plan.resume for span_plan in policy.match(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).cache_spans
-    ][2] == 1
+    assert all(decodes == (0,) for _, decodes in planned(loop)[1:5])
+    assert resumes(policy.match(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9))[2] == 1
 
 
 def test_rows_that_a_measured_repair_leaves_out_count_against_the_budget():
@@ -202,7 +154,7 @@ def test_rows_that_a_measured_repair_leaves_out_count_against_the_budget():
     policy = make_policy(layout=isolated, repair=Repair("deviation", ratio=0.25), copies=True)
     loop = Loop(policy, BatchRules(8, 4))
     loop.run([prompt(0, numbers(0, 1), numbers(10, 7, True), numbers(20, 1)), prompt(1, numbers(100, 9))])
-    assert steps(loop) == [
+    assert planned(loop) == [
         (((0, 0, 0, 1, 1), (0, 1, 1, 8, 7)), ()),
         (((0, "repair", 1, 8, 1), (0, 2, 8, 9, 1)), ()),
         (((1, 0, 0, 8, 8),), ()),
@@ -215,7 +167,7 @@ def test_a_repair_that_takes_more_than_the_budget_leaves_nothing_to_those_who_ha
     loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=6, chunked=False)), BatchRules(8, 4))
     first = prompt(0, numbers(0, 1), numbers(10, 6, True), numbers(20, 6, True), numbers(30, 1))
     loop.run([first, prompt(1, numbers(100, 10))])
-    assert steps(loop) == [
+    assert planned(loop) == [
         (((0, 0, 0, 1, 1), (0, 1, 1, 7, 6), (0, 2, 7, 8, 1)), ()),
         (((0, 2, 8, 13, 5), (1, 0, 0, 3, 3)), ()),
         (((0, "repair", 1, 13, 12),), ()),
@@ -226,7 +178,7 @@ def test_a_repair_that_takes_more_than_the_budget_leaves_nothing_to_those_who_ha
 def test_a_repair_runs_while_others_decode():
     loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=6)), BatchRules(4, 4))
     loop.run([prompt(0, numbers(0, 2), output=5), prompt(1, numbers(5, 1), numbers(10, 6, True), numbers(20, 1))])
-    assert steps(loop) == [
+    assert planned(loop) == [
         (((0, 0, 0, 2, 2), (1, 0, 0, 1, 1), (1, 1, 1, 2, 1)), ()),
         (((1, 1, 2, 5, 3),), (0,)),
         (((1, 1, 5, 7, 2), (1, "repair", 1, 2, 1)), (0,)),
@@ -240,7 +192,7 @@ def test_without_chunks_repaired_rows_count_against_the_budget():
     rules = BatchRules(8, 4, enable_chunked_prefill=False)
     loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=4)), rules)
     loop.run([prompt(0, numbers(100, 4)), prompt(1, numbers(1, 1), numbers(10, 2, True), numbers(30, 1))])
-    assert steps(loop) == [
+    assert planned(loop) == [
         (((0, 0, 0, 4, 4),), ()),
         (((1, 0, 0, 1, 1), (1, 1, 1, 3, 2), (1, "repair", 1, 3, 2), (1, 2, 3, 4, 1)), ()),
     ]
@@ -251,8 +203,8 @@ def test_text_that_a_repair_takes_along_is_kept():
     request = prompt(0, numbers(0, 1), numbers(10, 3, True), numbers(20, 2), numbers(30, 4, True), numbers(40, 2))
     loop = Loop(policy, BatchRules())
     loop.run([request])
-    assert steps(loop)[0][0][3] == (0, "repair", 1, 10, 1 + 2 + 1)
-    assert [span_plan.resume for span_plan in policy.match(request, 9).cache_spans] == [1, 3, 2, 4, 1]
+    assert planned(loop)[0][0][3] == (0, "repair", 1, 10, 1 + 2 + 1)
+    assert resumes(policy.match(request, 9)) == [1, 3, 2, 4, 1]
 
 
 def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
@@ -267,7 +219,7 @@ def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
     loop.run([prompt(0, numbers(100, 4), output=9), second])
     late = next(sequence for sequence in loop.finished if sequence.request.id == 1)
     assert late.preemptions == 1
-    assert steps(loop)[-1] == (((1, "repair", 1, 9, 4), (1, 2, 9, 13, 4)), ())
+    assert planned(loop)[-1] == (((1, "repair", 1, 9, 4), (1, 2, 9, 13, 4)), ())
     assert late.recomputed == 4 + 1 + 2
 
 

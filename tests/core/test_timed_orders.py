@@ -10,18 +10,18 @@ import pytest
 
 from spanlab.core.admission import always
 from spanlab.core.eviction import EvictionRules
-from spanlab.core.placement import no_states
 from spanlab.core.policies.pinning import PinningPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 
+from ..support.policies import make_tree_policy
 from .factories import KV, STATE, assert_drained, at, make_budget, walk
 
 S = 1_000_000_000
+PINS = EvictionRules({"seconds": 5.0}, continued=frozenset({0}))
 Path = tuple[int, ...]
 
 
@@ -89,6 +89,12 @@ class PublishedPriority:
         return len(reused)
 
 
+def on_blocks(capacity: int, eviction: str, rules: EvictionRules, *more, **kind) -> TreePolicy:
+    """Return a policy with room for so many blocks of one token."""
+    sizes = {"budget": make_budget(tokens=capacity), "kv_bytes": KV, "fixed_blocks": True}
+    return make_tree_policy(None, *more, eviction=eviction, eviction_rules=rules, **sizes, **kind)
+
+
 def request_of(prompt: Path, output: Path, id: int, after: tuple[int, ...] = ()) -> Request:
     span = Span(np.array(prompt, np.int32))
     return Request(id, 0, (span,), output_len=len(output) + 1, output=np.array([*output, 9], np.int32), after=after)
@@ -131,8 +137,7 @@ def drawn(rng: np.random.Generator) -> tuple[Path, Path]:
 def test_priority_equals_its_list_version(seed):
     rng, capacity = np.random.default_rng(seed), 20
     options = {"ranges": RANGES, "decode": 10 + 40 * (seed % 2), "decode_seconds": 21.0}
-    store = Store(PrefixTree(1, True), KV, 0, make_budget(tokens=capacity), "priority", EvictionRules(options))
-    policy = TreePolicy(ReuseRules(), store, SharedIndex(store.tree), no_states())
+    policy = on_blocks(capacity, "priority", EvictionRules(options))
     published = PublishedPriority(capacity, RANGES, options["decode"], 21 * S)
     now, reused = 0, 0
     for id in range(400):
@@ -203,18 +208,15 @@ def sessions(rng: np.random.Generator, count: int) -> list[tuple[Request, Path, 
     return turns
 
 
-def pinning(capacity: int, order: str, rules: EvictionRules) -> PinningPolicy:
-    store = Store(PrefixTree(1, True), KV, 0, make_budget(tokens=capacity), order, rules)
-    return PinningPolicy(ReuseRules(), store, SharedIndex(store.tree), no_states(), always())
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("order", "on"), [("ttl_pins", "end"), ("lease", "read")])
 def test_pins_equal_their_list_version(order, on, seed):
     rng, capacity = np.random.default_rng([seed, len(on)]), 30
     turns = sessions(rng, 300)
     continued = frozenset(earlier for request, _, _ in turns for earlier in request.after)
-    policy = pinning(capacity, order, EvictionRules({"seconds": 60.0}, continued=continued))
+    policy = on_blocks(
+        capacity, order, EvictionRules({"seconds": 60.0}, continued=continued), always(), kind=PinningPolicy
+    )
     published = PublishedPins(capacity, 60 * S, on, continued if on == "end" else set())
     now, reused = 0, 0
     for request, prompt, output in turns:
@@ -230,7 +232,7 @@ def test_pins_equal_their_list_version(order, on, seed):
 
 
 def test_a_pin_makes_others_wait_while_one_runs():
-    policy = pinning(10, "ttl_pins", EvictionRules({"seconds": 5.0}, continued=frozenset({0})))
+    policy = on_blocks(10, "ttl_pins", PINS, always(), kind=PinningPolicy)
     serve(policy, request_of((1, 2, 3, 4, 5, 6), (), 0), (), 0)
     policy.start_step(S)
     running = policy.allocate(policy.match(request_of((7, 7), (), 1), S), S)
@@ -243,13 +245,11 @@ def test_a_pin_makes_others_wait_while_one_runs():
 
 
 def test_pins_hold_the_deepest_state_too():
-    budget = make_budget(tokens=12, states=3)
-    store = Store(
-        PrefixTree(), KV, STATE, budget, "ttl_pins", EvictionRules({"seconds": 5.0}, continued=frozenset({0}))
-    )
-    policy = PinningPolicy(ReuseRules(needs_states=True), store, SharedIndex(store.tree), at(3, 5), always())
+    rules, budget = ReuseRules(needs_states=True), make_budget(tokens=12, states=3)
+    sizes = {"budget": budget, "kv_bytes": KV, "state_bytes": STATE, "eviction": "ttl_pins", "eviction_rules": PINS}
+    policy = make_tree_policy(rules, always(), kind=PinningPolicy, placer=at(3, 5), **sizes)
     serve(policy, request_of((1, 2, 3, 4, 5), (), 0), (), 0)
-    assert store.state_locked == STATE
+    assert policy.store.state_locked == STATE
     serve(policy, request_of((9, 9, 9, 9, 9), (), 1), (), S)
     assert policy.checkpoints(request_of((1, 2, 3, 4, 5), (), 2)) == [5]
     policy.start_step(5 * S)

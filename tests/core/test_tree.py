@@ -10,6 +10,7 @@ from spanlab.core.token_string import TokenString, string_of
 from spanlab.core.tree import PrefixTree, State
 
 from .factories import common, states_in, walk
+from .machine import machine
 
 SHAPES = [(1, False), (1, True), (4, False), (4, True)]
 letters = st.lists(st.integers(0, 1), max_size=14)
@@ -143,19 +144,10 @@ class TreeMachine(RuleBasedStateMachine):
             assert all(child.parent is node and child.start == node.depth for child in node.children.values())
 
 
-def machine(block_size: int, fixed_blocks: bool):
-    """The machine's test case for one shape of tree."""
-    case = type(
-        f"Tree{block_size}{fixed_blocks}", (TreeMachine,), {"block_size": block_size, "fixed_blocks": fixed_blocks}
-    ).TestCase
-    case.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
-    return case
-
-
-TestRadixTree = machine(1, False)
-TestTokenTable = machine(1, True)
-TestPagedRadixTree = machine(4, False)
-TestBlockTable = machine(4, True)
+TestRadixTree = machine(TreeMachine)
+TestTokenTable = machine(TreeMachine, fixed_blocks=True)
+TestPagedRadixTree = machine(TreeMachine, block_size=4)
+TestBlockTable = machine(TreeMachine, block_size=4, fixed_blocks=True)
 
 batches = st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8)
 
@@ -172,21 +164,6 @@ def test_the_order_of_insertion_changes_nothing(block_size, fixed_blocks, sequen
             insert(tree, root, tokens)
         nodes.append({path for path, _ in walk(root)})
     assert nodes[0] == nodes[1]
-
-
-@pytest.mark.parametrize(("block_size", "fixed_blocks"), SHAPES)
-@settings(deadline=None, max_examples=60)
-@given(sequences=batches, query=st.lists(st.integers(0, 1), max_size=12))
-def test_match_equals_the_longest_common_prefix_in_whole_pages(block_size, fixed_blocks, sequences, query):
-    tree = PrefixTree(block_size, fixed_blocks)
-    root = tree.new_root()
-    for tokens in sequences:
-        insert(tree, root, tokens)
-    floors = [
-        common(tokens[: len(tokens) // block_size * block_size], query) // block_size * block_size
-        for tokens in sequences
-    ]
-    assert tree.match(root, encode(query))[1] == max(floors, default=0)
 
 
 def test_a_split_leaves_the_lower_part_its_identity_and_states_their_positions():
@@ -206,13 +183,6 @@ def test_a_split_leaves_the_lower_part_its_identity_and_states_their_positions()
     assert (branch.start, branch.depth, branch.locks, branch.states) == (2, 3, 0, [])
     assert list(lower.path()) == [lower, upper]
     assert (tree.num_tokens, tree.num_leaves) == (5, 2)
-
-
-def test_roots_never_meet():
-    tree = PrefixTree()
-    one, other = tree.new_root(), tree.new_root()
-    insert(tree, one, [1, 2, 3])
-    assert tree.match(other, encode([1, 2, 3])) == (other, 0)
 
 
 def test_an_inner_node_cannot_be_removed():

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.backend import finished_after
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.block_pool import BlockPool
 from spanlab.core.policies.block_rules import BlockRules
@@ -40,10 +41,8 @@ def schedule(policy, lengths):
             if not due:
                 return steps
             continue
-        generating = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-        ended = [sequence for sequence in generating if sequence.generated + 1 >= sequence.request.output_len]
         steps.append(step.key())
-        scheduler.complete(step, now, ended)
+        scheduler.complete(step, now, finished_after(step))
     raise AssertionError("the requests do not end")
 
 

@@ -52,13 +52,21 @@ def reads(plan: ReusePlan, work: PrefillRange) -> set[int]:
 
 @settings(deadline=None, max_examples=300)
 @given(made=plans(), generated=st.integers(0, 3))
-def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(made, generated):
+def test_plans_are_computed_in_an_order_that_finds_all_it_reads(made, generated):
     plan, copies = made
+    check_that_rows_find_what_they_read(plan, list(work_of(plan, generated, copies)), generated)
+    check_that_spans_are_seen_repaired(plan, work_of(plan, 0, copies))
+    check_what_is_to_copy(plan)
+    check_copies(plan, work_of(plan, generated, copies), copies)
+
+
+def check_that_rows_find_what_they_read(plan: ReusePlan, order: list, generated: int) -> None:
+    """Every row finds what it reads, and every missing token is computed once."""
     ready = {
         s.start + i for s, span_plan in [(p.cache_span, p) for p in plan.cache_spans] for i in range(span_plan.resume)
     }
     missing = set(range(plan.prompt + generated)) - ready
-    repaired, order = 0, list(work_of(plan, generated, copies))
+    repaired = 0
     for work in order:
         rows = work.cache_span_rows(plan, work.start, work.stop)
         row_positions = {position for _, start, stop in rows for position in range(start, stop)}
@@ -82,11 +90,8 @@ def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(
     assert order[-1].cache_span == len(plan.cache_spans) - 1
 
 
-@settings(deadline=None, max_examples=300)
-@given(made=plans())
-def test_whatever_sees_a_span_sees_it_repaired(made):
-    plan, copies = made
-    order = work_of(plan, 0, copies)
+def check_that_spans_are_seen_repaired(plan: ReusePlan, order: list) -> None:
+    """Whatever sees a span sees it repaired."""
     repairs = [index for index, work in enumerate(order) if isinstance(work, RepairPass)]
     expected = plan.repair.compares or plan.repair.count(plan.spans) > 0
     assert len(repairs) == (1 if plan.spans and expected else 0), "one pass repairs everything"
@@ -104,11 +109,8 @@ def test_whatever_sees_a_span_sees_it_repaired(made):
         assert order[index].shallow == (probed if plan.repair.probes else left_out)
 
 
-@settings(deadline=None, max_examples=300)
-@given(made=plans(), generated=st.integers(0, 2))
-def test_spans_are_copied_once_when_they_are_there_and_before_they_are_read(made, generated):
-    plan, copies = made
-    order = work_of(plan, generated, copies)
+def check_copies(plan: ReusePlan, order: list, copies: bool) -> None:
+    """Spans are copied once, when they are there and before they are read."""
     assert sum(work.copied for work in order) == (
         sum(span_plan.to_copy for span_plan in plan.cache_spans) if copies else 0
     )
@@ -122,11 +124,8 @@ def test_spans_are_copied_once_when_they_are_there_and_before_they_are_read(made
             assert not work.copied, "a span that sees nothing copies nothing"
 
 
-@settings(deadline=None)
-@given(made=plans())
-def test_what_is_to_copy(made):
+def check_what_is_to_copy(plan: ReusePlan) -> None:
     """Whole spans where they were computed alone; where they are computed in view of the prompt, what was found."""
-    plan, _ = made
     for span_plan in plan.cache_spans:
         cache_span = span_plan.cache_span
         is_as_seen = plan.cache_spans[-1].cache_span.independent is False and cache_span.parent_hash == b"as seen"

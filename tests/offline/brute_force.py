@@ -8,9 +8,9 @@ from functools import cache
 from itertools import chain, combinations
 
 from spanlab.core.request import Request
+from spanlab.core.reuse_rules import StorageRules
 from spanlab.core.token_string import TokenString
 from spanlab.offline.bound import CacheMemory
-from spanlab.offline.forest import StorageRules
 
 Item = tuple[str, Hashable, TokenString]  # "kv" or "state", the cache span's key, the prefix that it ends
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.request import Request, Span
+from spanlab.core.reuse_rules import StorageRules
 from spanlab.offline.bound import CacheMemory, offline_bound, resources_of
-from spanlab.offline.forest import StorageRules, build_forest
+from spanlab.offline.forest import build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules, salted_parent
 from spanlab.offline.linear_program import best_prices
 from spanlab.offline.packing import Packing, Resource, in_tokens

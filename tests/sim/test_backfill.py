@@ -10,28 +10,26 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.placement import Union, branch, last
 from spanlab.core.policies.backfilled import BackfilledPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
+from spanlab.core.tiers.link import Link
 from spanlab.core.tiers.rules import TierRules
 from spanlab.core.tiers.tier import Tier
 from spanlab.core.tiers.tiers import Tiers
-from spanlab.core.tree import PrefixTree
 from spanlab.records import LOSS_CAUSES, Record
-from spanlab_sim.link import Link
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
-KV, STATE, NS = 2, 40, 1_000_000_000
+from ..support.policies import make_tree_policy
+from .serving import serve
+
+STATE, NS = 40, 1_000_000_000
 
 
 def make_tree(states: int, backfills: bool = True) -> TreePolicy:
     """A tree with endless memory for KV, and room for so many states."""
     budget = Budget(state_bytes=UNLIMITED if states >= UNLIMITED else states * STATE)
-    tree = PrefixTree()
     rules = ReuseRules(needs_states=True, backfills=backfills)
-    return TreePolicy(rules, Store(tree, KV, STATE, budget, "lru"), SharedIndex(tree), Union((branch(), last())))
+    return make_tree_policy(rules, budget=budget, placer=Union((branch(), last())), kv_bytes=2, state_bytes=STATE)
 
 
 def make_backfilled(states: int, write: str = "through", steps=None, gib: float = 1.0, bandwidth: float = 1.0):
@@ -52,18 +50,17 @@ def trace(seed: int, number: int = 40) -> list[Request]:
     return [Request(index, 0, (Span(prompt),), 2, index * NS) for index, prompt in enumerate(arrays)]
 
 
-def served(requests, policy, chunk: int = 64, **options) -> list[Record]:
-    records: list[Record] = []
+def served(requests, policy, chunk: int = 64) -> list[Record]:
     loads = policy if isinstance(policy, BackfilledPolicy) else None
     look = lambda *step: policy.check()  # noqa: E731
-    simulate(requests, policy, BatchRules(chunk, 4), ConstantTiming(1e-6), records.append, loads=loads, on_step=look)
+    records, _ = serve(requests, policy, ConstantTiming(1e-6), BatchRules(chunk, 4), loads=loads, on_step=look)
     assert policy.store.kv_reserved == policy.store.state_reserved == policy.store.state_locked == 0
-    for record in records:
+    for record in records.values():
         losses = [getattr(record, f"lost_{cause}") for cause in LOSS_CAUSES]
         assert min(losses) >= 0
         assert record.reused_tokens + sum(losses) == record.prompt_tokens
         assert record.reused_tokens <= record.resumable_tokens <= record.matched_tokens
-    return records
+    return list(records.values())
 
 
 @pytest.mark.parametrize("chunk", [64, 3])

@@ -8,13 +8,12 @@ from spanlab.core import placement
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
+
+from ..support.policies import make_tree_policy
+from . import serving
 
 MS = 1_000_000
 #: 10 ms per step, 1 ms per prompt token, 2 ms per decoded token
@@ -23,10 +22,8 @@ TIMING = ConstantTiming(0.001, seconds_per_step=0.01, seconds_per_decode_token=0
 
 def make_policy(placer=None, kv_bytes=UNLIMITED, total_bytes=UNLIMITED, block_size=1, **rules) -> TreePolicy:
     """A token takes 1 byte, a state 10."""
-    tree = PrefixTree(block_size)
     budget = Budget(kv_bytes=kv_bytes, total_bytes=total_bytes)
-    store = Store(tree, 1, 10 if rules.get("needs_states") else 0, budget, "lru")
-    return TreePolicy(ReuseRules(**rules), store, SharedIndex(tree), placer or placement.no_states())
+    return make_tree_policy(ReuseRules(**rules), budget=budget, placer=placer, block_size=block_size)
 
 
 def make_request(number: int, at_ms: float, output: int, *parts: range) -> Request:
@@ -35,27 +32,17 @@ def make_request(number: int, at_ms: float, output: int, *parts: range) -> Reque
 
 
 def serve(requests, rules, policy=None, jump=True):
-    """Records by id, and per step: start in ms, chunks, decodes, repeats, loads."""
-    records, steps = {}, []
-    row = simulate(
-        requests,
-        policy or make_policy(keeps=False),
-        rules,
-        TIMING,
-        lambda record: records.update({record.request_id: record}),
-        jump=jump,
-        on_step=lambda step, now, result: steps.append((now, step)),
-    )
-    log = [
-        (now / MS, tuple((c.sequence.request.id, *c[1:4]) for c in step.chunks), *step.key()[1:], loads_of(step))
-        for now, step in steps
-    ]
+    """Records by id, and per step: start in ms, chunks, decodes, repeats, who reads a stored state; and the row."""
+    log = []
+
+    def on_step(step, now, result) -> None:
+        chunks = tuple((chunk.sequence.request.id, *chunk[1:4]) for chunk in step.chunks)
+        loads = tuple(sequence.request.id for sequence in step.loads)
+        log.append((now / MS, chunks, *step.key()[1:], loads))
+
+    policy = policy or make_policy(keeps=False)
+    records, row = serving.serve(requests, policy, TIMING, rules, jump=jump, on_step=on_step)
     return records, log, row
-
-
-def loads_of(step) -> tuple[int, ...]:
-    """Who reads a stored state at the start of this step."""
-    return tuple(sequence.request.id for sequence in step.loads)
 
 
 def times_ms(record) -> list[float]:
@@ -143,8 +130,8 @@ def test_events_count_spans_and_not_tokens(monkeypatch, output):
 
 def test_an_arrival_costs_a_cut_and_a_finish_a_span(monkeypatch):
     requests = [make_request(i, 100 * i, 10_000, range(5)) for i in range(4)]
-    # start of a process; a wake-up; three waits for arrivals, and for the steps that end then; per request its prompt's
-    # step, and the span after it, which the next arrival cuts or a finish ends
+    # start of a process; a wake-up; three waits for arrivals, and three for steps that end at these times; per
+    # request its prompt's step, and the span after it, which the next arrival cuts or a finish ends
     assert count_events(monkeypatch, requests) == 1 + 1 + 3 + 3 + 4 + 4 + 3
 
 

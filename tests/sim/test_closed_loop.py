@@ -1,4 +1,4 @@
-"""Closed loops: as many requests in flight as there are clients, and arrivals at the moments when others finish."""
+"""Closed loops: arrivals at the moments when others finish."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
-from spanlab.core.placement import no_states
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
 from spanlab_sim.arrivals import closed_loop
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
+
+from .serving import serve_cold
 
 
 def requests(lengths: list[tuple[int, int]]) -> list[Request]:
@@ -34,25 +28,8 @@ def requests(lengths: list[tuple[int, int]]) -> list[Request]:
 
 
 def served(asked: list[Request], clients: int | None):
-    tree = PrefixTree(16)
-    store = Store(tree, 1, 0, Budget(), "lru")
-    policy = TreePolicy(ReuseRules(keeps=False), store, SharedIndex(tree), no_states())
-    records = []
-    simulate(asked, policy, BatchRules(max_num_seqs=8), ConstantTiming(0.001, 0.002), records.append, clients=clients)
+    records = serve_cold(asked, BatchRules(max_num_seqs=8), ConstantTiming(0.001, 0.002), clients=clients)
     return sorted(records, key=lambda record: record.arrived_s)
-
-
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=1, max_size=24),
-    clients=st.integers(1, 5),
-)
-@settings(max_examples=60, deadline=None)
-def test_never_more_in_flight_than_clients(lengths, clients):
-    records = served(requests(lengths), clients)
-    assert len(records) == len(lengths)
-    for record in records:
-        inside = [other for other in records if other.arrived_s <= record.arrived_s < other.finished_s]
-        assert len(inside) <= clients
 
 
 @given(lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=2, max_size=12))

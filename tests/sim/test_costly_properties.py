@@ -8,19 +8,16 @@ import numpy as np
 import pytest
 
 from spanlab.core import placement
-from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
 from spanlab.records import Record
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
-SECOND = 1_000_000_000
+from ..support.policies import make_tree_policy
+from . import serving
+from .serving import SECOND
+
 PER_TOKEN_S = 0.001
 SEEDS = range(12)
 FACTS = placement.ArmFacts(grid=4, unit=4, warmup=0, max_tokens=80)
@@ -45,15 +42,11 @@ def draw_requests(seed: int, number: int, gap_s: float, output: int = 3) -> list
     return requests
 
 
-def serve(requests, rules: ReuseRules, placer, budget=UNLIMITED, step_s=0.0) -> tuple[list[Record], float]:
+def serve(requests, rules: ReuseRules, placer=None, budget=UNLIMITED, step_s=0.0) -> tuple[list[Record], float]:
     """Records in order of request, and the seconds that all steps took; KV takes 1 byte a token, a state 10."""
-    tree = PrefixTree()
-    store = Store(tree, 1, 10 if rules.needs_states else 0, Budget(total_bytes=budget), "lru")
-    policy = TreePolicy(rules, store, SharedIndex(tree), placer)
-    timing = ConstantTiming(PER_TOKEN_S, step_s)
-    records: list[Record] = []
-    row = simulate(requests, policy, BatchRules(), timing, records.append)
-    return sorted(records, key=lambda record: record.request_id), row.busy_s
+    policy = make_tree_policy(rules, budget=Budget(total_bytes=budget), placer=placer)
+    records, row = serving.serve(requests, policy, ConstantTiming(PER_TOKEN_S, step_s))
+    return [records[request.id] for request in requests], row.busy_s
 
 
 def reused(records: list[Record]) -> int:
@@ -76,21 +69,12 @@ def test_more_hits_never_mean_more_computed_work(seed):
     assert busy == pytest.approx(sorted(busy, reverse=True))
 
 
-@pytest.mark.parametrize("placer", PLACERS)
-@pytest.mark.parametrize("seed", SEEDS[:4])
-def test_reused_and_computed_tokens_make_the_prompt(seed, placer):
-    requests = draw_requests(seed, number=20, gap_s=0.02)
-    records, _ = serve(requests, ReuseRules(needs_states=True, grid=4), PLACERS[placer](), 300)
-    for record in records:
-        assert record.reused_tokens + record.computed_tokens == record.prompt_tokens
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_unlimited_memory_never_computes_more_than_a_budget(seed):
     requests = draw_requests(seed, number=20, gap_s=1.0)
-    unlimited, _ = serve(requests, ReuseRules(), placement.no_states())
+    unlimited, _ = serve(requests, ReuseRules())
     for budget in (60, 90, 150, 300):
-        limited, _ = serve(requests, ReuseRules(), placement.no_states(), budget)
+        limited, _ = serve(requests, ReuseRules(), budget=budget)
         assert all(a.reused_tokens >= b.reused_tokens for a, b in zip(unlimited, limited, strict=True))
 
 
@@ -98,8 +82,8 @@ def test_unlimited_memory_never_computes_more_than_a_budget(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_preemption_never_raises_throughput(seed, step_s):
     requests = draw_requests(seed, number=12, gap_s=0.0, output=30)
-    ample, free_s = serve(requests, ReuseRules(keeps=False), placement.no_states(), step_s=step_s)
-    tight, pressed_s = serve(requests, ReuseRules(keeps=False), placement.no_states(), 170, step_s)
+    ample, free_s = serve(requests, ReuseRules(keeps=False), step_s=step_s)
+    tight, pressed_s = serve(requests, ReuseRules(keeps=False), budget=170, step_s=step_s)
     assert sum(record.preemptions for record in ample) == 0
     assert sum(record.preemptions for record in tight) > 0
     assert [record.output_tokens for record in tight] == [record.output_tokens for record in ample]
@@ -111,7 +95,7 @@ def test_preemption_never_raises_throughput(seed, step_s):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_recomputed_tokens_are_all_that_preemption_costs(seed):
     requests = draw_requests(seed, number=12, gap_s=0.0, output=30)
-    _, free_s = serve(requests, ReuseRules(keeps=False), placement.no_states())
-    tight, pressed_s = serve(requests, ReuseRules(keeps=False), placement.no_states(), 170)
+    _, free_s = serve(requests, ReuseRules(keeps=False))
+    tight, pressed_s = serve(requests, ReuseRules(keeps=False), budget=170)
     again = sum(record.recomputed_tokens for record in tight)
     assert pressed_s == pytest.approx(free_s + again * PER_TOKEN_S)

@@ -4,24 +4,18 @@ import numpy as np
 import pytest
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
 from spanlab.core.placement import last
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.progress import Progress
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
-from spanlab.model_spec import ModelSpec
 from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import RooflineTiming
 
-KV, STATE, UNIT = 2, 40, 4
-MODEL = ModelSpec(
-    "toy", 1, hidden_size=4, intermediate_size=8, vocab_size=10, attention_heads=2, kv_heads=1, head_dim=2
-)
+from ..support.models import make_model
+from ..support.policies import make_tree_policy
+from .serving import serve
+
+STATE, UNIT = 40, 4
 SLOW_MEMORY = HardwareSpec("toy", 1e15, 1e9, 1.0, 1.0, 1.0, host_s=3e-6)  # every byte of a state takes a nanosecond
 TURN, ANSWER = np.arange(10, dtype=np.int32), np.arange(50, 70, dtype=np.int32)
 
@@ -30,14 +24,12 @@ def asked(tokens, output, id=0, at=0):
     return Request(id, 0, (Span(np.array(tokens, np.int32)),), len(output), at, output=np.array(output, np.int32))
 
 
-def served(requests, progress, jump, placer=None):
-    tree, steps, records = PrefixTree(UNIT), [], []
-    rules = ReuseRules(needs_states=True, grid=UNIT, progress=progress)
-    policy = TreePolicy(rules, Store(tree, KV, STATE, Budget(), "lru"), SharedIndex(tree), placer or last())
-    timing = RooflineTiming(MODEL, SLOW_MEMORY)
+def served(requests, progress, jump):
+    steps, rules = [], ReuseRules(needs_states=True, grid=UNIT, progress=progress)
+    policy = make_tree_policy(rules, placer=last(), kv_bytes=2, state_bytes=STATE, block_size=UNIT)
     ran = lambda step, now, result: steps.append((now, step.repeats))  # noqa: E731
-    batch = BatchRules(64, 4)
-    row = simulate(requests, policy, batch, timing, records.append, jump=jump, on_step=ran)
+    timing = RooflineTiming(make_model(), SLOW_MEMORY)
+    records, row = serve(requests, policy, timing, BatchRules(64, 4), jump=jump, on_step=ran)
     return records, row, steps, policy
 
 
@@ -51,7 +43,7 @@ def test_jumps_pay_for_states_as_steps_do(progress):
     assert jumped == stepped
     assert (jumped_row.makespan_s, jumped_row.steps) == (stepped_row.makespan_s, stepped_row.steps)
     assert len(jumps) < len(steps)
-    assert policy.store.state_cached == sum(record.captured_states for record in stepped) * STATE
+    assert policy.store.state_cached == sum(record.captured_states for record in stepped.values()) * STATE
 
 
 def test_each_state_of_an_output_takes_its_bytes():

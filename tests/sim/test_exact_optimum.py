@@ -14,17 +14,16 @@ from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import whole
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex, shared_name
+from spanlab.core.prefix_index import shared_name
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
 from spanlab.offline.bound import CacheMemory, offline_bound
 from spanlab.study.numbers.storage import storage_of
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
 from ..offline.brute_force import Exhaustive
+from ..support.policies import make_tree_policy
+from .serving import serve
 from .test_offline_bounds import reuses_of
 
 KV, STATE, UNIT = 1, 3, 2
@@ -51,11 +50,10 @@ class Tiny:
         future = (
             Future(self.requests, whole, shared_name, UNIT) if eviction in EVICTION_ORDERS.needing(FUTURE) else None
         )
-        tree = PrefixTree(UNIT, fixed_blocks=True)
-        store = Store(tree, KV, self.memory.state_bytes, self.memory.budget, eviction, EvictionRules(future=future))
-        policy, records = TreePolicy(rules, store, SharedIndex(tree), PLACERS[placer]()), []
-        simulate(self.requests, policy, ALONE, TIMING, records.append)
-        return policy, records
+        sizes = {"state_bytes": STATE, "block_size": UNIT, "fixed_blocks": True, "budget": self.memory.budget}
+        orders = {"eviction": eviction, "eviction_rules": EvictionRules(future=future)}
+        policy = make_tree_policy(rules, placer=PLACERS[placer](), **sizes, **orders)
+        return policy, list(serve(self.requests, policy, TIMING, ALONE)[0].values())
 
     def bounds(self, policy: TreePolicy, records: list) -> tuple[int, int]:
         """The optimum, and the bound."""

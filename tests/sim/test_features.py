@@ -7,20 +7,15 @@ import numpy as np
 from spanlab.build import SPAN_READS
 from spanlab.core import placement
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import isolated
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.step_features import StepFeatures, features
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
-TIMING = ConstantTiming(0.001)
+from ..support.policies import make_tree_policy
+from .serving import serve
 
 
 def span(first: int, length: int, independent: bool = False) -> Span:
@@ -28,23 +23,10 @@ def span(first: int, length: int, independent: bool = False) -> Span:
 
 
 def steps_of(request: Request, placer=None, budget: int = 8192, reads=None, **rules) -> list[StepFeatures]:
-    tree = PrefixTree()
-    store = Store(tree, 1, 10 if rules.get("needs_states") else 0, Budget(), "lru")
-    policy = TreePolicy(ReuseRules(**rules), store, SharedIndex(tree), placer or placement.no_states())
+    policy = make_tree_policy(ReuseRules(**rules), placer=placer)
     steps: list[StepFeatures] = []
-
-    def note(step, now, result) -> None:
-        steps.append(features(step, 10, policy.rules, reads))
-
-    simulate(
-        [request],
-        policy,
-        BatchRules(max_num_batched_tokens=budget),
-        TIMING,
-        lambda record: None,
-        jump=False,
-        on_step=note,
-    )
+    note = lambda step, now, result: steps.append(features(step, 10, policy.rules, reads))  # noqa: E731
+    serve([request], policy, ConstantTiming(0.001), BatchRules(budget), jump=False, on_step=note)
     return steps
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.tiers.link import Link
 from spanlab.stats import t_interval
-from spanlab_sim.link import Link
 
 GB = 1e9
 

@@ -1,5 +1,7 @@
 """Spans of hybrid models in the simulator: what is reused where prefix caching reuses nothing, and what it costs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,19 +11,18 @@ from spanlab.core.cache_spans import composable
 from spanlab.core.maps import MapRules
 from spanlab.core.placement import boundary, last
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.step_features import StepFeatures, features
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming, RooflineTiming
 
-from .test_timing import make_hardware, make_model
+from ..support.models import make_model
+from ..support.policies import make_tree_policy
+from . import serving
+from .test_timing import make_hardware
 
-KV, STATE, MAP, WORKING_MAP, GRID = 1, 40, 60, 80, 4
+STATE, MAP, WORKING_MAP, GRID = 40, 60, 80, 4
 TIMING = ConstantTiming(0.001, seconds_per_step=0.01)
 SYSTEM = Span(np.arange(8, dtype=np.int32), reusable=True)
 DOCUMENTS = [Span(np.arange(100 * n, 100 * n + 10 * n, dtype=np.int32), independent=True) for n in (1, 2, 3)]
@@ -31,10 +32,8 @@ def make_policy(
     maps: MapRules | None, budget: Budget | None = None, placer=None, repair: Repair | None = None
 ) -> TreePolicy:
     sizes = {"maps": maps, "map_bytes": MAP, "working_map_bytes": WORKING_MAP, "layout": composable} if maps else {}
-    tree = PrefixTree()
-    store = Store(tree, KV, STATE, budget or Budget(), "lru")
     rules = ReuseRules(needs_states=True, grid=GRID, repair=repair or Repair(), **sizes)
-    return TreePolicy(rules, store, SharedIndex(tree), placer or boundary())
+    return make_tree_policy(rules, budget=budget, placer=placer or boundary(), state_bytes=STATE)
 
 
 def asked(number: int, order: list[int], question: int, first: tuple[Span, ...] = (SYSTEM,)) -> Request:
@@ -46,12 +45,12 @@ def asked(number: int, order: list[int], question: int, first: tuple[Span, ...] 
 def serve(
     policy: TreePolicy, requests: list[Request], max_num_batched_tokens: int = 8192
 ) -> tuple[list, list[StepFeatures]]:
-    records, steps = [], []
+    steps = []
     rules = BatchRules(max_num_batched_tokens, min(64, max_num_batched_tokens))
     note = lambda step, now, result: steps.append(features(step, STATE, policy.rules))  # noqa: E731
-    simulate(requests, policy, rules, TIMING, records.append, on_step=note)
+    records, _ = serving.serve(requests, policy, TIMING, rules, on_step=note)
     policy.check()
-    return records, steps
+    return list(records.values()), steps
 
 
 ORDERS = [[0, 1, 2], [2, 0, 1], [0, 2, 1], [1, 1, 0]]
@@ -115,7 +114,8 @@ def test_a_repair_is_the_same_work_in_any_cut(form):
 
 def test_a_small_store_holds_what_it_may_and_serves_all():
     room = Budget(total_bytes=71 + 2 + STATE + WORKING_MAP + 2 * MAP)
-    records, _ = serve(make_policy(MapRules(), room), SHUFFLED * 2)
+    again = [replace(request, id=request.id + len(ORDERS)) for request in SHUFFLED]
+    records, _ = serve(make_policy(MapRules(), room), SHUFFLED + again)
     assert len(records) == 8
     assert 0 < sum(record.reused_tokens for record in records) < 8 * 60
     assert all(r.reused_tokens + r.computed_tokens == r.prompt_tokens for r in records)

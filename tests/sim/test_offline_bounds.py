@@ -16,10 +16,10 @@ from spanlab.core.policies.block_rules import BlockRules
 from spanlab.core.policies.block_store import BlockStore, pool_of
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.reuse_rules import ReuseRules, StorageRules
 from spanlab.main import compose
 from spanlab.offline.bound import CacheMemory, offline_bound
-from spanlab.offline.forest import StorageRules, build_forest
+from spanlab.offline.forest import build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
 from spanlab.offline.latency import Prefill, least_ttft
 from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order

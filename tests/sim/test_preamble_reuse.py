@@ -7,7 +7,9 @@ import pytest
 from spanlab import build
 from spanlab.core.request import Request
 from spanlab.main import compose
-from spanlab_sim.run import simulate
+
+from ..core.factories import common
+from .serving import serve
 
 SIZE = ("workload.documents=6", "workload.questions_per_document=5", "workload.max_prompt_tokens=9000")
 ALONE = ("model=llama-3.1-8b", "arms=pic", "store=unlimited", "batch=single", "seeds=[0]", "load.rates_rps=[]")
@@ -27,21 +29,8 @@ def served(arm: str, prompts: tuple[str, ...]) -> tuple[list[Request], dict[int,
     workload = build.build_workload(study.workload, "unused")
     arrived = build.build_arrivals(study, workload.requests, 0, study.arrivals.rate_rps)
     policy = build.build_policy(study, study.arms[arm], 0, 9000)
-    reused: dict[int, int] = {}
-    simulate(
-        arrived,
-        policy,
-        study.batch,
-        build.build_timing(study),
-        lambda record: reused.__setitem__(record.request_id, record.reused_tokens),
-    )
-    return arrived, reused
-
-
-def common(first: list[int], other: list[int]) -> int:
-    """Length of the longest common prefix."""
-    pairs = enumerate(zip(first, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(other)))
+    records, _ = serve(arrived, policy, build.build_timing(study), study.batch)
+    return arrived, {id: record.reused_tokens for id, record in records.items()}
 
 
 @pytest.mark.parametrize("prompts", PROMPTS, ids=" ".join)

@@ -1,92 +1,41 @@
 """Queues with known answers, served by the real scheduler and server: theory must lie inside the interval found."""
 
+import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from spanlab.core import placement
 from spanlab.core.backend import StepResult
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import Request
 from spanlab.core.scheduled import ScheduledStep
-from spanlab.core.step_features import StepFeatures
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
 from spanlab.records import Record
-from spanlab.stats import Interval, t_interval
-from spanlab_sim.run import simulate
+from spanlab.stats import t_interval
 from spanlab_sim.timing import ConstantTiming
 
 from ..support.queues import erlang_c, mg1_wait, mmc_wait
+from .serving import ONE_SERVER, SECOND, WORD, Scripted, agree, check_little, poisson, serve_cold
 
 RUNS, LEVEL = 20, 0.999
-SECOND = 1_000_000_000
-PROMPT = (Span(np.array([1], dtype=np.int32)),)
-ONE_SERVER = BatchRules(max_num_seqs=1, enable_chunked_prefill=False)
-NO_CAP = BatchRules(max_num_batched_tokens=1 << 40, max_num_seqs=1 << 30)
-
-
-class Scripted:
-    """Each step takes the next of the given times: one job of one step after another, first come, first served."""
-
-    def __init__(self, services: Iterable[int]) -> None:
-        self._services = iter(services)
-
-    def step(self, features: StepFeatures) -> int:
-        return next(self._services)
-
-    def span(self, features: StepFeatures, k: int):
-        raise AssertionError("jobs of one step have nothing to jump")
-
-
-def cold() -> TreePolicy:
-    tree = PrefixTree()
-    store = Store(tree, 1, 0, Budget(), "lru")
-    return TreePolicy(ReuseRules(keeps=False), store, SharedIndex(tree), placement.no_states())
+NO_CAP = 1 << 30
 
 
 def serve(arrivals, outputs, rules, timing, **options) -> list[Record]:
     """Records in order of arrival."""
     requests = [
-        Request(i, 0, PROMPT, int(n), int(time)) for i, (time, n) in enumerate(zip(arrivals, outputs, strict=True))
+        Request(i, 0, WORD, int(n), int(time)) for i, (time, n) in enumerate(zip(arrivals, outputs, strict=True))
     ]
-    records: list[Record] = []
-    simulate(requests, cold(), rules, timing, records.append, **options)
-    return sorted(records, key=lambda record: record.request_id)
-
-
-def poisson(rng: np.random.Generator, rate: float, n: int) -> np.ndarray:
-    return np.rint(np.cumsum(rng.standard_exponential(n)) * SECOND / rate).astype(np.int64)
+    return serve_cold(requests, rules, timing, **options)
 
 
 def ns(seconds: list[float]) -> np.ndarray:
     return np.rint(np.array(seconds) * SECOND).astype(np.int64)
 
 
-def waits(records: list[Record]) -> np.ndarray:
-    return np.array([record.admitted_s - record.arrived_s for record in records])
-
-
-def sojourns(records: list[Record]) -> np.ndarray:
-    return np.array([record.finished_s - record.arrived_s for record in records])
-
-
 def generators(*key: int) -> list[np.random.Generator]:
     return [np.random.default_rng(child) for child in np.random.SeedSequence(key).spawn(RUNS)]
-
-
-def agree(found: Interval, theory: float, within: float, allowance: float = 0.0) -> None:
-    """Theory lies in the interval, and the interval is narrower than `within` times theory on either side."""
-    half = found.mean - found.low
-    print(f"theory {theory:.5g}, found {found.mean:.5g} ± {half:.2g} ({half / theory:.1%})")
-    assert half <= within * theory, "too few jobs to say anything"
-    assert found.low - allowance <= theory <= found.high + allowance
 
 
 # -- one server -------------------------------------------------------------------------------------------------------
@@ -106,45 +55,86 @@ SERVICES: dict[str, tuple[float, Draw, Draw]] = {
 }
 
 
-def one_server(kind: str, rho: float, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, list[Record]]:
-    """Arrivals, services and records of n jobs behind a first one, which brings the work of a server in steady state:
+def one_server(kind: str, rho: float, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Arrivals and services of n jobs behind a first one, which brings the work of a server in steady state:
     a geometric number of residual services. So there is no warm-up to drop and no bias to fear."""
     _, draw, residual = SERVICES[kind]
     work = residual(rng, rng.geometric(1 - rho) - 1).sum()
     arrivals = np.concatenate([[0], poisson(rng, rho, n)])
-    services = np.rint(np.concatenate([[work], draw(rng, n)]) * SECOND).astype(np.int64)
-    return arrivals, services, serve(arrivals, [1] * (n + 1), ONE_SERVER, Scripted(services.tolist()))
+    return arrivals, np.rint(np.concatenate([[work], draw(rng, n)]) * SECOND).astype(np.int64)
+
+
+def lindley(arrivals: np.ndarray, services: np.ndarray) -> np.ndarray:
+    """Waits by the recursion W(n + 1) = max(0, W(n) + S(n) - gap), in nanoseconds."""
+    walk = np.concatenate([[0], np.cumsum(services[:-1] - np.diff(arrivals))])
+    return walk - np.minimum.accumulate(walk)
 
 
 @pytest.mark.parametrize("rho", [0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("kind", SERVICES)
 def test_every_job_waits_as_lindley_says(kind, rho):
-    arrivals, services, records = one_server(kind, rho, np.random.default_rng(5), 2_000)
-    waited, expected = 0, []
-    for gap, service in zip(np.diff(arrivals, append=arrivals[-1]).tolist(), services.tolist(), strict=True):
-        expected.append(waited)
-        waited = max(0, waited + service - gap)
+    arrivals, services = one_server(kind, rho, np.random.default_rng(5), 2_000)
+    records = serve(arrivals, [1] * len(arrivals), ONE_SERVER, Scripted(services.tolist()))
     measured = ns([record.admitted_s for record in records]) - arrivals
-    assert measured.tolist() == expected
+    assert measured.tolist() == lindley(arrivals, services).tolist()
     assert (ns([record.finished_s for record in records]) - arrivals - measured).tolist() == services.tolist()
 
 
-def check_one_server(kind: str, rho: float, n: int, within: float) -> None:
-    means = [waits(one_server(kind, rho, rng, n)[2])[1:].mean() for rng in generators(1, int(10 * rho))]
-    agree(t_interval(means, LEVEL), mg1_wait(rho, 1.0, SERVICES[kind][0]), within)
-
-
-@pytest.mark.parametrize(("rho", "n"), [(0.3, 1_500), (0.5, 2_000)])  # higher loads need more jobs: below
-@pytest.mark.parametrize("kind", SERVICES)
-def test_one_server_waits_as_pollaczek_and_khinchine_say(kind, rho, n):
-    check_one_server(kind, rho, n, within=0.2 if kind == "M/D/1" else 0.35)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("rho", "n"), [(0.3, 20_000), (0.5, 40_000), (0.7, 60_000), (0.9, 120_000)])
 @pytest.mark.parametrize("kind", SERVICES)
-def test_one_server_waits_as_pollaczek_and_khinchine_say_closely(kind, rho, n):
-    check_one_server(kind, rho, n, within=0.10 if kind == "M/G/1" else 0.06)
+def test_one_server_waits_as_pollaczek_and_khinchine_say(kind, rho, n):
+    """Of the recursion that served jobs follow to the nanosecond, so that there may be as many as it takes."""
+    means = [lindley(*one_server(kind, rho, rng, n))[1:].mean() / SECOND for rng in generators(1, int(10 * rho))]
+    agree(t_interval(means, LEVEL), mg1_wait(rho, 1.0, SERVICES[kind][0]), within=0.10 if kind == "M/G/1" else 0.06)
+
+
+# -- a batch that is filled at step boundaries ------------------------------------------------------------------------
+
+
+def batch_times(arrivals: np.ndarray, outputs: np.ndarray, seats: int, step_ns: int, token_ns: int) -> np.ndarray:
+    """Admissions and ends, in nanoseconds [2, jobs], of jobs in a batch of up to `seats`, first come, first served.
+
+    A step gives each job in it a token. It takes `step_ns`, and `token_ns` for each of them.
+    """
+    times, running, now, steps, following = np.zeros((2, len(arrivals)), np.int64), [], 0, 0, 0
+    arrivals, outputs = [*arrivals.tolist(), math.inf], outputs.tolist()
+    while running or following < len(outputs):
+        now = now if running else max(now, arrivals[following])
+        while len(running) < seats and (arrivals[following] < now or (arrivals[following] == now and not running)):
+            heapq.heappush(running, (steps + outputs[following], following))
+            times[0, following] = now
+            following += 1
+        duration = step_ns + token_ns * len(running)
+        equal = running[0][0] - steps
+        if len(running) < seats and following < len(outputs):
+            equal = min(equal, (arrivals[following] - now) // duration + 1)
+        now, steps = now + equal * duration, steps + equal
+        while running and running[0][0] == steps:
+            times[1, heapq.heappop(running)[1]] = now
+    return times
+
+
+#: Output lengths of mean 200.
+LENGTHS: dict[str, Draw] = {
+    "geometric": lambda rng, n: rng.geometric(1 / 200, n),
+    "equal": lambda rng, n: np.full(n, 200),
+    "two_sizes": lambda rng, n: np.where(rng.random(n) < 0.9, 40, 1_640),
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(
+    ("seats", "step_ms", "token_ms"), [(1, 5, 0), (2, 5, 0), (8, 3, 1), (1 << 30, 5, 0), (1 << 30, 0, 5)]
+)
+def test_every_job_is_served_as_the_batch_says(seats, step_ms, token_ms, lengths):
+    """The models below are those of served jobs, to the nanosecond."""
+    rng, n = np.random.default_rng(8), 1_000
+    arrivals, outputs = poisson(rng, min(seats, 20) * 0.8 if step_ms else 0.7, n), LENGTHS[lengths](rng, n)
+    rules = BatchRules(max_num_batched_tokens=1 << 40, max_num_seqs=seats)
+    records = serve(arrivals, outputs, rules, ConstantTiming(token_ms / 1e3, seconds_per_step=step_ms / 1e3))
+    expected = batch_times(arrivals, outputs, seats, step_ms * 1_000_000, token_ms * 1_000_000)
+    measured = [ns([getattr(record, key) for record in records]) for key in ("admitted_s", "finished_s")]
+    assert np.array_equal(measured, expected)
 
 
 # -- a batch of constant steps: c servers, seated at step boundaries --------------------------------------------------
@@ -189,65 +179,38 @@ def test_the_batch_wait_less_half_a_step_is_close_to_erlang_c(seats):
     assert batch_wait(rate, step / 40, 2_000, seats) == pytest.approx(mmc_wait(rate, 1.0, seats), rel=0.002)
 
 
-def check_batch(seats: int, n: int, within: float) -> None:
-    step, mean_steps = 1 / 50, 50
-    timing, rules = ConstantTiming(0.0, seconds_per_step=step), BatchRules(max_num_seqs=seats)
-    means = []
-    for rng in generators(2, seats):
-        records = serve(poisson(rng, 0.8 * seats, n), rng.geometric(1 / mean_steps, n), rules, timing)
-        means.append(waits(records[n // 5 :]).mean())
-    interval = t_interval(means, LEVEL)
-    agree(interval, batch_wait(0.8 * seats, step, mean_steps, seats), within)
-    boundary = step / 2 if seats > 1 else 0.0  # a lone server is idle or full: nobody waits for a mere boundary
-    agree(interval, mmc_wait(0.8 * seats, 1.0, seats) + boundary, within)
-
-
-@pytest.mark.parametrize("seats", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(8, marks=pytest.mark.slow)])
-def test_seats_of_constant_steps_are_servers(seats):
-    check_batch(seats, 3_000, within=0.3)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seats", [1, 2, 8])
-def test_seats_of_constant_steps_are_servers_closely(seats):
-    check_batch(seats, 40_000, within=0.08)
+def test_seats_of_constant_steps_are_servers(seats):
+    n, step, mean_steps, means = 40_000, 1 / 50, 50, []
+    for rng in generators(2, seats):
+        arrivals, outputs = poisson(rng, 0.8 * seats, n), rng.geometric(1 / mean_steps, n)
+        admitted, _ = batch_times(arrivals, outputs, seats, round(step * SECOND), 0)
+        means.append((admitted - arrivals)[n // 5 :].mean() / SECOND)
+    interval = t_interval(means, LEVEL)
+    agree(interval, batch_wait(0.8 * seats, step, mean_steps, seats), within=0.08)
+    boundary = step / 2 if seats > 1 else 0.0  # a lone server is idle or full: nobody waits for a mere boundary
+    agree(interval, mmc_wait(0.8 * seats, 1.0, seats) + boundary, within=0.08)
 
 
 # -- steps that take as long as their batch is large: processor sharing -----------------------------------------------
 
-#: Output lengths of mean 200.
-LENGTHS: dict[str, Draw] = {
-    "geometric": lambda rng, n: rng.geometric(1 / 200, n),
-    "equal": lambda rng, n: np.full(n, 200),
-    "two_sizes": lambda rng, n: np.where(rng.random(n) < 0.9, 40, 1_640),
-}
 
-
-def check_sharing(lengths: str, n: int, within: float) -> None:
-    rho, token = 0.7, 1 / 200
-    timing = ConstantTiming(token)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_steps_as_long_as_their_batch_share_the_processor(lengths):
+    n, rho, token = 20_000, 0.7, 1 / 200
     by_size: dict[int, list[float]] = {0: []}
     for rng in generators(3):
         outputs = LENGTHS[lengths](rng, n)
-        time = sojourns(serve(poisson(rng, rho, n), outputs, NO_CAP, timing))[n // 5 :]
+        arrivals = poisson(rng, rho, n)
+        _, finished = batch_times(arrivals, outputs, NO_CAP, 0, round(token * SECOND))
+        time = (finished - arrivals)[n // 5 :] / SECOND
         by_size[0].append(time.mean())
         if lengths == "two_sizes":
             for size in (40, 1_640):
                 by_size.setdefault(size, []).append(time[outputs[n // 5 :] == size].mean())
     for size, means in by_size.items():
         # Service comes a token at a time: sooner or later by up to the mean step, token / (1 − ρ).
-        agree(t_interval(means, LEVEL), (size or 200) * token / (1 - rho), within, allowance=token / (1 - rho))
-
-
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_steps_as_long_as_their_batch_share_the_processor(lengths):
-    check_sharing(lengths, 2_000, within=0.25)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_steps_as_long_as_their_batch_share_the_processor_closely(lengths):
-    check_sharing(lengths, 20_000, within=0.1)
+        agree(t_interval(means, LEVEL), (size or 200) * token / (1 - rho), within=0.1, allowance=token / (1 - rho))
 
 
 # -- no cap: nobody waits for a seat ----------------------------------------------------------------------------------
@@ -258,15 +221,14 @@ def test_without_a_cap_the_number_in_system_is_poisson():
     means, variances, delays = [], [], []
     for rng in generators(4):
         outputs = np.where(rng.random(n) < 0.5, 20, 80)
-        records = serve(poisson(rng, rate, n), outputs, NO_CAP, ConstantTiming(0.0, seconds_per_step=step))
-        arrived = np.array([record.arrived_s for record in records])
-        gone = np.sort([record.finished_s for record in records])
+        arrivals = poisson(rng, rate, n)
+        admitted, finished = batch_times(arrivals, outputs, NO_CAP, round(step * SECOND), 0)
         # Further apart than the longest stay, so that the counts are independent.
-        times = np.arange(5.0, arrived[-1], 80 * step + 2 * step)
-        present = np.searchsorted(arrived, times, side="right") - np.searchsorted(gone, times, side="right")
+        times = np.arange(5.0, arrivals[-1] / SECOND, 80 * step + 2 * step) * SECOND
+        present = np.searchsorted(arrivals, times, "right") - np.searchsorted(np.sort(finished), times, "right")
         means.append(present.mean())
         variances.append(present.var(ddof=1))
-        delays.append(waits(records).mean())
+        delays.append((admitted - arrivals).mean() / SECOND)
     agree(t_interval(delays, LEVEL), step / 2, within=0.05)  # of a step that somebody else has begun
     agree(t_interval(means, LEVEL), rate * (1.0 + step / 2), within=0.05)
     agree(t_interval(variances, LEVEL), rate * (1.0 + step / 2), within=0.2)
@@ -316,10 +278,4 @@ def test_little_holds_from_empty_to_empty(seats):
     records = serve(poisson(rng, 2.0, n), rng.integers(1, 60, n), rules, timing, on_step=on_step)
     admitted, finished = (ns([getattr(record, key) for record in records]) for key in ("admitted_s", "finished_s"))
     assert served == (finished - admitted).sum()  # the area under the batch size is the time spent in the batch
-    arrived = ns([record.arrived_s for record in records])
-    ends = np.sort(np.concatenate([arrived, finished]))
-    present = np.searchsorted(np.sort(arrived), ends, "right") - np.searchsorted(np.sort(finished), ends, "right")
-    horizon = float(ends[-1])
-    mean_number = (present[:-1] * np.diff(ends)).sum() / horizon
-    assert mean_number == pytest.approx(n / horizon * (finished - arrived).mean(), rel=1e-9)
-    assert present[-1] == 0
+    check_little(records)

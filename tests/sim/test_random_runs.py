@@ -17,7 +17,6 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.progress import Progress
 from spanlab.core.recovery import Replay
 from spanlab.core.request import Request, Span
@@ -25,33 +24,24 @@ from spanlab.core.reuse_rules import CacheRules, ReuseRules
 from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step_features import StepFeatures, features
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
-from spanlab.model_spec import ModelSpec
 from spanlab.records import LOSS_CAUSES, Record
 from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.replica import Replica
-from spanlab_sim.run import CacheUsage, as_record, simulate
+from spanlab_sim.run import CacheUsage, as_record
 from spanlab_sim.server import Server
 from spanlab_sim.source import Source
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
+
+from ..support.models import make_model
+from ..support.policies import make_tree_policy
+from .serving import serve
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 90, 60
 KV, STATE = 2, 40  # bytes per token and per state
 TICK = 500  # ns; constant steps are whole ticks, so arrivals meet step boundaries
 DOCUMENTS = np.random.default_rng(0).integers(0, 1_000, (3, LONGEST_PROMPT), dtype=np.int32)
-MODEL = ModelSpec(
-    attention_layers=1,
-    hidden_size=4,
-    intermediate_size=8,
-    vocab_size=10,
-    attention_heads=2,
-    kv_heads=1,
-    head_dim=2,
-    weight_itemsize=2,
-    kv_itemsize=2,
-)
+MODEL = make_model()
 DEVICE = HardwareSpec("toy", 1e9, 1e9, 1.0, 1.0, 1.0, host_s=3e-6)
 DEVICES = {"roofline": DEVICE, "bound_by_bytes": replace(DEVICE, peak_flops=1e15)}
 TIMINGS: dict[str, TimingModel] = {
@@ -102,11 +92,18 @@ class Scenario:
     private: bool = False
 
     def policy(self) -> TreePolicy:
-        tree = PrefixTree(self.block_size, self.fixed_blocks)
-        store = Store(tree, KV, STATE if self.reuse.needs_states else 0, self.budget, self.eviction)
-        if self.private:
-            return PublishedStudyPolicy(self.reuse, store, PrivateIndex(tree), PLACERS[self.placer]())
-        return TreePolicy(self.reuse, store, SharedIndex(tree), PLACERS[self.placer]())
+        private = {"kind": PublishedStudyPolicy, "index": PrivateIndex} if self.private else {}
+        return make_tree_policy(
+            self.reuse,
+            budget=self.budget,
+            placer=PLACERS[self.placer](),
+            kv_bytes=KV,
+            state_bytes=STATE,
+            block_size=self.block_size,
+            fixed_blocks=self.fixed_blocks,
+            eviction=self.eviction,
+            **private,
+        )
 
 
 @dataclass
@@ -137,18 +134,10 @@ class Log:
 
 
 def run(scenario: Scenario, jump: bool):
-    policy, records = scenario.policy(), []
-    log = Log(TIMINGS[scenario.timing], policy.store.state_bytes, scenario.reuse)
-    row = simulate(
-        scenario.requests,
-        policy,
-        scenario.rules,
-        TIMINGS[scenario.timing],
-        records.append,
-        jump=jump,
-        on_step=log.on_step,
-    )
-    return records, row, log, policy
+    policy, timing = scenario.policy(), TIMINGS[scenario.timing]
+    log = Log(timing, policy.store.state_bytes, scenario.reuse)
+    records, row = serve(scenario.requests, policy, timing, scenario.rules, jump=jump, on_step=log.on_step)
+    return list(records.values()), row, log, policy
 
 
 # -- scenarios --------------------------------------------------------------------------------------------------------

@@ -4,24 +4,18 @@ import numpy as np
 import pytest
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
 from spanlab.core.placement import Rule
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.recovery import Replay
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.state_formats import StateFormat
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
-from spanlab.model_spec import ModelSpec
 from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import RooflineTiming
 
-MODEL = ModelSpec(
-    attention_layers=1, hidden_size=4, intermediate_size=8, vocab_size=10, attention_heads=2, kv_heads=1, head_dim=2
-)
+from ..support.models import make_model
+from ..support.policies import make_tree_policy
+from .serving import serve
+
 SLOW = HardwareSpec("toy", 1e9, 1e15, 1.0, 1.0, 1.0, host_s=0.0)  # a FLOP takes a nanosecond
 DOCUMENT, TAIL = np.arange(40, dtype=np.int32), np.arange(100, 107, dtype=np.int32)
 REPLAY = Replay(True, token_flops=50, pair_flops=3, read_bytes=0)
@@ -30,14 +24,13 @@ REPLAY = Replay(True, token_flops=50, pair_flops=3, read_bytes=0)
 def ttft_ns(replay: Replay | None, chunk: int, rules: ReuseRules | None = None) -> list[int]:
     """Times to first token of a document, and of 30 of its 40 tokens with a tail: its state stands at 8."""
     rules = rules or ReuseRules(needs_states=True, replay=replay)
-    tree, records = PrefixTree(), []
-    policy = TreePolicy(rules, Store(tree, 2, 10, Budget(), "lru"), SharedIndex(tree), Rule(lambda prefill: (8,)))
+    policy = make_tree_policy(rules, placer=Rule(lambda prefill: (8,)), kv_bytes=2)
     requests = [
         Request(0, 0, (Span(DOCUMENT),)),
         Request(1, 0, (Span(DOCUMENT[:30]), Span(TAIL)), arrived_at=10**9),
     ]
-    simulate(requests, policy, BatchRules(chunk, 4), RooflineTiming(MODEL, SLOW), records.append)
-    return [round((record.first_token_s - record.arrived_s) * 1e9) for record in records]
+    records, _ = serve(requests, policy, RooflineTiming(make_model(), SLOW), BatchRules(chunk, 4))
+    return [round((record.first_token_s - record.arrived_s) * 1e9) for record in records.values()]
 
 
 @pytest.mark.parametrize("chunk", [5, 16, 64])

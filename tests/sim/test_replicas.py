@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, defaultdict
+import heapq
+import math
+from collections import Counter, defaultdict, deque
 
 import numpy as np
 import pytest
@@ -12,48 +13,29 @@ from hypothesis import strategies as st
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
-from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
 from spanlab.records import RoutedRecord, RunRow
-from spanlab.stats import t_interval
+from spanlab.stats import Interval, t_interval
 from spanlab_sim import cache_events
 from spanlab_sim.routing import ROUTERS
-from spanlab_sim.run import simulate, simulate_all
+from spanlab_sim.run import simulate_all
 from spanlab_sim.timing import ConstantTiming
 
+from ..support.policies import make_tree_policy
 from ..support.queues import mg1_wait, mmc_wait
+from .serving import ONE_SERVER, SECOND, WORD, Scripted, agree, check_little, ns, poisson, serve
 
-SECOND = 1_000_000_000
-ONE_SERVER = BatchRules(max_num_seqs=1, enable_chunked_prefill=False)
 TIMING = ConstantTiming(0.001, 0.002, 0.003)
-WORD = (Span(np.array([1], dtype=np.int32)),)
 KEYS = ("cache_weight", "load_weight", "events_delay_s", "events_lost")
 EXACT = ("round_robin", "random", "least_loaded", "prefix_aware", "session_sticky", "weighted")
 
 
-class Exponential:
-    """Each step, on whichever replica, takes an exponential time of mean one second."""
-
-    def __init__(self, rng: np.random.Generator, count: int) -> None:
-        self._times = iter(np.rint(SECOND * rng.standard_exponential(count)).astype(np.int64).tolist())
-
-    def step(self, features) -> int:
-        return next(self._times)
-
-    def span(self, features, k: int):
-        raise AssertionError("jobs of one step have nothing to jump")
-
-
 def cache(tokens: int | None = None, keeps: bool = True) -> TreePolicy:
     """A tree of blocks of four tokens, one byte each."""
-    tree = PrefixTree(4)
     budget = Budget() if tokens is None else Budget(kv_bytes=tokens)
-    return TreePolicy(ReuseRules(keeps=keeps), Store(tree, 1, 0, budget, "lru"), SharedIndex(tree), no_states())
+    return make_tree_policy(ReuseRules(keeps=keeps), budget=budget, block_size=4)
 
 
 def served(requests, routing: str, count: int, **options) -> tuple[dict[int, RoutedRecord], RunRow]:
@@ -65,10 +47,6 @@ def served(requests, routing: str, count: int, **options) -> tuple[dict[int, Rou
     records: list[RoutedRecord] = []
     row = simulate_all(requests, policies, rules, timing, records.append, route=route, **options)
     return {record.request_id: record for record in records}, row
-
-
-def ns(seconds: float) -> int:
-    return round(seconds * SECOND)
 
 
 @st.composite
@@ -112,11 +90,8 @@ def test_a_request_is_routed_after_the_steps_that_end_when_it_arrives(jump):
 @given(requests=workloads(), routing=st.sampled_from(EXACT))
 @settings(max_examples=40, deadline=None)
 def test_one_replica_is_one_engine(requests, routing):
-    alone: list = []
-    row = simulate(requests, cache(), BatchRules(max_num_seqs=4), TIMING, alone.append)
-    records, routed = served(requests, routing, 1)
-    assert records == {record.request_id: record for record in alone}
-    assert routed == row
+    alone = serve(requests, cache(), TIMING, BatchRules(max_num_seqs=4))
+    assert served(requests, routing, 1) == alone
 
 
 def test_round_robin_takes_turns():
@@ -207,55 +182,78 @@ def test_little_holds_on_each_replica(routing):
     requests = [Request(i, i % 40, WORD, int(rng.integers(1, 20)), at[i]) for i in range(600)]
     records, _ = served(requests, routing, 3)
     for number in range(3):
-        replica_records = [record for record in records.values() if record.replica == number]
-        times = sorted(
-            [(ns(r.arrived_s), 1) for r in replica_records] + [(ns(r.finished_s), -1) for r in replica_records]
-        )
-        present, area = 0, 0
-        for (time, change), (until, _) in itertools.pairwise(times):
-            present += change
-            area += present * (until - time)
-        stay = np.mean([record.finished_s - record.arrived_s for record in replica_records])
-        assert area / SECOND == pytest.approx(len(replica_records) * stay, rel=1e-9)
+        check_little(record for record in records.values() if record.replica == number)
 
 
 # -- queues -----------------------------------------------------------------------------------------------------------
 
 
-def waits(routing: str, count: int, rho: float, jobs: int, key: int) -> list[float]:
-    """Mean waits of 20 runs of exponential jobs on `count` servers, the first fifth of each left out."""
+def drawn_jobs(rng: np.random.Generator, count: int, rho: float, jobs: int) -> tuple[list[int], list[int]]:
+    """Arrivals and services of exponential jobs for `count` servers."""
+    arrivals = poisson(rng, rho * count, jobs)
+    return arrivals.tolist(), np.rint(SECOND * rng.standard_exponential(jobs)).astype(np.int64).tolist()
+
+
+def queued(routing: str, count: int, arrivals: list[int], services: list[int]) -> list[int]:
+    """Waits of jobs in `count` queues, in nanoseconds; a service that starts takes the next of the given times."""
+    queues: list[deque[int]] = [deque() for _ in range(count)]
+    waits, ends, times, rng = [0] * len(arrivals), [], iter(services), np.random.default_rng(5)
+
+    def start(server: int, now: int) -> None:
+        waits[queues[server][0]] = now - arrivals[queues[server][0]]
+        heapq.heappush(ends, (now + next(times), server))
+
+    for job, now in enumerate([*arrivals, math.inf]):
+        while ends and ends[0][0] <= now:
+            end, server = heapq.heappop(ends)
+            queues[server].popleft()
+            if queues[server]:
+                start(server, end)
+        if job < len(arrivals):
+            lengths = [len(queue) for queue in queues]
+            server = int(rng.integers(count)) if routing == "random" else lengths.index(min(lengths))
+            queues[server].append(job)
+            if not lengths[server]:
+                start(server, now)
+    return waits
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("routing", ["random", "least_loaded"])
+def test_every_job_waits_as_its_queue_says(routing, count):
+    """The queues below are those of served jobs, to the nanosecond."""
+    arrivals, services = drawn_jobs(np.random.default_rng(4), count, 0.8, 1_500)
+    requests = [Request(i, i, WORD, 1, time) for i, time in enumerate(arrivals)]
+    policies, timing = [cache(keeps=False) for _ in range(count)], Scripted(services)
+    records, _ = served(requests, routing, count, policies=policies, rules=ONE_SERVER, timing=timing)
+    measured = [ns(records[i].admitted_s) - arrivals[i] for i in range(len(arrivals))]
+    assert measured == queued(routing, count, arrivals, services)
+
+
+def waits(routing: str, count: int, rho: float, jobs: int, key: int) -> Interval:
+    """Mean wait over 20 runs, the first fifth of each left out."""
     means = []
     for seed in np.random.SeedSequence([key, count]).spawn(20):
-        rng = np.random.default_rng(seed)
-        times = np.rint(np.cumsum(rng.standard_exponential(jobs)) * SECOND / (rho * count)).astype(np.int64).tolist()
-        requests = [Request(i, i, WORD, 1, times[i]) for i in range(jobs)]
-        timing = Exponential(rng, jobs)
-        policies = [cache(keeps=False) for _ in range(count)]
-        records, _ = served(requests, routing, count, policies=policies, rules=ONE_SERVER, timing=timing)
-        means.append(np.mean([records[i].admitted_s - records[i].arrived_s for i in range(jobs // 5, jobs)]))
-    return means
+        times = queued(routing, count, *drawn_jobs(np.random.default_rng(seed), count, rho, jobs))
+        means.append(np.mean(times[jobs // 5 :]) / SECOND)
+    return t_interval(means, 0.999)
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_random_routing_makes_independent_queues(count):
-    interval, expected = t_interval(waits("random", count, 0.6, 2_000, 1), 0.999), mg1_wait(0.6, 1.0, 2.0)
-    assert interval.mean - interval.low <= 0.3 * expected
-    assert interval.low <= expected <= interval.high
+    agree(waits("random", count, 0.6, 10_000, 1), mg1_wait(0.6, 1.0, 2.0), within=0.1)
 
 
 def test_the_shortest_queue_lies_between_one_queue_and_many():
     rho, count = 0.7, 4
-    interval = t_interval(waits("least_loaded", count, rho, 2_000, 2), 0.999)
+    interval = waits("least_loaded", count, rho, 10_000, 2)
     assert mmc_wait(rho * count, 1.0, count) < interval.low
     assert interval.high < mg1_wait(rho, 1.0, 2.0)
 
 
 def test_two_shortest_queues_wait_as_published():
     """Two servers, join the shortest queue, a load of 0.5: the chain of both queue lengths, solved."""
-    interval = t_interval(waits("least_loaded", 2, 0.5, 2_500, 3), 0.999)
-    expected = shortest_of_two(0.5)
-    assert interval.mean - interval.low <= 0.25 * expected
-    assert interval.low <= expected <= interval.high
+    agree(waits("least_loaded", 2, 0.5, 10_000, 3), shortest_of_two(0.5), within=0.1)
 
 
 def shortest_of_two(rho: float, longest: int = 40) -> float:

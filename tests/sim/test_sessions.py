@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,58 +14,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
-from spanlab.core.placement import no_states
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
 from spanlab.records import Record
 from spanlab.stats import t_interval
 from spanlab_sim.arrivals import resample
-from spanlab_sim.run import simulate
 from spanlab_sim.sessions import sessions
 from spanlab_sim.source import Source
 from spanlab_sim.timing import ConstantTiming
 
-SECOND = 1_000_000_000
-PROMPT = (Span(np.array([1], dtype=np.int32)),)
-ONE_SERVER = BatchRules(max_num_seqs=1, enable_chunked_prefill=False)
+from .serving import ONE_SERVER, SECOND, WORD, Scripted, agree, check_little, ns, serve_cold
+
 TIMING = ConstantTiming(0.001, 0.002, 0.003)
-
-
-class Scripted:
-    """Each step takes the next of the given times."""
-
-    def __init__(self, services: Sequence[int]) -> None:
-        self._services = iter(services)
-
-    def step(self, features) -> int:
-        return next(self._services)
-
-    def span(self, features, k: int):
-        raise AssertionError("jobs of one step have nothing to jump")
 
 
 def served(requests, rules=None, timing=TIMING, **options) -> dict[int, Record]:
     """Records by request, without any reuse."""
-    tree = PrefixTree()
-    policy = TreePolicy(ReuseRules(keeps=False), Store(tree, 1, 0, Budget(), "lru"), SharedIndex(tree), no_states())
-    records: list[Record] = []
-    simulate(requests, policy, rules or BatchRules(max_num_seqs=4), timing, records.append, **options)
+    records = serve_cold(requests, rules or BatchRules(max_num_seqs=4), timing, **options)
     return {record.request_id: record for record in records}
-
-
-def ns(seconds: float) -> int:
-    return round(seconds * SECOND)
 
 
 def chains(clients: int, turns: int, waits: Sequence[int], output: int = 1) -> list[Request]:
     """`clients` sessions that all start at zero; `waits` are those of all turns, session by session."""
     return [
-        Request(i, i // turns, PROMPT, output, after=(i - 1,) if i % turns else (), wait_ns=waits[i])
+        Request(i, i // turns, WORD, output, after=(i - 1,) if i % turns else (), wait_ns=waits[i])
         for i in range(clients * turns)
     ]
 
@@ -88,18 +60,12 @@ def graphs(draw) -> list[Request]:
 @given(requests=graphs(), seats=st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_a_request_waits_for_all_that_it_names(requests, seats):
-    records = served(requests, BatchRules(max_num_seqs=seats))
-    assert len(records) == len(requests)
+    rules = BatchRules(max_num_seqs=seats)
+    records = served(requests, rules)
+    assert records == served(requests, rules, jump=False)
     for request in requests:
         ends = [ns(records[other].finished_s) + request.wait_ns for other in request.after]
         assert ns(records[request.id].arrived_s) == max([request.arrived_at, *ends])
-
-
-@given(requests=graphs(), seats=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
-def test_jumping_and_stepping_agree_where_requests_wait(requests, seats):
-    rules = BatchRules(max_num_seqs=seats)
-    assert served(requests, rules, jump=True) == served(requests, rules, jump=False)
 
 
 @given(requests=graphs(), clients=st.integers(1, 4))
@@ -144,7 +110,7 @@ def test_refuses_to_draw_requests_that_wait():
 
 
 def turns_of(groups: int, turns: int) -> list[Request]:
-    return [Request(i, i // turns, PROMPT, 2, arrived_at=(i // turns) * 1_000) for i in range(groups * turns)]
+    return [Request(i, i // turns, WORD, 2, arrived_at=(i // turns) * 1_000) for i in range(groups * turns)]
 
 
 def drawn(requests, seed=0, **options) -> dict[int, Request]:
@@ -185,10 +151,10 @@ def test_unknown_think_times_are_refused():
 
 def test_agents_that_join_keep_their_order():
     fork = [
-        Request(0, 0, PROMPT),
-        Request(1, 0, PROMPT, after=(0,)),
-        Request(2, 0, PROMPT, after=(0,)),
-        Request(3, 0, PROMPT, after=(1, 2)),
+        Request(0, 0, WORD),
+        Request(1, 0, WORD, after=(0,)),
+        Request(2, 0, WORD, after=(0,)),
+        Request(3, 0, WORD, after=(1, 2)),
     ]
     requests = drawn(fork, think_s=0.0, rate_rps=1.0)
     assert [requests[i].after for i in range(4)] == [(), (0,), (0,), (1, 2)]
@@ -227,26 +193,42 @@ def repairman(clients: int, think_s: float, service_s: float) -> float:
     return (1 - weights[0] / sum(weights)) / service_s
 
 
-def check_repairman(clients: int, think_s: float, turns: int, within: float) -> None:
-    expected, measured = repairman(clients, think_s, 1.0), []
-    for seed in np.random.SeedSequence([8, clients]).spawn(20):
-        rng = np.random.default_rng(seed)
-        count = clients * turns
-        waits = np.rint(SECOND * think_s * rng.standard_exponential(count)).astype(np.int64).tolist()
-        services = np.rint(SECOND * rng.standard_exponential(count)).astype(np.int64).tolist()
-        records = served(chains(clients, turns, waits), ONE_SERVER, Scripted(services))
-        start, stop = 0.15 * turns * clients / expected, 0.7 * turns * clients / expected
-        assert all(records[last].finished_s > stop for last in range(turns - 1, count, turns)), "all still ask"
-        ends = [record.finished_s for record in records.values()]
-        measured.append(sum(start < end <= stop for end in ends) / (stop - start))
-    interval = t_interval(measured, 0.999)
-    assert interval.mean - interval.low <= within * expected
-    assert interval.low <= expected <= interval.high
+def drawn_turns(rng: np.random.Generator, clients: int, think_s: float, turns: int) -> tuple[list[int], list[int]]:
+    """Think times, session by session, and services, all exponential; services have a mean of one second."""
+    waits, services = (
+        np.rint(SECOND * mean * rng.standard_exponential(clients * turns)).astype(np.int64) for mean in (think_s, 1.0)
+    )
+    return waits.tolist(), services.tolist()
+
+
+def ends_of(clients: int, waits: list[int], services: list[int]) -> list[int]:
+    """Ends of the turns of `clients` sessions at one server, first come, first served, in nanoseconds."""
+    turns, now, ends = len(waits) // clients, 0, [0] * len(waits)
+    due = [(0, client * turns) for client in range(clients)]
+    for service in services:
+        arrived, turn = heapq.heappop(due)
+        now = ends[turn] = max(now, arrived) + service
+        if (turn + 1) % turns:
+            heapq.heappush(due, (now + waits[turn + 1], turn + 1))
+    return ends
+
+
+def test_every_turn_ends_as_its_queue_says():
+    """The queues below are those of served sessions, to the nanosecond."""
+    waits, services = drawn_turns(np.random.default_rng(9), 7, 6.0, 100)
+    records = served(chains(7, 100, waits), ONE_SERVER, Scripted(services))
+    assert [ns(records[i].finished_s) for i in range(700)] == ends_of(7, waits, services)
 
 
 @pytest.mark.parametrize(("clients", "think_s"), [(4, 6.0), (12, 6.0)])
 def test_throughput_is_that_of_machines_and_a_repairman(clients, think_s):
-    check_repairman(clients, think_s, turns=150, within=0.05)
+    turns, expected, measured = 1_000, repairman(clients, think_s, 1.0), []
+    for seed in np.random.SeedSequence([8, clients]).spawn(20):
+        ends = np.array(ends_of(clients, *drawn_turns(np.random.default_rng(seed), clients, think_s, turns))) / SECOND
+        start, stop = 0.15 * turns * clients / expected, 0.7 * turns * clients / expected
+        assert all(ends[turns - 1 :: turns] > stop), "all still ask"
+        measured.append(((start < ends) & (ends <= stop)).sum() / (stop - start))
+    agree(t_interval(measured, 0.999), expected, within=0.02)
 
 
 def test_little_holds_where_requests_wait_for_others():
@@ -260,11 +242,4 @@ def test_little_holds_where_requests_wait_for_others():
 
     records = served(chains(clients, turns, waits, output=12), BatchRules(max_num_seqs=3), on_step=on_step).values()
     assert batch == sum(ns(record.finished_s) - ns(record.admitted_s) for record in records)
-    times = sorted([(ns(r.arrived_s), 1) for r in records] + [(ns(r.finished_s), -1) for r in records])
-    present, area = 0, 0
-    for (time, change), (until, _) in itertools.pairwise(times):
-        present += change
-        area += present * (until - time)
-    horizon = times[-1][0]
-    stay = np.mean([record.finished_s - record.arrived_s for record in records])
-    assert area / horizon == pytest.approx(len(records) / (horizon / SECOND) * stay, rel=1e-9)
+    check_little(records)

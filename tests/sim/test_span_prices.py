@@ -37,4 +37,4 @@ def test_prices_of_spans_follow_the_counted_kernel(phase: str, percent: int, key
 
 
 def test_simulator_and_kernel_copy_spans_from_the_same_length_on():
-    assert timing.TURNED_ENTRIES == triton.ROTATE_ONCE_ENTRIES
+    assert timing.ROTATE_ONCE_ENTRIES == triton.ROTATE_ONCE_ENTRIES

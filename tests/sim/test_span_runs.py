@@ -5,21 +5,19 @@ import pytest
 
 from spanlab import build
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import isolated, whole
-from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.step_features import SpanReads, features
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
 from spanlab.main import compose
 from spanlab.records import LOSS_CAUSES
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
+
+from ..support.policies import make_tree_policy
+from . import serving
 
 MS = 1_000_000
 TIMING = ConstantTiming(0.001, seconds_per_step=0.01, seconds_per_decode_token=0.002)
@@ -27,8 +25,7 @@ SYSTEM, DOCUMENTS = np.arange(5), [np.arange(100 * n, 100 * n + 10 * n) for n in
 
 
 def make_policy(**rules) -> TreePolicy:
-    tree = PrefixTree()
-    return TreePolicy(ReuseRules(**rules), Store(tree, 1, 0, Budget(), "lru"), SharedIndex(tree), no_states())
+    return make_tree_policy(ReuseRules(**rules))
 
 
 def asked(number: int, order: list[int], question: int, system: bool = True) -> Request:
@@ -41,16 +38,9 @@ def asked(number: int, order: list[int], question: int, system: bool = True) -> 
 
 def serve(policy: TreePolicy, requests: list[Request], reads: SpanReads | None = None) -> tuple[list, list]:
     """Records and the features of every step."""
-    records, steps = [], []
-    simulate(
-        requests,
-        policy,
-        BatchRules(),
-        TIMING,
-        records.append,
-        on_step=lambda step, now, result: steps.append(features(step, 0, policy.rules, reads)),
-    )
-    return records, steps
+    steps = []
+    note = lambda step, now, result: steps.append(features(step, 0, policy.rules, reads))  # noqa: E731
+    return list(serving.serve(requests, policy, TIMING, on_step=note)[0].values()), steps
 
 
 def test_one_document_at_the_beginning_is_reused_as_a_prefix_is():

@@ -11,20 +11,16 @@ from __future__ import annotations
 import numpy as np
 
 from spanlab.core import placement
-from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
-from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
 from spanlab.records import Record
-from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
+from ..support.policies import make_tree_policy
+from . import serving
+
 MS = 1_000_000
-STATE = 10
 FAST, SLOW = ConstantTiming(0.001), ConstantTiming(0.004)
 AMPLE = 1_000
 #: Two finished requests (a prompt and a state each) beside a running one (a prompt, a working state, a capture) take
@@ -42,12 +38,9 @@ TRACE = [request(0, 0, 100), request(1, 100, 200), request(2, 120, 300), request
 
 def serve(timing: ConstantTiming, total_bytes: int) -> dict[int, Record]:
     """Records by request; a token takes one byte, a state ten, and one state stands at each prompt's end."""
-    tree = PrefixTree()
-    store = Store(tree, 1, STATE, Budget(total_bytes=total_bytes), "lru")
-    policy = TreePolicy(ReuseRules(needs_states=True), store, SharedIndex(tree), placement.last())
-    records: dict[int, Record] = {}
-    simulate(TRACE, policy, BatchRules(), timing, lambda record: records.update({record.request_id: record}))
-    return records
+    budget = Budget(total_bytes=total_bytes)
+    policy = make_tree_policy(ReuseRules(needs_states=True), budget=budget, placer=placement.last())
+    return serving.serve(TRACE, policy, timing)[0]
 
 
 def test_slower_steps_leave_more_running_at_an_admission():

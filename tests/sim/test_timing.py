@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanlab.core.step_features import StepFeatures
-from spanlab.model_spec import ModelSpec, causal_pairs
+from spanlab.model_spec import causal_pairs
 from spanlab.models.find import find_spec
 from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
+
+from ..support.models import make_model
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -22,11 +24,6 @@ def load(kind: type, folder: str, name: str):
     assert node.pop("defaults") == [f"base_{folder}", "_self_"]
     # PyYAML reads 4.8e12 as text where OmegaConf reads a number.
     return kind(**{key: float(value) if key.startswith(("peak", "band")) else value for key, value in node.items()})
-
-
-def make_model(**changes) -> ModelSpec:
-    sizes = {"attention_layers": 1, "hidden_size": 4, "intermediate_size": 8, "vocab_size": 10}
-    return ModelSpec(**(sizes | {"attention_heads": 2, "kv_heads": 1, "head_dim": 2} | changes))
 
 
 def make_hardware(**changes) -> HardwareSpec:
@@ -251,11 +248,11 @@ def test_a_span_may_cross_from_memory_to_arithmetic():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ConstantTiming(-0.1), "timing.seconds_per_computed_token is -0.1, expected seconds, 0 or more"),
-        (lambda: ConstantTiming(0.1, float("nan")), "timing.seconds_per_step is nan"),
-        (lambda: make_hardware(peak_flops=0.0), "hardware.peak_flops is 0.0"),
-        (lambda: make_hardware(compute_efficiency=1.5), "hardware.compute_efficiency is 1.5, expected a share"),
-        (lambda: make_hardware(host_s=-1.0), "hardware.host_s is -1.0"),
+        (lambda: ConstantTiming(-0.1), "timing.seconds_per_computed_token=-0.1: expected zero or more"),
+        (lambda: ConstantTiming(0.1, float("nan")), "timing.seconds_per_step=nan"),
+        (lambda: make_hardware(peak_flops=0.0), "hardware.peak_flops=0.0"),
+        (lambda: make_hardware(compute_efficiency=1.5), "hardware.compute_efficiency=1.5: expected a share"),
+        (lambda: make_hardware(host_s=-1.0), "hardware.host_s=-1.0"),
     ],
 )
 def test_impossible_hardware_and_prices_are_refused_by_name(build, message):

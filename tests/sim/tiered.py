@@ -18,10 +18,10 @@ from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.request import Request, Span
+from spanlab.core.tiers.link import Link
 from spanlab.core.tiers.rules import TierRules
 from spanlab.core.tiers.tier import Tier
 from spanlab.core.tiers.tiers import Tiers
-from spanlab_sim.link import Link
 from spanlab_sim.prefill_time import PrefillTime
 from spanlab_sim.run import simulate
 from spanlab_sim.tier_rows import TieredRecord, TieredRunRow, tiered_record, tiered_row

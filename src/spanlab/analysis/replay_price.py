@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spanlab.core.recovery.contract import attention_block_flops, key_value_flops, mlp_flops
+from spanlab.core.recovery import attention_block_flops, key_value_flops, mlp_flops
 from spanlab.model_spec import ModelSpec
 
 

@@ -11,12 +11,12 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import Policy
+from spanlab.core.tiers.link import Link
 from spanlab.core.tiers.rules import TierRules
 from spanlab.core.tiers.tier import Tier
 from spanlab.core.tiers.tiers import Tiers
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import Strategy, Study
-from spanlab_sim.link import Link
 from spanlab_sim.prefill_time import PrefillTime
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from spanlab.checks import one_of, positive
-from spanlab.core.cache_spans import Layout, whole
+from spanlab.core.cache_spans import CacheSpan, Layout, whole
 from spanlab.core.maps import MapRules
 from spanlab.core.progress import Progress
 from spanlab.core.recovery import Replay
 from spanlab.core.repair import Repair
+from spanlab.core.request import Request
 from spanlab.core.state_formats import StateFormat
 
 
@@ -93,3 +95,21 @@ class ReuseRules:
         assert not follows or (self.needs_states and not composed), "positions are those of the prompt"
         assert not (self.drops_last and self.needs_states), "drafts need a model without recurrent layers"
         assert not self.repair.rewrites or self.copies, "a measured repair writes to every span it looks at"
+
+
+@dataclass(frozen=True)
+class StorageRules:
+    """Rules by which a family of caches divides prompts into stored units.
+
+    `layout`      cache spans of a prompt; each one is a separate prefix
+    `key`         cache spans with equal keys may share
+    `unit`        tokens per unit; reuse and storage are whole units from the cache span's start
+    `last_token`  True: the last prompt token may be reused too
+    `outputs`     True: output tokens that the workload contains are stored behind the prompt
+    """
+
+    layout: Layout
+    key: Callable[[Request, CacheSpan], Hashable]
+    unit: int = 1
+    last_token: bool = False
+    outputs: bool = False

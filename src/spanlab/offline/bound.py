@@ -23,7 +23,7 @@ bounded by the exact set for KV with states at no cost. The smaller of the two b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -87,9 +87,4 @@ def resources_of(reuses: Reuses, memory: CacheMemory) -> list[Resource]:
         (budget.total_bytes, Resource(budget.total_bytes - kv - running_state, token, state)),
         (budget.entries, Resource(np.full_like(kv, budget.entries), per_path=1)),
     )
-    return [_never_negative(resource) for limit, resource in limits if limit < UNLIMITED]
-
-
-def _never_negative(resource: Resource) -> Resource:
-    capacity = np.maximum(resource.capacity, 0)
-    return Resource(capacity, resource.per_token, resource.per_reuse, resource.per_path)
+    return [replace(used, capacity=np.maximum(used.capacity, 0)) for limit, used in limits if limit < UNLIMITED]

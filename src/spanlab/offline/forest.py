@@ -6,36 +6,19 @@ layers a multiple of the kernel grid. Consecutive units with the same users form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.cache_spans import CacheSpan, Layout
+from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.request import Request
+from spanlab.core.reuse_rules import StorageRules
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import Node, PrefixTree
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class StorageRules:
-    """Rules by which a family of caches divides prompts into stored units.
-
-    `layout`      cache spans of a prompt; each one is a separate prefix
-    `key`         cache spans with equal keys may share
-    `unit`        tokens per unit; reuse and storage are whole units from the cache span's start
-    `last_token`  True: the last prompt token may be reused too
-    `outputs`     True: output tokens that the workload contains are stored behind the prompt
-    """
-
-    layout: Layout
-    key: Callable[[Request, CacheSpan], Hashable]
-    unit: int = 1
-    last_token: bool = False
-    outputs: bool = False
 
 
 @dataclass(frozen=True)

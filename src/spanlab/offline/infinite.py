@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from spanlab.core.cache_spans import CacheSpan, token_runs, whole
 from spanlab.core.request import Request
+from spanlab.core.reuse_rules import StorageRules
 from spanlab.core.token_string import TokenString
-from spanlab.offline.forest import StorageRules
 
 
 def prefix_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import Node, PrefixTree
 from spanlab.offline.forest import Forest, Ints
-
-Flags = NDArray[np.bool_]
+from spanlab.offline.reuses import Flags
 
 
 @dataclass(frozen=True)

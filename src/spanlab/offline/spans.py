@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from spanlab.core.passages import greedy
 from spanlab.offline.forest import Ints
-from spanlab.offline.paths import Flags, Paths, build_paths
+from spanlab.offline.paths import Paths, build_paths
+from spanlab.offline.reuses import Flags
 from spanlab.offline.stack import Distances, stack_distances
 
 
@@ -38,11 +39,9 @@ class Contents:
         """Return the tokens of each prompt in pieces that occurred before, in an earlier prompt or in the same one."""
         first = np.zeros(len(self.pieces), dtype=np.bool_)
         first[np.unique(self.pieces, return_index=True)[1]] = True
-        return self._per_request(np.where(first, 0, self.lengths))
-
-    def _per_request(self, values: Ints) -> Ints:
-        sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-        return np.diff(sums[self.starts])
+        tokens = np.where(first, 0, self.lengths)
+        before = np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
+        return np.diff(before[self.starts])
 
     def span_starts(self) -> Ints:
         """Return the start of each span, and the end of the last one."""

@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spanlab.offline.forest import Ints
 from spanlab.offline.paths import Paths
+from spanlab.offline.reuses import Floats
 
-Floats = NDArray[np.float64]
 _UNLIMITED = 1 << 62  # blocks of a cache without limit
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 
 from spanlab.core.async_scheduler import make_scheduler
+from spanlab.core.backend import finished_prompts
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool
@@ -108,12 +109,8 @@ def _accepted(sequence: Sequence, drafts: int) -> int:
 
 def _ended(step: ScheduledStep, accepted_drafts: list[int]) -> list[Sequence]:
     decoded = zip(step.decodes, accepted_drafts, strict=True)
-    finished = [sequence for sequence, drafts in decoded if _is_finished(sequence, 1 + drafts)]
-    return [chunk.sequence for chunk in step.chunks if chunk.last and _is_finished(chunk.sequence, 1)] + finished
-
-
-def _is_finished(sequence: Sequence, more: int) -> bool:
-    return sequence.generated + more >= sequence.request.output_len
+    finished = [s for s, drafts in decoded if s.generated + 1 + drafts >= s.request.output_len]
+    return finished_prompts(step) + finished
 
 
 def _record_outcomes(decisions: Decisions, ended: list[Sequence]) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from spanlab.core.cache_spans import Layout, without_tails
 from spanlab.core.cost import CostOf
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
-from spanlab.core.placement import CacheForm, Departures
+from spanlab.core.placement import Departures
 from spanlab.core.prefix_index import shared_name
 from spanlab.core.request import Request
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.reuse_rules import ReuseRules, StorageRules
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.arms import Strategy
 
@@ -29,7 +29,7 @@ def departures(strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: 
     if not strategy.placement.foresees:
         return None
     unit = max(strategy.block_size, model.grid)
-    return Departures(future, CacheForm(_stored(rules), shared_name, unit, rules.last_token))
+    return Departures(future, StorageRules(_stored(rules), shared_name, unit, rules.last_token))
 
 
 def _stored(rules: ReuseRules) -> Layout:

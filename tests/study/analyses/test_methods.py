@@ -185,6 +185,6 @@ def test_no_arm_is_scored_against_logits_of_a_baseline_that_failed(alternate, tm
 
     monkeypatch.setattr(RealEngine, "_serve", fail_late)
     settings = (*SMALL, "only=[none,pic]", f"engine.alternate={alternate}")
-    with pytest.raises(ValueError, match="arms.none ran out of memory: no more memory"):
+    with pytest.raises(ValueError, match=r"arms\.none ran out of memory: no more memory"):
         run_study(compose("pic_answers", settings), "pic_answers", tmp_path, show=False)
     assert [path.read_bytes() for path in tmp_path.rglob("runs/pic.jsonl")] == [b""]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -57,10 +57,10 @@ class Candidates(Protocol[T]):
         ...
 
 
-class LeafCandidates(Candidates[Node], Protocol):
-    """Candidates among leaves, which the tree notifies of split edges."""
+class WatchingCandidates(Candidates[T], Protocol):
+    """Candidates of a kind that may be leaves, which the tree notifies of split edges."""
 
-    def split(self, upper: Node, lower: Node) -> None:
+    def split(self, upper: T, lower: T) -> None:
         """Record that the tree has split an edge: the new node `upper` was the top of `lower`."""
         ...
 
@@ -197,11 +197,7 @@ class EvictionFacts:
             capacity,
         )
 
-    def with_default_cost(self, cost: str) -> EvictionFacts:
-        """The same facts with another default cost."""
-        return replace(self, default_cost=cost)
-
-    def watched(self, leaves: LeafCandidates) -> LeafCandidates:
+    def watched(self, leaves: WatchingCandidates[Node]) -> WatchingCandidates[Node]:
         """Return `leaves` after registering them for the tree's split edges and removed nodes."""
         self.tree.watchers.append(leaves)
         return leaves

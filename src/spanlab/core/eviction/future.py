@@ -45,10 +45,8 @@ class Future:
                 self._users.setdefault(node, []).append(index)
 
     def _store(self, root: bytes, tokens: TokenString) -> Node:
-        if root not in self._roots:
-            self._roots[root] = self._tree.new_root()
-        stop = len(tokens) // self._block_size * self._block_size
-        return self._tree.extend(self._roots[root], tokens, stop, 0)
+        start = self._roots.setdefault(root, self._tree.new_root())
+        return self._tree.extend(start, tokens, len(tokens) // self._block_size * self._block_size, 0)
 
     def admitted(self, request: Request) -> None:
         """Remove an admitted request from the future."""

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic
 
 from spanlab.core.cost import COST
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
-from spanlab.core.eviction.lists import T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
 from spanlab.core.eviction_queue import EvictionQueue, Key
 
 

@@ -15,24 +15,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
-from spanlab.core.eviction.contract import Candidates, EvictionFacts, EvictionOrder, Kind, LeafCandidates
-from spanlab.core.eviction_queue import Key, Ranked
-
-T = TypeVar("T", bound=Ranked)
+from spanlab.core.eviction.contract import EvictionFacts, EvictionOrder, Kind, T, WatchingCandidates
+from spanlab.core.eviction_queue import Key
 
 
-class Order(Candidates[T], Protocol):
-    """Candidates of either kind, with splits."""
-
-    def split(self, upper: T, lower: T) -> None: ...
-
-
-def both(facts: EvictionFacts, make: Callable[[Kind[Any]], Order[Any]]) -> EvictionOrder:
+def both(facts: EvictionFacts, make: Callable[[Kind[Any]], WatchingCandidates[Any]]) -> EvictionOrder:
     """Return an order that applies one algorithm to leaves and, separately, to states."""
-    leaves: LeafCandidates = make(facts.leaves)
-    return EvictionOrder(facts.watched(leaves), make(facts.states))
+    return EvictionOrder(facts.watched(make(facts.leaves)), make(facts.states))
 
 
 class ListOrder(ABC, Generic[T]):

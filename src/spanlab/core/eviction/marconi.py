@@ -14,17 +14,17 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.checks import not_negative
 from spanlab.core.cost import COST
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
-from spanlab.core.eviction.lists import T, both
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.lists import both
 from spanlab.core.eviction_queue import Key
 
 
 @EVICTION_ORDERS.register("marconi", needs=(COST,))
 def marconi(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
     """The lowest recency + alpha · FLOPs saved per byte, both scaled to [0, 1] among the candidates."""
-    if alpha < 0:
-        raise ValueError(f"eviction_options.alpha={alpha}: expected 0 or more")
+    not_negative("eviction_options.alpha", alpha)
     return both(facts, lambda kind: Marconi(kind, alpha))
 
 
@@ -35,9 +35,8 @@ def segment_length(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
     For a state these are the tokens since the state above. Source: a fork of SGLang (abdelfattah-lab/sglang, pull
     request 3).
     """
-    if alpha < 0:
-        raise ValueError(f"eviction_options.alpha={alpha}: expected 0 or more")
-    return both(facts.with_default_cost("tokens"), lambda kind: Marconi(replace(kind, num_bytes=_unit_size), alpha))
+    not_negative("eviction_options.alpha", alpha)
+    return both(replace(facts, default_cost="tokens"), lambda kind: Marconi(replace(kind, num_bytes=_unit_size), alpha))
 
 
 def _unit_size(item: object) -> int:

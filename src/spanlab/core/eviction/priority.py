@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spanlab.checks import one_of
-from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind
-from spanlab.core.eviction.lists import T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind, T
 from spanlab.core.eviction.ranked_heap import RankedHeap
 from spanlab.core.eviction.retention import DEFAULT_PRIORITY, Retention, RetentionRules, parse_ranges
 from spanlab.core.eviction_queue import Key
@@ -41,12 +40,11 @@ def priority(
     output = Retention(0, None, decode, decode_seconds)
     output.check("eviction_options.decode")
     size = facts.tree.block_size
-    rules = RetentionRules(parse_ranges("eviction_options.ranges", ranges or []), output, size)
-    retention = RequestRetention(rules, facts.moment)
+    retention = RetentionRules(parse_ranges("eviction_options.ranges", ranges or []), output, size, facts.moment)
 
     def split(node: Node) -> list[Node]:
         """Split a new edge into nodes with one retention each."""
-        return [*[facts.tree.split(node, depth) for depth in retention.split_depths(node)], node]
+        return [*[facts.tree.split(node, depth) for depth in retention.split_depths(node.start, node.depth)], node]
 
     def of_state(state: State) -> Retention | None:
         return retention.at_block((state.position - 1) // size * size)
@@ -55,26 +53,6 @@ def priority(
     leaves = PriorityCandidates(facts.leaves, lambda node: retention.at_block(node.start), split, refreshes, moment)
     states = PriorityCandidates(facts.states, of_state, lambda state: [state], refreshes, moment)
     return EvictionOrder(facts.watched(leaves), states)
-
-
-class RequestRetention:
-    """Retention that the current request sets for the blocks of its path."""
-
-    def __init__(self, rules: RetentionRules, moment: Moment) -> None:
-        self._rules, self._moment = rules, moment
-
-    def at_block(self, start: int) -> Retention | None:
-        """The retention of the block that starts at a position; None where the request sets none."""
-        return self._rules.at_block(start, self._prompt)
-
-    def split_depths(self, node: Node) -> list[int]:
-        """Depths within a new edge at which the retention changes, increasing."""
-        return self._rules.split_depths(node.start, node.depth, self._prompt)
-
-    @property
-    def _prompt(self) -> int:
-        assert self._moment.request is not None, "entries are stored and used for a request"
-        return self._moment.request.num_tokens
 
 
 @dataclass

@@ -12,8 +12,8 @@ from operator import attrgetter
 import numpy as np
 
 from spanlab.checks import positive
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
-from spanlab.core.eviction.lists import ListOrder, T, both
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.lists import ListOrder, both
 
 
 @EVICTION_ORDERS.register("random")

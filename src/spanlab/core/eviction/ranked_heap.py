@@ -6,8 +6,7 @@ import heapq
 from collections.abc import Callable
 from typing import Generic
 
-from spanlab.core.eviction.contract import Kind
-from spanlab.core.eviction.lists import T
+from spanlab.core.eviction.contract import Kind, T
 from spanlab.core.eviction_queue import Key
 
 

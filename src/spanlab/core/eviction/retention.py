@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spanlab.checks import not_negative, positive
+from spanlab.core.moment import Moment
 
 MIN_PRIORITY, DEFAULT_PRIORITY, MAX_PRIORITY = 1, 35, 100
 
@@ -57,20 +58,17 @@ def parse_ranges(path: str, settings: Sequence[dict[str, Any]]) -> list[Retentio
 
 
 class RetentionRules:
-    """Retention of the blocks of a path: that of each block's first token."""
+    """Retention that the current request sets for the blocks of its path: that of each block's first token."""
 
-    def __init__(self, ranges: Sequence[Retention], output: Retention, block_size: int) -> None:
-        self._ranges, self._output, self._block_size = ranges, output, block_size
+    def __init__(self, ranges: Sequence[Retention], output: Retention, block_size: int, moment: Moment) -> None:
+        self._ranges, self._output, self._block_size, self._moment = ranges, output, block_size, moment
         self._starts = [retention.start for retention in ranges]
         bounds = {bound for retention in ranges for bound in (retention.start, retention.stop) if bound}
         self._changes = {self._block_from(bound) for bound in bounds}
 
-    def at_block(self, start: int, prompt: int) -> Retention | None:
-        """The retention of the block that starts at a position; None where no range contains it.
-
-        `prompt`  tokens of the path that are the prompt; later tokens are output
-        """
-        if start >= self._block_from(prompt):
+    def at_block(self, start: int) -> Retention | None:
+        """The retention of the block that starts at a position; None where the request sets none."""
+        if start >= self._output_start:
             return self._output
         index = bisect_right(self._starts, start) - 1
         if index < 0:
@@ -78,9 +76,15 @@ class RetentionRules:
         stop = self._ranges[index].stop
         return self._ranges[index] if stop is None or start < stop else None
 
-    def split_depths(self, start: int, stop: int, prompt: int) -> list[int]:
+    def split_depths(self, start: int, stop: int) -> list[int]:
         """Depths within a new edge `[start, stop)` at which the retention changes, increasing."""
-        return sorted(depth for depth in self._changes | {self._block_from(prompt)} if start < depth < stop)
+        return sorted(depth for depth in self._changes | {self._output_start} if start < depth < stop)
+
+    @property
+    def _output_start(self) -> int:
+        """The start of the first block of output tokens."""
+        assert self._moment.request is not None, "entries are stored and used for a request"
+        return self._block_from(self._moment.request.num_tokens)
 
     def _block_from(self, position: int) -> int:
         """The start of the first block that has no token before a position."""

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from spanlab.core.cost import COST
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
-from spanlab.core.eviction.lists import T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
 from spanlab.core.eviction.reuse_rates import ReuseClass, ReuseRates, interval_of
 from spanlab.core.eviction_queue import Key
 from spanlab.core.tree import Node, State

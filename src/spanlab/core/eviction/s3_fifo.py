@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from spanlab.checks import share
 from spanlab.core.eviction.chain import Chain
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
 from spanlab.core.eviction.ghosts import GhostList, Names
-from spanlab.core.eviction.lists import ListOrder, T, both
+from spanlab.core.eviction.lists import ListOrder, both
 
 MAX_USES, MOVES_AT = 3, 2  # limit of the two-bit counter; uses that move an entry from the small to the main queue
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from spanlab.checks import share
 from spanlab.core.eviction.chain import Chain
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
-from spanlab.core.eviction.lists import ListOrder, T, both
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.lists import ListOrder, both
 
 
 @EVICTION_ORDERS.register("slru")

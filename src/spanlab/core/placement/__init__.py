@@ -11,12 +11,11 @@ from spanlab.core.placement.contract import (
     Rule,
     Union,
 )
-from spanlab.core.placement.departures import CacheForm, Departures
-from spanlab.core.placement.dynamic_program import SOLVERS, Dp, DynamicProgram, Solution
+from spanlab.core.placement.departures import Departures
+from spanlab.core.placement.dynamic_program import Dp, DynamicProgram
 from spanlab.core.placement.following import PROGRESS, Following, chunk_end, decode_interval, response_end
 from spanlab.core.placement.planner import Planner, learned, planned
 from spanlab.core.placement.published_solver import solve_as_published
-from spanlab.core.placement.retention import retention
 from spanlab.core.placement.rules import (
     balanced,
     boundary,
@@ -26,18 +25,17 @@ from spanlab.core.placement.rules import (
     last,
     no_states,
     powers_of_two,
+    retention,
+    second_hit,
     square_root,
     tail,
 )
-from spanlab.core.placement.second_hit import second_hit
 from spanlab.core.placement.shared_budget import SharedBudget
 
 __all__ = [
     "PLACEMENTS",
     "PROGRESS",
-    "SOLVERS",
     "ArmFacts",
-    "CacheForm",
     "Checked",
     "Clairvoyant",
     "Departures",
@@ -50,7 +48,6 @@ __all__ = [
     "PrefillInfo",
     "Rule",
     "SharedBudget",
-    "Solution",
     "Union",
     "balanced",
     "boundary",

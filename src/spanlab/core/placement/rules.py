@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, PrefillInfo, Rule
 
@@ -84,5 +85,44 @@ def branch_else_last(*, facts: ArmFacts) -> Rule:
     def positions(prefill: PrefillInfo) -> tuple[int]:
         branch = min(prefill.matched, prefill.prompt - 1) // grid * grid
         return (branch,) if branch > prefill.resume else (prefill.prompt,)
+
+    return Rule(positions)
+
+
+@PLACEMENTS.register("retention")
+def retention(interval: int | None = None, *, facts: ArmFacts) -> Rule:
+    """`retention`: the last boundary, the junction and, with `interval`, one state per `interval` tokens.
+
+    A repeated prompt computes its last token, so the last boundary at which it can resume is before that token. The
+    junction is the end of a shared prefix that has no state there. Source: vLLM 0.32.0, `MambaManager`, and
+    vllm-project/vllm#45845, #52216, where 0 became the default.
+    """
+    unit = facts.unit
+
+    def positions(prefill: PrefillInfo) -> Sequence[int]:
+        boundary = (prefill.prompt - 1) // unit * unit
+        junction = min(prefill.matched // unit * unit, boundary)
+        chosen = {boundary, junction if junction > prefill.resume else 0}
+        if interval is not None:
+            chosen.update(range(interval, prefill.prompt + 1, interval))
+        return sorted(chosen - {0})
+
+    return Rule(positions)
+
+
+@PLACEMENTS.register("second_hit")
+def second_hit(interval: int | None = None) -> Rule:
+    """`second_hit`: where the prompt diverges from all earlier ones and, with `interval`, at multiples before.
+
+    A prefix that is used once costs no state. Compare vLLM's junction (vllm-project/vllm#37898) and branch snapshots
+    (NVIDIA/TensorRT-LLM#18272). They depend on the stored prefix; this rule depends on all earlier prompts, so that an
+    evicted prefix gets its state at the next use.
+    """
+
+    def positions(prefill: PrefillInfo) -> Sequence[int]:
+        if prefill.seen <= prefill.resume:
+            return ()
+        between = () if interval is None else range(interval, prefill.seen, interval)
+        return [*between, prefill.seen]
 
     return Rule(positions)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from spanlab.core.eviction.path_names import PathNames
-from spanlab.core.policies.over_tiers import OverTiers, PrefillSteps
+from spanlab.core.policies.over_tiers import OverTiers, PrefillSteps, WaitingRequest
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, TreeAllocation, combine_plans
@@ -20,15 +19,6 @@ from spanlab.core.store import Store
 from spanlab.core.tiers.load import Load, LoadNote
 from spanlab.core.tiers.tiers import Tiers
 from spanlab.core.tree import Node, State
-
-
-@dataclass(slots=True, eq=False)
-class _WaitingRequest:
-    """A request that waits for the load of its state, since the time `since` in nanoseconds."""
-
-    allocation: TreeAllocation
-    note: LoadNote
-    since: int
 
 
 class BackfilledPolicy(OverTiers[TreePolicy]):
@@ -39,7 +29,7 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         self._names = PathNames()
         tree.store.tree.watchers.append(self._names)
         tree.store.on_stored, tree.store.before_drop = self._stored, self._leaving
-        self._waiting: dict[Load, _WaitingRequest] = {}
+        self._waiting: dict[Load, WaitingRequest] = {}
 
     @property
     def store(self) -> Store:
@@ -123,22 +113,15 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
             insort(allocation.captures, span_plan.resume)
             allocation.state_bytes += store.state_bytes
         allocation.loading = True
-        self._waiting[load] = _WaitingRequest(allocation, note, now)
+        self._waiting[load] = WaitingRequest(allocation, note, now)
 
     def _arrive(self) -> None:
         """Make requests with completed loads ready to run."""
         for load in self.tiers.ended():
-            waiting = self._waiting.pop(load)
-            waiting.allocation.loading = False
-            waiting.note.critical_ns += load.ended_at - waiting.since
+            self._waiting.pop(load).loaded(load)
 
     def next_arrival(self) -> int | None:
-        """Return when the next load ends, if no further transfer begins; None without loads."""
         return min([self.tiers.load_ends_at(load) for load in self._waiting], default=None)
-
-    def step_duration(self, duration_ns: int) -> int:
-        """Return the duration unchanged: requests wait for loads before they run, steps do not."""
-        return duration_ns
 
 
 def _evicted_states(node: Node, above: int, limit: int) -> Iterator[tuple[Node, int]]:

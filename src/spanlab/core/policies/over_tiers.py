@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from spanlab.core.need import Need
-from spanlab.core.protocol import Policy
+from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
@@ -19,15 +21,24 @@ from spanlab.core.tiers.tiers import Tiers
 PrefillSteps = Callable[[int, int], Sequence[int]]
 
 
-class CheckedPolicy(Policy, Protocol):
-    """A policy with a self-check."""
-
-    def check(self) -> None:
-        """Verify the counts by recounting."""
-        ...
+P = TypeVar("P", bound=BlockPolicy | TreePolicy)
 
 
-P = TypeVar("P", bound=CheckedPolicy)
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """A request that waits for `num_loads` loads, since the time `since` in nanoseconds."""
+
+    allocation: Any
+    note: LoadNote
+    since: int
+    num_loads: int = 1
+
+    def loaded(self, load: Load) -> None:
+        """Count a load that has ended; after the last one the request is ready to run."""
+        self.num_loads -= 1
+        if not self.num_loads:
+            self.allocation.loading = False
+            self.note.critical_ns += load.ended_at - self.since
 
 
 class OverTiers(ABC, Generic[P]):
@@ -59,6 +70,14 @@ class OverTiers(ABC, Generic[P]):
     @abstractmethod
     def _arrive(self) -> None:
         """Make requests ready to run whose loads have ended."""
+
+    @abstractmethod
+    def next_arrival(self) -> int | None:
+        """Return when the next awaited load ends, if no further transfer begins; None without one."""
+
+    def step_duration(self, duration_ns: int) -> int:
+        """Return the nanoseconds of the scheduled step, which computes for `duration_ns`, with the loads it follows."""
+        return duration_ns
 
     def _note(self, request: Request) -> LoadNote:
         """Return the note of a request, which exists from its first admission on."""

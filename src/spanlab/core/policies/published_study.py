@@ -8,7 +8,7 @@ from spanlab.core.cache_spans import CacheSpan, whole
 from spanlab.core.ledger import Ledger
 from spanlab.core.placement import Placer
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import RootKey
+from spanlab.core.prefix_index import RootKey, root_name
 from spanlab.core.request import Request
 from spanlab.core.reuse import CacheSpanPlan, ReusePlan, TreeAllocation
 from spanlab.core.reuse_rules import ReuseRules
@@ -65,7 +65,8 @@ class PrivateIndex:
         return max(matches, key=lambda match: match[1], default=(self._tree.new_root(), 0))
 
     def insertion_root(self, request: Request, cache_span: CacheSpan) -> Node:
-        key, root = self.key(request, cache_span), self._tree.new_root()
+        key = self.key(request, cache_span)
+        root = self._tree.new_root(root_name(key))
         stored = [other for other in self._roots.get(key, ()) if other.children]
         self._roots[key] = [*stored, root]
         return root

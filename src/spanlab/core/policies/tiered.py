@@ -13,7 +13,7 @@ from spanlab.core.policies.block_plan import BlockAllocation, BlockPlan
 from spanlab.core.policies.block_pool import Block, BlockKey
 from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.over_tiers import OverTiers, PrefillSteps
+from spanlab.core.policies.over_tiers import OverTiers, PrefillSteps, WaitingRequest
 from spanlab.core.request import Request
 from spanlab.core.tiers.load import Load, LoadNote, overlapped
 from spanlab.core.tiers.tiers import Tiers
@@ -24,17 +24,7 @@ class _Arrival:
     """The blocks that a running load fills, and the requests that wait for them."""
 
     blocks: list[tuple[BlockKey, Block]]
-    waiting: list[_WaitingRequest] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _WaitingRequest:
-    """A request that waits for `num_loads` loads, since the time `since` in nanoseconds."""
-
-    allocation: BlockAllocation
-    note: LoadNote
-    since: int
-    num_loads: int
+    waiting: list[WaitingRequest] = field(default_factory=list)
 
 
 class TieredPolicy(OverTiers[BlockPolicy]):
@@ -143,7 +133,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         allocation = self._policy.allocate(plan, now, generated, drafts)
         self._pool.free(resident)
         assert allocation is not None, "a plan that fits also fits after its loads are allocated"
-        self._wait_for(loads, _WaitingRequest(allocation, note, now, len(loads)))
+        self._wait_for(loads, WaitingRequest(allocation, note, now, len(loads)))
         self.tiers.used(keys, now)
         self.tiers.settle(now)
         self._arrive()
@@ -175,7 +165,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
             self._pool.publish(key.group, [block], [key.digest])
         self._pool.free([block for _, block in reversed(blocks)])
 
-    def _wait_for(self, loads: list[Load], waiting: _WaitingRequest) -> None:
+    def _wait_for(self, loads: list[Load], waiting: WaitingRequest) -> None:
         """Make a request wait for running loads."""
         waiting.allocation.loading = bool(loads)
         for load in loads:
@@ -191,13 +181,9 @@ class TieredPolicy(OverTiers[BlockPolicy]):
                 del self._loading[key]
             self._publish(arrival.blocks)
             for waiting in arrival.waiting:
-                waiting.num_loads -= 1
-                waiting.allocation.loading = waiting.num_loads > 0
-                if not waiting.num_loads:
-                    waiting.note.critical_ns += load.ended_at - waiting.since
+                waiting.loaded(load)
 
     def next_arrival(self) -> int | None:
-        """Return when the next awaited load ends, if no further transfer begins; None without one."""
         return min([self.tiers.load_ends_at(load) for load in self._arrivals], default=None)
 
     def step_duration(self, duration_ns: int) -> int:

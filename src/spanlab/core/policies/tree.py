@@ -11,7 +11,7 @@ from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
 from spanlab.core.placement import Placer, PrefillInfo
 from spanlab.core.policies.captures import Captures
-from spanlab.core.policies.held_states import RequestStates
+from spanlab.core.policies.request_states import RequestStates
 from spanlab.core.policies.tree_match import Matcher
 from spanlab.core.policies.tree_need import need_of, private_tokens, working_map_bytes
 from spanlab.core.prefix_index import PrefixIndex, RootKey

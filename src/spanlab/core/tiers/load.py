@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
+from spanlab.core.tiers.link import Transfer
 from spanlab.core.tiers.tier import Key
-
-
-class Transfer(Protocol):
-    """Bytes in flight."""
-
-    @property
-    def ends_at(self) -> int: ...
-
-
-class Link(Protocol):
-    """Moves the bytes of one tier; times are nanoseconds that never decrease."""
-
-    def begin(self, num_bytes: int, now: int) -> Transfer: ...
-
-    def advance(self, now: int) -> Sequence[Transfer]:
-        """Return the transfers that have ended by now and were not returned before, in order."""
-        ...
-
-    def ends_at(self, transfer: Any) -> int:
-        """Return when a transfer ends if no other begins before."""
-        ...
-
-    def delay(self, num_bytes: int) -> int:
-        """Return the nanoseconds of a further transfer at the share of the bandwidth that it would get now."""
-        ...
-
-    def mean_in_flight(self, now: int) -> float:
-        """Return the mean number of transfers in flight over the time from zero to `now`."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from spanlab.core.tiers.load import Link, Load, Transfer
+from spanlab.core.tiers.link import Link, Transfer
+from spanlab.core.tiers.load import Load
 from spanlab.core.tiers.tier import Key, Tier
 
 

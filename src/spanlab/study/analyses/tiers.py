@@ -12,6 +12,7 @@ from spanlab import build
 from spanlab.build.tiers import build_prefill_time, tiers_of
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.tiers.link import Link
 from spanlab.core.tiers.load import overlapped
 from spanlab.core.tiers.rules import TierRules
 from spanlab.report.analyses.tiers import arms_table, break_even_table, points_table, tiers_table
@@ -21,7 +22,6 @@ from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.numbers.results import ArmResult
 from spanlab.study.output.arm_files import Cell
-from spanlab_sim.link import Link
 from spanlab_sim.prefill_time import PrefillTime, break_even_tokens
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import whole
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.offline.forest import StorageRules
+from spanlab.core.reuse_rules import StorageRules
 from spanlab.offline.infinite import prefix_rules, salted_parent
 
 

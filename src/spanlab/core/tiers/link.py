@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-Due = list[tuple[float, int, "LinkTransfer"]]  # a heap; the number keeps the order of equal ones
+Due = list[tuple[float, int, "Transfer"]]  # a heap; the number keeps the order of equal ones
 
 
 @dataclass(slots=True, eq=False)
-class LinkTransfer:
+class Transfer:
     """Bytes in flight. `ends_at` is when the last byte arrives if no other transfer begins before."""
 
     num_bytes: int
@@ -57,7 +57,7 @@ class _Flow:
         self.area += len(self) * (until - self.time)
         self.time = until
 
-    def next_event(self, until: float) -> tuple[bool, LinkTransfer | None]:
+    def next_event(self, until: float) -> tuple[bool, Transfer | None]:
         """Process the next join or end up to `until`: whether there was one, and the transfer that has ended."""
         join, end = self.joining[0][0] if self.joining else math.inf, self.first_end()
         if not len(self) or min(join, end) > until:
@@ -81,21 +81,21 @@ class Link:
     def __init__(self, bytes_per_s: float, latency_s: float = 0.0) -> None:
         self._latency_ns = round(latency_s * 1e9)
         self._flow = _Flow(1e9 / bytes_per_s)
-        self._ended: list[LinkTransfer] = []
+        self._ended: list[Transfer] = []
         self._begun = 0
         self._ends_known = True  # whether `ends_at` of those in flight is up to date
 
-    def begin(self, num_bytes: int, now: int) -> LinkTransfer:
+    def begin(self, num_bytes: int, now: int) -> Transfer:
         """Begin a transfer; `now` never decreases."""
         self._run(now)
         self._flow.move_to(now)
-        transfer = LinkTransfer(num_bytes, now)
+        transfer = Transfer(num_bytes, now)
         self._begun += 1
         heappush(self._flow.joining, (now + self._latency_ns, self._begun, transfer))
         self._ends_known = False
         return transfer
 
-    def advance(self, now: int) -> list[LinkTransfer]:
+    def advance(self, now: int) -> list[Transfer]:
         """Return the transfers that have ended by now and were not returned before, in order."""
         self._run(now)
         ended, self._ended = self._ended, []
@@ -104,7 +104,7 @@ class Link:
     def _run(self, now: int) -> None:
         self._ended += _run(self._flow, now)
 
-    def ends_at(self, transfer: LinkTransfer) -> int:
+    def ends_at(self, transfer: Transfer) -> int:
         """Return when a transfer ends if no other begins before."""
         if not self._ends_known:
             _run(self._flow.copy(), math.inf)
@@ -120,7 +120,7 @@ class Link:
         return (self._flow.area + len(self._flow) * (now - self._flow.time)) / now if now else 0.0
 
 
-def _run(flow: _Flow, until: float) -> list[LinkTransfer]:
+def _run(flow: _Flow, until: float) -> list[Transfer]:
     """Process every event up to a time; returns the transfers that end."""
     ended = []
     happened = True
