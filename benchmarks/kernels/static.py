@@ -37,7 +37,7 @@ def launch(kernel: str, rows: int, head_dim: int) -> None:
     import torch
 
     from spanlab_kernels.angles import angle_table
-    from spanlab_kernels.attention import Group, Span, span_batch, triton
+    from spanlab_kernels.attention import Group, Scores, Span, span_batch, triton
     from spanlab_kernels.testing import inverse_powers
 
     pages = torch.empty(KEYS // PAGE, PAGE, KV_HEADS, head_dim, dtype=torch.bfloat16)
@@ -50,7 +50,7 @@ def launch(kernel: str, rows: int, head_dim: int) -> None:
         return
     batch = span_batch([Group(range(KEYS - rows, KEYS), [Span(0, KEYS, 0, range(len(pages)))])], page_size=PAGE)
     table = angle_table(inverse_powers(head_dim), KEYS + 1)
-    triton.attend(query, pages, pages, batch, form=kernel, table=table, scale=0.1, interleaved=False)
+    triton.attend(query, pages, pages, batch, Scores(kernel, table, 0.1, interleaved=False))
 
 
 def measure(capability: int, dims: list[int]) -> list[dict[str, Any]]:

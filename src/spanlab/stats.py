@@ -19,6 +19,16 @@ class Interval(NamedTuple):
     low: float | None
     high: float | None
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both bounds; None where either is missing."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def clipped(self) -> Interval:
+        """Return the interval of a share: its bounds clipped to 0 to 1."""
+        ends = self.ends
+        return Interval(self.mean, max(ends[0], 0.0), min(ends[1], 1.0)) if ends else self
+
 
 def t_interval(values: Values, level: float = 0.95) -> Interval:
     """Mean and two-sided Student t interval: mean ± t(n − 1, (1 + level) / 2) · s / √n, s with n − 1.
@@ -54,10 +64,9 @@ def paired_ratio_interval(numerators: Values, denominators: Values) -> Interval:
     for key, values in (("numerators", above), ("denominators", below)):
         if not (values > 0).all():
             raise ValueError(f"stats.{key} has {values.min()}, expected positive values.")
-    mean, low, high = t_interval(np.log(above / below))
-    if low is None or high is None:
-        return Interval(math.exp(mean), None, None)
-    return Interval(math.exp(mean), math.exp(low), math.exp(high))
+    mean, *ends = t_interval(np.log(above / below))
+    low, high = (None if end is None else math.exp(end) for end in ends)
+    return Interval(math.exp(mean), low, high)
 
 
 def percentile(values: Values, percent: float) -> float:

@@ -29,7 +29,7 @@ from spanlab.engine.graphs import spare_pages
 from spanlab.engine.load import named_config, random_model
 from spanlab.engine.map_forms import form_of
 from spanlab.engine.map_pool import MapShape, SpanMaps
-from spanlab.engine.model import SpanModel
+from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.sizing import pool_pages
@@ -219,7 +219,7 @@ def _study() -> Study:
 def study_of(model: SpanModel) -> Study:
     """All methods for a model."""
     study = deepcopy(_study())
-    study.model = model.spec()
+    study.model = spec_of(model.name, model.config, model.dtype)
     return study
 
 

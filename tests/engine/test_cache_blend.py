@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.engine.deviation import DeviationChooser
+from spanlab.engine.row_chooser import RowChooser
 
 from .factories import HEAD, arm, document, make_request, make_small, permutations, questions, rows_of_layers, run, text
 from .oracles import blending, run_checked
@@ -30,18 +30,18 @@ forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 @pytest.fixture
-def watched(monkeypatch) -> list[DeviationChooser]:
+def watched(monkeypatch) -> list[RowChooser]:
     """Every chooser that runs, each with `measured` (layer order) and `history`, the rows kept before and after."""
     seen: list[Watched] = []
 
-    class Watched(DeviationChooser):
+    class Watched(RowChooser):
         def __init__(self, *inputs) -> None:
             super().__init__(*inputs)
             self.measured, self.history, self.free = [], [self.rows], self._free
             seen.append(self)
 
-        def measure(self, new, stored) -> None:
-            super().measure(new, stored)
+        def rank(self, scores) -> None:
+            super().rank(scores)
             self.measured.append(self._scores[self.free[self.rows]])
 
         def keep(self, layer):
@@ -49,7 +49,7 @@ def watched(monkeypatch) -> list[DeviationChooser]:
             self.history.append(self.rows)
             return chosen
 
-    monkeypatch.setattr("spanlab.engine.measured_repair.DeviationChooser", Watched)
+    monkeypatch.setattr("spanlab.engine.blend.RowChooser", Watched)
     return seen
 
 
@@ -94,7 +94,7 @@ def test_nothing_deviates_in_the_first_layer(monkeypatch, watched, block_size, n
     requests = questions(permutations(3), LENGTHS)
     repair = {"kind": "deviation", "ratio": 0.15, **BETWEEN}
     result = run(make_small(layers=LAYERS), arm(name, block_size, repair), requests[:1])
-    monkeypatch.setattr(DeviationChooser, "measures", lambda self, layer: layer < self._first)
+    monkeypatch.setattr(RowChooser, "measures", lambda self, layer: layer < self._first)
     result.serve(requests[1:])
     warm = [chooser for chooser in watched if chooser.measured and len(chooser.measured) == 2]
     assert len(warm) == len(requests) - 1

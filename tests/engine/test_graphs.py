@@ -13,10 +13,10 @@ import torch
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
-from spanlab.engine import attention_metadata
+from spanlab.engine import attention_metadata, graphs
 from spanlab.engine.decode_recurrence import DecodeRecurrence
-from spanlab.engine.decode_rows import DecodeRows
-from spanlab.engine.graphs import CudaGraphs, Padded, PaddedRows
+from spanlab.engine.decode_rows import TailRows
+from spanlab.engine.graphs import CudaGraphs, Padded
 from spanlab.engine.settings import EngineSettings
 from spanlab.engine.slab import PADDING_ROW
 
@@ -146,14 +146,15 @@ def test_first_work_of_a_key_serves_all_later_steps(model, strategy):
 
 def test_rows_and_spans_are_padded_to_powers_of_two(monkeypatch):
     sizes = set()
-    made = PaddedRows.__init__
+    pad = graphs.pad_rows
 
-    def noted(rows, tails: DecodeRows, *more):
-        made(rows, tails, *more)
+    def noted(tails: TailRows, *more):
+        rows = pad(tails, *more)
         assert len(rows.slots) >= len(tails.slots) and len(rows.independent) == len(rows.groups.of_span.index)
         sizes.add((len(tails.slots), len(rows.slots), len(rows.independent)))
+        return rows
 
-    monkeypatch.setattr(PaddedRows, "__init__", noted)
+    monkeypatch.setattr(graphs, "pad_rows", noted)
     run(make_small(), arm("pic"), questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=3), rules=RULES, decode="padded")
     requests = questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=3, at=0)
     run(make_small(), arm("pic"), requests, rules=RULES, decode="padded")

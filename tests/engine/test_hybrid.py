@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
 from spanlab.engine.load import load_model, named_config
+from spanlab.engine.model import spec_of
 from spanlab.engine.oracle import causal_attend
 from spanlab.engine.recurrent import Recurrence, StateScan
 from spanlab.engine.settings import EngineSettings
@@ -223,7 +224,10 @@ def test_a_slot_knows_what_it_has_seen():
 def test_a_state_weighs_what_the_spec_says():
     for kind in KINDS:
         model = make_hybrid(kind)
-        assert StatePool(model.state_shape, model.dtype, "cpu").slot_bytes == model.spec().state_bytes
+        assert (
+            StatePool(model.state_shape, model.dtype, "cpu").slot_bytes
+            == spec_of(model.name, model.config, model.dtype).state_bytes
+        )
 
 
 # -- stored weights ---------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_sizes_are_those_of_the_config(make_model):
     model = make_model("tiny")
     assert (model.layers, model.query_heads, model.kv_heads, model.head_dim) == (4, 8, 2, 32)
     assert (model.vocab_size, model.context) == (2048, 65536)
-    assert model.spec().kv_bytes_per_token == 4 * 2 * 2 * 32 * 4
+    assert spec_of(model.name, model.config, model.dtype).kv_bytes_per_token == 4 * 2 * 2 * 32 * 4
     assert model.scales == (32**-0.5,) * 4
 
 

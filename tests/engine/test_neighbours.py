@@ -29,7 +29,7 @@ def choosers(monkeypatch) -> list[RowChooser]:
             super().__init__(*given)
             seen.append(self)
 
-    monkeypatch.setattr("spanlab.engine.measured_repair.RowChooser", Watched)
+    monkeypatch.setattr("spanlab.engine.blend.RowChooser", Watched)
     return seen
 
 

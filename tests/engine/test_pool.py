@@ -1,8 +1,6 @@
-"""Reference counts, slots, writes, copies and checksums of pages."""
+"""Allocation, writes, copies and checksums of pages."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import pytest
 import torch
@@ -28,6 +26,12 @@ def flat(pages: torch.Tensor) -> torch.Tensor:
     return pages.reshape(-1, *pages.shape[2:])
 
 
+def slots_of(pages, start: int, stop: int) -> torch.Tensor:
+    """Slots of tokens [start, stop) in these pages."""
+    tokens = torch.arange(start, stop)
+    return torch.tensor(pages)[tokens // SHAPE.page_size] * SHAPE.page_size + tokens % SHAPE.page_size
+
+
 def test_pages_are_taken_all_or_none():
     pool = make_pool()
     first = pool.allocate(7)
@@ -37,63 +41,34 @@ def test_pages_are_taken_all_or_none():
     assert sorted([*first, *pool.allocate(3)]) == list(range(10))
 
 
-def test_a_page_is_free_once_nobody_refers_to_it():
-    pool = make_pool()
-    first, second = pool.allocate(2)
-    pool.share([first, first, second])
-    pool.free([first, second])
-    pool.free([first])
-    assert (pool.references(first), pool.references(second), pool.free_pages) == (1, 1, 8)
-    pool.free([first, second])
-    assert (pool.references(first), pool.references(second), pool.free_pages) == (0, 0, 10)
-
-
-def test_a_page_given_twice_at_once_loses_two_references():
+def test_giving_too_often_is_noticed():
     pool = make_pool()
     pages = pool.allocate(1)
-    pool.share(pages)
-    pool.free([*pages, *pages])
-    assert pool.free_pages == 10
-
-
-def test_giving_too_often_and_sharing_what_is_free_are_noticed():
-    pool = make_pool()
-    pages = pool.allocate(1)
+    with pytest.raises(AssertionError, match="more often than it was held"):
+        pool.free([*pages, *pages])
     pool.free(pages)
     with pytest.raises(AssertionError, match="more often than it was held"):
         pool.free(pages)
-    with pytest.raises(AssertionError, match="a free page was shared"):
-        make_pool().share([3])
 
 
-def test_references_agree_with_a_count_by_hand_over_random_use():
-    pool, references, chance = make_pool(), Counter(), torch.Generator().manual_seed(1)
+def test_free_pages_agree_with_a_count_by_hand_over_random_use():
+    pool, allocated, chance = make_pool(), set(), torch.Generator().manual_seed(1)
     for _ in range(500):
-        choice = int(torch.randint(3, (), generator=chance))
-        some = [page for page in references if torch.rand((), generator=chance) < 0.5]
-        if choice == 0 and pool.free_pages >= 2:
-            allocated = pool.allocate(2)
-            assert not references.keys() & set(allocated), "a held page was handed out"
-            references.update(allocated)
-        elif choice == 1:
-            pool.share(some)
-            references.update(some)
+        if torch.rand((), generator=chance) < 0.5 and pool.free_pages >= 2:
+            pages = set(pool.allocate(2).tolist())
+            assert not allocated & pages, "an allocated page was handed out"
+            allocated |= pages
         else:
-            pool.free(some)
-            references = +(references - Counter(some))
-        assert [pool.references(page) for page in range(10)] == [references[page] for page in range(10)]
-        assert pool.free_pages == 10 - len(references)
-
-
-def test_slots_follow_the_pages():
-    assert make_pool().slots([7, 2, 5], 2, 10).tolist() == [30, 31, 8, 9, 10, 11, 20, 21]
-    assert make_pool().slots([7], 4, 4).tolist() == []
+            some = {page for page in allocated if torch.rand((), generator=chance) < 0.5}
+            pool.free(list(some))
+            allocated -= some
+        assert pool.free_pages == 10 - len(allocated)
 
 
 def test_what_is_written_lies_in_its_layer_and_slots_only():
     pool = make_pool()
     keys, values = rows(5)
-    slots = pool.slots([7, 2], 1, 6)
+    slots = slots_of([7, 2], 1, 6)
     pool.write(1, slots, keys, values)
     assert torch.equal(flat(pool.keys(1))[slots], keys)
     assert torch.equal(flat(pool.values(1))[slots], values)
@@ -106,7 +81,7 @@ def test_strided_rows_are_written_as_they_read():
     pool = make_pool()
     keys, values = (states.transpose(0, 1).contiguous().transpose(0, 1) for states in rows(4))
     assert not keys.is_contiguous()
-    pool.write(0, pool.slots([3], 0, 4), keys, values)
+    pool.write(0, slots_of([3], 0, 4), keys, values)
     assert torch.equal(pool.keys(0)[3], keys)
 
 
@@ -115,7 +90,7 @@ def test_a_copy_is_equal_in_all_layers_and_leaves_the_rest():
     for layer in range(3):
         pool.write(layer, torch.arange(40), *rows(40, seed=layer))
     before = [(pool.keys(layer).clone(), pool.values(layer).clone()) for layer in range(3)]
-    source, target = pool.slots([4, 1], 0, 6), pool.slots([9, 0], 2, 8)
+    source, target = slots_of([4, 1], 0, 6), slots_of([9, 0], 2, 8)
     pool.copy(source, target)
     for layer, states in enumerate(before):
         for now, then in zip((pool.keys(layer), pool.values(layer)), states, strict=True):
@@ -139,10 +114,9 @@ def test_poisoned_pages_are_nan_until_written_and_when_free_again():
     pool = make_pool(poison=True)
     assert pool.keys(2).isnan().all() and pool.values(0).isnan().all()
     pages = pool.allocate(2)
-    pool.write(0, pool.slots(pages, 0, 8), *rows(8))
+    pool.write(0, slots_of(pages, 0, 8), *rows(8))
     assert not pool.keys(0)[pages].isnan().any()
-    pool.share(pages[:1])
-    pool.free(pages)
+    pool.free(pages[1:])
     assert not pool.keys(0)[pages[0]].isnan().any()
     assert pool.keys(0)[pages[1]].isnan().all() and pool.values(0)[pages[1]].isnan().all()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from spanlab_kernels.angles import angle_table
-from spanlab_kernels.attention import Group, Span, SpanBatch, span_batch
+from spanlab_kernels.attention import Group, Scores, Span, SpanBatch, span_batch
 from spanlab_kernels.testing import RopeCase, agrees, fresh, inverse_powers, random_tensor
 
 SCALE = 0.125
@@ -201,6 +201,13 @@ def store(content: Content, form: str, device="cpu", seed: int = 0) -> tuple[Ten
 
 def _slots(pages, offset, length, size):
     return torch.tensor([pages[(offset + j) // size] * size + (offset + j) % size for j in range(length)])
+
+
+def direct(implementation):
+    """An implementation with the arguments of `attention.attend`, called without its checks."""
+    return lambda *inputs, form, table, scale, interleaved=False: implementation(
+        *inputs, Scores(form, table, scale, interleaved)
+    )
 
 
 def run(attend, content: Content, form: str, device="cpu", seed: int = 0) -> tuple[Tensor, Tensor]:

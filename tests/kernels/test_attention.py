@@ -19,13 +19,14 @@ from .attention_layouts import (
     Shape,
     Use,
     assert_is_dense,
+    direct,
     fill,
     in_a_row,
     rotate,
     run,
 )
 
-PATHS = {"reference": reference.attend, "cpu": attention.attend, "kernel": compiled.attend}
+PATHS = {"reference": direct(reference.attend), "cpu": attention.attend, "kernel": direct(compiled.attend)}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -65,7 +66,7 @@ def test_flex_attention_agrees(layout, form):
 
 def test_outputs_merged_in_blocks_are_dense(monkeypatch):
     monkeypatch.setattr(cpu, "MERGED_ROWS", 20)  # two spans for nine rows
-    assert_is_dense(fill(in_a_row([63, 70, 9, 80, 31], 9), SHAPES[0]), "QR", cpu.attend)
+    assert_is_dense(fill(in_a_row([63, 70, 9, 80, 31], 9), SHAPES[0]), "QR", direct(cpu.attend))
 
 
 @pytest.mark.parametrize("form", FORMS)

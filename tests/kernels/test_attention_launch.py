@@ -10,7 +10,7 @@ from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.attention.blocks import Blocks
 from spanlab_kernels.attention.work import AHEAD, count_work, list_tiles
 
-from .attention_layouts import LAYOUTS, SHAPES, Shape, assert_is_dense, fill, in_a_row
+from .attention_layouts import LAYOUTS, SHAPES, Shape, assert_is_dense, direct, fill, in_a_row
 
 SHAPE = Shape(head_dim=16, rotary_dim=8, kv_heads=2, group_heads=3)
 
@@ -54,7 +54,7 @@ SPLIT = ["prefill and decode", "decode", "rows that see nothing", "chunk within 
 )
 def test_pieces_merge_to_the_whole(split, layout, form):
     content = fill(LAYOUTS[layout], Shape(head_dim=16, rotary_dim=8))
-    assert_is_dense(content, form, compiled.attend)
+    assert_is_dense(content, form, direct(compiled.attend))
     assert max(int(work.pieces.max()) for work in split) > 1
     assert all(int(work.starts[-1]) <= work.max_pieces for work in split)
 
@@ -82,14 +82,14 @@ def library_queries(monkeypatch):
 @pytest.mark.parametrize("shape", [SHAPE, pytest.param(SHAPES[4], marks=pytest.mark.slow)], ids=str)
 def test_rotated_copies_are_dense(library_queries, shape, layout, contiguous, form):
     content = fill(LAYOUTS[layout], shape)
-    assert_is_dense(content, form, compiled.attend)
+    assert_is_dense(content, form, direct(compiled.attend))
     assert bool(library_queries) == contiguous
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_more_heads_than_a_tile_has_rows(rows):
     content = fill(in_a_row([40, 9], rows), Shape(head_dim=16, rotary_dim=16, group_heads=71))
-    assert_is_dense(content, "QR", compiled.attend)
+    assert_is_dense(content, "QR", direct(compiled.attend))
 
 
 # products read rows from registers; two groups of warps share them
@@ -111,4 +111,4 @@ def test_large_tiles_are_dense_for_every_target(monkeypatch, target, shape):
     monkeypatch.setattr(compiled, "shares_rows", lambda device: shared)
     monkeypatch.setattr(compiled, "blocks", lambda *arguments: Blocks(64, 32, 8, 2))
     content = fill(LAYOUTS["chunk behind three documents"], shape)
-    assert_is_dense(content, "QR", compiled.attend)
+    assert_is_dense(content, "QR", direct(compiled.attend))

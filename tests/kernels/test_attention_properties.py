@@ -12,10 +12,10 @@ from spanlab_kernels.attention import FORMS, Group, Span, attend, span_batch
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.testing import inverse_powers
 
-from .attention_layouts import Layout, Prompt, Shape, Use, assert_is_dense, fill, in_a_row
+from .attention_layouts import Layout, Prompt, Shape, Use, assert_is_dense, direct, fill, in_a_row
 
 SHAPE = Shape(page_size=4, head_dim=16, rotary_dim=16, kv_heads=2, group_heads=2)
-SERVERS = pytest.mark.parametrize("serve", [attend, compiled.attend], ids=["cpu", "kernel"])
+SERVERS = pytest.mark.parametrize("serve", [attend, direct(compiled.attend)], ids=["cpu", "kernel"])
 
 
 @SERVERS
@@ -63,7 +63,7 @@ SMALL = st.builds(
 )
 
 
-@pytest.mark.parametrize(("serve", "examples"), [(attend, 60), (compiled.attend, 12)], ids=["cpu", "kernel"])
+@pytest.mark.parametrize(("serve", "examples"), [(attend, 60), (direct(compiled.attend), 12)], ids=["cpu", "kernel"])
 def test_random_layouts_are_dense(serve, examples):
     @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(layouts(), SMALL, st.sampled_from(FORMS), st.integers(0, 9))

@@ -10,7 +10,7 @@ CALLS = """
 import torch
 from triton.runtime.driver import driver
 from spanlab_kernels.angles import angle_table
-from spanlab_kernels.attention import Group, Span, span_batch, triton
+from spanlab_kernels.attention import Group, Scores, Span, span_batch, triton
 from spanlab_kernels.testing import inverse_powers
 triton.target_programs = lambda device: 264
 group = Group(range(4096 - {rows}, 4096), [Span(0, 4096, 0, range(256))], [1] * {rows} if {shifted} else None)
@@ -21,7 +21,7 @@ triton.multiplies_registers = lambda device: driver.active.get_current_target().
 triton.shares_rows = lambda device: driver.active.get_current_target().arch == 100
 triton.attend(
     query, pages, pages, span_batch([group], page_size=16),
-    form="{form}", table=angle_table(inverse_powers({rotary_dim}), 4097), scale=0.1, interleaved={interleaved},
+    Scores("{form}", angle_table(inverse_powers({rotary_dim}), 4097), 0.1, {interleaved}),
 )
 """
 DEFAULTS = {"rows": 12, "form": "QR", "head_dim": 128, "heads": 32, "kv_heads": 8, "dtype": "bfloat16"}

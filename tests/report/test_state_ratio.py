@@ -29,7 +29,7 @@ POINTS = [
 def test_curves_are_sorted_by_ratio_and_exclude_one_budget():
     first, second = ratio_curves(POINTS)
     assert list(first.curves["boundary"]) == [0.2, 0.9, 2.0]
-    assert first.common["boundary"].value == 0.7
+    assert first.common["boundary"].mean == 0.7
     assert (second.panel, second.common) == ("agents", {})
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import cpu, reference
-from spanlab_kernels.attention.batch import Send, SpanBatch, pack, span_batch, to_device
+from spanlab_kernels.attention.batch import Scores, Send, SpanBatch, pack, span_batch, to_device
 from spanlab_kernels.attention.checks import FORMS, check
 from spanlab_kernels.attention.groups import Group, GroupArrays, Span, Spans, flatten, joined
 from spanlab_kernels.attention.mass import key_mass
@@ -24,6 +24,7 @@ __all__ = [
     "FORMS",
     "Group",
     "GroupArrays",
+    "Scores",
     "Send",
     "Span",
     "SpanBatch",
@@ -61,13 +62,12 @@ def attend(
     -inf for a row that sees no key. Every key of a span must have been written, also those that no row sees. A page may
     occur in several spans and groups, at different positions. ValueError for arguments that do not match.
     """
-    check(query, key_pages, value_pages, batch, form, table, scale)
+    scores = Scores(form, table, scale, interleaved)
+    check(query, key_pages, value_pages, batch, scores)
     if uses_triton(query):
         from spanlab_kernels.attention import triton
 
         implementation = triton.attend
     else:
         implementation = reference.attend if query.is_cuda else cpu.attend
-    return implementation(
-        query, key_pages, value_pages, batch, form=form, table=table, scale=scale, interleaved=interleaved
-    )
+    return implementation(query, key_pages, value_pages, batch, scores)

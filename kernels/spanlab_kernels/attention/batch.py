@@ -11,11 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention.groups import Group, GroupArrays, Numbers, check_group, concatenated, flatten
 
 ALIGNED = 4  # int32 numbers in 16 bytes: Triton compiles one kernel more for every pointer that is not so aligned
 
 Send = Callable[[Sequence[Numbers], torch.dtype, torch.device], list[Tensor]]
+
+
+class Scores(NamedTuple):
+    """Arguments of `spanlab_kernels.attention.attend` that define the scores."""
+
+    form: str
+    table: AngleTable
+    scale: float
+    interleaved: bool
 
 
 class Starts(NamedTuple):
@@ -137,7 +147,7 @@ def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, p
     spans = [span for group in groups for span in group.spans]
     table = concatenated([span.pages for span in spans])
     pages, count = torch.from_numpy(table.astype(np.int32)).to(device), int(table.max(initial=-1)) + 1
-    firsts = _starts(np.array([len(span.pages) for span in spans], np.int64))[:-1]
+    firsts = starts_of(np.array([len(span.pages) for span in spans], np.int64))[:-1]
     arrays = flatten(groups)
     arrays = arrays._replace(of_span=arrays.of_span._replace(first_page=firsts))
     return pack(arrays, pages, page_size=page_size, page_count=count)
@@ -151,21 +161,24 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int,
     """
     _check_page_size(page_size)
     rows, spans, shift = groups.rows, groups.of_span, groups.query_shift
-    starts = Starts(_starts(rows), _starts(groups.spans), _starts(spans.length))
-    tensors = (send or to_device)(
-        [
-            starts.rows, groups.query_index, shift, starts.spans, spans.index, _least(spans.index, groups.spans),
-            spans.length, spans.position, spans.first_page, spans.offset, starts.keys, np.flatnonzero(rows == 1),
-        ],
-        torch.int32,
-        pages.device,
-    )  # fmt: skip
-    names = (
-        "query_starts", "query_index", "query_shift", "span_starts", "span_index", "span_least",
-        "span_length", "span_position", "span_pages", "span_offset", "key_starts", "one_row_groups",
-    )  # fmt: skip
+    starts = Starts(starts_of(rows), starts_of(groups.spans), starts_of(spans.length))
+    arrays = {
+        "query_starts": starts.rows,
+        "query_index": groups.query_index,
+        "query_shift": shift,
+        "span_starts": starts.spans,
+        "span_index": spans.index,
+        "span_least": _least(spans.index, groups.spans),
+        "span_length": spans.length,
+        "span_position": spans.position,
+        "span_pages": spans.first_page,
+        "span_offset": spans.offset,
+        "key_starts": starts.keys,
+        "one_row_groups": np.flatnonzero(rows == 1),
+    }
+    tensors = (send or to_device)(list(arrays.values()), torch.int32, pages.device)
     return SpanBatch(
-        **dict(zip(names, tensors, strict=True)),
+        **dict(zip(arrays, tensors, strict=True)),
         pages=pages,
         page_size=page_size,
         page_count=page_count,
@@ -207,5 +220,6 @@ def _check_page_size(page_size: int) -> None:
         raise ValueError(f"page_size must be a power of two, not {page_size}.")
 
 
-def _starts(lengths: Numbers) -> Numbers:
+def starts_of(lengths: Numbers) -> Numbers:
+    """The start of each of consecutive ranges, and the end of the last one, int64 [lengths + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

@@ -6,17 +6,16 @@ import torch
 from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
-from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.batch import Scores, SpanBatch
 
 FORMS = ("KR", "QR", "MAT")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
 
 
-def check(
-    query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, form: str, table: AngleTable, scale: float
-) -> None:
+def check(query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, scores: Scores) -> None:
     """Raise ValueError for the first invalid argument, without reading numbers from the device."""
+    form, table, scale, _ = scores
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}.")
     if not 0 < scale < float("inf"):

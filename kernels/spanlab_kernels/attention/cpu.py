@@ -14,10 +14,10 @@ from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import torch_cpu
-from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.batch import Scores, SpanBatch
 from spanlab_kernels.attention.one_row import attend_rows, row_plan
 from spanlab_kernels.attention.plan import Call, Plan, plan
-from spanlab_kernels.attention.torch_cpu import Angles, Scores, angles_at, folded, rotated_keys, unfolded
+from spanlab_kernels.attention.torch_cpu import Angles, angles_at, folded, rotated_keys, unfolded
 
 ROTATED_ROWS = 1024  # rotated at once, in form QR
 MERGED_ROWS = 4096  # rows of outputs that are merged at once
@@ -27,27 +27,18 @@ Slotted = tuple[Call, slice | Tensor]
 
 
 def attend(
-    query: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    batch: SpanBatch,
-    *,
-    form: str,
-    table: AngleTable,
-    scale: float,
-    interleaved: bool,
+    query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, scores: Scores
 ) -> tuple[Tensor, Tensor]:
     """The contract of `spanlab_kernels.attention.attend`, whose checks come first, for tensors on the CPU.
 
     Consecutive keys of the pool are read in place; others are copied together first.
     """
     pools = key_pages.flatten(0, 1), value_pages.flatten(0, 1)
-    scores = Scores(form, table, scale, interleaved)
     if batch.max_rows > 1:
         out, lse = _attend_runs(query, *pools, batch, scores)
     else:
         out, lse = _empty_result(query)
-    singles = row_plan(batch, form, table, interleaved) if len(batch.one_row_groups) else None
+    singles = row_plan(batch, scores.form, scores.table, scores.interleaved) if len(batch.one_row_groups) else None
     if singles is not None:
         out[singles.targets], lse[singles.targets] = attend_rows(query, *pools, singles, scores)
     return out.to(query.dtype), lse

@@ -1,7 +1,7 @@
 """Attention over contiguous keys at their final positions, by the libraries that implement it.
 
-A library is a registered class. The first library that is installed and accepts the query is used; torch is always
-installed. Only torch's on a CPU has been run here: the others are called as documented.
+The first library that is installed and accepts the query is used; torch is always installed. Only torch's on a CPU has
+been run here: the others are called as documented.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,6 +16,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from spanlab_kernels.attention import torch_cpu
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -59,24 +60,6 @@ class Library(ABC):
         """Out [T, Hq, D] and natural log-sum-exps, float32 [T, Hq], of keys and values [K, Hkv, D]."""
 
 
-LIBRARIES: dict[str, Library] = {}
-"""Libraries by name, the preferred one first."""
-
-
-def _library(name: str) -> Callable[[type[Library]], type[Library]]:
-    def register(kind: type[Library]) -> type[Library]:
-        LIBRARIES[name] = kind()
-        return kind
-
-    return register
-
-
-def select_library(query: Tensor) -> Library | None:
-    """The first library that accepts such queries, or None."""
-    return next((library for library in LIBRARIES.values() if library.serves(query)), None)
-
-
-@_library("flash_attn")
 class FlashAttention(Library):
     """`flash_attn_varlen_func` of flash-attn 2.6 or later, with the causal mask aligned to the last row."""
 
@@ -94,7 +77,6 @@ class FlashAttention(Library):
         return out, lse.T
 
 
-@_library("flashinfer")
 class FlashInfer(Library):
     """`BatchPrefillWithRaggedKVCacheWrapper` of FlashInfer, whose log-sum-exps are to base 2."""
 
@@ -123,7 +105,6 @@ def _planned(
     return wrapper
 
 
-@_library("sdpa")
 class Sdpa(Library):
     """Torch's flash attention over the keys before the rows and over the rows' own keys, merged by log-sum-exp."""
 
@@ -145,6 +126,15 @@ class Sdpa(Library):
         return out, lse
 
 
+LIBRARIES: dict[str, Library] = {"flash_attn": FlashAttention(), "flashinfer": FlashInfer(), "sdpa": Sdpa()}
+"""Libraries by name, the preferred one first."""
+
+
+def select_library(query: Tensor) -> Library | None:
+    """The first library that accepts such queries, or None."""
+    return next((library for library in LIBRARIES.values() if library.serves(query)), None)
+
+
 def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
     """Out [rows, Hq, D] and log-sum-exps [rows, Hq]; kv heads are the batch, their keys repeated with a stride of 0."""
     heads = query.unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)
@@ -152,8 +142,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: b
     if query.is_cuda:
         results = torch.ops.aten._scaled_dot_product_flash_attention(heads, key, value, 0.0, causal, False, scale=scale)
     else:
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        results = flash(heads, key, value, is_causal=causal, scale=scale)
+        results = torch_cpu.flash(heads, key, value, is_causal=causal, scale=scale)
     out, lse = results[:2]
     return out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1, 2)
 

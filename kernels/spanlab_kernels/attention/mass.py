@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
-from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.batch import Scores, SpanBatch
 from spanlab_kernels.attention.checks import check
 from spanlab_kernels.attention.reference import score_blocks
 
@@ -28,8 +28,9 @@ def key_mass(
     keys that the rows see, of which `batch` may have a subset. Runs on any device; every score is computed, a block of
     rows at a time. ValueError for arguments that do not match.
     """
-    check(query, key_pages, key_pages, batch, form, table, scale)
+    scores = Scores(form, table, scale, interleaved)
+    check(query, key_pages, key_pages, batch, scores)
     mass = query.new_zeros(int(batch.starts.keys[-1]), dtype=torch.float32)
-    for rows, keys, scores in score_blocks(query, key_pages, batch, form, table, interleaved):
-        mass[keys] += (scores * scale - lse[rows, :, None]).exp().sum((0, 1))
+    for rows, keys, products in score_blocks(query, key_pages, batch, scores):
+        mass[keys] += (products * scale - lse[rows, :, None]).exp().sum((0, 1))
     return mass

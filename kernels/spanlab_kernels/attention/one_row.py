@@ -17,9 +17,9 @@ from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import torch_cpu
-from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.batch import Scores, SpanBatch
 from spanlab_kernels.attention.groups import Numbers
-from spanlab_kernels.attention.torch_cpu import Angles, Scores, angles_at, folded, rotated_keys
+from spanlab_kernels.attention.torch_cpu import Angles, angles_at, folded, rotated_keys
 
 READ_IN_PLACE = 64  # keys of a run: copying fewer next to the row's other keys is faster than a separate call
 

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spanlab_kernels.angles import AngleTable
-from spanlab_kernels.attention.batch import SpanBatch, pack, to_device
+from spanlab_kernels.attention.batch import Scores, SpanBatch, pack, starts_of, to_device
 from spanlab_kernels.attention.dense import Sequences
 from spanlab_kernels.attention.groups import GroupArrays, Numbers
 from spanlab_kernels.attention.kernel import angles, channels, rotate
@@ -49,7 +48,7 @@ def plan_rotation(batch: SpanBatch) -> RotationPlan:
     spans = groups.of_span.where(np.repeat(chosen, groups.spans))
     groups = groups._replace(spans=np.where(chosen, groups.spans, 0), of_span=spans)
     source = pack(groups, batch.pages, page_size=batch.page_size, page_count=batch.page_count)
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(spans.length)])
+    starts = starts_of(spans.length)
     count = -(-int(starts[-1]) // PAGE)
     copied_spans = spans._replace(
         position=np.zeros_like(starts[:-1]), first_page=starts[:-1] // PAGE, offset=starts[:-1] % PAGE
@@ -63,9 +62,7 @@ def plan_rotation(batch: SpanBatch) -> RotationPlan:
 
 def _sequences(groups: GroupArrays, chosen: Numbers, device: torch.device) -> Sequences | None:
     """The chosen groups as sequences; None if any group is not the last rows of contiguous keys."""
-    row_starts, span_starts = (
-        np.concatenate([np.zeros(1, np.int64), np.cumsum(x)]) for x in (groups.rows, groups.spans)
-    )
+    row_starts, span_starts = starts_of(groups.rows), starts_of(groups.spans)
     spans, rows, keys = groups.of_span, [0], [0]
     for group in np.flatnonzero(chosen):
         query_index = groups.query_index[slice(*row_starts[group : group + 2])]
@@ -122,11 +119,9 @@ def _copy_rotated(
     )
 
 
-def copy_rotated(
-    key_pages: Tensor, value_pages: Tensor, plan: RotationPlan, *, form: str, table: AngleTable, interleaved: bool
-) -> tuple[Tensor, Tensor]:
+def copy_rotated(key_pages: Tensor, value_pages: Tensor, plan: RotationPlan, scores: Scores) -> tuple[Tensor, Tensor]:
     """Key and value pages [pages, `PAGE`, Hkv, D] of the rotated copies, which `plan.target` reads in form MAT."""
-    kv_heads, head_dim = key_pages.shape[2:]
+    (form, table, _, interleaved), (kv_heads, head_dim) = scores, key_pages.shape[2:]
     shape = (len(plan.target.pages), PAGE, kv_heads, head_dim)
     copies = key_pages.new_empty(shape), value_pages.new_empty(shape)
     source = list_tiles(plan.source, TILE, per_key=form == "KR")

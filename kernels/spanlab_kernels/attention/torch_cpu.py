@@ -16,15 +16,6 @@ ROTATED = 512  # keys at once, so that intermediate results stay in cache
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-class Scores(NamedTuple):
-    """Arguments of `spanlab_kernels.attention.attend` that define the scores."""
-
-    form: str
-    table: AngleTable
-    scale: float
-    interleaved: bool
-
-
 class Angles(NamedTuple):
     """Cosine and sine of the rotation of rows, by channel, float32 [rows, 1, rotary_dim]."""
 

@@ -10,9 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import dense
-from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.batch import Scores, SpanBatch
 from spanlab_kernels.attention.blocks import blocks
 from spanlab_kernels.attention.kernel import attend_tiles
 from spanlab_kernels.attention.merge import merge_pieces
@@ -27,15 +26,7 @@ LEAST_DOT = 16  # channels: the fewest of a matrix product in Triton
 
 
 def attend(
-    query: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    batch: SpanBatch,
-    *,
-    form: str,
-    table: AngleTable,
-    scale: float,
-    interleaved: bool,
+    query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, scores: Scores
 ) -> tuple[Tensor, Tensor]:
     """The contract of `spanlab_kernels.attention.attend`, whose checks come first.
 
@@ -43,15 +34,15 @@ def attend(
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-    call = Call(query, out, lse, table, scale, interleaved)
+    call = Call(query, out, lse, scores)
     if batch.max_rows > 1:
         entries = batch.max_rows * (query.shape[1] // key_pages.shape[2])
-        if form != "MAT" and entries >= ROTATE_ONCE_ENTRIES and batch.groups_on_host is not None:
-            _attend_copies(call, key_pages, value_pages, plan_rotation(batch), form)
+        if scores.form != "MAT" and entries >= ROTATE_ONCE_ENTRIES and batch.groups_on_host is not None:
+            _attend_copies(call, key_pages, value_pages, plan_rotation(batch))
         else:
-            _launch(call, key_pages, value_pages, batch, form, one_row=False)
+            _launch(call, key_pages, value_pages, batch, scores.form, one_row=False)
     if len(batch.one_row_groups):
-        _launch(call, key_pages, value_pages, batch, form, one_row=True)
+        _launch(call, key_pages, value_pages, batch, scores.form, one_row=True)
     return out, lse
 
 
@@ -62,14 +53,12 @@ class Call:
     query: Tensor
     out: Tensor
     lse: Tensor
-    table: AngleTable
-    scale: float
-    interleaved: bool
+    scores: Scores
 
 
-def _attend_copies(call: Call, key_pages: Tensor, value_pages: Tensor, plan: RotationPlan, form: str) -> None:
+def _attend_copies(call: Call, key_pages: Tensor, value_pages: Tensor, plan: RotationPlan) -> None:
     """Attend with all groups of several rows over rotated copies of their spans, by a library or our kernel."""
-    copies = copy_rotated(key_pages, value_pages, plan, form=form, table=call.table, interleaved=call.interleaved)
+    copies, (_, table, scale, interleaved) = copy_rotated(key_pages, value_pages, plan, call.scores), call.scores
     library = dense.select_library(call.query) if plan.sequences is not None else None
     if library is None or plan.sequences is None:
         _launch(call, *copies, plan.target, "MAT", one_row=False)
@@ -77,14 +66,14 @@ def _attend_copies(call: Call, key_pages: Tensor, value_pages: Tensor, plan: Rot
     rows = plan.rows.long()
     query, shift = call.query[rows], plan.target.query_shift[rows]
     if plan.target.shifted:
-        query = rotate(query, shift, call.table, interleaved=call.interleaved)
+        query = rotate(query, shift, table, interleaved=interleaved)
     keys, values = (pages.flatten(0, 1)[: plan.keys] for pages in copies)
-    call.out[rows], call.lse[rows] = library.attend(query, keys, values, plan.sequences, call.scale)
+    call.out[rows], call.lse[rows] = library.attend(query, keys, values, plan.sequences, scale)
 
 
 def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, form: str, *, one_row: bool) -> None:
     """Attend with all groups of one row, or with all other groups, and write the results of their rows."""
-    query, table = call.query, call.table
+    query, (_, table, scale, interleaved) = call.query, call.scores
     (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     rotates = form != "MAT" or batch.shifted
     constants = {
@@ -93,7 +82,7 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         "SHIFTED": batch.shifted,
         # without rotation, any order of channels is valid, and memory order is the fastest to read
         "ROTARY_HALF": table.rotary_dim // 2 if rotates else head_dim // 2,
-        "INTERLEAVED": call.interleaved or not rotates,
+        "INTERLEAVED": interleaved or not rotates,
     }
     group_heads = heads // kv_heads
     entries, from_registers = group_heads * (1 if one_row else batch.max_rows), multiplies_registers(query.device)
@@ -112,7 +101,7 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         query, key_pages, value_pages, call.out, call.lse, parts, part_lse,
         batch.query_starts, batch.query_index, batch.query_shift, batch.span_starts, batch.span_index,
         batch.span_least, tiles.of_tile, tiles.rows, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
-        *query.stride()[:2], batch.groups, table.length, call.scale * math.log2(math.e),
+        *query.stride()[:2], batch.groups, table.length, scale * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, **constants,
         SPLIT=work.split, IN_PLACE=in_place, HALF_SUMS=shares_rows(query.device),
         HALF_BLOCK=half_block(head_dim, separate=bool(constants["ROTATE_KEYS"])),

@@ -117,10 +117,7 @@ def ratio(above: Floats, below: Floats) -> Interval:
 
 def share(above: Floats, below: Floats) -> Interval:
     """Return the interval of sum(above) ÷ sum(below) for a share: estimate ± t · error, clipped to 0 to 1."""
-    value, low, high = ratio(above, below)
-    if low is None or high is None:
-        return Interval(value, None, None)
-    return Interval(value, max(low, 0.0), min(high, 1.0))
+    return ratio(above, below).clipped()
 
 
 def _half_width(error: Error) -> float:

@@ -21,10 +21,11 @@ def bias_interval(means: NDArray[np.float64], predicted: float) -> Ends | None:
     Student's t over repeats, which serve the same arrivals and differ only in noise of the machine.
     The upper end is infinite where the interval of the mean reaches zero. None for a single repeat.
     """
-    interval = t_interval(means, LEVEL)
-    if interval.low is None or interval.high is None:
+    ends = t_interval(means, LEVEL).ends
+    if ends is None:
         return None
-    return predicted / interval.high - 1, predicted / interval.low - 1 if interval.low > 0 else math.inf
+    low, high = ends
+    return predicted / high - 1, predicted / low - 1 if low > 0 else math.inf
 
 
 def equivalent(interval: Ends | None, margin: float) -> bool:

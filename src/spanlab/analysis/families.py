@@ -98,15 +98,10 @@ def without_ratios(entries: Sequence[FamilyEntry], lead: Lead | None) -> tuple[l
 
 def plain(entries: Sequence[FamilyEntry], lead: Lead | None) -> dict[str, Any]:
     """Return the comparison as an entry of `summary.json`."""
-    lead_entry = None if lead is None else {**asdict(lead), "ratio": _interval_dict(lead.ratio), "shown": lead.shown}
     return {
-        "entries": [asdict(entry) | {"speedup": _interval_dict(entry.speedup)} for entry in entries],
-        "lead": lead_entry,
+        "entries": [asdict(entry) | {"speedup": entry.speedup and entry.speedup._asdict()} for entry in entries],
+        "lead": lead and {**asdict(lead), "ratio": lead.ratio and lead.ratio._asdict(), "shown": lead.shown},
     }
-
-
-def _interval_dict(ratio: Interval | None) -> dict[str, Any] | None:
-    return None if ratio is None else ratio._asdict()
 
 
 def ratio_of(slower: MeasuredArm, faster: MeasuredArm) -> Interval | None:

@@ -73,6 +73,7 @@ def method_entry(arm: ArmAnswers, references: References) -> Entry:
         None if arm is references.baseline or not arm.scores else _change(arm, references.baseline, references.groups)
     )
     speedup = None if arm is references.baseline else _speedup(arm, references)
+    benefit = benefit_kept(arm, references)
     return {
         "family": arm.family,
         "questions": len(arm.ttft_s),
@@ -80,12 +81,12 @@ def method_entry(arm: ArmAnswers, references: References) -> Entry:
         "computed_tokens": mean(arm.computed.astype(np.float64)),
         "bytes": Interval(float(arm.peak_bytes), None, None)._asdict(),
         "gold_loss": mean(arm.scores.get("nll")),
-        "benefit_kept": _interval_dict(benefit_kept(arm, references)),
+        "benefit_kept": benefit and benefit._asdict(),
         "kl": mean(arm.scores.get("kl")),
         "top1": mean(arm.scores.get("top1"), kind=SHARE),
-        "gold_loss_change": _interval_dict(change),
+        "gold_loss_change": change and change._asdict(),
         "shown": None if change is None else references.shown(change),
-        "speedup": _interval_dict(speedup),
+        "speedup": speedup and speedup._asdict(),
         "bound": float(references.baseline.computed.sum() / arm.computed.sum()),
         **{name: mean(arm.right.get(name), kind=SHARE) for name in ("exact", "f1", "choice", "likeliest")},
     }
@@ -153,7 +154,3 @@ def _mean_of_known(values: Floats | None, groups: Groups, kind: Kind = POSITIVE)
         return None
     defined = ~np.isnan(values)
     return mean_interval(values[defined], groups[defined], kind)._asdict()
-
-
-def _interval_dict(interval: Interval | None) -> dict[str, float | None] | None:
-    return None if interval is None else interval._asdict()

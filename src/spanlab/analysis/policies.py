@@ -43,8 +43,7 @@ class RuleResult:
     @property
     def hit_rate(self) -> Interval:
         """Mean over seeds with its 95 % interval, clipped to 0 to 1."""
-        mean, low, high = t_interval(self.hit_rates)
-        return Interval(mean, None if low is None else max(low, 0.0), None if high is None else min(high, 1.0))
+        return t_interval(self.hit_rates).clipped()
 
     @property
     def of_bound(self) -> float | None:

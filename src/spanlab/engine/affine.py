@@ -37,10 +37,6 @@ class AffineMap:
         """The state [..., heads, d_k, d_v] after the span."""
         return self.transition @ state + self.state
 
-    def __getitem__(self, index: None) -> AffineMap:
-        """The same map as a batch of one."""
-        return AffineMap(self.transition[index], self.state[index], self.decay[index])
-
 
 def compose(first: AffineMap, second: AffineMap) -> AffineMap:
     """Compose two maps: `first`, then `second`."""

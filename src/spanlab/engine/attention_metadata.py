@@ -89,6 +89,14 @@ class AttentionMetadata:
         return attend(query, keys, values, batch, form=form, table=self._table, scale=scale, interleaved=interleaved)
 
 
+def attention_of(context: AttentionContext, *rows: QueryRows) -> AttentionMetadata:
+    """The attention of rows outside a regular forward, packed in order."""
+    transfer = TransferBatch(context.model.device)
+    attention = AttentionMetadata(rows, context, transfer)
+    transfer.send()
+    return attention
+
+
 def _limits(batch: SpanBatch) -> tuple[int, ...]:
     """Values that kernel launches may depend on: tensor sizes, the page table's address, and integer limits."""
     values = [getattr(batch, field.name) for field in fields(batch)]

@@ -7,13 +7,13 @@ computed once; a layer only gathers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab.engine.slot_pool import Layers
+from spanlab.engine.slot_pool import Layers, SlotPool
 from spanlab_kernels.attention import Send, to_device
 
 Window = tuple[int, ...]
@@ -23,18 +23,10 @@ _ZEROS = -1
 _STORED = -2
 
 
-class ConvPool(Protocol):
-    """A pool whose slots have a conv state."""
-
-    def conv(self, layer: Layers, slot: int) -> Tensor:
-        """Conv state [channels, kernel] of one layer, or of all, as a view."""
-        ...
-
-
 class SlotRef(NamedTuple):
     """A slot of a pool."""
 
-    pool: ConvPool
+    pool: SlotPool
     slot: int
 
     def memory(self, layer: Layers) -> Tensor:
@@ -112,13 +104,10 @@ class ConvRows:
 
     def copy_windows(self, layer: Layers) -> None:
         """Update conv states of slots without rows."""
-        if self._sources:
-            like = self._sources[0].memory(layer)
-        elif self._targets:
-            like = self._targets[0].memory(layer)
-        else:
-            return
-        self._inputs(layer, like.new_empty(0, len(like)))
+        refs = self._sources or self._targets
+        if refs:
+            like = refs[0].memory(layer)
+            self._inputs(layer, like.new_empty(0, len(like)))
 
     def convolve(self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *args: object) -> Tensor:
         """Compute the convolution's outputs [1, channels, T] of rows [1, channels, T], and update conv states."""

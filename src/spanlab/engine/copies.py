@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from spanlab.core.scheduled import ScheduledChunk
-from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
-from spanlab.engine.pool import PagePool
+from spanlab.engine.attention_context import AttentionContext
 from spanlab.engine.query_rows import visible
 from spanlab.engine.request_state import RequestState
 from spanlab_kernels import blocks, rope
-from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import to_device
 
 _TOGETHER = 1024  # tokens per copy, to bound temporary memory
@@ -36,8 +34,9 @@ class Copier:
     The copier records the rotation of every stored key and rotates a copied key once, to its position in the prompt.
     """
 
-    def __init__(self, pool: PagePool, table: AngleTable, key_layout: SpanSettings, interleaved: bool) -> None:
-        self._pool, self._table, self._key_layout, self._interleaved = pool, table, key_layout, interleaved
+    def __init__(self, context: AttentionContext) -> None:
+        self._pool, self._table, self._key_layout = context.pool, context.angles, context.key_layout
+        self._interleaved, pool = context.model.rotation.interleaved, context.pool
         self._rotated = np.zeros(pool.shape.pages * pool.shape.page_size, np.int64)
 
     def note(self, slots: np.ndarray, rotations: np.ndarray) -> None:
@@ -81,7 +80,7 @@ class Copier:
 
     def _copy_span(self, request_state: RequestState, index: int) -> Move:
         """Copy a span and rotate it to its position in the prompt."""
-        source, target = request_state.copy_span(index)
+        source, target = request_state.copy_pages_of(index, None)
         if not self._key_layout.rotates_copies:
             return Move(source, target, np.zeros_like(source))
         positions = request_state.spans[index].base + np.arange(len(source))

@@ -18,10 +18,8 @@ from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_components, check_memory
-from spanlab.engine.alternative_answers import AlternativeAnswers
 from spanlab.engine.attention_context import AttentionContext
 from spanlab.engine.copies import Copier, Move
-from spanlab.engine.forced import known_steps
 from spanlab.engine.forwards import Forwards
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.measured_repair import MeasuredRepair
@@ -51,9 +49,9 @@ class Engine:
     `positions`  maximum length of prompt and output together
     `outputs`    tokens generated so far, by request id
     `on_finished`  called with each finished sequence and a function that returns logits of alternative answers, see
-                 `AlternativeAnswers.logits`; its time counts for no step
+                 `Forwards.answer_logits`; its time counts for no step
     `at_once`    whether the remaining tokens of known answers are computed in one step while no arrival is due
-    `decode`     launch mode of decode-only forwards, see `graphs.DECODERS`
+    `decode`     launch mode of decode-only forwards, see `EngineSettings`
     `counter`    nanoseconds of a monotonic clock
     """
 
@@ -87,15 +85,12 @@ class Engine:
         self._tokens = StepTokens(model.name, sampler or Sampler(), self.outputs, on_logits)
         self._on_finished = on_finished
         table = angle_table(model.rotation.frequencies, positions + 1, model.device)
-        self._pages = PageTable(model.device)
-        self._copier = Copier(pool, table, key_layout, model.rotation.interleaved)
-        context = AttentionContext(model, pool, self._pages, table, key_layout)
+        self._context = context = AttentionContext(model, pool, PageTable(model.device), table, key_layout)
+        self._copier = Copier(context)
         self._request_states: dict[Sequence, RequestState] = {}
         packer = Packer(self._request_states, self.outputs, self._copier, model.device)
-        self._alternatives = AlternativeAnswers(context, packer)
-        self._forwards = forwards = Forwards(context, self.memory, packer, self._request_states, decode)
-        rule, layers = policy.rules.repair, model.layers
-        self._measured = MeasuredRepair(rule, layers, key_layout, pool, forwards.attention, forwards.without_logits)
+        self._forwards = Forwards(context, self.memory, packer, self._request_states, decode)
+        self._measured = MeasuredRepair(policy.rules.repair, context, packer)
         self.steps = 0
         self._at_once = at_once
         self._counter, self._since = counter, counter()
@@ -113,18 +108,20 @@ class Engine:
         result = StepResult(self._since - before, finished_after(step, times), times, phases)
         if self._on_finished is not None:
             for sequence in result.finished:
-                self._on_finished(
-                    sequence, partial(self._alternatives.logits, sequence, self._request_states[sequence])
-                )
+                self._on_finished(sequence, partial(self._forwards.answer_logits, sequence))
             self.resume()
         return result
 
     def _steps_ahead(self, step: ScheduledStep) -> int:
-        """Number of known tokens per answer that one forward computes: more than one only if enough pages are free.
+        """Number of tokens per answer that one forward computes: all remaining ones if all answers are known.
 
+        It is limited by memory (`max_repeats`, free pages), and 1 for a step with a prompt chunk or an unknown answer.
         The policy reserves memory for the tokens after the first once they are computed.
         """
-        times, missing = known_steps(step), 0
+        if step.chunks or any(sequence.request.output is None for sequence in step.decodes):
+            return 1
+        remaining = min((sequence.request.output_len - sequence.generated for sequence in step.decodes), default=1)
+        times, missing = min(remaining, step.max_repeats), 0
         for sequence in step.decodes if times > 1 else ():
             state = self._request_states[sequence]
             stop = sequence.held_tokens + times - state.spans[-1].cache_span.start
@@ -186,8 +183,7 @@ class Engine:
             allocation = sequence.allocation
             assert isinstance(allocation, TreeAllocation), "the engine runs allocations of `tree` only"
             state = None if self.memory is None else self.memory.begin(allocation)
-            parts = self.pool, self.nodes, self._pages, self.key_layout, state
-            self._request_states[sequence] = RequestState(sequence, allocation, *parts)
+            self._request_states[sequence] = RequestState(sequence, allocation, self._context, self.nodes, state)
         return self._request_states[sequence]
 
     def _copy(self, chunks: list[ScheduledChunk]) -> None:

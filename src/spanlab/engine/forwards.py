@@ -7,16 +7,17 @@ from collections.abc import Sequence as Ordered
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from spanlab.core.request import Tokens
 from spanlab.core.scheduled import ScheduledChunk, Sequence
 from spanlab.engine.attention_context import AttentionContext
 from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.decode_rows import DecodeRows, TailRows
-from spanlab.engine.graphs import DECODERS, Plain, Work
-from spanlab.engine.hook import Attend, Keep, Project, Recur
+from spanlab.engine.graphs import Plain, Work, new_decoder
 from spanlab.engine.memory import Memory
-from spanlab.engine.packer import PackedRows, Packer
+from spanlab.engine.packer import Packer
 from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.running_state import RunningState, StateRows, state_rows
@@ -29,7 +30,7 @@ class Forwards:
 
     `memory`          states and maps of recurrent layers, if the model has any
     `request_states`  states of all requests that have rows
-    `decode`          launch mode of decode-only forwards, see `graphs.DECODERS`
+    `decode`          launch mode of decode-only forwards, see `EngineSettings`
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class Forwards:
         decode: str,
     ) -> None:
         self._context, self._memory, self._packer, self._request_states = context, memory, packer, request_states
-        self._device, self._key_layout = context.model.device, context.key_layout
+        self._device = context.model.device
         self._decodes: DecodeRows | None = None
         self._launch = Plain(self._device)
-        self._decoder = DECODERS[decode](self._device, context.pages, context.pool)
+        self._decoder = new_decoder(decode, self._device, context.pages, context.pool)
 
     def run(
         self, chunks: list[ScheduledChunk], repaired: Ordered[np.ndarray | None], decodes: list[Sequence], times: int
@@ -54,20 +55,20 @@ class Forwards:
         `repaired`  by chunk: prompt positions that a repair recomputes, or None
         """
         parts = [
-            chunk_rows(self._request_states[chunk.sequence], chunk, self._key_layout, positions)
+            chunk_rows(self._request_states[chunk.sequence], chunk, positions)
             for chunk, positions in zip(chunks, repaired, strict=True)
         ]
         sequences, logits_counts = [chunk.sequence for chunk in chunks], [int(chunk.last) for chunk in chunks]
+        everyone, all_counts = [*sequences, *decodes], logits_counts + [times] * len(decodes)
+        due = [
+            DueToken(sequence, sequence.generated + offset)
+            for sequence, count in zip(everyone, all_counts, strict=True)
+            for offset in range(count)
+        ]
         tails = self._decode_rows(decodes) if times == 1 else None
         if tails is None:
             parts += [self._rows_ahead(sequence, times) for sequence in decodes]
-            sequences, logits_counts = [*sequences, *decodes], logits_counts + [times] * len(decodes)
-        due = [
-            DueToken(sequence, sequence.generated + offset)
-            for sequence, count in zip(sequences, logits_counts, strict=True)
-            for offset in range(count)
-        ]
-        due += [] if tails is None else [DueToken(sequence, sequence.generated) for sequence in tails.sequences]
+            sequences, logits_counts = everyone, all_counts
         states = self._state_rows(chunks, decodes, times)
         prepare = partial(self._prepared, sequences, parts, logits_counts, states)
         logits = self._launch.run(tails, prepare) if tails is None or parts else self._decoder.run(tails, prepare)
@@ -85,12 +86,17 @@ class Forwards:
         transfer: TransferBatch,
         *,
         for_replay: bool,
+        answer: Tokens | None = None,
     ) -> tuple[Hashable, Work]:
-        """Prepare the forward of `parts` and `tails`, see `graphs.Prepare`."""
-        rows = self._packer.pack(sequences, parts, logits_counts, tails, transfer)
-        recur = self._recur(states, None if parts else tails, transfer)
+        """Prepare the forward of `parts` and `tails`, see `graphs.Prepare`; `answer` as in `Packer.pack`."""
+        rows = self._packer.pack(sequences, parts, logits_counts, tails, transfer, answer)
+        recur = None
+        if self._memory is not None and states:
+            decode_rows = None if parts or tails is None else len(tails.slots)
+            recur = self._memory.recurrence(states, self._device, transfer.add, decode_rows).run
         # added last, because the number of page ids differs between steps
-        attention, key, pool = AttentionMetadata(parts, self._context, transfer, tails), None, self._context.pool
+        attention, key = AttentionMetadata(parts, self._context, transfer, tails), None
+        model, pool = self._context.model, self._context.pool
         if for_replay:
             attention_key, attention = attention.for_replay()
             key = attention_key, None if self._memory is None else self._memory.slab_rows
@@ -99,17 +105,7 @@ class Forwards:
             pool.write(layer, rows.slots, keys, values)
             return attention.attend(layer, query)
 
-        return key, lambda: self._logits(rows, attend, recur=recur)
-
-    def _recur(
-        self, states: list[tuple[RunningState, StateRows]], decodes: TailRows | None, transfer: TransferBatch
-    ) -> Recur | None:
-        """Build the computation of recurrent layers, if any; `decodes` are the rows of a decode-only forward."""
-        if self._memory is None:
-            return None
-        if decodes is None:
-            return self._memory.recurrence(states, self._device, transfer.add).run
-        return self._memory.decode_recurrence(states, len(decodes.slots), self._device, transfer.add).run
+        return key, lambda: model.forward(rows.ids, rows.rotations, attend, rows.logits_rows, recur=recur)
 
     def _state_rows(
         self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int
@@ -128,49 +124,40 @@ class Forwards:
         captures = [position for position in capture_positions if start < position <= start + times]
         return StateRows(len(request_state.spans) - 1, start, start + times, captures)
 
-    def _decode_rows(self, sequences: list[Sequence]) -> DecodeRows | None:
+    def _decode_rows(self, sequences: list[Sequence]) -> TailRows | None:
         """Next rows of decoding sequences; the previous rows are advanced if the sequences are unchanged."""
-        rows, states = self._decodes, [self._request_states[sequence] for sequence in sequences]
-        if rows is None or rows.sequences is not sequences:
-            previous = {} if rows is None else rows.reads
-            rows = self._decodes = DecodeRows(sequences, states, self._context, previous) if sequences else None
-        if rows is not None:
-            rows.advance()
-        return rows
+        if not sequences:
+            self._decodes = None
+            return None
+        if self._decodes is None or self._decodes.sequences is not sequences:
+            states = [self._request_states[sequence] for sequence in sequences]
+            previous = {} if self._decodes is None else self._decodes.reads
+            self._decodes = DecodeRows(sequences, states, self._context, previous)
+        return self._decodes.advance(self._packer.outputs)
 
     def _rows_ahead(self, sequence: Sequence, times: int) -> QueryRows:
         rows, request_state = self._decode_state_rows(sequence, times), self._request_states[sequence]
-        return cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop, self._key_layout)
+        return cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop)
 
-    # -- forwards of a measured repair --------------------------------------------------------------------------------
+    # -- alternative answers ------------------------------------------------------------------------------------------
 
-    def without_logits(
-        self,
-        sequence: Sequence,
-        rows: QueryRows,
-        attend: Attend,
-        keep: Keep | None = None,
-        project: Project | None = None,
-    ) -> None:
-        """Run a forward of rows of one sequence without logits."""
-        transfer = TransferBatch(self._device)
-        packed = self._packer.pack([sequence], [rows], [0], None, transfer)
-        transfer.send()
-        self._logits(packed, attend, keep=keep, project=project)
+    def answer_logits(self, sequence: Sequence, answers: Ordered[Tokens]) -> list[Tensor]:
+        """Logits [tokens − 1, V] of each answer after a prompt, without its first token; for attention-only models.
 
-    def attention(self, *rows: QueryRows) -> AttentionMetadata:
-        """Build the attention of rows outside a regular forward."""
-        transfer = TransferBatch(self._device)
-        attention = AttentionMetadata(rows, self._context, transfer)
-        transfer.send()
-        return attention
+        The last prompt token predicts the first token. The sequence's pages must still be allocated: keys and values of
+        an alternative answer overwrite those of the known answer, which are restored at the end.
+        """
+        known = sequence.request.output
+        assert known is not None, "the KV of a sampled answer cannot be restored"
+        *logits, _ = [self._after_prompt(sequence, tokens) for tokens in (*answers, known)]
+        return logits
 
-    def _logits(
-        self,
-        rows: PackedRows,
-        attend: Attend,
-        keep: Keep | None = None,
-        recur: Recur | None = None,
-        project: Project | None = None,
-    ) -> Tensor:
-        return self._context.model.forward(rows.ids, rows.rotations, attend, rows.logits_rows, keep, recur, project)
+    def _after_prompt(self, sequence: Sequence, answer: Tokens) -> Tensor:
+        model, state, count = self._context.model, self._request_states[sequence], len(answer) - 1
+        if not count:
+            return torch.empty(0, model.vocab_size)
+        rows = cache_span_rows(state, len(state.spans) - 1, sequence.prompt, sequence.prompt + count)
+        logits = self._launch.run(None, partial(self._prepared, [sequence], [rows], [count], [], answer=answer))
+        if not logits.isfinite().all():
+            raise FloatingPointError(f"Model {model.name!r} gave logits that are no finite numbers.")
+        return logits

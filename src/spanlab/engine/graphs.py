@@ -6,18 +6,17 @@ one buffer, and other values that affect launches are part of a key. One graph i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab.engine.decode_rows import TailRows
 from spanlab.engine.page_table import PageList, PageTable
 from spanlab.engine.pool import PagePool
-from spanlab.engine.settings import GRAPHS, PADDED, PLAIN
+from spanlab.engine.settings import GRAPHS, PLAIN
 from spanlab.engine.transfer import MIN_BYTES, TransferBatch
 from spanlab_kernels.attention import GroupArrays, Spans, joined
 
@@ -38,14 +37,6 @@ class Prepare(Protocol):
     ) -> tuple[Hashable, Work]: ...
 
 
-class Decoder(Protocol):
-    """Runs decode-only forwards."""
-
-    def run(self, tails: TailRows, prepare: Prepare) -> Tensor:
-        """Run the forward; return logits of the rows."""
-        ...
-
-
 class Plain:
     """Launches every forward unpadded."""
 
@@ -60,10 +51,8 @@ class Plain:
         return work()
 
 
-class Replay(Protocol):
-    """Runs work; work of equal keys differs only in input values."""
-
-    def __call__(self, key: Hashable, work: Work) -> Tensor: ...
+Replay = Callable[[Hashable, Work], Tensor]
+"""replay(key, work) -> the work's logits; work of equal keys differs only in input values."""
 
 
 def run_eager(key: Hashable, work: Work) -> Tensor:
@@ -125,7 +114,7 @@ class Padded:
 
     def run(self, tails: TailRows, prepare: Prepare) -> Tensor:
         """Run the padded forward; return logits of the rows without padding."""
-        rows = PaddedRows(tails, self._slot, self._spare.start)
+        rows = pad_rows(tails, self._slot, self._spare.start)
         size = len(rows.slots), len(rows.independent)
         if size not in self._buffers:
             room = max(MIN_BYTES, 256 * sum(size))  # several int64 arrays per row and span, with alignment
@@ -137,23 +126,19 @@ class Padded:
         return self._replay((size, key), work)[: len(tails.slots)].clone()
 
 
-class PaddedRows:
-    """Decode rows and spans, padded to the next power of two."""
-
-    def __init__(self, tails: TailRows, slot: int, page: int) -> None:
-        self._tails = tails
-        more = _next_power(len(tails.slots)) - len(tails.slots)
-        spans = len(tails.independent) + more
-        self.slots = np.concatenate([tails.slots, np.full(more, slot)])
-        self.rotations = np.concatenate([tails.rotations, np.zeros(more, np.int64)])
-        self.groups = _with_spans(joined([tails.groups, _padding_rows(more, page)]), _next_power(spans) - spans)
-        padding = np.zeros(len(self.groups.of_span.index) - len(tails.independent), bool)
-        self.independent = np.concatenate([tails.independent, padding])
-
-    def ids(self, outputs: Mapping[int, list[int]]) -> NDArray[np.int64]:
-        """Input token of each row; 0 for padding rows."""
-        tokens = self._tails.ids(outputs)
-        return np.concatenate([tokens, np.zeros(len(self.slots) - len(tokens), np.int64)])
+def pad_rows(tails: TailRows, slot: int, page: int) -> TailRows:
+    """Decode rows and spans, padded to the next power of two; padding rows have token 0 and use one slot and page."""
+    more = _next_power(len(tails.slots)) - len(tails.slots)
+    spans, none = len(tails.independent) + more, np.zeros(more, np.int64)
+    groups = _with_spans(joined([tails.groups, _padding_rows(more, page)]), _next_power(spans) - spans)
+    padding = np.zeros(len(groups.of_span.index) - len(tails.independent), bool)
+    return TailRows(
+        np.concatenate([tails.ids, none]),
+        np.concatenate([tails.rotations, none]),
+        np.concatenate([tails.slots, np.full(more, slot)]),
+        groups,
+        np.concatenate([tails.independent, padding]),
+    )
 
 
 def _padding_rows(count: int, page: int) -> GroupArrays:
@@ -172,24 +157,11 @@ def _next_power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _plain(device: torch.device, pages: PageTable, pool: PagePool) -> Decoder:
-    return Plain(device)
-
-
-def _padded(device: torch.device, pages: PageTable, pool: PagePool) -> Decoder:
-    return Padded(device, pages, pool, run_eager)
-
-
-def _graphs(device: torch.device, pages: PageTable, pool: PagePool) -> Decoder:
-    return Padded(device, pages, pool, CudaGraphs())
-
-
-DECODERS: dict[str, Callable[[torch.device, PageTable, PagePool], Decoder]] = {
-    PLAIN: _plain,
-    PADDED: _padded,
-    GRAPHS: _graphs,
-}
-"""Decoder constructors by `engine.decode`."""
+def new_decoder(decode: str, device: torch.device, pages: PageTable, pool: PagePool) -> Plain | Padded:
+    """The launch mode `engine.decode` of decode-only forwards."""
+    if decode == PLAIN:
+        return Plain(device)
+    return Padded(device, pages, pool, CudaGraphs() if decode == GRAPHS else run_eager)
 
 
 def spare_pages(decode: str) -> int:

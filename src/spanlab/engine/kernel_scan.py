@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,20 +31,6 @@ class Kernels(NamedTuple):
     single: Kernel
 
 
-class ScanPlan(Protocol):
-    """A scan of segments, planned once per forward and run for every layer."""
-
-    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, on_stop: OnStop) -> None:
-        """As `ChunkScan.run`."""
-        ...
-
-
-def plan_scan(segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> ScanPlan:
-    """The fastest scan installed for a device; `send` may copy its indexes later, before the scan runs."""
-    kernels = installed_kernels() if device.type == "cuda" else None
-    return ChunkScan(segments, device, send) if kernels is None else KernelScan(segments, device, kernels, send)
-
-
 @cache
 def installed_kernels() -> Kernels | None:
     """The kernels of flash-linear-attention; None if it is not installed."""
@@ -53,6 +39,23 @@ def installed_kernels() -> Kernels | None:
     except ImportError:
         return None
     return Kernels(module.chunk_gated_delta_rule, module.fused_recurrent_gated_delta_rule)
+
+
+def run_kernel(kernel: Kernel, inputs: ScanInputs, states: Tensor, **options: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and final states of a kernel; each input has one more axis in front."""
+    query, key, value, g, beta = inputs
+    query, key = (tensor.repeat_interleave(value.shape[2] // tensor.shape[2], dim=2) for tensor in (query, key))
+    return kernel(
+        query,
+        key,
+        value,
+        g=g,
+        beta=beta,
+        initial_state=states,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        **options,
+    )
 
 
 class _Call(NamedTuple):
@@ -76,26 +79,26 @@ class KernelScan:
 
     def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, on_stop: OnStop) -> None:
         """As `ChunkScan.run`."""
-        heads, width = inputs.value.shape[1:]
+        width = inputs.value.shape[-1]
         for call in self._calls:
-            query, key, value, g, beta = (tensor.index_select(0, call.rows)[None] for tensor in inputs)
-            query, key = (tensor.repeat_interleave(heads // tensor.shape[2], dim=2) for tensor in (query, key))
-            value = torch.nn.functional.pad(value, (0, states.shape[-1] - width))
-            outputs, after = call.kernel(
-                query,
-                key,
-                value,
-                g=g,
-                beta=beta,
-                initial_state=states.index_select(0, call.order),
-                output_final_state=True,
-                use_qk_l2norm_in_kernel=True,
-                cu_seqlens=call.edges,
-            )
+            selected = ScanInputs(*(tensor.index_select(0, call.rows)[None] for tensor in inputs))
+            value = torch.nn.functional.pad(selected.value, (0, states.shape[-1] - width))
+            before = states.index_select(0, call.order)
+            outputs, after = run_kernel(call.kernel, selected._replace(value=value), before, cu_seqlens=call.edges)
             out.index_copy_(0, call.rows, outputs[0, ..., :width].to(out.dtype))
             states.index_copy_(0, call.order, after.float())
             for segment, state in zip(call.segments, after, strict=True):
                 on_stop(segment, call.number, state)
+
+
+ScanPlan = ChunkScan | KernelScan
+"""A scan of segments, planned once per forward and run for every layer."""
+
+
+def plan_scan(segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> ScanPlan:
+    """The fastest scan installed for a device; `send` may copy its indexes later, before the scan runs."""
+    kernels = installed_kernels() if device.type == "cuda" else None
+    return ChunkScan(segments, device, send) if kernels is None else KernelScan(segments, device, kernels, send)
 
 
 def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send) -> Iterator[_Call]:

@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from spanlab.engine.conv_windows import SlotRef
 from spanlab.engine.hook import decoder_layers
 from spanlab.engine.map_forms import Exact
 from spanlab.engine.map_pool import MapShape, SpanMaps
 from spanlab.engine.model import SpanModel
 from spanlab.engine.recurrent import MIXER, Action, Recurrence, StateScan
+from spanlab.engine.self_check import distance, tolerance
 from spanlab.engine.span_actions import ApplyMap, MapScan, StoreMap
 from spanlab.engine.state_pool import StatePool
 
@@ -24,7 +26,7 @@ def check_maps(model: SpanModel) -> None:
 
     The installed version of transformers, or a faster scan that it calls, may not support the columns of A.
     """
-    if next(map_errors(model)) > (1e-3 if model.dtype == torch.float32 else 5e-2):
+    if next(map_errors(model)) > tolerance(model):
         raise ValueError(
             f"spans.maps with model.name={model.name}: expected recurrent layers that a span takes from state to state "
             "by an affine map; the map of a few rows led elsewhere than the rows themselves"
@@ -47,23 +49,19 @@ def _map_error(model: SpanModel, mixer: nn.Module) -> float:
     shape, device = replace(model.state_shape, layers=1), model.device
     states = StatePool(shape, model.dtype, device)
     maps = SpanMaps(MapShape(shape, Exact(torch.float32), model.dtype), device)
-    scanned, mapped, span, target = (
-        states.allocate(),
-        states.allocate(),
-        maps.working.allocate(),
-        maps.stored.allocate(),
-    )
+    scanned, mapped = states.allocate(), states.allocate()
+    span, target = maps.working.allocate(), maps.stored.allocate()
     for slot in (scanned, mapped):
         states.recurrent(0, slot).copy_(_random(states.recurrent(0, slot)))
     rows = [MapScan(maps, 0, _ROWS - 1, span, 0), MapScan(maps, _ROWS - 1, _ROWS, span, _ROWS - 1)]
     _run(model, mixer, states, [StateScan(0, _ROWS, scanned, 0)])
-    stored: list[Action] = [*rows, StoreMap(maps, span, _ROWS, target), ApplyMap(maps, mapped, 0, _ROWS, stored=target)]
+    stored: list[Action] = [
+        *rows,
+        StoreMap(maps, span, _ROWS, target),
+        ApplyMap(maps, mapped, 0, _ROWS, SlotRef(maps.stored, target)),
+    ]
     _run(model, mixer, states, stored)
-    return max(_distance(state_of(0, mapped), state_of(0, scanned)) for state_of in (states.recurrent, states.conv))
-
-
-def _distance(result: Tensor, truth: Tensor) -> float:
-    return float((result.float() - truth.float()).norm() / truth.float().norm())
+    return max(distance(state_of(0, mapped), state_of(0, scanned)) for state_of in (states.recurrent, states.conv))
 
 
 def _run(model: SpanModel, mixer: nn.Module, states: StatePool, actions: Sequence[Action]) -> None:

@@ -45,10 +45,6 @@ class MapForm(Protocol):
         """The stored A as an operator on states; `state` is the map's B."""
         ...
 
-    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
-        """γ [..., heads] if it is stored, else ones."""
-        ...
-
 
 @dataclass(frozen=True)
 class Exact:
@@ -66,9 +62,6 @@ class Exact:
     def transition(self, tensors: Tensors, state: Tensor) -> Transition:
         return Dense(tensors["transition"])
 
-    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
-        return state.new_ones(state.shape[:-2], dtype=torch.float32)
-
 
 @dataclass(frozen=True)
 class Scalar:
@@ -85,9 +78,6 @@ class Scalar:
 
     def transition(self, tensors: Tensors, state: Tensor) -> Transition:
         return scalar(tensors["decay"], state.shape[-2])
-
-    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
-        return tensors["decay"]
 
 
 @dataclass(frozen=True)
@@ -113,9 +103,6 @@ class LowRankForm:
     def transition(self, tensors: Tensors, state: Tensor) -> Transition:
         return LowRank(tensors["decay"], tensors["left"], tensors["right"])
 
-    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
-        return tensors["decay"]
-
 
 @dataclass(frozen=True)
 class Constant:
@@ -134,9 +121,6 @@ class Constant:
     def transition(self, tensors: Tensors, state: Tensor) -> Transition:
         factor = state.new_full(state.shape[:-2], self.factor, dtype=torch.float32)
         return scalar(factor, state.shape[-2])
-
-    def decay(self, tensors: Tensors, state: Tensor) -> Tensor:
-        return state.new_ones(state.shape[:-2], dtype=torch.float32)
 
 
 FORMS: dict[str, Callable[[torch.dtype, int], MapForm]] = {
@@ -167,9 +151,13 @@ class StoredMap:
         return self.form.transition(self.transition_tensors, self.state).apply(state) + self.state.float()
 
     def to_affine(self) -> AffineMap:
-        """The map as the start of a scan over further tokens; A has no columns if the form needs none."""
+        """The map as the start of a scan over further tokens; A has no columns if the form needs none.
+
+        γ is 1 unless the form stores it.
+        """
         width = self.state.shape[-2]
         columns = torch.eye(width, device=self.state.device)[:, : width * self.form.carries_a]
         shape = (*self.state.shape[:-2], *columns.shape)
         transition = self.form.transition(self.transition_tensors, self.state).apply(columns.expand(shape))
-        return AffineMap(transition, self.state.float(), self.form.decay(self.transition_tensors, self.state))
+        ones = self.state.new_ones(self.state.shape[:-2], dtype=torch.float32)
+        return AffineMap(transition, self.state.float(), self.transition_tensors.get("decay", ones))

@@ -75,10 +75,6 @@ class WorkingMaps(SlotPool):
         names = ("written", "before", "transition") if self._repairs else ("written", "transition")
         return tuple(self.tensor(name, layer, slot) for name in names)
 
-    def decay(self, layer: Layers, slot: int) -> Tensor:
-        """γ of one layer or of all, as a view."""
-        return self.tensor("decay", layer, slot)
-
     def span_state(self, layer: Layers, slot: int) -> Tensor:
         """B of all tokens, including recomputed ones."""
         return self.tensor("written", layer, slot)
@@ -94,10 +90,6 @@ class WorkingMaps(SlotPool):
             self.tensor(name, layer, slot).copy_(tensor)
         if self._repairs:
             self.tensor("before", layer, slot).copy_(span_state - span.state)
-
-    def conv(self, layer: Layers, slot: int) -> Tensor:
-        """The span's last conv inputs [channels, kernel], zero-padded, as a view."""
-        return self.tensor("conv", layer, slot)
 
 
 class StoredMaps(SlotPool):
@@ -138,10 +130,6 @@ class StoredMaps(SlotPool):
     def span_state(self, layer: Layers, slot: int) -> Tensor:
         """B of all tokens, including recomputed ones, as a view."""
         return self.tensor("alone" if self._repairs else "written", layer, slot)
-
-    def conv(self, layer: Layers, slot: int) -> Tensor:
-        """The span's last conv inputs [channels, kernel], zero-padded, as a view."""
-        return self.tensor("conv", layer, slot)
 
 
 class SpanMaps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import torch
 
@@ -15,7 +16,7 @@ from spanlab.engine.recurrent import Action, Recurrence, StateScan, run_changes
 from spanlab.engine.running_state import RunningState, StateRows
 from spanlab.engine.state_pool import StatePool
 from spanlab.engine.stored_slots import MapSlots, StateSlots
-from spanlab_kernels.attention import Send, to_device
+from spanlab_kernels.attention import Send
 
 
 class Memory:
@@ -46,25 +47,28 @@ class Memory:
         run_changes(state.enter(rows), self.states.pool)
 
     def recurrence(
-        self, packed: Iterable[tuple[RunningState, StateRows]], device: torch.device, send: Send = to_device
+        self,
+        packed: Iterable[tuple[RunningState, StateRows]],
+        device: torch.device,
+        send: Send,
+        decode_rows: int | None = None,
     ) -> LayeredRows:
-        """Build the recurrent layers' computation for rows packed in this order; `send` may copy indexes later."""
+        """Build the recurrent layers' computation for rows packed in this order; `send` may copy indexes later.
+
+        `decode_rows`  number of rows of a decode-only forward, one per state; further rows are padding
+        """
         sequences: dict[RunningState, list[Action]] = {}
         row = 0
         for state, rows in packed:
             sequences.setdefault(state, []).extend(state.actions(rows, row))
             row += rows.stop - rows.start
-        self._last = Recurrence(self.states.pool, list(sequences.values()), device, send)
-        return self._last
-
-    def decode_recurrence(
-        self, packed: Iterable[tuple[RunningState, StateRows]], rows: int, device: torch.device, send: Send = to_device
-    ) -> LayeredRows:
-        """As `recurrence`, for one row per state; further rows, up to `rows`, are padding."""
-        actions = [action for row, (state, state_row) in enumerate(packed) for action in state.actions(state_row, row)]
-        scans = [action for action in actions if isinstance(action, StateScan)]
-        assert len(scans) == len(actions), "a decode has no loads or map applications"
-        self._last = DecodeRecurrence(self.states.pool, scans, rows, device, send)
+        if decode_rows is None:
+            self._last = Recurrence(self.states.pool, list(sequences.values()), device, send)
+        else:
+            actions = list(chain.from_iterable(sequences.values()))
+            scans = [action for action in actions if isinstance(action, StateScan)]
+            assert len(scans) == len(actions), "a decode has no loads or map applications"
+            self._last = DecodeRecurrence(self.states.pool, scans, decode_rows, device, send)
         return self._last
 
     def finish(self) -> None:

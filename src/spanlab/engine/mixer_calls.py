@@ -10,7 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,24 +23,12 @@ _MARK = "takes_span_rows"
 Convolution = Callable[..., Tensor]
 
 
-class PackedRows(Protocol):
-    """Packed rows of many sequences in one layer."""
-
-    def convolve(self, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
-        """Compute the convolution's outputs [1, channels, T]."""
-        ...
-
-    def scan(self, inputs: ScanInputs) -> Tensor:
-        """Compute the scan's outputs [T, heads, d_v]."""
-        ...
-
-
 class LayeredRows(ABC):
     """Rows of one forward in all recurrent layers; mixers must be patched by `intercept_mixer`."""
 
     def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
         """Compute one layer's output [1, T, H]; updates states in the pool and copies captured states."""
-        out: Tensor = mixer(hidden, **{KEYWORD: _LayerRows(self, layer)})
+        out: Tensor = mixer(hidden, **{KEYWORD: (self, layer)})
         return out
 
     @abstractmethod
@@ -56,21 +44,8 @@ class LayeredRows(ABC):
         """Update slot positions after all layers have run."""
 
 
-class _LayerRows(NamedTuple):
-    """Rows of a forward in one layer."""
-
-    rows: LayeredRows
-    layer: int
-
-    def convolve(self, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
-        return self.rows.convolve(self.layer, convolution, rows, *args)
-
-    def scan(self, inputs: ScanInputs) -> Tensor:
-        return self.rows.scan(self.layer, inputs)
-
-
 def intercept_mixer(mixer: nn.Module) -> None:
-    """Patch a mixer's convolution and scan to use `PackedRows` if they are passed; other calls are unchanged.
+    """Patch a mixer's convolution and scan to use `LayeredRows` if they are passed; other calls are unchanged.
 
     Both functions are attributes of the mixer, or of the module that defines it.
     """
@@ -93,12 +68,13 @@ def _convolution(original: Convolution) -> Convolution:
         rows: Tensor,
         *args: Any,
         activation: str | None = None,
-        span_rows: PackedRows | None = None,
+        span_rows: tuple[LayeredRows, int] | None = None,
         **kwargs: Any,
     ) -> Tensor:
         if span_rows is None:
             return original(rows, *args, activation=activation, **kwargs)
-        return span_rows.convolve(lambda *inputs: original(*inputs, activation=activation), rows, *args)
+        layered, layer = span_rows
+        return layered.convolve(layer, lambda *inputs: original(*inputs, activation=activation), rows, *args)
 
     setattr(run, _MARK, True)
     return run
@@ -107,12 +83,18 @@ def _convolution(original: Convolution) -> Convolution:
 def _scan(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def run(
-        query: Tensor, key: Tensor, value: Tensor, *args: Any, span_rows: PackedRows | None = None, **kwargs: Any
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        span_rows: tuple[LayeredRows, int] | None = None,
+        **kwargs: Any,
     ) -> Any:
         if span_rows is None:
             return original(query, key, value, *args, **kwargs)
+        layered, layer = span_rows
         inputs = ScanInputs(query[0], key[0], value[0], kwargs["g"][0], kwargs["beta"][0])
-        return span_rows.scan(inputs)[None], None
+        return layered.scan(layer, inputs)[None], None
 
     setattr(run, _MARK, True)
     return run

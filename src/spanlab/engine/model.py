@@ -131,10 +131,6 @@ class SpanModel:
         ).logits[0]
         return logits.float()
 
-    def spec(self) -> ModelSpec:
-        """The model sizes that policies and timing models use."""
-        return spec_of(self.name, self.config, self.dtype)
-
 
 def spec_of(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> ModelSpec:
     """Model sizes for a config with all tensors in `dtype` and recurrent states in float32.

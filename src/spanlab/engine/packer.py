@@ -42,7 +42,7 @@ class Packer:
         copier: Copier,
         device: torch.device,
     ) -> None:
-        self._request_states, self._outputs, self._copier, self._device = request_states, outputs, copier, device
+        self._request_states, self.outputs, self._copier, self._device = request_states, outputs, copier, device
 
     def pack(
         self,
@@ -64,7 +64,7 @@ class Packer:
         ends = np.cumsum([len(rows.indices) for rows in parts], dtype=np.int64).tolist()
         logits_rows = [np.arange(end - count, end) for end, count in zip(ends, logits_counts, strict=True)]
         if tails is not None:
-            columns.append((tails.ids(self._outputs), tails.rotations, tails.slots))
+            columns.append((tails.ids, tails.rotations, tails.slots))
             logits_rows.append(np.arange(len(tails.slots)) + (ends[-1] if ends else 0))
         ids, rotations, slots = (np.concatenate(column) for column in zip(*columns, strict=True))
         self._copier.note(slots, rotations)
@@ -77,5 +77,5 @@ class Packer:
         if not len(indices) or indices[-1] < prompt:
             return tokens[indices]
         known_tokens = sequence.request.output if answer is None else answer
-        output = self._outputs[sequence.request.id] if known_tokens is None else known_tokens
+        output = self.outputs[sequence.request.id] if known_tokens is None else known_tokens
         return np.concatenate([tokens, np.array(output, np.int64)])[indices]

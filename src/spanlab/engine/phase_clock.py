@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Protocol
 
 import torch
 
@@ -23,20 +22,8 @@ PHASES = (
 )
 
 
-class PhaseClock(Protocol):
-    """Runs the work of one step and sums the time of each phase."""
-
-    def run(self, phase: str, work: Callable[..., None], *args: object) -> None:
-        """Run work of a phase."""
-        ...
-
-    def seconds(self) -> Mapping[str, float]:
-        """Seconds by phase; waits for the end of all phases."""
-        ...
-
-
 class HostClock:
-    """Clock for synchronous work."""
+    """Clock for synchronous work: runs the work of one step and sums the time of each phase."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -79,7 +66,7 @@ class StreamClock:
         return totals
 
 
-def clock_of(device: torch.device) -> PhaseClock:
+def clock_of(device: torch.device) -> HostClock | StreamClock:
     """Create a clock for one step on a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
 

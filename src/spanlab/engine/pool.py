@@ -1,4 +1,4 @@
-"""Paged KV memory: one allocation for all layers, integer page ids, reference counts."""
+"""Paged KV memory: one allocation for all layers, integer page ids."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PoolShape:
 
 
 class PagePool:
-    """Keys and values of all layers in reference-counted pages; a page without references is free.
+    """Keys and values of all layers in pages that are allocated and freed one by one.
 
     A *slot* is page · page_size + offset: the row of one token, the same in every layer. With `poison`, unwritten and
     free pages hold NaN, so that tests detect reads of unwritten memory.
@@ -52,7 +52,7 @@ class PagePool:
             self._storage.fill_(torch.nan)
         self._free = np.arange(shape.pages)[::-1].copy()  # a stack: the top is at index free_pages - 1
         self.free_pages = shape.pages
-        self._references = np.zeros(shape.pages, np.int64)
+        self._is_free = np.ones(shape.pages, bool)
 
     def keys(self, layer: int) -> Tensor:
         """Keys of a layer, [pages, page_size, Hkv, D], as a view."""
@@ -65,45 +65,27 @@ class PagePool:
     # -- allocation ---------------------------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> PageIds:
-        """Allocate `count` pages with one reference each; OutOfMemoryError if fewer are free."""
+        """Allocate `count` pages; OutOfMemoryError if fewer are free."""
         total, free = self.shape.pages, self.free_pages
         if count > free:
             raise OutOfMemoryError(f"The pool of {total} pages has {free} free, and {count} were wanted at once.")
         self.free_pages -= count
         pages = self._free[self.free_pages : free][::-1].copy()
-        self._references[pages] = 1
+        self._is_free[pages] = False
         return pages
 
-    def share(self, pages: Sequence[int] | PageIds) -> None:
-        """Add a reference to each of the pages, which must be allocated."""
-        np.add.at(self._references, pages, 1)
-        assert (self._references[pages] > 1).all(), "a free page was shared"
-
     def free(self, pages: Sequence[int] | PageIds) -> None:
-        """Drop a reference to each page; pages without references are free, the first to be reallocated first."""
+        """Free allocated pages; the first is reallocated first."""
         pages = np.asarray(pages, np.int64)
-        np.subtract.at(self._references, pages, 1)
-        assert (self._references[pages] >= 0).all(), "a page was given back more often than it was held"
-        unique = pages[np.sort(np.unique(pages, return_index=True)[1])]
-        unreferenced = unique[self._references[unique] == 0]
-        self._free[self.free_pages : self.free_pages + len(unreferenced)] = unreferenced[::-1]
-        self.free_pages += len(unreferenced)
-        if self.poison and len(unreferenced):
-            self._storage[:, :, torch.from_numpy(unreferenced).to(self._storage.device)] = torch.nan
-
-    def references(self, page: int) -> int:
-        """Reference count of a page; 0 if it is free."""
-        return int(self._references[page])
+        freed_twice = self._is_free[pages].any() or len(np.unique(pages)) < len(pages)
+        assert not freed_twice, "a page was given back more often than it was held"
+        self._is_free[pages] = True
+        self._free[self.free_pages : self.free_pages + len(pages)] = pages[::-1]
+        self.free_pages += len(pages)
+        if self.poison and len(pages):
+            self._storage[:, :, torch.from_numpy(pages).to(self._storage.device)] = torch.nan
 
     # -- memory -------------------------------------------------------------------------------------------------------
-
-    def slots(self, pages: Sequence[int], start: int, stop: int) -> Tensor:
-        """Slots, int64 [stop - start], of tokens [start, stop) of a sequence stored in `pages`."""
-        size = self.shape.page_size
-        assert 0 <= start <= stop <= len(pages) * size, "tokens outside their pages"
-        tokens = torch.arange(start, stop, device=self._storage.device)
-        ids = torch.tensor(pages, dtype=torch.int64, device=self._storage.device)
-        return ids[tokens // size] * size + tokens % size
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [N, Hkv, D] of one layer to slots [N]."""

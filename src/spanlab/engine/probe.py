@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab.engine.attention_metadata import AttentionMetadata
-from spanlab.engine.blend import BuildAttention, NoRowsLeft
-from spanlab.engine.pool import PagePool
+from spanlab.engine.attention_context import AttentionContext
+from spanlab.engine.attention_metadata import attention_of
+from spanlab.engine.blend import NoRowsLeft
 from spanlab.engine.query_rows import QueryRows
+from spanlab_kernels.attention import to_device
 
 
 class Probe:
@@ -22,24 +23,20 @@ class Probe:
 
     `rows`        missing text between the spans, and the query at the end
     `query_rows`  the query's rows, restricted to the spans that tokens are selected from
+    `layers`      profiled layers, increasing
     """
 
     def __init__(
-        self,
-        rows: QueryRows,
-        slots: Tensor,
-        pool: PagePool,
-        build_attention: BuildAttention,
-        layers: Sequence[int],
-        query_rows: QueryRows,
+        self, rows: QueryRows, query_rows: QueryRows, layers: Sequence[int], context: AttentionContext
     ) -> None:
-        self._slots, self._pool, self._layers = slots, pool, layers
-        self._attention: AttentionMetadata = build_attention(rows)
-        self._query_attention, self._count = build_attention(query_rows), len(query_rows.indices)
+        self._pool, self._layers, device = context.pool, layers, context.model.device
+        (self._slots,) = to_device([rows.slots], torch.int64, device)
+        self._attention = attention_of(context, rows)
+        self._query_attention, self._count = attention_of(context, query_rows), len(query_rows.indices)
         self._positions = np.concatenate(
             [np.arange(span.index, span.index + span.length) for span, _ in query_rows.spans]
         )
-        self._scores = torch.zeros(len(self._positions), dtype=torch.float32, device=slots.device)
+        self._scores = torch.zeros(len(self._positions), dtype=torch.float32, device=device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One layer's attention, see `hook.Attend`; NoRowsLeft after the last profiled layer."""

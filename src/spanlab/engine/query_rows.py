@@ -8,9 +8,7 @@ import numpy as np
 
 from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.scheduled import ScheduledChunk
-from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
-from spanlab.engine.key_layout import carried_rotation
 from spanlab.engine.request_state import RequestState, SpanView
 from spanlab_kernels.attention import Span
 
@@ -49,44 +47,39 @@ class QueryRows:
         )
 
 
-def chunk_rows(
-    request_state: RequestState, chunk: ScheduledChunk, key_layout: SpanSettings, repaired: np.ndarray | None
-) -> QueryRows:
+def chunk_rows(request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray | None) -> QueryRows:
     """Rows of a chunk; for a repair, the `repaired` prompt positions and the text between the spans."""
     if isinstance(chunk.work, PrefillRange):
-        return cache_span_rows(request_state, chunk.work.cache_span, chunk.start, chunk.stop, key_layout)
+        return cache_span_rows(request_state, chunk.work.cache_span, chunk.start, chunk.stop)
     assert repaired is not None, "a repair has no rows"
-    return _repair_rows(request_state, chunk, repaired[(repaired >= chunk.start) & (repaired < chunk.stop)], key_layout)
+    return _repair_rows(request_state, chunk, repaired[(repaired >= chunk.start) & (repaired < chunk.stop)])
 
 
-def cache_span_rows(
-    request_state: RequestState, index: int, start: int, stop: int, key_layout: SpanSettings
-) -> QueryRows:
+def cache_span_rows(request_state: RequestState, index: int, start: int, stop: int) -> QueryRows:
     """Rows of prompt and output tokens `[start, stop)` of one cache span, in the context of that span."""
     span_pages = request_state.spans[index]
     rows = np.arange(start, stop) - span_pages.cache_span.start
     request_state.ensure_pages(index, stop - span_pages.cache_span.start)
     positions = span_pages.base + rows
-    rotations = _rotations(request_state, index, rows, key_layout)
-    spans = visible_spans(request_state, index, stop, key_layout)
+    rotations = request_state.rotations(index, rows)
+    spans = visible_spans(request_state, index, stop)
     if span_pages.cache_span.independent:
         spans = [(span, False) for span, _ in spans]
     slots = request_state.slots(index, rows)
     shifts = positions - rotations
-    common_shift = int(shifts[0]) if key_layout.keys != "raw" and len(rows) and (shifts == shifts[0]).all() else None
+    moves_together = request_state.key_layout.keys != "raw" and len(rows) and (shifts == shifts[0]).all()
+    common_shift = int(shifts[0]) if moves_together else None
     return QueryRows(np.arange(start, stop), rotations, shifts, slots, spans, np.zeros(len(rows), bool), common_shift)
 
 
-def visible_spans(
-    request_state: RequestState, index: int, stop: int, key_layout: SpanSettings
-) -> list[tuple[Span, bool]]:
+def visible_spans(request_state: RequestState, index: int, stop: int) -> list[tuple[Span, bool]]:
     """Spans that rows of one cache span up to `stop` attend to, as `QueryRows.spans`; the cache span itself is last."""
-    cache_span = request_state.spans[index].cache_span
-    spans = [
-        span for other in visible(request_state, cache_span) for span in _full_span(request_state, other, key_layout)
-    ]
+    cache_span, spans = request_state.spans[index].cache_span, []
+    for other in visible(request_state, cache_span):
+        earlier = request_state.spans[other].cache_span
+        spans += _spans(request_state, other, earlier.stop - earlier.start)
     span_views = request_state.own_views(index, stop - cache_span.start)
-    return spans + _view_spans(request_state, index, span_views, key_layout)
+    return spans + _view_spans(request_state, index, span_views)
 
 
 def visible(request_state: RequestState, cache_span: CacheSpan) -> list[int]:
@@ -94,9 +87,7 @@ def visible(request_state: RequestState, cache_span: CacheSpan) -> list[int]:
     return [index for index, other in enumerate(request_state.spans) if other.cache_span.stop <= cache_span.context]
 
 
-def _repair_rows(
-    request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray, key_layout: SpanSettings
-) -> QueryRows:
+def _repair_rows(request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray) -> QueryRows:
     """Rows of a repair in prompt order; span tokens are written to private copies, text between spans to its pages."""
     parts, spans = [], []
     for index, span_pages in enumerate(request_state.spans):
@@ -106,14 +97,14 @@ def _repair_rows(
         if index in chunk.work.cache_spans:
             request_state.ensure_pages(index, stop - start)
             resume = max(request_state.allocation.plan.cache_spans[index].resume, chunk.start - start)
-            parts.append(_cache_span_arrays(request_state, index, np.arange(resume, stop - start), False, key_layout))
+            parts.append(_cache_span_arrays(request_state, index, np.arange(resume, stop - start), in_copy=False))
         rows = repaired[(repaired >= start) & (repaired < stop)] - start
-        parts.append(_cache_span_arrays(request_state, index, rows, True, key_layout))
-        spans += _spans(request_state, index, stop - start, key_layout)
+        parts.append(_cache_span_arrays(request_state, index, rows, in_copy=True))
+        spans += _spans(request_state, index, stop - start)
     return _packed(parts, spans)
 
 
-def probe_rows(request_state: RequestState, begin: int, key_layout: SpanSettings) -> QueryRows:
+def probe_rows(request_state: RequestState, begin: int) -> QueryRows:
     """Rows of missing text from prompt position `begin`, with the query at the end; they read spans as stored."""
     parts, spans = [], []
     plans = request_state.allocation.plan.cache_spans
@@ -122,12 +113,12 @@ def probe_rows(request_state: RequestState, begin: int, key_layout: SpanSettings
         length = cache_span.stop - cache_span.start
         if cache_span.context == cache_span.start and begin <= cache_span.start + plan.resume < cache_span.stop:
             request_state.ensure_pages(index, length)
-            parts.append(_cache_span_arrays(request_state, index, np.arange(plan.resume, length), False, key_layout))
-        spans += _spans(request_state, index, length, key_layout)
+            parts.append(_cache_span_arrays(request_state, index, np.arange(plan.resume, length), in_copy=False))
+        spans += _spans(request_state, index, length)
     return _packed(parts, spans)
 
 
-def rows_of_query(request_state: RequestState, rows: QueryRows, key_layout: SpanSettings) -> QueryRows:
+def rows_of_query(request_state: RequestState, rows: QueryRows) -> QueryRows:
     """The query's rows of a probe; they attend only to tokens that a repair may select."""
     query = request_state.spans[-1].cache_span
     spans = []
@@ -135,7 +126,7 @@ def rows_of_query(request_state: RequestState, rows: QueryRows, key_layout: Span
         start = span_pages.cache_span.start
         for reused in request_state.allocation.plan.spans:
             if reused.start == start:
-                spans += _spans(request_state, index, reused.stop - start, key_layout)
+                spans += _spans(request_state, index, reused.stop - start)
     return replace(rows.chosen(np.flatnonzero(rows.indices >= query.start)), spans=spans)
 
 
@@ -159,40 +150,27 @@ def _packed(parts: list[tuple[np.ndarray, ...]], spans: list[tuple[Span, bool]])
 
 
 def _cache_span_arrays(
-    request_state: RequestState, index: int, rows: np.ndarray, in_copy: bool, key_layout: SpanSettings
+    request_state: RequestState, index: int, rows: np.ndarray, *, in_copy: bool
 ) -> tuple[np.ndarray, ...]:
     span_pages = request_state.spans[index]
     positions = span_pages.base + rows
-    rotations = (
-        positions if in_copy and key_layout.rotates_copies else _rotations(request_state, index, rows, key_layout)
-    )
+    rotated = in_copy and request_state.key_layout.rotates_copies
+    rotations = positions if rotated else request_state.rotations(index, rows)
     slots = request_state.slots(index, rows, in_copy=in_copy) if len(rows) else rows
     return span_pages.cache_span.start + rows, rotations, positions - rotations, slots, np.full(len(rows), in_copy)
 
 
-def _rotations(request_state: RequestState, index: int, rows: np.ndarray, key_layout: SpanSettings) -> np.ndarray:
-    span_pages = request_state.spans[index]
-    return carried_rotation(key_layout, span_pages.cache_span, span_pages.base, rows)
+def _spans(request_state: RequestState, index: int, stop: int) -> list[tuple[Span, bool]]:
+    return _view_spans(request_state, index, request_state.views(index, stop))
 
 
-def _full_span(request_state: RequestState, index: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
-    cache_span = request_state.spans[index].cache_span
-    return _spans(request_state, index, cache_span.stop - cache_span.start, key_layout)
-
-
-def _spans(request_state: RequestState, index: int, stop: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
-    return _view_spans(request_state, index, request_state.views(index, stop), key_layout)
-
-
-def _view_spans(
-    request_state: RequestState, index: int, views: list[SpanView], key_layout: SpanSettings
-) -> list[tuple[Span, bool]]:
+def _view_spans(request_state: RequestState, index: int, views: list[SpanView]) -> list[tuple[Span, bool]]:
     cache_span, page = request_state.spans[index].cache_span, request_state.page_size
     spans = []
     for start, end, pages, shift in views:
         page_range = pages.range(start // page, -(-end // page))
         # raw keys are rotated one by one, others together
-        position = shift + start if key_layout.keys == "raw" else shift
+        position = shift + start if request_state.key_layout.keys == "raw" else shift
         span = Span(cache_span.start + start, end - start, position, page_range, start % page)
         spans.append((span, cache_span.independent))
     return spans

@@ -30,23 +30,19 @@ from spanlab_kernels.attention import Send, to_device
 MIXER = "linear_attn"
 
 
-class BaseAction(Protocol):
-    """An operation of a forward on states, run per layer; the actions of a sequence run in order."""
+class Change(Protocol):
+    """An action without rows; it can also run outside a forward, in all layers at once."""
 
     def record_windows(self, states: StatePool, windows: Windows) -> None:
         """Record the action's effect on the conv windows."""
         ...
 
-    def finish(self, states: StatePool) -> None:
-        """Update slot positions after all layers have run."""
-        ...
-
-
-class Change(BaseAction, Protocol):
-    """An action without rows; it can also run outside a forward, in all layers at once."""
-
     def run(self, states: StatePool, layer: Layers) -> None:
         """Run the action in one layer, or in all; conv windows are handled separately."""
+        ...
+
+    def finish(self, states: StatePool) -> None:
+        """Update slot positions after all layers have run."""
         ...
 
 
@@ -63,7 +59,7 @@ class Scan(ABC):
 
     @abstractmethod
     def record_windows(self, states: StatePool, windows: Windows) -> None:
-        """As `BaseAction`."""
+        """As `Change`."""
 
     @abstractmethod
     def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
@@ -75,10 +71,11 @@ class Scan(ABC):
 
     @abstractmethod
     def finish(self, states: StatePool) -> None:
-        """As `BaseAction`."""
+        """As `Change`."""
 
 
 Action = Change | Scan
+"""An operation of a forward on states, run per layer; the actions of a sequence run in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduled import Sequence
-from spanlab.core.spans import SpanSettings
 from spanlab.core.tree import Node
-from spanlab.engine.key_layout import bases
+from spanlab.engine.attention_context import AttentionContext
+from spanlab.engine.key_layout import bases, carried_rotation
 from spanlab.engine.node_pages import NodePages
-from spanlab.engine.page_table import PageList, PageTable
-from spanlab.engine.pool import PageIds, PagePool
+from spanlab.engine.page_table import PageList
+from spanlab.engine.pool import PageIds
 from spanlab.engine.running_state import RunningState
 
 
@@ -52,19 +52,16 @@ class RequestState:
         self,
         sequence: Sequence,
         allocation: TreeAllocation,
-        pool: PagePool,
+        context: AttentionContext,
         nodes: NodePages,
-        table: PageTable,
-        key_layout: SpanSettings,
         state: RunningState | None = None,
     ) -> None:
-        self.allocation, self._pool, self._nodes, self._key_layout = allocation, pool, nodes, key_layout
-        self._table = table
-        self.state = state
-        self.page_size = pool.shape.page_size
+        self.allocation, self.state, self.key_layout = allocation, state, context.key_layout
+        self._pool, self._nodes, table = context.pool, nodes, context.pages
+        self.page_size = context.pool.shape.page_size
         self.tokens = np.asarray(sequence.request.tokens, np.int64)
         cache_spans = tuple(plan.cache_span for plan in allocation.plan.cache_spans)
-        base_positions = bases(cache_spans, key_layout.positions == "overlapping")
+        base_positions = bases(cache_spans, self.key_layout.positions == "overlapping")
         self.spans: list[SpanPages] = []
         for cache_span, base, node, plan in zip(
             cache_spans, base_positions, allocation.nodes, allocation.plan.cache_spans, strict=True
@@ -114,7 +111,7 @@ class RequestState:
         """Views of tokens [0, stop) of a cache span for rows of other cache spans."""
         span_pages = self.spans[index]
         cut = min(span_pages.copied, stop)
-        rotated = self._key_layout.rotates_copies and span_pages.copied > 0
+        rotated = self.key_layout.rotates_copies and span_pages.copied > 0
         copied_views = [SpanView(0, cut, span_pages.copy, 0 if rotated else self.shift(index))] if cut else []
         return [*copied_views, SpanView(cut, stop, span_pages.pages, self.shift(index))] if stop > cut else copied_views
 
@@ -127,34 +124,29 @@ class RequestState:
 
     def shift(self, index: int) -> int:
         """Number of positions by which stored keys must still be rotated to their position in the prompt."""
-        span_pages, key_layout = self.spans[index], self._key_layout
+        span_pages, key_layout = self.spans[index], self.key_layout
         rotated = key_layout.keys == "absolute" or (
             key_layout.keys == "local" and not span_pages.cache_span.independent
         )
         return 0 if rotated else span_pages.base
 
+    def rotations(self, index: int, rows: np.ndarray) -> np.ndarray:
+        """RoPE positions of stored keys of tokens `rows`, relative to the cache span's start."""
+        span_pages = self.spans[index]
+        return carried_rotation(self.key_layout, span_pages.cache_span, span_pages.base, rows)
+
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def uncopied(self) -> list[int]:
-        """Spans that still have to be copied before they are read; empty if the method reads no copies."""
-        if not self._key_layout.copies:
-            return []
+        """Spans that a method with copies must still copy before they are read."""
         pairs = zip(self.spans, self.allocation.plan.cache_spans, strict=True)
         return [index for index, (span_pages, plan) in enumerate(pairs) if span_pages.copied < plan.to_copy]
 
-    def copy_span(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Allocate private pages for a span; return the slots to copy from and to, int64 [tokens]."""
-        span_pages, count = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
-        span_pages.copy.free()
-        span_pages.copy.extend(self._allocate_private(-(-count // self.page_size)))
-        span_pages.copied = count
-        rows = np.arange(count)
-        return self.slots(index, rows), self.slots(index, rows, in_copy=True)
-
-    def copy_pages_of(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Copy-on-write of the pages with `rows` to private pages; return source and target slots of their tokens."""
+    def copy_pages_of(self, index: int, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Allocate private pages for copies of the pages with `rows`, or of all; return slots to copy from and to."""
         span_pages, length = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
-        ids, touched = span_pages.pages.ids[: -(-length // self.page_size)].copy(), np.unique(rows // self.page_size)
+        ids = span_pages.pages.ids[: -(-length // self.page_size)].copy()
+        touched = np.arange(len(ids)) if rows is None else np.unique(rows // self.page_size)
         ids[touched] = self._allocate_private(len(touched))
         span_pages.copy.free()
         span_pages.copy.extend(ids)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spanlab.engine.chunk_scan import ScanInputs, inverse_norm, per_head
-from spanlab.engine.kernel_scan import Kernel, installed_kernels
+from spanlab.engine.kernel_scan import Kernel, installed_kernels, run_kernel
 
 RowScan = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]
 """scan(inputs, states) -> outputs [T, heads, d_v], and float32 states [T, heads, d_k, d_v] after one row each."""
@@ -41,16 +41,5 @@ def scan_rows(inputs: ScanInputs, states: Tensor) -> tuple[Tensor, Tensor]:
 
 def scan_rows_by_kernel(kernel: Kernel, inputs: ScanInputs, states: Tensor) -> tuple[Tensor, Tensor]:
     """A `RowScan` by a kernel for batches of single rows."""
-    query, key, value, g, beta = (tensor[:, None] for tensor in inputs)
-    query, key = (tensor.repeat_interleave(value.shape[2] // tensor.shape[2], dim=2) for tensor in (query, key))
-    outputs, after = kernel(
-        query,
-        key,
-        value,
-        g=g,
-        beta=beta,
-        initial_state=states,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
-    return outputs[:, 0].to(value.dtype), after.float()
+    outputs, after = run_kernel(kernel, ScanInputs(*(tensor[:, None] for tensor in inputs)), states)
+    return outputs[:, 0].to(inputs.value.dtype), after.float()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from spanlab.core.passes import is_repair
 from spanlab.core.reuse import CacheSpanPlan, TreeAllocation
 from spanlab.core.scheduled import ScheduledChunk
+from spanlab.engine.conv_windows import SlotRef
 from spanlab.engine.recurrent import Action, StateScan
 from spanlab.engine.span_actions import ApplyMap, BeginAfterRepair, BeginSpan, LoadState, MapScan, StoreMap
 from spanlab.engine.stored_slots import MapSlots, StateSlots, StoredSlots
@@ -115,14 +116,15 @@ class RunningState:
     def _apply_map(self, index: int, repaired: int = 0) -> Action:
         """Apply the stored or just computed map of a span."""
         assert self._maps is not None, "spans of hybrid models have maps"
-        plan, stored, working = self._allocation.plan.cache_spans[index], None, None
+        plan, maps = self._allocation.plan.cache_spans[index], self._maps.maps
         if index == self._computed_map:
-            working, self._computed_map = self._working, None
+            assert self._working is not None, "a computed map has a slot"
+            source, self._computed_map = SlotRef(maps.working, self._working), None
         else:
             assert plan.resume_state is not None, "a reused span has a stored map"
-            stored = self._maps[plan.resume_state]
+            source = SlotRef(maps.stored, self._maps[plan.resume_state])
         start, stop = plan.cache_span.start + repaired, plan.cache_span.stop
-        return ApplyMap(self._maps.maps, self._slot, start, stop, stored, working, repaired)
+        return ApplyMap(maps, self._slot, start, stop, source, repaired)
 
     def _load(self, plan: CacheSpanPlan) -> Action:
         assert plan.resume_state is not None, "reused text ends at a stored state"

@@ -20,7 +20,7 @@ from spanlab.core.request import Request, Tokens
 from spanlab.core.scheduled import Sequence
 from spanlab.engine.settings import MissingBaselineError
 
-LogitsOf = Callable[[Ordered[Tokens]], list[Tensor]]  # as `AlternativeAnswers.logits`
+LogitsOf = Callable[[Ordered[Tokens]], list[Tensor]]  # as `Forwards.answer_logits`
 
 
 class TokenScore(NamedTuple):

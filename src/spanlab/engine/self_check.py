@@ -18,13 +18,8 @@ from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.rope import rotate
 
 _TOKENS = 24
-_CUTS = (
-    64,
-    65,
-    101,
-    128,
-    141,
-)  # where a state is stored and reloaded: on and off the grid, after one token and after many
+# where a state is stored and reloaded: on and off the grid, after one token and after many
+_CUTS = (64, 65, 101, 128, 141)
 
 
 def check_model(name: str, model: PreTrainedModel) -> SpanModel:
@@ -87,7 +82,7 @@ def _wrong_layers(model: SpanModel, positions: Tensor, recorded: Sequence[tuple[
     angles = positions.cpu().double()[:, None] * model.rotation.frequencies
     table = AngleTable(angles.cos().float().to(model.device), angles.sin().float().to(model.device))
     rows = torch.arange(len(positions), device=model.device)
-    allowed = _tolerance(model) + 2e-7 * positions.cpu()  # the model computes angles in float32
+    allowed = tolerance(model) + 2e-7 * positions.cpu()  # the model computes angles in float32
     wrong = []
     for layer, states in enumerate(recorded):
         for state in states:
@@ -106,7 +101,7 @@ def _check_logits(model: SpanModel) -> None:
     truth = dense_logits(eager_twin(model), ids, causal_mask(len(ids), model.device), rows)
     recur = recur_in_parts(model, _CUTS) if states else None
     logits = model.forward(ids, rows, causal_attend(model), rows, recur=recur)
-    if not distance(logits, truth) <= _tolerance(model):  # also fails for NaN
+    if not distance(logits, truth) <= tolerance(model):  # also fails for NaN
         more = ", and recurrent layers that go on from a stored state" if states else ""
         raise ValueError(
             f"model.name is {model.name!r}, expected causal attention over scaled products and nothing else{more}; "
@@ -119,6 +114,7 @@ def distance(result: Tensor, truth: Tensor) -> float:
     return float((result.float() - truth.float()).norm() / truth.float().norm())
 
 
-def _tolerance(model: SpanModel) -> float:
+def tolerance(model: SpanModel) -> float:
+    """Largest relative difference of a right result."""
     # Wrong results differ by order 1. In half precision cosines, states and sums are rounded to 3 or 4 digits.
     return 1e-3 if model.dtype == torch.float32 else 5e-2

@@ -23,7 +23,7 @@ class TensorSpec(NamedTuple):
 
 
 class SlotPool:
-    """Slots with equal tensors [layers, …], created on demand and reused.
+    """Slots with equal tensors [layers, …], created on demand and reused; one of them is `conv`.
 
     The position of a slot is checked on use, so that a state is never used for a prefix of another length.
     With `poison` uncleared and free slots hold NaN.
@@ -117,3 +117,7 @@ class SlotPool:
     def tensor(self, name: str, layer: Layers, slot: int) -> Tensor:
         """A tensor of a slot in one layer [*shape], or in all layers [layers, *shape], as a view."""
         return self._slots[slot][name][layer]
+
+    def conv(self, layer: Layers, slot: int) -> Tensor:
+        """Conv state, the last inputs [channels, kernel] of the layer's convolution, zero-padded, as a view."""
+        return self.tensor("conv", layer, slot)

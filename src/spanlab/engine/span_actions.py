@@ -85,7 +85,7 @@ class MapScan(Scan):
 
     def on_stop(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
         """Multiply γ by the decay of the rows."""
-        decay = self.maps.working.decay(layer, self.slot)
+        decay = self.maps.working.tensor("decay", layer, self.slot)
         decay.mul_(inputs.g[self.start : self.stop].float().sum(0).exp())
 
     def finish(self, states: StatePool) -> None:
@@ -146,8 +146,7 @@ class ApplyMap:
 
     The conv window becomes that of the span's last inputs.
 
-    `stored`    slot of a stored map
-    `working`   slot of a map that has just been computed; it is applied in the form in which it would be stored
+    `source`    slot of a stored map, or of a working map, which is applied in the form in which it would be stored
     `repaired`  number of span tokens before `start` that the state has scanned. If maps start after repaired tokens
                 and this is 0, the span begins the prompt, and the state becomes B of the whole span.
     """
@@ -156,17 +155,16 @@ class ApplyMap:
     slot: int
     start: int
     stop: int
-    stored: int | None = None
-    working: int | None = None
+    source: SlotRef
     repaired: int = 0
 
     def record_windows(self, states: StatePool, windows: Windows) -> None:
         """Set the window to the span's last inputs, after those of repaired tokens."""
         target = SlotRef(states, self.slot)
         if self.repaired:
-            windows.append(self._map_slot(), target, self.stop - self.start)
+            windows.append(self.source, target, self.stop - self.start)
         else:
-            windows.copy(self._map_slot(), target)
+            windows.copy(self.source, target)
 
     def run(self, states: StatePool, layer: Layers) -> None:
         """Apply the map in one layer."""
@@ -178,24 +176,18 @@ class ApplyMap:
 
     def finish(self, states: StatePool) -> None:
         """Advance the state's position."""
-        if self.working is not None:
-            self.maps.working.check_position(self.working, self.repaired + self.stop - self.start)
+        if self.source.pool is self.maps.working:
+            self.maps.working.check_position(self.source.slot, self.repaired + self.stop - self.start)
         states.advance(self.slot, self.start, self.stop)
 
-    def _map_slot(self) -> SlotRef:
-        if self.stored is not None:
-            return SlotRef(self.maps.stored, self.stored)
-        assert self.working is not None, "a span has a map"
-        return SlotRef(self.maps.working, self.working)
-
     def _map(self, layer: Layers) -> StoredMap:
-        pool, slot = self._map_slot()
+        pool, slot = self.source
         if pool is self.maps.stored:
             return self.maps.stored.map(layer, slot)
         return self.maps.stored.packed(self.maps.working.map(layer, slot))
 
     def _span_state(self, layer: Layers) -> Tensor:
-        if self.stored is not None:
-            return self.maps.stored.span_state(layer, self.stored)
-        assert self.working is not None, "a span has a map"
-        return self.maps.working.span_state(layer, self.working).to(self.maps.stored.form.dtype)
+        pool, slot = self.source
+        if pool is self.maps.stored:
+            return self.maps.stored.span_state(layer, slot)
+        return self.maps.working.span_state(layer, slot).to(self.maps.stored.form.dtype)

@@ -80,7 +80,3 @@ class StatePool(SlotPool):
     def recurrent(self, layer: Layers, slot: int) -> Tensor:
         """Recurrent state, float32 [heads, key_dim, value_dim], as a view."""
         return self.tensor("recurrent", layer, slot)
-
-    def conv(self, layer: Layers, slot: int) -> Tensor:
-        """Conv state, the last inputs [channels, kernel], as a view."""
-        return self.tensor("conv", layer, slot)

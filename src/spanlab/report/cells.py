@@ -1,9 +1,16 @@
-"""Table cells by kind of value: each has the value and its short text."""
+"""Formats of table cells: each makes a cell, the value with its short text, of a value that may be missing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from spanlab.report import units
-from spanlab.report.tables import Cell, Value
+from spanlab.report.tables import MISSING, Cell, Value
+from spanlab.stats import Interval
+
+#: A mean with the ends of its interval: an `Interval`, or its entry of `summary.json`, by name or in order.
+Estimate = Mapping[str, Any] | Sequence[Any] | None
 
 
 def word(text: str) -> Cell:
@@ -26,28 +33,57 @@ def percent(share: float | None) -> Cell:
     return Cell(share, units.percent(share))
 
 
-def percent_between(share: float, ends: units.Ends | None) -> Cell:
-    """A share with the ends of its interval, shown in percent with one decimal."""
-    if ends is None:
-        return percent(share)
-    return Cell(share, f"{100 * share:.1f} [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}] %")
+def signed_percent(share: float | None) -> Cell:
+    """A relative error, shown in percent with its sign."""
+    return MISSING if share is None else Cell(share, f"{100 * share:+.1f} %")
 
 
-def seconds(value: float | None, ends: units.Ends | None = None) -> Cell:
-    """A duration in seconds, with the ends of its interval where there is one."""
-    return Cell(value, units.seconds(value, ends))
+def seconds(value: float | None) -> Cell:
+    """A duration in seconds."""
+    return Cell(value, units.seconds(value))
 
 
-def ratio(value: float | None, ends: units.Ends | None = None) -> Cell:
-    """A factor, with the ends of its interval where there is one."""
-    return Cell(value, units.ratio(value, ends))
+def ratio(value: float | None) -> Cell:
+    """A factor."""
+    return Cell(value, units.ratio(value))
 
 
-def count(value: float) -> Cell:
+def count(value: float | None) -> Cell:
     """A count, shown with four digits."""
-    return Cell(value, units.count(value))
+    return MISSING if value is None else Cell(value, units.count(value))
 
 
-def byte_size(value: float) -> Cell:
+def byte_size(value: float | None) -> Cell:
     """Bytes, shown in binary units."""
-    return Cell(value, units.byte_size(value))
+    return MISSING if value is None else Cell(value, units.byte_size(value))
+
+
+def short(value: float | None) -> Cell:
+    """A number, shown with three digits."""
+    return MISSING if value is None else Cell(value, units.significant(value))
+
+
+def number(spec: str) -> Callable[[float | None], Cell]:
+    """Return the format of a number with this format specification, such as `.1f`."""
+    return lambda value: MISSING if value is None else Cell(value, format(value, spec))
+
+
+def estimate(show: Callable[[float, units.Ends | None], str]) -> Callable[[Estimate], Cell]:
+    """Return the format of a mean with the ends of its interval, both given to `show`; missing without a mean."""
+
+    def cell(value: Estimate) -> Cell:
+        if value is None:
+            return MISSING
+        interval = (
+            Interval(value["mean"], value["low"], value["high"]) if isinstance(value, Mapping) else Interval(*value)
+        )
+        return MISSING if interval.mean is None else Cell(interval.mean, show(interval.mean, interval.ends))
+
+    return cell
+
+
+one_decimal = number(".1f")
+percent_interval = estimate(units.percent)
+seconds_interval = estimate(units.seconds)
+ratio_interval = estimate(units.ratio)
+nats_interval = estimate(units.nats)

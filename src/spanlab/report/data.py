@@ -77,3 +77,8 @@ class StudyData:
     notes: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
     load_words: str = ""
+
+    @property
+    def provenance(self) -> str:
+        """The line under every figure."""
+        return f"{self.title} · {self.footer}"

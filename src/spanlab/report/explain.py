@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spanlab.report.cells import count, percent, placeholder, word
-from spanlab.report.tables import Cell, Column, Table
+from spanlab.report.cells import count, number, percent, placeholder, word
+from spanlab.report.fields import Field, tabulate, whole
+from spanlab.report.tables import MISSING, Cell, Table
 
 Summary = Mapping[str, Any]
 CAUSES = {
@@ -39,135 +40,110 @@ def _head(summary: Summary) -> str:
 
 
 def _lengths(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
-    rows = [(word(name), count(value)) for name, value in summary["prompt_lengths"].items()]
-    columns = (Column("length", "prompt\nlength", left=True), Column("tokens", "tokens"))
-    return Table("explain", f"{title}\n{_head(summary)}", columns, tuple(rows), caveats)
+    fields = (Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count))
+    rows = [{"length": name, "tokens": value} for name, value in summary["prompt_lengths"].items()]
+    return tabulate("explain", f"{title}\n{_head(summary)}", fields, rows, caveats)
 
 
 def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
-    causes = [
-        cause for cause in CAUSES if any(cause in preset["lost_by_cause"] for preset in summary["presets"].values())
-    ]
-    columns = (
-        Column("preset", "preset", left=True),
-        Column("token_hit_rate", "token\nhit rate"),
-        Column("mean_token_hit_rate", "mean per\nrequest", 2),
-        Column("request_hit_rate", "requests\nwith a hit", 3),
-        *(
-            Column(f"lost_{cause}", CAUSES[cause].replace(" ", "\n", 1), 4 + index)
-            for index, cause in enumerate(causes)
-        ),
-    )
     total = summary["tokens"]["prompt"]
-    rows = tuple(
-        (
-            word(name),
-            *(percent(preset[key]) for key in ("token_hit_rate", "mean_token_hit_rate", "request_hit_rate")),
-            *(percent(preset["lost_by_cause"].get(cause, 0) / total) for cause in causes),
-        )
-        for name, preset in summary["presets"].items()
+    rows = [{"preset": name, "prompt_tokens": total, **preset} for name, preset in summary["presets"].items()]
+    fields = (
+        Field("preset", "preset", word, left=True),
+        Field("token_hit_rate", "token\nhit rate", percent),
+        Field("mean_token_hit_rate", "mean per\nrequest", percent, keep=2),
+        Field("request_hit_rate", "requests\nwith a hit", percent, keep=3),
+        *_causes(rows),
     )
     notes = (
         "token hit rate: reused ÷ prompt tokens, a ratio of sums; mean per request: the mean of the requests' ratios",
         f"the others: share of the prompt tokens, by why they were not reused; explained is {summary['explained']}",
         *caveats,
     )
-    return Table("explain", f"{title}\n{_head(summary)}", columns, rows, notes)
+    return tabulate("explain", f"{title}\n{_head(summary)}", fields, rows, notes)
+
+
+def _causes(rows: Sequence[Summary]) -> list[Field]:
+    """Return a field for each cause of these rows: its share of the prompt tokens."""
+    causes = [cause for cause in CAUSES if any(cause in row["lost_by_cause"] for row in rows)]
+    return [_cause(cause, keep) for keep, cause in enumerate(causes, 4)]
+
+
+def _cause(cause: str, keep: int) -> Field:
+    def share(row: Summary) -> float:
+        return float(row["lost_by_cause"].get(cause, 0) / row["prompt_tokens"])
+
+    return Field(f"lost_{cause}", CAUSES[cause].replace(" ", "\n", 1), percent, share, keep)
 
 
 def _bounds(summary: Summary) -> Table:
     bounds = summary["bounds"]
-    unknown = placeholder("unknown: chained ids")
-    rows = (
-        (word("prefix, no limit of memory"), percent(bounds["prefix"])),
-        (word("any position, no limit of memory"), _percent_or(bounds["any_position"], unknown)),
-        (word(f"best eviction, memory of {summary['explained']}"), percent(bounds["offline_optimum"])),
-    )
-    columns = (Column("bound", "bound", left=True), Column("token_hit_rate", "token\nhit rate"))
-    return Table("bounds", "What could be reused", columns, rows)
+    rows = [
+        {"bound": "prefix, no limit of memory", "token_hit_rate": bounds["prefix"]},
+        {"bound": "any position, no limit of memory", "token_hit_rate": bounds["any_position"]},
+        {"bound": f"best eviction, memory of {summary['explained']}", "token_hit_rate": bounds["offline_optimum"]},
+    ]
+    fields = (Field("bound", "bound", word, left=True), Field("token_hit_rate", "token\nhit rate", _bound))
+    return tabulate("bounds", "What could be reused", fields, rows)
 
 
-def _percent_or(share: float | None, other: Cell) -> Cell:
-    return other if share is None else percent(share)
+def _bound(share: float | None) -> Cell:
+    return placeholder("unknown: chained ids") if share is None else percent(share)
 
 
 def _fixes(summary: Summary) -> Table:
-    columns = (
-        Column("fix", "fix", left=True),
-        Column("token_hit_rate", "token\nhit rate"),
-        Column("gain_points", "gain\n(points)"),
-        Column("extra_gib", "more\nGiB", 2),
-        Column("gain_per_gib", "points\nper GiB", 3),
-        Column("says", "what it is", 4, left=True),
+    fields = (
+        Field("fix", "fix", word, "name", left=True),
+        Field("token_hit_rate", "token\nhit rate", percent),
+        Field("gain_points", "gain\n(points)", _gain, whole),
+        Field("extra_gib", "more\nGiB", number(".4g"), keep=2),
+        Field("gain_per_gib", "points\nper GiB", _gain_per_gib, keep=3),
+        Field("says", "what it is", _description, whole, keep=4, left=True),
     )
-    rows = tuple(
-        (
-            word(fix["name"]),
-            percent(fix["token_hit_rate"]),
-            Cell(100 * fix["gain"], f"{100 * fix['gain']:+.1f}" if fix["helps"] else "no help"),
-            Cell(fix["extra_gib"], f"{fix['extra_gib']:.4g}"),
-            Cell(fix["gain_per_gib"], "–" if fix["gain_per_gib"] is None else f"{100 * fix['gain_per_gib']:.3g}"),
-            word(f"{fix['says']}; {fix['caution']}" if fix["caution"] else fix["says"]),
-        )
-        for fix in summary["fixes"]
-    )
-    return Table("fixes", "What would help, by gain for its memory; each is simulated", columns, rows)
+    return tabulate("fixes", "What would help, by gain for its memory; each is simulated", fields, summary["fixes"])
+
+
+def _gain(fix: Summary) -> Cell:
+    gain = 100 * fix["gain"]
+    return Cell(gain, f"{gain:+.1f}" if fix["helps"] else "no help")
+
+
+def _gain_per_gib(gain: float | None) -> Cell:
+    return MISSING if gain is None else Cell(gain, f"{100 * gain:.3g}")
+
+
+def _description(fix: Summary) -> Cell:
+    return word(f"{fix['says']}; {fix['caution']}" if fix["caution"] else fix["says"])
 
 
 def _curve(summary: Summary) -> Table:
-    columns = (Column("blocks", "blocks"), Column("gib", "GiB"), Column("token_hit_rate", "token\nhit rate"))
-    rows = tuple(
-        (
-            Cell(point["blocks"], f"{point['blocks']:,}"),
-            Cell(point["gib"], f"{point['gib']:.4g}"),
-            percent(point["token_hit_rate"]),
-        )
-        for point in summary["capacity_curve"]
+    fields = (
+        Field("blocks", "blocks", number(",")),
+        Field("gib", "GiB", number(".4g")),
+        Field("token_hit_rate", "token\nhit rate", percent),
     )
-    return Table("capacity_curve", "Hit rate of an LRU cache of KV by its size", columns, rows)
+    title = "Hit rate of an LRU cache of KV by its size"
+    return tabulate("capacity_curve", title, fields, summary["capacity_curve"])
 
 
 def _positions(summary: Summary) -> Table:
-    columns = (
-        Column("position", "position\n(tokens)"),
-        Column("states", "states"),
-        Column("requests", "requests"),
-        Column("share_of_reusable", "share of\nreusable"),
+    fields = (
+        Field("position", "position\n(tokens)", number(",")),
+        Field("states", "states", count),
+        Field("requests", "requests", count),
+        Field("share_of_reusable", "share of\nreusable", percent),
     )
-    rows = tuple(
-        (
-            Cell(row["position"], f"{row['position']:,}"),
-            count(row["states"]),
-            count(row["requests"]),
-            percent(row["share_of_reusable"]),
-        )
-        for row in summary["checkpoint_positions"]
-    )
+    title = "Positions where prompts diverge: useful states"
     notes = ("reusable: what a prefix cache without limit reuses",)
-    return Table("checkpoint_positions", "Positions where prompts diverge: useful states", columns, rows, notes)
+    return tabulate("checkpoint_positions", title, fields, summary["checkpoint_positions"], notes)
 
 
 def _losses(kind: str, rows: Sequence[Summary]) -> Table:
-    causes = [cause for cause in CAUSES if any(cause in row["lost_by_cause"] for row in rows)]
-    columns = (
-        Column("name", kind[:-1], left=True),
-        Column("requests", "requests", 3),
-        Column("prompt_tokens", "prompt\ntokens"),
-        Column("token_hit_rate", "token\nhit rate"),
-        *(
-            Column(f"lost_{cause}", CAUSES[cause].replace(" ", "\n", 1), 4 + index)
-            for index, cause in enumerate(causes)
-        ),
+    fields = (
+        Field("name", kind[:-1], word, left=True),
+        Field("requests", "requests", count, keep=3),
+        Field("prompt_tokens", "prompt\ntokens", count),
+        Field("token_hit_rate", "token\nhit rate", percent, lambda row: row["reused_tokens"] / row["prompt_tokens"]),
+        *_causes(rows),
     )
-    cells = tuple(
-        (
-            word(row["name"]),
-            count(row["requests"]),
-            count(row["prompt_tokens"]),
-            percent(row["reused_tokens"] / row["prompt_tokens"]),
-            *(percent(row["lost_by_cause"].get(cause, 0) / row["prompt_tokens"]) for cause in causes),
-        )
-        for row in rows
-    )
-    title = f"The {kind} that lose most of what was seen before"
-    return Table(f"losses_of_{kind}", title, columns, cells)
+    return tabulate(f"losses_of_{kind}", f"The {kind} that lose most of what was seen before", fields, rows)

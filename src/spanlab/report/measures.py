@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.report.data import ArmData
-from spanlab.stats import t_interval
+from spanlab.stats import Interval, t_interval
 from spanlab.steady import SATURATED, UNSETTLED
 
 
@@ -36,6 +36,11 @@ def resident_half_width(arm: ArmData) -> float:
     return half_width(np.asarray(per_seed, dtype=np.float64))
 
 
+def category_tokens(tokens: Mapping[str, Any], category: str) -> int:
+    """Return the prompt tokens of one category, `reused` or a loss cause, from `tokens` of an arm's summary."""
+    return int(tokens["reused"] if category == "reused" else tokens["lost_by_cause"].get(category, 0))
+
+
 def saved_percent(arm: ArmData) -> float:
     """Reused tokens in percent of prompt tokens."""
     return 100.0 * float(arm.summary["token_hit_rate"])
@@ -43,8 +48,8 @@ def saved_percent(arm: ArmData) -> float:
 
 def saved_half_width_percent(summary: Mapping[str, Any]) -> float:
     """Half of the 95 % interval of the token hit rate, in percentage points; 0 without one."""
-    low_high = interval(summary["token_hit_rate_interval"])
-    return 0.0 if low_high is None else 50.0 * (low_high[1] - low_high[0])
+    ends = token_hit_rate(summary).ends
+    return 0.0 if ends is None else 50.0 * (ends[1] - ends[0])
 
 
 def bounds_percent(arms: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -60,11 +65,19 @@ def bounds_percent(arms: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return dict(sorted(bounds.items(), key=lambda bound: bound[1]))
 
 
-def interval(low_high: Any) -> tuple[float, float] | None:
-    """Return (low, high) as floats, or None where either end is missing."""
-    if not low_high or low_high[0] is None or low_high[1] is None:
-        return None
-    return float(low_high[0]), float(low_high[1])
+def token_hit_rate(summary: Mapping[str, Any]) -> Interval:
+    """Return the token hit rate of an arm, with its interval, from the arm's entry in `summary.json`."""
+    return estimate(summary["token_hit_rate"], summary["token_hit_rate_interval"])
+
+
+def mean_ttft(summary: Mapping[str, Any]) -> Interval:
+    """Return the mean TTFT in seconds, as `token_hit_rate`; the mean is None where the queue grows."""
+    return estimate(summary["ttft_s"]["mean"], summary["ttft_s_interval"]["mean"])
+
+
+def estimate(mean: Any, low_high: Sequence[float | None] | None) -> Interval:
+    """Return a mean with the ends of its interval, if it has one."""
+    return Interval(mean, *(low_high or (None, None)))
 
 
 def saturated(summary: Mapping[str, Any]) -> bool:

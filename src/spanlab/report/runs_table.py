@@ -7,33 +7,16 @@ from dataclasses import dataclass
 
 from spanlab.analysis.differences import ArmDifferences, Difference
 from spanlab.report import cells, units
-from spanlab.report.tables import MISSING, Cell, Column, Table
+from spanlab.report.fields import Field, tabulate, whole
+from spanlab.report.tables import Cell, Column, Table
+
+Show = Callable[[float, units.Ends | None], str]
 
 _NOTES = (
     "differences are over paired requests: the same request, seed and arrival time in both runs; token hit rate: run − "
     "first, in points; TTFT, E2E: mean of run ÷ mean of first",
     "[a, b] = 95 % interval over groups (documents) and seeds, by bootstrap; same = equal for every request; not shown "
     "= the interval includes no difference",
-)
-_COLUMNS = (
-    Column("token_hit_rate_first", "hit rate,\nfirst", 2),
-    Column("token_hit_rate_run", "hit rate,\nrun", 2),
-    Column("token_hit_rate_difference", "token hit rate,\ndifference", left=True),
-    Column("token_hit_rate_difference_low", ""),
-    Column("token_hit_rate_difference_high", ""),
-    Column("token_hit_rate_verdict", ""),
-    Column("ttft_mean_first_s", "TTFT,\nfirst", 3),
-    Column("ttft_mean_run_s", "TTFT,\nrun", 3),
-    Column("ttft_ratio", "TTFT,\nratio", left=True),
-    Column("ttft_ratio_low", ""),
-    Column("ttft_ratio_high", ""),
-    Column("ttft_verdict", ""),
-    Column("e2e_ratio", "E2E,\nratio", 4, left=True),
-    Column("e2e_ratio_low", ""),
-    Column("e2e_ratio_high", ""),
-    Column("e2e_verdict", ""),
-    Column("paired_requests", "paired\nrequests", 5),
-    Column("paired_seeds", "", 5),
 )
 
 
@@ -56,43 +39,59 @@ class ArmRow:
 
 def arms_table(title: str, rows: Sequence[ArmRow], several: bool, notes: Sequence[str] = ()) -> Table:
     """Return the differences by arm; `several` adds a column that names the run."""
-    columns = (Column("arm", "arm", left=True), Column("run", "run" if several else "", left=True), *_COLUMNS)
-    lines = tuple((cells.word(row.arm), cells.word(row.run), *_cells(row)) for row in rows)
-    return Table("arms", title, columns, lines, (*_NOTES, *notes))
+    fields = (*_names(several), *_FIELDS)
+    return tabulate("arms", title, fields, rows, (*_NOTES, *notes))
 
 
-def _cells(row: ArmRow) -> tuple[Cell, ...]:
-    differences = row.differences
+def _names(several: bool) -> tuple[Field, ...]:
+    run = Field("run", "run" if several else "", cells.word, left=True)
+    return Field("arm", "arm", cells.word, left=True), run
+
+
+def _difference(name: str, heading: str, of: str, show: Show, keep: int = 0) -> tuple[Field, ...]:
+    """Return fields of a difference as text, of the ends of its interval, and of its verdict."""
     return (
-        *map(cells.percent, row.hits),
-        *_difference(differences.token_hit_rate if differences else None, row.reason, _points),
-        *map(cells.seconds, row.ttft_s),
-        *_difference(differences.ttft if differences else None, row.reason, units.ratio),
-        *_difference(differences.e2e if differences else None, row.reason, units.ratio),
-        Cell(differences.requests, f"{differences.requests:,}") if differences else MISSING,
-        cells.hidden(differences.seeds if differences else None),
+        Field(name, heading, lambda row: _text(row, of, show), whole, keep, left=True),
+        Field(f"{name}_low", "", cells.hidden, f"differences.{of}.interval.low"),
+        Field(f"{name}_high", "", cells.hidden, f"differences.{of}.interval.high"),
+        Field(f"{of}_verdict", "", cells.hidden, lambda row: _verdict(row, of)),
     )
 
 
-def _difference(
-    difference: Difference | None, reason: str, format_value: Callable[[float, units.Ends | None], str]
-) -> tuple[Cell, Cell, Cell, Cell]:
-    """Return cells of a difference as text, of the ends of its interval, and of its verdict."""
+def _verdict(row: ArmRow, of: str) -> str:
+    difference: Difference | None = getattr(row.differences, of, None)
+    if difference is not None:
+        return difference.verdict
+    return f"cannot be paired: {row.reason}" if row.reason else "saturated"
+
+
+def _text(row: ArmRow, of: str, show: Show) -> Cell:
+    difference: Difference | None = getattr(row.differences, of, None)
+    verdict = _verdict(row, of)
     if difference is None:
-        verdict = f"cannot be paired: {reason}" if reason else "saturated"
-        return cells.placeholder(verdict), cells.hidden(None), cells.hidden(None), cells.hidden(verdict)
-    value, low, high = difference.interval
-    ends = None if low is None or high is None else (low, high)
-    shown = format_value(value, ends)
+        return cells.placeholder(verdict)
+    shown = show(difference.interval.mean, difference.interval.ends)
     texts = {"same": "same", "differs": f"differs by {shown}", "not shown": f"not shown: {shown}"}
-    text = texts.get(difference.verdict, f"{shown}, no interval")
-    return Cell(value, text), cells.hidden(low), cells.hidden(high), cells.hidden(difference.verdict)
+    return Cell(difference.interval.mean, texts.get(verdict, f"{shown}, no interval"))
 
 
 def _points(value: float, ends: units.Ends | None) -> str:
     """A difference of shares in percentage points: +1.23 [1.02, 1.44] points."""
     between = "" if ends is None else f" [{100 * ends[0]:.2f}, {100 * ends[1]:.2f}]"
     return f"{100 * value:+.2f}{between} points"
+
+
+_FIELDS = (
+    Field("token_hit_rate_first", "hit rate,\nfirst", cells.percent, "hits.0", 2),
+    Field("token_hit_rate_run", "hit rate,\nrun", cells.percent, "hits.1", 2),
+    *_difference("token_hit_rate_difference", "token hit rate,\ndifference", "token_hit_rate", _points),
+    Field("ttft_mean_first_s", "TTFT,\nfirst", cells.seconds, "ttft_s.0", 3),
+    Field("ttft_mean_run_s", "TTFT,\nrun", cells.seconds, "ttft_s.1", 3),
+    *_difference("ttft_ratio", "TTFT,\nratio", "ttft", units.ratio),
+    *_difference("e2e_ratio", "E2E,\nratio", "e2e", units.ratio, 4),
+    Field("paired_requests", "paired\nrequests", cells.number(","), "differences.requests", 5),
+    Field("paired_seeds", "", cells.hidden, "differences.seeds", 5),
+)
 
 
 def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> Table:
@@ -126,21 +125,13 @@ class ServingDifference:
 
 def serving_differences(title: str, rows: Sequence[ServingDifference], several: bool) -> Table:
     """Return one row per arm and metric; `several` adds a column that names the run."""
-    columns = (
-        Column("arm", "arm", left=True),
-        Column("run", "run" if several else "", left=True),
-        Column("metric", "metric", left=True),
-        Column("first", "first"),
-        Column("run_value", "run"),
-        Column("ratio", "ratio"),
-        Column("error_p50", "error of\nrequests, p50", 1),
-        Column("error_p95", "error of\nrequests, p95", 1),
+    fields = (
+        *_names(several),
+        Field("metric", "metric", cells.word, left=True),
+        Field("first", "first", cells.number(",.4g"), "values.0"),
+        Field("run_value", "run", cells.number(",.4g"), "values.1"),
+        Field("ratio", "ratio", cells.ratio, lambda row: row.values[1] / row.values[0] if row.values[0] else None),
+        Field("error_p50", "error of\nrequests, p50", cells.percent, "errors.0", 1),
+        Field("error_p95", "error of\nrequests, p95", cells.percent, "errors.1", 1),
     )
-    lines = []
-    for row in rows:
-        first, run = row.values
-        ratio = cells.ratio(run / first) if first else MISSING
-        errors = (MISSING, MISSING) if row.errors is None else tuple(map(cells.percent, row.errors))
-        names = map(cells.word, (row.arm, row.run, row.metric))
-        lines.append((*names, *(Cell(value, f"{value:,.4g}") for value in row.values), ratio, *errors))
-    return Table("serving", title, columns, tuple(lines), _SERVING_NOTES)
+    return tabulate("serving", title, fields, rows, _SERVING_NOTES)

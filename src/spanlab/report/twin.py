@@ -5,12 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spanlab.report.cells import seconds, word
-from spanlab.report.tables import MISSING, Cell, Column, Table
-from spanlab.report.units import significant
+from spanlab.report.cells import seconds, short, word
+from spanlab.report.fields import Field, tabulate
+from spanlab.report.tables import MISSING, Cell, Table
 
 Summary = Mapping[str, Any]
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}
+
+
+def _error(value: float | None) -> Cell:
+    return MISSING if value is None else Cell(value, f"{100 * value:+.2f} %")
+
+
+_ERRORS = (
+    Field("metric", "metric", word, left=True),
+    Field("mean_s", "measured\nmean", seconds),
+    Field("mean_error", "error of\nthe mean", _error),
+    Field("p50_error", "median\n|error|", _error),
+    Field("p95_error", "p95\n|error|", _error),
+    Field("bias", "bias", _error, keep=2),
+    Field("seen_mean_error", "mean, of\nthose seen", _error, "seen.mean_error", 4),
+    Field("seen_p50_error", "median, of\nthose seen", _error, "seen.p50_error", 3),
+)
+_PARAMETERS = (
+    Field("parameter", "parameter", word, left=True),
+    Field("value", "value", short),
+    Field("low", "from", short),
+    Field("high", "to", short),
+    Field("identified", "identified", lambda value: Cell(value, "yes" if value else "no"), keep=2),
+)
+_SETTINGS = (Field("setting", "setting", word, left=True), Field("value", "value", word, left=True))
 
 
 def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
@@ -21,63 +45,30 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[T
 def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
     split = summary["split"]
     head = f"fitted to the first {split['train']:,} requests, tested on the {split['test']:,} that arrived later"
-    columns = (
-        Column("metric", "metric", left=True),
-        Column("mean_s", "measured\nmean"),
-        Column("mean_error", "error of\nthe mean"),
-        Column("p50_error", "median\n|error|"),
-        Column("p95_error", "p95\n|error|"),
-        Column("bias", "bias", 2),
-        Column("seen_mean_error", "mean, of\nthose seen", 4),
-        Column("seen_p50_error", "median, of\nthose seen", 3),
-    )
-    rows = tuple(
-        (
-            word(name),
-            seconds(summary["means_s"][metric]),
-            *(_error(summary["unseen"][metric][key]) for key in ("mean_error", "p50_error", "p95_error", "bias")),
-            *(_error(summary["seen"][metric][key]) for key in ("mean_error", "p50_error")),
-        )
+    rows = [
+        {"metric": name, "mean_s": summary["means_s"][metric], "seen": summary["seen"][metric]}
+        | summary["unseen"][metric]
         for metric, name in NAMES.items()
-    )
+    ]
     notes = (
         "error: predicted ÷ measured - 1, per request but for that of the mean; bias: its median",
         "all requests are simulated from the first on; of the test requests, the fit uses arrivals and lengths only",
         *caveats,
     )
-    return Table("twin", f"{title}\n{head}", columns, rows, notes)
-
-
-def _error(value: float | None) -> Cell:
-    return MISSING if value is None else Cell(value, f"{100 * value:+.2f} %")
+    return tabulate("twin", f"{title}\n{head}", _ERRORS, rows, notes)
 
 
 def _parameters(summary: Summary) -> Table:
-    columns = (
-        Column("parameter", "parameter", left=True),
-        Column("value", "value"),
-        Column("low", "from"),
-        Column("high", "to"),
-        Column("identified", "identified", 2),
-    )
-    rows = tuple(
-        (
-            word(name),
-            *(Cell(parameter[key], significant(parameter[key])) for key in ("value", "low", "high")),
-            Cell(parameter["identified"], "yes" if parameter["identified"] else "no"),
-        )
-        for name, parameter in summary["parameters"].items()
-    )
+    rows = [{"parameter": name, **parameter} for name, parameter in summary["parameters"].items()]
     notes = ("from, to: 95 % interval; errors within a tenth of the requests count as one",)
-    return Table("parameters", "What the log says of the server", columns, rows, notes)
+    return tabulate("parameters", "What the log says of the server", _PARAMETERS, rows, notes)
 
 
 def _server(summary: Summary) -> Table:
     blocks = summary["blocks"]
-    rows = (
-        *((word(name), word(value)) for name, value in summary["server"].items()),
-        (word("blocks in use, at most"), word(f"{blocks['most_used']:,} of {blocks['usable']:,}")),
-        (word("preemptions, simulated"), word(f"{summary['preemptions']:,}")),
-    )
-    columns = (Column("setting", "setting", left=True), Column("value", "value", left=True))
-    return Table("server", "The server as it was run", columns, rows)
+    settings = summary["server"] | {
+        "blocks in use, at most": f"{blocks['most_used']:,} of {blocks['usable']:,}",
+        "preemptions, simulated": f"{summary['preemptions']:,}",
+    }
+    rows = [{"setting": name, "value": value} for name, value in settings.items()]
+    return tabulate("server", "The server as it was run", _SETTINGS, rows)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 
 MISSING = "–"
+Ends = tuple[float, float]
 
 
-def percent(rate: float | None) -> str:
-    """A share in percent: 63.1 %."""
-    return MISSING if rate is None else f"{100 * rate:.1f} %"
+def percent(rate: float | None, ends: Ends | None = None) -> str:
+    """A share in percent, with the ends of its interval where there is one: 63.1 %, 63.1 [60.2, 65.9] %."""
+    if rate is None:
+        return MISSING
+    between = "" if ends is None else f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]"
+    return f"{100 * rate:.1f}{between} %"
 
 
 def count(value: float) -> str:
@@ -31,9 +35,6 @@ def byte_size(value: float) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{significant(value)} {unit}"
 
 
-Ends = tuple[float, float]
-
-
 def seconds(value: float | None, ends: Ends | None = None) -> str:
     """A duration, with the ends of its interval where there is one: 412 ms, 1.52 [1.44, 1.61] s."""
     if value is None:
@@ -47,6 +48,11 @@ def ratio(value: float | None, ends: Ends | None = None) -> str:
     if value is None:
         return MISSING
     return f"{_with_ends(1.0, value, ends)} ×"
+
+
+def nats(value: float, ends: Ends | None = None) -> str:
+    """A loss with three decimals, and with the ends of its interval where there is one: 0.412 [0.398, 0.430]."""
+    return f"{value:.3f}" if ends is None else f"{value:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
 
 
 def significant(value: float) -> str:

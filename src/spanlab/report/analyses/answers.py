@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from spanlab.report import cells
-from spanlab.report.measures import interval
-from spanlab.report.tables import MISSING, Cell, Column, Table
+from spanlab.report.fields import Field, tabulate
+from spanlab.report.tables import Table
+from spanlab.report.units import Ends
 
 Entry = dict[str, Any]
 
@@ -24,41 +25,25 @@ def answers_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str
     """Return accuracy where answers were scored, and agreement with the baseline where logits were stored."""
     scored = any(entry["accuracy"] for entry in entries)
     compared = any(entry["agreement"] for entry in entries)
-    columns = (
-        Column("arm", "arm", left=True),
-        *(Column(label, label, left=True) for label in labels),
-        Column("questions", "questions"),
-        *(Column(key, heading if scored else "") for key, heading in _ACCURACY),
-        *(Column(key, heading if compared else "") for key, heading in (("kl", "KL"), ("kl_floor", "floor\nof KL"))),
-        *(Column(key, key if compared else "") for key in ("top1", "greedy")),
+    divergence = cells.estimate(_short_nats)
+    fields = (
+        Field("arm", "arm", cells.word, left=True),
+        *(Field(label, label, lambda value: cells.word(str(value)), left=True) for label in labels),
+        Field("questions", "questions", cells.count, "n"),
+        *(
+            Field(key, heading if scored else "", cells.percent_interval, f"accuracy.{key}")
+            for key, heading in _ACCURACY
+        ),
+        Field("kl", "KL" if compared else "", divergence, "agreement.kl"),
+        Field("kl_floor", "floor\nof KL" if compared else "", divergence, "floor.kl"),
+        *(
+            Field(key, key if compared else "", cells.percent_interval, f"agreement.{key}")
+            for key in ("top1", "greedy")
+        ),
     )
-    rows = tuple(_row(entry, labels) for entry in entries)
-    notes = tuple(note.format(baseline=baseline) for note in _NOTES)
-    return Table("answers", "Answers and predictions of every arm", columns, rows, notes)
+    notes = [note.format(baseline=baseline) for note in _NOTES]
+    return tabulate("answers", "Answers and predictions of every arm", fields, entries, notes)
 
 
-def _row(entry: Entry, labels: Sequence[str]) -> tuple[Cell, ...]:
-    accuracy, agreement = entry["accuracy"] or {}, entry["agreement"] or {}
-    return (
-        cells.word(entry["arm"]),
-        *(cells.word(str(entry[label])) for label in labels),
-        cells.count(entry["n"]),
-        *(_share(accuracy.get(key)) for key, _ in _ACCURACY),
-        _nats(agreement.get("kl")),
-        _nats(entry["floor"]["kl"] if entry["floor"] else None),
-        *(_share(agreement.get(key)) for key in ("top1", "greedy")),
-    )
-
-
-def _share(estimate: Sequence[float | None] | None) -> Cell:
-    if estimate is None or estimate[0] is None:
-        return MISSING
-    return cells.percent_between(estimate[0], interval((estimate[1], estimate[2])))
-
-
-def _nats(estimate: Sequence[float | None] | None) -> Cell:
-    if estimate is None or estimate[0] is None:
-        return MISSING
-    ends = interval((estimate[1], estimate[2]))
-    ends_text = "" if ends is None else f" [{ends[0]:.2g}, {ends[1]:.2g}]"
-    return Cell(estimate[0], f"{estimate[0]:.3g}{ends_text}")
+def _short_nats(value: float, ends: Ends | None) -> str:
+    return f"{value:.3g}" if ends is None else f"{value:.3g} [{ends[0]:.2g}, {ends[1]:.2g}]"

@@ -6,36 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spanlab.analysis.bars import Verdict, verdict_of
-from spanlab.report import cells
-from spanlab.report.tables import Cell, Column, Table
+from spanlab.report.cells import hidden, number, word
+from spanlab.report.fields import Field, tabulate
+from spanlab.report.tables import Cell, Table
 
-_COLUMNS = (
-    Column("point", "point", left=True),
-    Column("arm", "arm", left=True),
-    Column("what", "number", left=True),
-    Column("value", "measured"),
-    Column("bar", "bar"),
-    Column("verdict", "verdict", left=True),
-    Column("name", "", left=True),
+
+def _outcome(verdict: Verdict) -> Cell:
+    return word(("clears" if verdict.holds else "misses") if verdict.judged else "")
+
+
+_FIELDS = (
+    Field("point", "point", word, left=True),
+    Field("arm", "arm", word, "verdict.arm", left=True),
+    Field("what", "number", word, "verdict.what", left=True),
+    Field("value", "measured", number(".4g"), "verdict.value"),
+    Field("bar", "bar", word, "verdict.limits"),
+    Field("verdict", "verdict", _outcome, left=True),
+    Field("name", "", hidden, "verdict.bar", left=True),
 )
 
 
 def bars_table(points: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Table:
     """Return a row per number of every point; the title counts the bars that are cleared."""
-    verdicts = [(point, verdict_of(entry)) for point, entries in points for entry in entries]
-    decided = [verdict for _, verdict in verdicts if verdict.judged]
+    rows: list[dict[str, Any]] = [
+        {"point": point, "verdict": verdict_of(entry)} for point, entries in points for entry in entries
+    ]
+    decided = [row["verdict"] for row in rows if row["verdict"].judged]
     title = f"Bars: {sum(verdict.holds for verdict in decided)} of {len(decided)} are cleared"
-    return Table("bars", title, _COLUMNS, tuple(_row(point, verdict) for point, verdict in verdicts))
-
-
-def _row(point: str, verdict: Verdict) -> tuple[Cell, ...]:
-    outcome = ("clears" if verdict.holds else "misses") if verdict.judged else ""
-    return (
-        cells.word(point),
-        cells.word(verdict.arm),
-        cells.word(verdict.what),
-        Cell(verdict.value, f"{verdict.value:.4g}"),
-        cells.word(verdict.limits),
-        cells.word(outcome),
-        cells.hidden(verdict.bar),
-    )
+    return tabulate("bars", title, _FIELDS, rows)

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from spanlab.report.analyses.break_even import VERDICTS, break_even_of
+from spanlab.report.analyses.break_even import VERDICTS
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.report.sweep.point_grid import COLOURS, GridCell, draw_grid
 from spanlab.report.units import MISSING
@@ -23,7 +23,7 @@ def draw_break_even(points: Sequence[SweepPoint]) -> Figure:
 
 
 def _cell(point: SweepPoint) -> GridCell:
-    findings = break_even_of(point)
+    findings = point.findings("break_even")
     gains = {step["family"]: step["gain"] for step in findings["steps"]}
     return GridCell(_COLOURS[findings["verdict"]], f"{_short(gains['repaired'])} / {_short(gains['plain'])}")
 

@@ -66,14 +66,7 @@ def _line(
 ) -> None:
     """Draw a line of means with a band between the ends of their intervals."""
     means = [factor * value.mean for value in values]
-    line = {
-        "color": stroke.colour,
-        "marker": stroke.marker,
-        "linestyle": stroke.line,
-        "markersize": 4,
-        "linewidth": 1.5,
-    }
-    axes.plot(positions, means, label=name, **line)
+    axes.plot(positions, means, label=name, markersize=4, linewidth=1.5, **stroke.options)
     lows = [factor * (value.mean if value.low is None else value.low) for value in values]
     highs = [factor * (value.mean if value.high is None else value.high) for value in values]
     axes.fill_between(positions, lows, highs, color=stroke.colour, alpha=0.1, linewidth=0)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spanlab.analysis.families import SMALLEST_LEAD
-from spanlab.report import cells
-from spanlab.report.measures import interval
+from spanlab.report.cells import byte_size, one_decimal, percent, ratio_interval, seconds_interval, word
+from spanlab.report.fields import Field, tabulate
+from spanlab.report.measures import estimate
 from spanlab.report.sweep.data import SweepPoint
-from spanlab.report.tables import MISSING, Cell, Column, Table
+from spanlab.report.tables import Cell, Table
 
 NO_LEAD = f"no lead above {100 * (SMALLEST_LEAD - 1):.0f} %"
-_FAMILY_COLUMNS = (
-    Column("family", "family", left=True),
-    Column("arm", "best arm", left=True),
-    Column("ttft_mean_s", "mean TTFT"),
-    Column("speedup", "speedup"),
-    Column("token_hit_rate", "token\nhit rate"),
-    Column("any_position_share", "any-position\nbound", 2),
-    Column("regret_points", "regret,\npoints", 3),
-    Column("resident_bytes", "resident", 1),
-)
 _NOTES = (
     "best arm = the one with the lowest mean TTFT of its family; speedup = mean TTFT of the first family's best arm ÷ "
     "its own, same requests, [a, b] = 95 % interval",
@@ -32,8 +23,7 @@ _NOTES = (
 
 def families_table(findings: Mapping[str, Any]) -> Table:
     """One row per family of one study."""
-    rows = tuple(_row(entry) for entry in findings["entries"])
-    return Table("families", f"Families: {lead_text(findings['lead'])}", _FAMILY_COLUMNS, rows, _NOTES)
+    return tabulate("families", f"Families: {lead_text(findings['lead'])}", _FIELDS, findings["entries"], _NOTES)
 
 
 def lead_text(lead: Mapping[str, Any] | None) -> str:
@@ -42,8 +32,7 @@ def lead_text(lead: Mapping[str, Any] | None) -> str:
         return "nothing to compare"
     if not lead["shown"]:
         return f"{NO_LEAD} is shown between {family_text(lead['family'])} and {family_text(lead['next'])}"
-    ratio = lead["ratio"]
-    return f"{family_text(lead['family'])} leads {family_text(lead['next'])} by {_ratio(ratio).text}"
+    return f"{family_text(lead['family'])} leads {family_text(lead['next'])} by {ratio_interval(lead['ratio']).text}"
 
 
 def family_text(family: str) -> str:
@@ -51,65 +40,60 @@ def family_text(family: str) -> str:
     return family.replace("_", " ")
 
 
+def family_name(family: str) -> Cell:
+    """A cell with the name of a family."""
+    return word(family_text(family))
+
+
+_FIELDS = (
+    Field("family", "family", family_name, left=True),
+    Field("arm", "best arm", word, left=True),
+    Field(
+        "ttft_mean_s",
+        "mean TTFT",
+        seconds_interval,
+        lambda entry: estimate(entry["ttft_mean_s"], entry["ttft_mean_s_interval"]),
+    ),
+    Field("speedup", "speedup", ratio_interval),
+    Field("token_hit_rate", "token\nhit rate", percent),
+    Field("any_position_share", "any-position\nbound", percent, keep=2),
+    Field("regret_points", "regret,\npoints", one_decimal, keep=3),
+    Field("resident_bytes", "resident", byte_size, keep=1),
+)
+
+
 def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
     """One row per point: the leading family, its lead, and token hit rates of all families."""
-    names = list(dict.fromkeys(e["family"] for point in points for e in families_of(point)["entries"]))
-    columns = (
-        Column("point", "point", left=True),
-        Column("family", "lowest\nmean TTFT", left=True),
-        Column("arm", "its arm", left=True),
-        Column("lead", "lead over\nthe next"),
-        *(Column(f"speedup_{name}", f"speedup\n{family_text(name)}", 2) for name in names[1:]),
-        *(Column(f"token_hit_rate_{name}", f"token hit rate\n{family_text(name)}", 1) for name in names),
-        Column("any_position_share", "any-position\nbound"),
+    names = families_at(points)
+    fields = (
+        Field("point", "point", word, left=True),
+        Field("family", "lowest\nmean TTFT", family_name, "first.family", left=True),
+        Field("arm", "its arm", word, "first.arm", left=True),
+        Field("lead", "lead over\nthe next", ratio_interval, "lead.ratio"),
+        *(family_field("speedup", "speedup", ratio_interval, name, 2) for name in names[1:]),
+        *(family_field("token_hit_rate", "token hit rate", percent, name, 1) for name in names),
+        Field("any_position_share", "any-position\nbound", percent, "first.any_position_share"),
     )
-    rows = tuple(_winner(point, names) for point in points)
     first = family_text(names[0])
     note = f"speedup = mean TTFT of the best arm of {first} ÷ that of the family; {_NOTES[1].partition(';')[0]}"
     leads = f"[a, b] = 95 % interval; where a lead's interval goes below {SMALLEST_LEAD:g}, {NO_LEAD} is shown"
-    return Table(table, "Which family has the lowest mean TTFT", columns, rows, (note, leads))
+    return tabulate(table, "Which family has the lowest mean TTFT", fields, map(_winner, points), (note, leads))
 
 
-def _row(entry: Mapping[str, Any]) -> tuple[Cell, ...]:
-    return (
-        cells.word(family_text(entry["family"])),
-        cells.word(entry["arm"]),
-        cells.seconds(entry["ttft_mean_s"], interval(entry["ttft_mean_s_interval"])),
-        _ratio(entry["speedup"]),
-        cells.percent(entry["token_hit_rate"]),
-        cells.percent(entry["any_position_share"]),
-        _points(entry["regret_points"]),
-        cells.byte_size(entry["resident_bytes"]),
-    )
+def families_at(points: Sequence[SweepPoint]) -> list[str]:
+    """Return the names of all families of these points, in the order of their first points."""
+    return list(dict.fromkeys(entry["family"] for point in points for entry in point.findings("families")["entries"]))
 
 
-def _points(value: float | None) -> Cell:
-    return MISSING if value is None else Cell(value, f"{value:.1f}")
+def family_field(key: str, label: str, cell: Callable[[Any], Cell], family: str, keep: int = 0) -> Field:
+    """Return the field of the entry `key` of one family, in rows with `families` by name."""
+    heading = f"{label}\n{family_text(family)}"
+    return Field(f"{key}_{family}", heading, cell, lambda row: row["families"].get(family, {}).get(key), keep)
 
 
-def _ratio(ratio: Mapping[str, Any] | None) -> Cell:
-    return MISSING if ratio is None else cells.ratio(ratio["mean"], interval((ratio["low"], ratio["high"])))
-
-
-def _winner(point: SweepPoint, names: Sequence[str]) -> tuple[Cell, ...]:
-    findings = families_of(point)
-    by_family = {entry["family"]: entry for entry in findings["entries"]}
+def _winner(point: SweepPoint) -> dict[str, Any]:
+    findings = point.findings("families")
+    families = {entry["family"]: entry for entry in findings["entries"]}
     lead = findings["lead"]
-    first = by_family[lead["family"]] if lead else next(iter(by_family.values()))
-    rates = [cells.percent(by_family[name]["token_hit_rate"]) if name in by_family else MISSING for name in names]
-    return (
-        cells.word(" ".join(f"{key}={value}" for key, value in point.settings.items())),
-        cells.word(family_text(first["family"])),
-        cells.word(first["arm"]),
-        _ratio(lead["ratio"] if lead else None),
-        *(_ratio(by_family[name]["speedup"]) if name in by_family else MISSING for name in names[1:]),
-        *rates,
-        cells.percent(first["any_position_share"]),
-    )
-
-
-def families_of(point: SweepPoint) -> Mapping[str, Any]:
-    """Return the findings of the analysis at a point that ran."""
-    assert point.summary is not None, "only points that ran are shown"
-    findings: Mapping[str, Any] = point.summary["families"]
-    return findings
+    first = families[lead["family"]] if lead else next(iter(families.values()))
+    return {"point": point.name, "lead": lead, "first": first, "families": families}

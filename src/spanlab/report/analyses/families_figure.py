@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from spanlab.report.analyses.families import NO_LEAD, families_of, family_text
+from spanlab.report.analyses.families import NO_LEAD, families_at, family_text
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.report.sweep.point_grid import COLOURS, PALE, GridCell, draw_grid
 from spanlab.report.units import MISSING
@@ -17,7 +17,7 @@ from spanlab.report.units import MISSING
 
 def draw_winners(points: Sequence[SweepPoint]) -> Figure:
     """Draw a cell per point of a product of settings, coloured by the family with the lowest mean TTFT."""
-    names = list(dict.fromkeys(entry["family"] for point in points for entry in families_of(point)["entries"]))
+    names = families_at(points)
     colours = dict(zip(names, COLOURS, strict=False))
     title = f"The family with the lowest mean TTFT, and its speedup over {family_text(names[0])}"
     legend = {family_text(name): colour for name, colour in colours.items()}
@@ -27,7 +27,7 @@ def draw_winners(points: Sequence[SweepPoint]) -> Figure:
 
 
 def _cell(colours: Mapping[str, str], point: SweepPoint) -> GridCell | None:
-    findings = families_of(point)
+    findings = point.findings("families")
     lead = findings["lead"]
     if lead is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report.analyses.perfect_eviction import ARM_LABELS, findings_at
+from spanlab.report.analyses.perfect_eviction import ARM_LABELS
 from spanlab.report.drawing import style
 from spanlab.report.drawing.scales import log_scale
 from spanlab.report.sweep.data import SweepPoint, axis_name, footer_of
@@ -57,12 +57,12 @@ def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, measure: str, bou
     """Draw one measure of the three arms, and its bound, over the last setting."""
     positions = [float(point.settings[key]) for point in points]
     for arm, (colour, marker) in _STROKES.items():
-        values = [findings_at(point)[arm][measure] for point in points]
+        values = [point.findings("perfect_eviction")[arm][measure] for point in points]
         shown = [(x, factor * value) for x, value in zip(positions, values, strict=True) if value is not None]
-        names = {findings_at(point)[arm]["arm"] for point in points}
+        names = {point.findings("perfect_eviction")[arm]["arm"] for point in points}
         label = f"{ARM_LABELS[arm]} ({names.pop()})" if len(names) == 1 else ARM_LABELS[arm]
         axes.plot([x for x, _ in shown], [y for _, y in shown], color=colour, marker=marker, label=label)
-    limits = [findings_at(point)[bound] for point in points]
+    limits = [point.findings("perfect_eviction")[bound] for point in points]
     if None not in limits:
         axes.plot(positions, [factor * limit for limit in limits], label="bound", **_BOUND)
     axes.set_xscale("log")

@@ -5,64 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spanlab.report import cells
-from spanlab.report.measures import interval
+from spanlab.report.cells import count, percent, percent_interval, ratio, seconds, seconds_interval, word
+from spanlab.report.fields import Field, tabulate
+from spanlab.report.measures import mean_ttft, token_hit_rate
 from spanlab.report.sweep.data import SweepPoint, value_text
-from spanlab.report.tables import Column, Table
+from spanlab.report.tables import Table
 
 _BUSY_NOTE = "busy = share of the time in which steps run; busiest ÷ mean = 1 where all replicas are equally busy"
+
+_BY_REPLICA = ("requests", "busy_fraction", "token_hit_rate")
 
 
 def replicas_table(arms: Mapping[str, Mapping[str, Any]]) -> Table:
     """A row for each replica of each arm."""
-    columns = (
-        Column("arm", "arm", left=True),
-        Column("replica", "replica"),
-        Column("requests", "requests"),
-        Column("busy_fraction", "busy"),
-        Column("token_hit_rate", "token hit rate"),
+    fields = (
+        Field("arm", "arm", word, left=True),
+        Field("replica", "replica", count),
+        Field("requests", "requests", count),
+        Field("busy_fraction", "busy", percent),
+        Field("token_hit_rate", "token hit rate", percent),
     )
-    rows = tuple(
-        (
-            cells.word(arm),
-            cells.count(number),
-            cells.count(requests),
-            cells.percent(spread["busy_fraction"][number]),
-            cells.percent(spread["token_hit_rate"][number]),
-        )
+    rows = [
+        {"arm": arm, "replica": number} | {key: spread[key][number] for key in _BY_REPLICA}
         for arm, spread in arms.items()
-        for number, requests in enumerate(spread["requests"])
-    )
-    return Table("replicas", "Requests and load by replica", columns, rows, (_BUSY_NOTE,))
+        for number in range(len(spread["requests"]))
+    ]
+    return tabulate("replicas", "Requests and load by replica", fields, rows, (_BUSY_NOTE,))
 
 
 def routings_table(points: Sequence[SweepPoint]) -> Table:
     """A row for each arm at each point of a sweep."""
-    columns = (
-        Column("point", "point", left=True),
-        Column("arm", "arm", left=True),
-        Column("token_hit_rate", "token hit rate"),
-        Column("ttft_mean_s", "mean TTFT"),
-        Column("ttft_p95_s", "p95 TTFT"),
-        Column("busy_fraction", "busy"),
-        Column("busiest_over_mean", "busiest ÷ mean"),
+    fields = (
+        Field("point", "point", word, left=True),
+        Field("arm", "arm", word, left=True),
+        Field("token_hit_rate", "token hit rate", percent_interval, token_hit_rate),
+        Field("ttft_mean_s", "mean TTFT", seconds_interval, mean_ttft),
+        Field("ttft_p95_s", "p95 TTFT", seconds, "ttft_s.p95"),
+        Field("busy_fraction", "busy", percent),
+        Field("busiest_over_mean", "busiest ÷ mean", ratio),
     )
-    rows = []
-    for point in points:
-        summary = point.summary or {}
-        for arm, spread in summary["replicas"]["arms"].items():
-            arm_summary = summary["arms"][arm]
-            rows.append(
-                (
-                    cells.word(value_text(point.value)),
-                    cells.word(arm),
-                    cells.percent_between(
-                        arm_summary["token_hit_rate"], interval(arm_summary["token_hit_rate_interval"])
-                    ),
-                    cells.seconds(arm_summary["ttft_s"]["mean"], interval(arm_summary["ttft_s_interval"]["mean"])),
-                    cells.seconds(arm_summary["ttft_s"]["p95"]),
-                    cells.percent(arm_summary["busy_fraction"]),
-                    cells.ratio(spread["busiest_over_mean"]),
-                )
-            )
-    return Table("routings", "Every arm at every point, several replicas", columns, tuple(rows), (_BUSY_NOTE,))
+    rows = [
+        {
+            "point": value_text(point.value),
+            "arm": arm,
+            "busiest_over_mean": spread["busiest_over_mean"],
+            **point.findings("arms")[arm],
+        }
+        for point in points
+        for arm, spread in point.findings("replicas")["arms"].items()
+    ]
+    return tabulate("routings", "Every arm at every point, several replicas", fields, rows, (_BUSY_NOTE,))

@@ -13,13 +13,13 @@ from spanlab.report.sweep.data import SweepPoint, footer_of, value_text
 
 def draw_busy(points: Sequence[SweepPoint]) -> Figure:
     """A column of dots per arm and point, one dot for each replica."""
-    arms = list((points[0].summary or {})["replicas"]["arms"])
+    arms = list(points[0].findings("replicas")["arms"])
     figure, [[axes]] = style.framed_with(footer_of(points), "How busy each replica is", margins=style.margins_for(arms))
     positions = np.arange(len(points))
     for number, arm in enumerate(arms):
         shift = (number - (len(arms) - 1) / 2) * 0.6 / len(arms)
         for position, point in zip(positions, points, strict=True):
-            busy = (point.summary or {})["replicas"]["arms"][arm]["busy_fraction"]
+            busy = point.findings("replicas")["arms"][arm]["busy_fraction"]
             axes.scatter(
                 np.full(len(busy), position + shift),
                 100 * np.array(busy),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from spanlab.report import cells, units
-from spanlab.report.tables import MISSING, Cell, Column, Table
+from spanlab.report.fields import Field, tabulate, with_ends
+from spanlab.report.tables import MISSING, Cell, Table
 from spanlab.stats import Interval
 
 _NOTES = (
@@ -33,69 +34,57 @@ class ServingRow:
         return {"arm": self.arm, "rate_rps": self.rate_rps, "seeds": self.seeds, "metrics": metrics}
 
 
-Show = Callable[[float, units.Ends | None], str]
-
-
 def _milliseconds(value: float, ends: units.Ends | None) -> str:
     return units.seconds(value / 1e3, None if ends is None else (ends[0] / 1e3, ends[1] / 1e3))
 
 
 def _number(value: float, ends: units.Ends | None) -> str:
-    text = units.ratio(value, ends)
-    return text.removesuffix(" ×")
+    return units.ratio(value, ends).removesuffix(" ×")
 
 
-def _percent(value: float, ends: units.Ends | None) -> str:
-    return cells.percent_between(value, ends).text
+def _metric(name: str, heading: str, keep: int, show: Callable[[float, units.Ends | None], str]) -> Field:
+    return Field(name, heading, cells.estimate(show), lambda row: row.values.get(name), keep)
 
 
-#: Visible columns: name of the metric, heading, order of dropping, format. Other metrics are in CSV only.
-_SHOWN: tuple[tuple[str, str, int, Show], ...] = (
-    ("request_throughput", "requests\nper s", 3, _number),
-    ("output_throughput", "output\ntokens/s", 4, _number),
-    ("mean_ttft_ms", "TTFT\nmean", 0, _milliseconds),
-    ("p99_ttft_ms", "TTFT\np99", 2, _milliseconds),
-    ("mean_tpot_ms", "TPOT\nmean", 0, _milliseconds),
-    ("p99_tpot_ms", "TPOT\np99", 5, _milliseconds),
-    ("mean_itl_ms", "ITL\nmean", 6, _milliseconds),
-    ("p99_itl_ms", "ITL\np99", 2, _milliseconds),
-    ("mean_e2el_ms", "E2E\nmean", 1, _milliseconds),
-    ("p99_e2el_ms", "E2E\np99", 5, _milliseconds),
-    ("mean_queue_ms", "queue\nmean", 4, _milliseconds),
-    ("token_hit_rate", "token\nhit rate", 3, _percent),
-    ("batch_size", "batch\nmean", 6, _number),
-    ("mean_waiting", "waiting\nmean", 6, _number),
-    ("mean_running", "running\nmean", 7, _number),
-    ("busy_fraction", "busy", 7, _percent),
-    ("preemptions", "preemp-\ntions", 7, _number),
+#: Visible metrics; others are in CSV only.
+_SHOWN = (
+    _metric("request_throughput", "requests\nper s", 3, _number),
+    _metric("output_throughput", "output\ntokens/s", 4, _number),
+    _metric("mean_ttft_ms", "TTFT\nmean", 0, _milliseconds),
+    _metric("p99_ttft_ms", "TTFT\np99", 2, _milliseconds),
+    _metric("mean_tpot_ms", "TPOT\nmean", 0, _milliseconds),
+    _metric("p99_tpot_ms", "TPOT\np99", 5, _milliseconds),
+    _metric("mean_itl_ms", "ITL\nmean", 6, _milliseconds),
+    _metric("p99_itl_ms", "ITL\np99", 2, _milliseconds),
+    _metric("mean_e2el_ms", "E2E\nmean", 1, _milliseconds),
+    _metric("p99_e2el_ms", "E2E\np99", 5, _milliseconds),
+    _metric("mean_queue_ms", "queue\nmean", 4, _milliseconds),
+    _metric("token_hit_rate", "token\nhit rate", 3, units.percent),
+    _metric("batch_size", "batch\nmean", 6, _number),
+    _metric("mean_waiting", "waiting\nmean", 6, _number),
+    _metric("mean_running", "running\nmean", 7, _number),
+    _metric("busy_fraction", "busy", 7, units.percent),
+    _metric("preemptions", "preemp-\ntions", 7, _number),
 )
 
 
 def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str], caveats: Sequence[str]) -> Table:
     """Return a table of every metric; columns without any value are omitted, and some are in CSV only."""
-    goodput = tuple((f"request_goodput:{name}", f"goodput\n{name}", 1, _number) for name in goals)
-    shown = {name: (heading, keep, show) for name, heading, keep, show in (*goodput, *_SHOWN)}
-    present = dict.fromkeys([*shown, *(name for row in rows for name in row.values)])
-    names = [name for name in present if any(name in row.values for row in rows)]
+    goodput = [_metric(f"request_goodput:{name}", f"goodput\n{name}", 1, _number) for name in goals]
+    metrics = {metric.name: metric for metric in (*goodput, *_SHOWN)}
+    names = dict.fromkeys(name for row in rows for name in row.values)
+    metrics |= {name: _metric(name, "", 0, _number) for name in names if name not in metrics}
     loads = len({row.rate_rps for row in rows}) > 1
-    columns = [Column("arm", "arm", left=True), Column("rate_rps", "rate" if loads else ""), Column("seeds", "")]
-    lines = [[cells.word(row.arm), _rate(row), cells.hidden(row.seeds)] for row in rows]
-    for name in names:
-        heading, keep, show = shown.get(name, ("", 0, _number))
-        columns += [Column(name, heading, keep), Column(f"{name}_low", ""), Column(f"{name}_high", "")]
-        for line, row in zip(lines, rows, strict=True):
-            line += _cells(row.values.get(name), show)
+    fields = (
+        Field("arm", "arm", cells.word, left=True),
+        Field("rate_rps", "rate" if loads else "", _rate),
+        Field("seeds", "", cells.hidden),
+        *(field for name, metric in metrics.items() if name in names for field in with_ends(metric)),
+    )
     several = any(row.seeds > 1 for row in rows)
     notes = (*_NOTES, *(["[a, b] = 95 % t interval over seeds"] if several else []), *caveats)
-    return Table("serving", title, tuple(columns), tuple(map(tuple, lines)), notes)
+    return tabulate("serving", title, fields, rows, notes)
 
 
-def _rate(row: ServingRow) -> Cell:
-    return MISSING if row.rate_rps is None else Cell(row.rate_rps, f"{row.rate_rps:g}/s")
-
-
-def _cells(value: Interval | None, show: Show) -> tuple[Cell, Cell, Cell]:
-    if value is None:
-        return MISSING, cells.hidden(None), cells.hidden(None)
-    ends = None if value.low is None or value.high is None else (value.low, value.high)
-    return Cell(value.mean, show(value.mean, ends)), cells.hidden(value.low), cells.hidden(value.high)
+def _rate(rate_rps: float | None) -> Cell:
+    return MISSING if rate_rps is None else Cell(rate_rps, f"{rate_rps:g}/s")

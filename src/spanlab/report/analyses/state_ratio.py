@@ -6,20 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spanlab.report import cells
-from spanlab.report.measures import interval
+from spanlab.report.cells import number, percent_interval, word
+from spanlab.report.fields import Field, tabulate
+from spanlab.report.measures import token_hit_rate
 from spanlab.report.sweep.data import SweepPoint
-from spanlab.report.tables import MISSING, Cell, Column, Table
+from spanlab.report.tables import Table
+from spanlab.stats import Interval
 
 RATIO = "store.state_ratio"
-
-
-@dataclass(frozen=True)
-class HitRate:
-    """A token hit rate with the ends of its 95 % interval, where it has one."""
-
-    value: float
-    ends: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -34,8 +28,8 @@ class RatioCurves:
     panel: str
     formula: float
     default: float
-    curves: Mapping[str, Mapping[float, HitRate]]
-    common: Mapping[str, HitRate]
+    curves: Mapping[str, Mapping[float, Interval]]
+    common: Mapping[str, Interval]
 
 
 def ratio_curves(points: Sequence[SweepPoint]) -> list[RatioCurves]:
@@ -56,27 +50,25 @@ def _curves(panel: str, summaries: Sequence[Mapping[str, Any]]) -> RatioCurves:
         panel=panel,
         formula=ratios["formula"],
         default=ratios["default"],
-        curves={arm: {summary["state_ratio"]["ratio"]: _hit_rate(summary, arm) for summary in ordered} for arm in arms},
-        common={arm: _hit_rate(summary, arm) for summary in without_ratio for arm in arms},
+        curves={
+            arm: {summary["state_ratio"]["ratio"]: token_hit_rate(summary["arms"][arm]) for summary in ordered}
+            for arm in arms
+        },
+        common={arm: token_hit_rate(summary["arms"][arm]) for summary in without_ratio for arm in arms},
     )
-
-
-def _hit_rate(summary: Mapping[str, Any], arm: str) -> HitRate:
-    arm_summary = summary["arms"][arm]
-    return HitRate(arm_summary["token_hit_rate"], interval(arm_summary["token_hit_rate_interval"]))
 
 
 def ratios_table(panels: Sequence[RatioCurves]) -> Table:
     """Return a row per panel and arm: one budget, the best ratio, and the measured ratios next to SGLang's."""
-    columns = (
-        Column("panel", "model and workload", left=True),
-        Column("arm", "arm", left=True),
-        Column("common", "one budget"),
-        Column("best_ratio", "best\nratio"),
-        Column("best", "at the best\nratio"),
-        Column("default", "at SGLang's\ndefault"),
-        Column("formula_ratio", "SGLang's\nformula"),
-        Column("formula", "next to\nthe formula"),
+    fields = (
+        Field("panel", "model and workload", word, left=True),
+        Field("arm", "arm", word, left=True),
+        Field("common", "one budget", percent_interval),
+        Field("best_ratio", "best\nratio", number("g")),
+        Field("best", "at the best\nratio", percent_interval),
+        Field("default", "at SGLang's\ndefault", percent_interval),
+        Field("formula_ratio", "SGLang's\nformula", number(".2g")),
+        Field("formula", "next to\nthe formula", percent_interval),
     )
     rows = [_row(panel, arm) for panel in panels for arm in panel.curves]
     notes = (
@@ -84,24 +76,20 @@ def ratios_table(panels: Sequence[RatioCurves]) -> Table:
         "take from the same bytes, without a ratio",
         "SGLang's formula = 5 states of a running request ÷ KV of the mean request; shown is the closest ratio tried",
     )
-    return Table("state_ratio", "States ÷ KV: one budget or two pools", columns, tuple(rows), notes)
+    return tabulate("state_ratio", "States ÷ KV: one budget or two pools", fields, rows, notes)
 
 
-def _row(panel: RatioCurves, arm: str) -> tuple[Cell, ...]:
+def _row(panel: RatioCurves, arm: str) -> dict[str, Any]:
     curve = panel.curves[arm]
-    best = max(curve, key=lambda ratio: curve[ratio].value)
+    best = max(curve, key=lambda ratio: curve[ratio].mean)
     near = {target: min(curve, key=lambda ratio: abs(ratio - target)) for target in (panel.default, panel.formula)}
-    return (
-        cells.word(panel.panel.replace("_", " ")),
-        cells.word(arm),
-        _cell(panel.common[arm]) if arm in panel.common else MISSING,
-        Cell(best, f"{best:g}"),
-        _cell(curve[best]),
-        _cell(curve[near[panel.default]]),
-        Cell(panel.formula, f"{panel.formula:.2g}"),
-        _cell(curve[near[panel.formula]]),
-    )
-
-
-def _cell(rate: HitRate) -> Cell:
-    return cells.percent_between(rate.value, rate.ends)
+    return {
+        "panel": panel.panel.replace("_", " "),
+        "arm": arm,
+        "common": panel.common.get(arm),
+        "best_ratio": best,
+        "best": curve[best],
+        "default": curve[near[panel.default]],
+        "formula_ratio": panel.formula,
+        "formula": curve[near[panel.formula]],
+    }

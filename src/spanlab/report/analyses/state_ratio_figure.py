@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from spanlab.report.analyses.state_ratio import HitRate, RatioCurves
+from spanlab.report.analyses.state_ratio import RatioCurves
 from spanlab.report.drawing import scales, style
 
 _COLS = 3
@@ -18,19 +18,16 @@ _MARKS = {"default": ("SGLang's default", (0, (1, 1.5))), "formula": ("SGLang's 
 
 def draw_ratios(panels: Sequence[RatioCurves], footer: str) -> Figure:
     """Draw a panel per model and workload; markers at its right end are hit rates with one budget."""
-    rows = -(-len(panels) // _COLS)
     title = "Token hit rate by the split of memory; diamonds: one budget for states and KV"
     margins = style.Margins(top=0.95, bottom=0.95)
-    figure, axes = style.framed_with(
-        footer, title, rows, _COLS, height=2.45 * rows + 1.6, margins=margins, share=("none", "all"), hspace=0.5
+    figure, axes = style.panels(
+        footer, title, len(panels), _COLS, (1.6, 2.45), margins=margins, share=("none", "all"), hspace=0.5
     )
     arms = list(panels[0].curves)
-    for ax, panel in zip((ax for row in axes for ax in row), panels, strict=False):
+    for ax, panel in zip(axes, panels, strict=True):
         _draw_panel(ax, panel, arms)
-    for ax in [ax for row in axes for ax in row][len(panels) :]:
-        ax.set_axis_off()
-    for row in axes:
-        row[0].set_ylabel("reused (%)", fontsize=style.LABEL_PT)
+    for ax in axes[::_COLS]:
+        ax.set_ylabel("reused (%)", fontsize=style.LABEL_PT)
     _legend(figure, arms)
     return figure
 
@@ -40,11 +37,12 @@ def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
     common_x = ratios[-1] * 2
     for arm, (colour, marker) in zip(arms, _STROKES, strict=False):
         rates = list(panel.curves[arm].values())
-        y = [100 * rate.value for rate in rates]
-        reach = [[100 * abs(_end(rate, side) - rate.value) for rate in rates] for side in (0, 1)]
+        y = [100 * rate.mean for rate in rates]
+        ends = [rate.ends or (rate.mean, rate.mean) for rate in rates]
+        reach = [[100 * abs(end[side] - rate.mean) for end, rate in zip(ends, rates, strict=True)] for side in (0, 1)]
         ax.errorbar(ratios, y, yerr=reach, color=colour, marker=marker, markersize=4, linewidth=1.3, elinewidth=0.7)
         if arm in panel.common:
-            ax.plot([common_x], [100 * panel.common[arm].value], color=colour, marker="D", markersize=6, clip_on=False)
+            ax.plot([common_x], [100 * panel.common[arm].mean], color=colour, marker="D", markersize=6, clip_on=False)
     for name, (_, dash) in _MARKS.items():
         ax.axvline(getattr(panel, name), color=style.INK, linewidth=0.9, linestyle=dash, zorder=0)
     scales.log_scale(ax.xaxis, ratios[0], common_x)
@@ -53,10 +51,6 @@ def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
     ax.set_ylim(0, 100)
     ax.set_title(panel.panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left")
     ax.set_xlabel("states ÷ KV (bytes)", fontsize=style.TICK_PT)
-
-
-def _end(rate: HitRate, side: int) -> float:
-    return rate.value if rate.ends is None else rate.ends[side]
 
 
 def _legend(figure: Figure, arms: Sequence[str]) -> None:

@@ -34,8 +34,7 @@ def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, factor: float) ->
     for arm, stroke in style.strokes((arm, arm) for arm in _arms(points[0])).items():
         values = [(point.value, _arms(point)[arm][key]) for point in points]
         shown = sorted((position, factor * value) for position, value in values if value is not None)
-        line: dict[str, Any] = {"color": stroke.colour, "marker": stroke.marker, "linestyle": stroke.line}
-        axes.plot([position for position, _ in shown], [value for _, value in shown], label=arm, **line)
+        axes.plot([position for position, _ in shown], [value for _, value in shown], label=arm, **stroke.options)
     ticks = [float(point.value) for point in points]
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -43,4 +42,4 @@ def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, factor: float) ->
 
 
 def _arms(point: SweepPoint) -> dict[str, Any]:
-    return dict((point.summary or {})["tiers"]["arms"])
+    return dict(point.findings("tiers")["arms"])

@@ -12,8 +12,6 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report.data import StudyData
-
 Share = Literal["none", "all", "row", "col"]
 
 DPI = 150
@@ -86,6 +84,11 @@ class Stroke:
     marker: str
     line: Any
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of `Axes.plot` for a line with markers."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.line}
+
 
 FOOTER_LINES = 2  # lines that fit into the bottom margin; a longer footer makes the figure taller
 
@@ -121,22 +124,6 @@ def strokes(arms: Iterable[tuple[str, str]]) -> dict[str, Stroke]:
     return chosen
 
 
-def framed(
-    study: StudyData,
-    title: str,
-    rows: int = 1,
-    cols: int = 1,
-    *,
-    height: float = HEIGHT_IN,
-    margins: Margins = Margins(),
-    share: tuple[Share, Share] = ("none", "none"),
-    **grid: Any,
-) -> tuple[Figure, list[list[Axes]]]:
-    """A titled figure with `rows` x `cols` plain axes over the study's footer; `share` is (sharex, sharey)."""
-    footer = f"{study.title} · {study.footer}"
-    return framed_with(footer, title, rows, cols, height=height, margins=margins, share=share, **grid)
-
-
 def framed_with(
     footer: str,
     title: str,
@@ -148,7 +135,7 @@ def framed_with(
     share: tuple[Share, Share] = ("none", "none"),
     **grid: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Like `framed`, with the given footer instead of a study's."""
+    """A titled figure with `rows` x `cols` plain axes over a footer; `share` is (sharex, sharey)."""
     extra = max(0, wrapped(footer).count("\n") + 1 - FOOTER_LINES) * 1.3 * NOTE_PT / 72  # inches
     height += extra
     figure = Figure(figsize=(WIDTH_IN, height), dpi=DPI)
@@ -164,6 +151,21 @@ def framed_with(
     add_title(figure, title)
     add_footer(figure, footer)
     return figure, axes
+
+
+def panels(
+    footer: str, title: str, number: int, cols: int, heights: tuple[float, float], **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with `number` panels, filled by row; `heights` in inches: of the margins, and of each row.
+
+    Other options are those of `framed_with`.
+    """
+    rows = -(-number // cols)
+    figure, axes = framed_with(footer, title, rows, cols, height=heights[0] + heights[1] * rows, **options)
+    flat = [ax for row in axes for ax in row]
+    for ax in flat[number:]:
+        ax.set_axis_off()
+    return figure, flat[:number]
 
 
 def add_title(figure: Figure, title: str) -> None:

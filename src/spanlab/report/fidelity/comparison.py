@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from spanlab.analysis.goals import NOISE_LIMIT, TAU_GOAL, load_words
 from spanlab.report import units
-from spanlab.report.tables import MISSING, Cell, Column, Table
+from spanlab.report.cells import number, percent, placeholder, seconds, short, signed_percent, word
+from spanlab.report.fields import Field, tabulate, whole
+from spanlab.report.tables import Cell, Table
 
 Row = dict[str, Any]
 
@@ -25,126 +28,86 @@ RANK_NOTES = (
     f"arms by mean TTFT, every pair counted, also pairs that the repeats do not separate; goal: tau ≥ {TAU_GOAL:g}",
 )
 
-CELLS = (
-    Column("arm", "arm", left=True),
-    Column("load", "load", left=True),
-    Column("ttft_measured_mean_s", "TTFT mean\nmeasured"),
-    Column("ttft_bias", "its error\n% (absolute)"),
-    Column("ttft_aa", "A/A", 2),
-    Column("ttft_request_p50", "per request\np50", 4),
-    Column("ttft_request_p95", "per request\np95", 4),
-    Column("ttft_request_aa_p50", "A/A\np50", 5),
-    Column("ttft_request_aa_p95", "A/A\np95", 5),
-    Column("tpot_bias", "TPOT\nerror", 6),
-    Column("e2e_measured_mean_s", "E2E mean\nmeasured", 3),
-    Column("e2e_bias", "its error\n% (absolute)", 3),
-    Column("e2e_aa", "A/A", 5),
-    Column("steps_alike", "schedule\nmatch", 1),
-    Column("steps_outside_hull", "outside\nthe hull", 7),
-)
-RANKS = (
-    Column("load", "load", left=True),
-    Column("rate_rps", "requests/s"),
-    Column("tau", "Kendall tau-b"),
-    Column("aa_tau", "A/A tau"),
-    Column("best_measured", "best, measured", left=True),
-    Column("best_simulated", "best, simulated", left=True),
-    Column("regret", "regret"),
-)
-GOALS = (
-    Column("goal", "goal", left=True),
-    Column("limit", "at most"),
-    Column("verdict", "verdict"),
-    Column("cells", "cells"),
-    Column("cells_within_goal", "within goal"),
-    Column("cells_met", "shown"),
-    Column("cells_noisy", "no verdict"),
-    Column("worst", "worst", left=True),
-    Column("worst_error", "its error"),
-    Column("worst_spread", "its A/A"),
-)
-
-
-def tables(summary: dict[str, Any], footer: str, notes: tuple[str, ...]) -> tuple[Table, ...]:
-    """Return the table of cells and, for repeated runs, the ranks by load and the goals; `footer` is provenance."""
-    cells = tuple(_cell_row(row) for row in summary["cells"])
-    repeated = any(row["repeats"] > 1 for row in summary["cells"])
-    notes = (*CELL_NOTES, *([AA_NOTE] if repeated else []), *notes)
-    table = Table("compare_backends", f"engine and simulator\n{footer}", CELLS, cells, notes)
-    if not repeated:
-        return (table.with_columns([n for n, column in enumerate(CELLS) if "A/A" not in column.heading]),)
-    ranked = tuple(_rank_row(row) for row in summary["rates"] if "tau" in row)
-    goals = tuple(_goal_row(row) for row in summary["goals"])
-    return (
-        table,
-        Table("ranks", "arms by mean TTFT, measured and simulated", RANKS, ranked, RANK_NOTES),
-        Table("goals", "goals of the simulator", GOALS, goals, GOAL_NOTES),
-    )
-
-
-def _cell_row(row: Row) -> tuple[Cell, ...]:
-    ttft, tpot, e2e = (row["errors"][metric] or {} for metric in ("ttft_s", "tpot_s", "e2e_s"))
-    aa, e2e_aa = ttft["spread"] or {}, e2e["spread"] or {}
-    equal, steps = row["parity"]["equal"], row["parity"]["steps"]
-    return (
-        Cell(row["arm"], row["arm"]),
-        _load(row),
-        Cell(ttft["measured_mean_s"], units.seconds(ttft["measured_mean_s"])),
-        _bias(ttft),
-        _percent(aa.get("mean")),
-        *(_percent(ttft[key]) for key in ("request_p50", "request_p95")),
-        *(_percent(aa.get(key)) for key in ("request_p50", "request_p95")),
-        _signed(tpot.get("bias")),
-        Cell(e2e["measured_mean_s"], units.seconds(e2e["measured_mean_s"])),
-        _bias(e2e),
-        _percent(e2e_aa.get("mean")),
-        Cell(equal, f"{equal:,} of {steps:,}"),
-        Cell(row["steps_outside_hull"], f"{row['steps_outside_hull']:,} of {row['simulated_steps']:,}"),
-    )
-
-
-def _rank_row(row: Row) -> tuple[Cell, ...]:
-    rate = row["rate_rps"]
-    return (
-        _load(row),
-        MISSING if rate is None else Cell(rate, units.significant(rate)),
-        *(MISSING if row[key] is None else Cell(row[key], f"{row[key]:.3f}") for key in ("tau", "aa_tau")),
-        *(Cell(row[key], row[key]) for key in ("best", "choice")),
-        Cell(row["regret"], f"{units.percent(row['regret'])} ({units.seconds(row['regret_s'])})"),
-    )
-
-
-def _goal_row(row: Row) -> tuple[Cell, ...]:
-    counts = (row[key] for key in ("cells", "cells_within_goal", "cells_met", "cells_noisy"))
-    return (
-        Cell(row["goal"], row["goal"]),
-        _percent(row["limit"]),
-        Cell(row["met"], _verdict(row)),
-        *(Cell(count, f"{count}") for count in counts),
-        Cell(row["worst"], row["worst"]),
-        (_signed if row["signed"] else _percent)(row["worst_error"]),
-        _percent(row["worst_spread"]),
-    )
-
 
 def _load(row: Row) -> Cell:
     share, rate = row["load"], row["rate_rps"]
     return Cell(rate if share is None else share, load_words(share, rate))
 
 
-def _verdict(goal: Row) -> str:
-    if goal["met"] is None:
-        return "no verdict" if goal["cells"] else units.MISSING
-    return "met" if goal["met"] else "not met"
-
-
 def _bias(values: Row) -> Cell:
-    return Cell(values["bias"], f"{_signed(values['bias']).text} ({units.seconds(values['bias_s'])})")
+    bias = signed_percent(values["bias"])
+    return Cell(bias.value, f"{bias.text} ({units.seconds(values['bias_s'])})")
 
 
-def _signed(value: float | None) -> Cell:
-    return MISSING if value is None else Cell(value, f"{100 * value:+.1f} %")
+def _verdict(goal: Row) -> Cell:
+    if goal["met"] is None:
+        return placeholder("no verdict" if goal["cells"] else units.MISSING)
+    return Cell(goal["met"], "met" if goal["met"] else "not met")
 
 
-def _percent(value: float | None) -> Cell:
-    return Cell(value, units.percent(value))
+def _worst(goal: Row) -> Cell:
+    return (signed_percent if goal["signed"] else percent)(goal["worst_error"])
+
+
+def _regret(row: Row) -> Cell:
+    return Cell(row["regret"], f"{units.percent(row['regret'])} ({units.seconds(row['regret_s'])})")
+
+
+def _count_of(counted: str, total: str) -> Callable[[Row], Cell]:
+    return lambda row: Cell(row[counted], f"{row[counted]:,} of {row[total]:,}")
+
+
+CELLS = (
+    Field("arm", "arm", word, left=True),
+    Field("load", "load", _load, whole, left=True),
+    Field("ttft_measured_mean_s", "TTFT mean\nmeasured", seconds, "errors.ttft_s.measured_mean_s"),
+    Field("ttft_bias", "its error\n% (absolute)", _bias, "errors.ttft_s"),
+    Field("ttft_aa", "A/A", percent, "errors.ttft_s.spread.mean", 2),
+    Field("ttft_request_p50", "per request\np50", percent, "errors.ttft_s.request_p50", 4),
+    Field("ttft_request_p95", "per request\np95", percent, "errors.ttft_s.request_p95", 4),
+    Field("ttft_request_aa_p50", "A/A\np50", percent, "errors.ttft_s.spread.request_p50", 5),
+    Field("ttft_request_aa_p95", "A/A\np95", percent, "errors.ttft_s.spread.request_p95", 5),
+    Field("tpot_bias", "TPOT\nerror", signed_percent, "errors.tpot_s.bias", 6),
+    Field("e2e_measured_mean_s", "E2E mean\nmeasured", seconds, "errors.e2e_s.measured_mean_s", 3),
+    Field("e2e_bias", "its error\n% (absolute)", _bias, "errors.e2e_s", 3),
+    Field("e2e_aa", "A/A", percent, "errors.e2e_s.spread.mean", 5),
+    Field("steps_alike", "schedule\nmatch", _count_of("equal", "steps"), "parity", 1),
+    Field("steps_outside_hull", "outside\nthe hull", _count_of("steps_outside_hull", "simulated_steps"), whole, 7),
+)
+RANKS = (
+    Field("load", "load", _load, whole, left=True),
+    Field("rate_rps", "requests/s", short),
+    Field("tau", "Kendall tau-b", number(".3f")),
+    Field("aa_tau", "A/A tau", number(".3f")),
+    Field("best_measured", "best, measured", word, "best", left=True),
+    Field("best_simulated", "best, simulated", word, "choice", left=True),
+    Field("regret", "regret", _regret, whole),
+)
+GOALS = (
+    Field("goal", "goal", word, left=True),
+    Field("limit", "at most", percent),
+    Field("verdict", "verdict", _verdict, whole),
+    Field("cells", "cells", number("d")),
+    Field("cells_within_goal", "within goal", number("d")),
+    Field("cells_met", "shown", number("d")),
+    Field("cells_noisy", "no verdict", number("d")),
+    Field("worst", "worst", word, left=True),
+    Field("worst_error", "its error", _worst, whole),
+    Field("worst_spread", "its A/A", percent),
+)
+
+
+def tables(summary: dict[str, Any], footer: str, notes: tuple[str, ...]) -> tuple[Table, ...]:
+    """Return the table of cells and, for repeated runs, the ranks by load and the goals; `footer` is provenance."""
+    repeated = any(row["repeats"] > 1 for row in summary["cells"])
+    notes = (*CELL_NOTES, *([AA_NOTE] if repeated else []), *notes)
+    fields = [field for field in CELLS if repeated or "A/A" not in field.heading]
+    table = tabulate("compare_backends", f"engine and simulator\n{footer}", fields, summary["cells"], notes)
+    if not repeated:
+        return (table,)
+    ranked = [row for row in summary["rates"] if "tau" in row]
+    return (
+        table,
+        tabulate("ranks", "arms by mean TTFT, measured and simulated", RANKS, ranked, RANK_NOTES),
+        tabulate("goals", "goals of the simulator", GOALS, summary["goals"], GOAL_NOTES),
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from spanlab.report.tables import Cell, Column, Table
+from spanlab.report.cells import word
+from spanlab.report.fields import Field, tabulate
+from spanlab.report.tables import Cell, Table
 from spanlab.report.units import significant
 from spanlab_sim.calibrated import Profile
 
@@ -28,10 +30,10 @@ def cross_validation_line(profile: Profile) -> str:
 
 def profile_table(profile: Profile, notes: tuple[str, ...]) -> Table:
     """Return the cost of each term; a term without a cost was never measured, or another term covers it."""
-    columns = (Column("term", "term", left=True), Column("price_ns", "coefficient, ns per unit"))
-    rows = tuple(
-        (Cell(name, name), Cell(price, f"{price:,.0f}" if price >= 1000 else significant(price)))
-        for name, price in profile.coefficients.items()
-        if price > 0
-    )
-    return Table("profile", f"{footer(profile)}\n{cross_validation_line(profile)}", columns, rows, notes)
+    fields = (Field("term", "term", word, left=True), Field("price_ns", "coefficient, ns per unit", _price))
+    rows = [{"term": name, "price_ns": price} for name, price in profile.coefficients.items() if price > 0]
+    return tabulate("profile", f"{footer(profile)}\n{cross_validation_line(profile)}", fields, rows, notes)
+
+
+def _price(price: float) -> Cell:
+    return Cell(price, f"{price:,.0f}" if price >= 1000 else significant(price))

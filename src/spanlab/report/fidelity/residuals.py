@@ -21,23 +21,19 @@ def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> F
     """Draw a plot per varying term, of steps with a positive count; errors are of shapes left out of the fit."""
     counts = {name: np.array([term(point.features) for point in points]) for name, term in TERMS.items()}
     varying = {name: count for name, count in counts.items() if count.min() < count.max()}
-    rows = -(-len(varying) // _COLS)
-    figure, axes = style.framed_with(
+    figure, axes = style.panels(
         footer,
         "Error of predicted step times by what a step does (steps whose shape was left out of the fit)",
-        rows,
+        len(varying),
         _COLS,
-        height=1.4 + 1.6 * rows,
+        (1.4, 1.6),
         share=("none", "all"),
         margins=style.Margins(top=0.6),
         hspace=0.75,
         wspace=0.12,
     )
-    flat = [ax for row in axes for ax in row]
-    for ax, (name, count) in zip(flat, varying.items(), strict=False):
+    for ax, (name, count) in zip(axes, varying.items(), strict=True):
         _draw_term(ax, name, count, errors)
-    for ax in flat[len(varying) :]:
-        ax.set_axis_off()
     below = 0.45 / figure.get_figheight()
     figure.supxlabel("units of the term in one step", fontsize=style.LABEL_PT, color=style.INK, y=below)
     figure.supylabel("predicted ÷ measured - 1 (%)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)

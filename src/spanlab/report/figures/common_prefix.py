@@ -28,8 +28,8 @@ def draw(study: StudyData) -> Figure | None:
         return None
     prefix = np.asarray(arm.columns["seen_tokens"], dtype=np.float64)
     share = 100.0 * prefix / np.maximum(arm.columns["prompt_tokens"], 1)
-    figure, axes = style.framed(
-        study,
+    figure, axes = style.framed_with(
+        study.provenance,
         "Common prefix with any earlier prompt",
         rows=2,
         cols=2,

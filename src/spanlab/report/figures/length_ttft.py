@@ -27,8 +27,8 @@ def draw(study: StudyData) -> Figure | None:
     arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]
     if not arms:
         return None
-    figure, [[ax]] = style.framed(
-        study,
+    figure, [[ax]] = style.framed_with(
+        study.provenance,
         "Time to first token by prompt length",
         margins=style.margins_for([*(arm.name for arm in arms), _KEY_TITLE[:-6]]),
     )
@@ -60,13 +60,4 @@ def _draw_arm(ax: Axes, arm: ArmData, stroke: style.Stroke, factor: float) -> No
     middle, (lower, median, upper) = binned_quartiles(length, value)
     ax.plot(length, value, ",", color=stroke.colour, alpha=0.3, rasterized=True, zorder=1)
     ax.fill_between(middle, lower, upper, color=stroke.colour, alpha=0.2, linewidth=0, zorder=2)
-    ax.plot(
-        middle,
-        median,
-        color=stroke.colour,
-        marker=stroke.marker,
-        markersize=5,
-        linestyle=stroke.line,
-        label=arm.name,
-        zorder=3,
-    )
+    ax.plot(middle, median, markersize=5, label=arm.name, zorder=3, **stroke.options)

@@ -27,8 +27,8 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     if not study.load:
         return None
     arms = _curves(study.load)
-    figure, [[mean, tail], [busy, key]] = style.framed(
-        study,
+    figure, [[mean, tail], [busy, key]] = style.framed_with(
+        study.provenance,
         title,
         rows=2,
         cols=2,
@@ -68,13 +68,7 @@ def _draw_arm(
 ) -> None:
     mean, tail, busy = axes
     rate = [point.rate_rps for point in points]
-    line = {
-        "color": stroke.colour,
-        "marker": stroke.marker,
-        "markersize": 5,
-        "linestyle": stroke.line,
-        "linewidth": 1.3,
-    }
+    line = {"markersize": 5, "linewidth": 1.3, **stroke.options}
     stable = [point.stable for point in points]
     means = _values(delays, "mean", factor)
     mean.plot(rate, np.where(stable, means, np.nan), label=points[0].arm, **line)

@@ -9,6 +9,7 @@ from spanlab.records import LOSS_CAUSES
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.drawing import style
 from spanlab.report.figures import FIGURES
+from spanlab.report.measures import category_tokens
 
 _CATEGORIES = ("reused", *LOSS_CAUSES)
 _ROW_IN = 0.19
@@ -22,8 +23,8 @@ def draw(study: StudyData) -> Figure | None:
         return None
     margins = style.Margins(left=0.4 + 0.07 * max(len(_title(arm)) for arm in arms), right=1.8)
     height = margins.top + margins.bottom + max(_ROW_IN * len(arms), 1.6)
-    figure, [[ax]] = style.framed(
-        study, f"Prompt tokens by cause · store: {study.store}", height=height, margins=margins
+    figure, [[ax]] = style.framed_with(
+        study.provenance, f"Prompt tokens by cause · store: {study.store}", height=height, margins=margins
     )
     starts = [0.0] * len(arms)
     for category in _CATEGORIES:
@@ -40,8 +41,7 @@ def draw(study: StudyData) -> Figure | None:
 def share_percent(arm: ArmData, category: str) -> float:
     """Return the tokens of one category, `reused` or a loss cause, in percent of the prompt tokens."""
     tokens = arm.summary["tokens"]
-    count = tokens["reused"] if category == "reused" else tokens["lost_by_cause"].get(category, 0)
-    return 100.0 * float(count) / float(tokens["prompt"] or 1)
+    return 100.0 * category_tokens(tokens, category) / float(tokens["prompt"] or 1)
 
 
 def _draw_category(ax: Axes, arms: list[ArmData], category: str, starts: list[float]) -> list[float]:

@@ -21,8 +21,16 @@ def small_multiples(study: StudyData, title: str, names: Sequence[str], cols: in
     cols = min(cols, len(names))
     rows = -(-len(names) // cols)
     height = _MARGINS.top + _MARGINS.bottom + max(rows * _PANEL_IN, 2.4)
-    figure, axes = style.framed(
-        study, title, rows, cols, height=height, margins=_MARGINS, share=("all", "all"), hspace=0.3, wspace=0.18
+    figure, axes = style.framed_with(
+        study.provenance,
+        title,
+        rows,
+        cols,
+        height=height,
+        margins=_MARGINS,
+        share=("all", "all"),
+        hspace=0.3,
+        wspace=0.18,
     )
     panels = [ax for row in axes for ax in row]
     for ax in panels[len(names) :]:

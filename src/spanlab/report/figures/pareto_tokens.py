@@ -19,8 +19,8 @@ def draw(study: StudyData) -> Figure | None:
     """Draw reused tokens over resident bytes: a point per arm, a line per family, and the infinite-cache bounds."""
     if not study.arms or measures.bytes_say_little(study.arms):
         return None
-    figure, [[ax]] = style.framed(
-        study,
+    figure, [[ax]] = style.framed_with(
+        study.provenance,
         f"Reused tokens by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
         margins=style.margins_for(

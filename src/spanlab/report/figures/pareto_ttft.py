@@ -24,8 +24,8 @@ def draw(study: StudyData) -> Figure | None:
     points = [_point(arm, unit.factor, byte_unit) for arm in measured if not measures.is_full_recompute(arm)]
     if not points or measures.bytes_say_little(study.arms):
         return None
-    figure, [[ax]] = style.framed(
-        study,
+    figure, [[ax]] = style.framed_with(
+        study.provenance,
         f"Time to first token by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
         margins=style.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full")),
@@ -43,8 +43,8 @@ def draw(study: StudyData) -> Figure | None:
 
 
 def _point(arm: ArmData, factor: float, byte_unit: scales.Unit) -> Point:
-    mean = arm.summary["ttft_s"]["mean"]
-    low, high = measures.interval(arm.summary["ttft_s_interval"]["mean"]) or (mean, mean)
+    ttft = measures.mean_ttft(arm.summary)
+    mean, (low, high) = ttft.mean, ttft.ends or (ttft.mean, ttft.mean)
     return Point(
         arm.name,
         arm.family,

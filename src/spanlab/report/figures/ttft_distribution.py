@@ -20,8 +20,8 @@ def draw(study: StudyData) -> Figure | None:
     arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]
     if not arms:
         return None
-    figure, [[ax]] = style.framed(
-        study, "Distribution of time to first token", margins=style.margins_for(arm.name for arm in arms)
+    figure, [[ax]] = style.framed_with(
+        study.provenance, "Distribution of time to first token", margins=style.margins_for(arm.name for arm in arms)
     )
     strokes = style.strokes((arm.name, arm.family) for arm in arms)
     unit = scales.time_unit(max(float(measures.ttft_s(arm).max()) for arm in arms))

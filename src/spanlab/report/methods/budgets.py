@@ -46,7 +46,7 @@ def _draw_plain(ax: Axes, entry: Entry, key: str) -> None:
 def _draw_line(ax: Axes, name: str, line: Line, key: str, stroke: style.Stroke) -> None:
     x = [entry["computed_tokens"]["mean"] for _, entry in line]
     y = [entry[key]["mean"] for _, entry in line]
-    ax.plot(x, y, color=stroke.colour, marker=stroke.marker, linestyle=stroke.line, markersize=5, label=name)
+    ax.plot(x, y, markersize=5, label=name, **stroke.options)
     reach = [ends(entry[key]) for _, entry in line]
     if all(reach):
         low, high = zip(*[interval for interval in reach if interval], strict=True)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spanlab.report import cells, units
-from spanlab.report.methods.data import PLAIN, Entry, MethodData, budgets, ends
-from spanlab.report.tables import MISSING, Cell, Column, Table
-
-Estimate = Mapping[str, float | None] | None
+from spanlab.report.cells import (
+    byte_size,
+    count,
+    nats_interval,
+    number,
+    percent,
+    percent_interval,
+    ratio,
+    ratio_interval,
+    seconds,
+    word,
+)
+from spanlab.report.fields import Field, tabulate, whole, with_ends
+from spanlab.report.methods.data import PLAIN, Entry, MethodData, budgets
+from spanlab.report.tables import Cell, Table
 
 _NOTES = (
     "gold loss = −log p of the gold answer's tokens, nats, mean over tokens, then over questions; change = the same "
@@ -26,12 +36,11 @@ _BENEFIT = "benefit kept = (loss of {without} − loss of the arm) ÷ (loss of {
 
 def methods_table(data: MethodData) -> Table:
     """Return one row per arm, and the floor below; columns without any value are in CSV and the tracker only."""
-    rows = {**data.entries, **({"floor": data.floor} if data.floor else {})}
-    table = tuple((cells.word(name), *(cell(entry) for _, cell in _COLUMNS)) for name, entry in rows.items())
-    columns = [Column("arm", "arm", left=True), *(column for column, _ in _COLUMNS)]
-    empty = [number for number in range(1, len(columns)) if all(row[number].value is None for row in table)]
-    shown = tuple(replace(column, heading="") if number in empty else column for number, column in enumerate(columns))
-    return Table("methods", "Speed, bytes and answers of every method", shown, table, _notes(data))
+    unmeasured = dict.fromkeys(data.entries[data.baseline])
+    entries = {**data.entries, **({"floor": {**unmeasured, **data.floor}} if data.floor else {})}
+    rows = [{"arm": name, **entry} for name, entry in entries.items()]
+    fields = (Field("arm", "arm", word, left=True), *(replace(field, empty=(None,)) for field in _FIELDS))
+    return tabulate("methods", "Speed, bytes and answers of every method", fields, rows, _notes(data))
 
 
 def budgets_tables(data: MethodData) -> tuple[Table, ...]:
@@ -39,57 +48,41 @@ def budgets_tables(data: MethodData) -> tuple[Table, ...]:
     lines = budgets(data.methods).items()
     if not lines:
         return ()
-    plain = [(PLAIN, "", data.methods[PLAIN])] if PLAIN in data.methods else []
-    rows = plain + [(method, budget, entry) for method, line in lines for budget, entry in line]
-    chosen = (_COLUMNS[-2], *_COLUMNS[:5], _COLUMNS[-1])  # times are in the table of all arms
-    columns = (Column("method", "method", left=True), Column("budget", "budget"), *(column for column, _ in chosen))
-    table = tuple(
-        (cells.word(method), cells.word(budget), *(cell(entry) for _, cell in chosen)) for method, budget, entry in rows
+    plain = [{"method": PLAIN, "budget": "", **data.methods[PLAIN]}] if PLAIN in data.methods else []
+    rows = plain + [{"method": method, "budget": budget, **entry} for method, line in lines for budget, entry in line]
+    chosen = (_FIELDS[-2], *_FIELDS[:5], _FIELDS[-1])  # times are in the table of all arms
+    fields = (
+        Field("method", "method", word, left=True),
+        Field("budget", "budget", word),
+        *chosen,
     )
     budget = "budget = repaired tokens of each passage; of cache_blend and strided, percent of the prompt's tokens"
     notes = (budget, *(note for note in _notes(data) if not note.startswith("speedup")))
-    return (Table("methods_budgets", "Quality over recomputed tokens", columns, table, notes),)
+    return (tabulate("methods_budgets", "Quality over recomputed tokens", fields, rows, notes),)
 
 
 def buckets_table(buckets: Sequence[Mapping[str, Any]]) -> Table:
     """Return the gold loss of every arm by task, and by position and length of the gold passage."""
-    columns = (
-        Column("arm", "arm", left=True),
-        Column("covariate", "by", left=True),
-        Column("bucket", "bucket", left=True),
-        Column("questions", "questions"),
-        *_interval_columns("gold_loss", "gold loss"),
+    fields = (
+        Field("arm", "arm", word, left=True),
+        Field("covariate", "by", word, left=True),
+        Field("bucket", "bucket", word, left=True),
+        Field("questions", "questions", count),
+        *with_ends(Field("gold_loss", "gold loss", nats_interval, whole)),
     )
-    rows = [
-        (
-            *(cells.word(bucket[key]) for key in ("arm", "covariate", "bucket")),
-            cells.count(bucket["questions"]),
-            *_ends(bucket),
-        )
-        for bucket in buckets
-    ]
-    return Table("gold_loss_by", "Gold loss by what the question is", columns, tuple(rows))
+    return tabulate("gold_loss_by", "Gold loss by what the question is", fields, buckets)
 
 
 def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> Table:
     """Return the differences of gold loss between every two arms, paired by question."""
-    columns = (
-        Column("second", "arm", left=True),
-        Column("first", "minus arm", left=True),
-        *_interval_columns("change", "change of gold loss"),
-        Column("shown", "shown", left=True),
+    fields = (
+        Field("second", "arm", word, left=True),
+        Field("first", "minus arm", word, left=True),
+        *with_ends(Field("change", "change of gold loss", nats_interval, whole)),
+        Field("shown", "shown", lambda shown: Cell(shown, "yes" if shown else "not shown"), left=True),
     )
-    rows = [
-        (
-            cells.word(pair["second"]),
-            cells.word(pair["first"]),
-            *_ends(pair),
-            Cell(pair["shown"], _shown_text(pair["shown"])),
-        )
-        for pair in pairs
-    ]
     note = "shown = the 95 % interval excludes zero, which it does by chance for one in twenty pairs of equal arms"
-    return Table("method_pairs", "Which methods differ", columns, tuple(rows), (note,))
+    return tabulate("method_pairs", "Which methods differ", fields, pairs, (note,))
 
 
 def _notes(data: MethodData) -> tuple[str, ...]:
@@ -97,84 +90,24 @@ def _notes(data: MethodData) -> tuple[str, ...]:
     return tuple(note.format(baseline=data.baseline, without=data.without) for note in notes)
 
 
-def _shown_text(shown: bool) -> str:
-    return "yes" if shown else "not shown"
-
-
-def _interval_columns(name: str, heading: str) -> tuple[Column, ...]:
-    return Column(name, heading), Column(f"{name}_low", ""), Column(f"{name}_high", "")
-
-
-def _ends(estimate: Mapping[str, Any]) -> tuple[Cell, ...]:
-    return _nats(estimate), cells.hidden(estimate["low"]), cells.hidden(estimate["high"])
-
-
-def _nats(estimate: Estimate) -> Cell:
-    if estimate is None or estimate["mean"] is None:
-        return MISSING
-    reach = ends(estimate)
-    ends_text = "" if reach is None else f" [{reach[0]:.3f}, {reach[1]:.3f}]"
-    return Cell(estimate["mean"], f"{estimate['mean']:.3f}{ends_text}")
-
-
-def _share(estimate: Estimate) -> Cell:
-    if estimate is None or estimate["mean"] is None:
-        return MISSING
-    return cells.percent_between(estimate["mean"], ends(estimate))
-
-
 def _change(entry: Entry) -> Cell:
-    cell = _nats(entry["gold_loss_change"])
+    cell = nats_interval(entry["gold_loss_change"])
     return cell if entry.get("shown") is not False else Cell(cell.value, f"{cell.text} ·")
 
 
-def _cell_of(name: str, cell: Callable[[Estimate], Cell]) -> Callable[[Entry], Cell]:
-    return lambda entry: cell(entry.get(name))
-
-
-def _kl(estimate: Estimate) -> Cell:
-    return (
-        MISSING if estimate is None or estimate["mean"] is None else Cell(estimate["mean"], f"{estimate['mean']:.2g}")
-    )
-
-
-def _percent(estimate: Estimate) -> Cell:
-    return MISSING if estimate is None else cells.percent(estimate["mean"])
-
-
-def _seconds(estimate: Estimate) -> Cell:
-    return MISSING if estimate is None else cells.seconds(estimate["mean"])
-
-
-def _ratio(estimate: Estimate) -> Cell:
-    return MISSING if estimate is None else cells.ratio(estimate["mean"], ends(estimate))
-
-
-def _count(estimate: Estimate) -> Cell:
-    return MISSING if estimate is None or estimate["mean"] is None else cells.count(estimate["mean"])
-
-
-def _bytes(estimate: Estimate) -> Cell:
-    return (
-        MISSING
-        if estimate is None or estimate["mean"] is None
-        else Cell(estimate["mean"], units.byte_size(estimate["mean"]))
-    )
-
-
-_COLUMNS: tuple[tuple[Column, Callable[[Entry], Cell]], ...] = (
-    (Column("gold_loss", "gold\nloss"), _cell_of("gold_loss", _nats)),
-    (Column("gold_loss_change", "change"), _change),
-    (Column("benefit_kept", "benefit\nkept"), _cell_of("benefit_kept", _share)),
-    (Column("kl", "KL", 1), _cell_of("kl", _kl)),
-    (Column("top1", "top-1", 2), _cell_of("top1", _percent)),
-    (Column("exact", "exact\nmatch"), _cell_of("exact", _share)),
-    (Column("f1", "token\nF1"), _cell_of("f1", _share)),
-    (Column("choice", "right\nchoice"), _cell_of("choice", _share)),
-    (Column("likeliest", "likeliest\noption"), _cell_of("likeliest", _share)),
-    (Column("ttft_s", "TTFT\nmean"), _cell_of("ttft_s", _seconds)),
-    (Column("speedup", "speedup"), _cell_of("speedup", _ratio)),
-    (Column("bound", "bound", 3), lambda entry: cells.ratio(entry.get("bound"))),
-    (Column("computed_tokens", "computed\ntokens"), _cell_of("computed_tokens", _count)),
-    (Column("bytes", "bytes", 4), _cell_of("bytes", _bytes)),
+_FIELDS = (
+    Field("gold_loss", "gold\nloss", nats_interval),
+    Field("gold_loss_change", "change", _change, whole),
+    Field("benefit_kept", "benefit\nkept", percent_interval),
+    Field("kl", "KL", number(".2g"), "kl.mean", 1),
+    Field("top1", "top-1", percent, "top1.mean", 2),
+    Field("exact", "exact\nmatch", percent_interval),
+    Field("f1", "token\nF1", percent_interval),
+    Field("choice", "right\nchoice", percent_interval),
+    Field("likeliest", "likeliest\noption", percent_interval),
+    Field("ttft_s", "TTFT\nmean", seconds, "ttft_s.mean"),
+    Field("speedup", "speedup", ratio_interval),
+    Field("bound", "bound", ratio, keep=3),
+    Field("computed_tokens", "computed\ntokens", count, "computed_tokens.mean"),
+    Field("bytes", "bytes", byte_size, "bytes.mean", 4),
 )

@@ -32,22 +32,18 @@ def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> F
     """
     panels = panels_of(sorted(points, key=lambda point: point.gib or 0.0))
     panels = {name: panels[name] for name in dict.fromkeys(point.panel for point in points)}
-    rows = -(-(len(panels) + 1) // _COLS)
     margins = style.Margins(top=0.65, bottom=0.95)
-    figure, axes = style.framed_with(
-        footer, _TITLES[measure], rows, _COLS, height=2.55 * rows + 1.4, margins=margins, hspace=0.42, wspace=0.3
+    figure, [*axes, legend] = style.panels(
+        footer, _TITLES[measure], len(panels) + 1, _COLS, (1.4, 2.55), margins=margins, hspace=0.42, wspace=0.3
     )
-    all_axes = [ax for row in axes for ax in row]
     families = list(dict.fromkeys(rule.family for point in points for rule in point.rules))
-    for ax, (name, panel_points) in zip(all_axes, panels.items(), strict=False):
+    for ax, (name, panel_points) in zip(axes, panels.items(), strict=True):
         _draw_panel(ax, panel_points, families, measure)
         ax.set_title(name.replace("_", " "), fontsize=style.LABEL_PT, color=style.INK, loc="left")
-    for ax in all_axes[len(panels) :]:
-        ax.set_axis_off()
-    all_axes[0].set_ylabel(_LABELS[measure], fontsize=style.LABEL_PT)
-    for ax in all_axes[_COLS : len(panels) : _COLS]:
+    for ax in axes[::_COLS]:
         ax.set_ylabel(_LABELS[measure], fontsize=style.LABEL_PT)
-    _legend(all_axes[len(panels)], families, measure)
+    legend.set_axis_off()
+    _legend(legend, families, measure)
     return figure
 
 

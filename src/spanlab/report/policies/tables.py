@@ -8,8 +8,11 @@ import numpy as np
 
 from spanlab.analysis.policies import RuleResult, best_of, lead
 from spanlab.report import cells
+from spanlab.report.cells import byte_size, one_decimal, percent, percent_interval, seconds, word
+from spanlab.report.fields import Field, tabulate
 from spanlab.report.policies.points import PolicyPoint, panels_of
-from spanlab.report.tables import MISSING, Cell, Column, Table
+from spanlab.report.tables import MISSING, Cell, Table
+from spanlab.report.units import Ends
 
 _BOUND_NOTE = (
     "offline bound = reuse that no cache of the arm's memory and unit can exceed in this order of requests; "
@@ -20,17 +23,29 @@ _TTFT_NOTE = (
     "memory allows"
 )
 _LOST_NOTE = (
-    "lost to = the largest cause as a share of the prompt tokens, but never seen and last token, which no rule avoids"
+    "lost to = the largest cause of tokens that are not reused, as a share of the prompt tokens; causes that no rule "
+    "avoids are left out: never seen and last token"
 )
-_RULE_COLUMNS = (
-    Column("token_hit_rate", "token\nhit rate"),
-    Column("of_bound", "of offline\nbound"),
-    Column("regret_points", "regret,\npoints", 2),
-    Column("ttft_regret_s", "mean TTFT\n− bound", 4),
-    Column("ttft_p50_s", "TTFT\np50"),
-    Column("ttft_p95_s", "TTFT\np95"),
-    Column("resident_bytes", "resident", 3),
-    Column("lost_to", "lost to", 1, left=True),
+
+
+def _lost(rule: RuleResult) -> Cell:
+    cause = rule.lost.replace("_", " ")
+    return Cell(rule.lost, f"{cause}, {100 * rule.lost_share:.1f} %") if rule.lost else MISSING
+
+
+def _regret(rule: RuleResult) -> float | None:
+    return None if rule.offline is None else 100 * (rule.offline - rule.hit_rate.mean)
+
+
+_RULE_FIELDS = (
+    Field("token_hit_rate", "token\nhit rate", percent_interval, "rule.hit_rate"),
+    Field("of_bound", "of offline\nbound", percent, "rule.of_bound"),
+    Field("regret_points", "regret,\npoints", one_decimal, lambda row: _regret(row["rule"]), 2),
+    Field("ttft_regret_s", "mean TTFT\n− bound", seconds, "rule.ttft_regret_s", 4),
+    Field("ttft_p50_s", "TTFT\np50", seconds, "rule.ttft_s.p50"),
+    Field("ttft_p95_s", "TTFT\np95", seconds, "rule.ttft_s.p95"),
+    Field("resident_bytes", "resident", byte_size, "rule.resident", 3),
+    Field("lost_to", "lost to", _lost, "rule", 1, left=True),
 )
 
 
@@ -41,24 +56,21 @@ def ranking_table(points: Sequence[PolicyPoint]) -> Table:
     families = {rule.arm: rule.family for point in points for rule in point.rules}
     means = {arm: _mean([reached[panel].get(arm) for panel in panels]) for arm in families}
     order = sorted(families, key=lambda arm: means[arm] or 0.0, reverse=True)
-    columns = (
-        Column("arm", "rule", left=True),
-        Column("family", "family", left=True),
-        *(Column(f"of_bound_{panel.replace(' ', '_')}", panel.replace("_", " ")) for panel in panels),
-        Column("of_bound_mean", "mean"),
-    )
+    names = {panel: f"of_bound_{panel.replace(' ', '_')}" for panel in panels}
     rows = [
-        (
-            cells.word(arm),
-            cells.word(families[arm]),
-            *(cells.percent(reached[panel].get(arm)) for panel in panels),
-            cells.percent(means[arm]),
-        )
+        {"arm": arm, "family": families[arm], "of_bound_mean": means[arm]}
+        | {name: reached[panel].get(arm) for panel, name in names.items()}
         for arm in order
     ]
+    fields = (
+        Field("arm", "rule", word, left=True),
+        Field("family", "family", word, left=True),
+        *(Field(name, panel.replace("_", " "), percent) for panel, name in names.items()),
+        Field("of_bound_mean", "mean", percent),
+    )
     budgets = ", ".join(f"{gib:g}" for gib in dict.fromkeys(point.gib for point in points) if gib is not None)
     note = f"each number is a mean over budgets{f' of {budgets} GiB' if budgets else ''} and seeds"
-    return Table("policies", "Token hit rate ÷ offline bound, by rule", columns, tuple(rows), (_BOUND_NOTE, note))
+    return tabulate("policies", "Token hit rate ÷ offline bound, by rule", fields, rows, (_BOUND_NOTE, note))
 
 
 def _reached(points: Sequence[PolicyPoint]) -> dict[str, float | None]:
@@ -77,22 +89,19 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def best_table(points: Sequence[PolicyPoint]) -> Table:
     """A row per point and family: its best rule, and its lead over the best rule of the first family."""
-    columns = (
-        Column("point", "point", left=True),
-        Column("family", "family", left=True),
-        Column("arm", "best rule", left=True),
-        *_RULE_COLUMNS[:1],
-        Column("lead_points", "lead over\nthe first, points"),
-        *_RULE_COLUMNS[1:],
+    fields = (
+        Field("point", "point", word, left=True),
+        Field("family", "family", word, "rule.family", left=True),
+        Field("arm", "best rule", word, "rule.arm", left=True),
+        _RULE_FIELDS[0],
+        Field("lead_points", "lead over\nthe first, points", cells.estimate(_signed), "lead"),
+        *_RULE_FIELDS[1:],
     )
     rows = []
     for point in points:
-        best = best_of(point.rules)
-        first = next(iter(best.values()))
-        for family, rule in best.items():
-            hit_rate, *remaining = _numbers(rule)
-            named = cells.word(point.name), cells.word(family), cells.word(rule.arm)
-            rows.append((*named, hit_rate, MISSING if rule is first else _lead(rule, first), *remaining))
+        first, *others = best_of(point.rules).values()
+        rows.append({"point": point.name, "rule": first, "lead": None})
+        rows += [{"point": point.name, "rule": rule, "lead": lead(rule, first)} for rule in others]
     notes = (
         "best rule = the one of the family that reuses most here; lead = points of prompt tokens that it reuses more "
         "than the best rule of the first family, same arrivals; [a, b] = 95 % interval over seeds, Student's t",
@@ -100,37 +109,20 @@ def best_table(points: Sequence[PolicyPoint]) -> Table:
         _TTFT_NOTE,
         _LOST_NOTE,
     )
-    return Table("policies_best", "The best rule of each family", columns, tuple(rows), notes)
+    return tabulate("policies_best", "The best rule of each family", fields, rows, notes)
 
 
-def _lead(rule: RuleResult, first: RuleResult) -> Cell:
-    difference = lead(rule, first)
-    if difference.low is None or difference.high is None:
-        return Cell(difference.mean, f"{difference.mean:+.1f}")
-    return Cell(difference.mean, f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]")
+def _signed(points: float, ends: Ends | None) -> str:
+    return f"{points:+.1f}" if ends is None else f"{points:+.1f} [{ends[0]:+.1f}, {ends[1]:+.1f}]"
 
 
 def rules_table(points: Sequence[PolicyPoint]) -> Table:
     """Every rule at every point, for the page, CSV and the tracker."""
-    columns = (Column("point", "point", left=True), Column("arm", "rule", left=True), *_RULE_COLUMNS)
-    rows = tuple(
-        (cells.word(point.name), cells.word(rule.arm), *_numbers(rule)) for point in points for rule in point.rules
+    fields = (
+        Field("point", "point", word, left=True),
+        Field("arm", "rule", word, "rule.arm", left=True),
+        *_RULE_FIELDS,
     )
-    return Table("policies_rules", "Every rule at every point", columns, rows, (_BOUND_NOTE, _TTFT_NOTE, _LOST_NOTE))
-
-
-def _numbers(rule: RuleResult) -> tuple[Cell, ...]:
-    rate = rule.hit_rate
-    ends = None if rate.low is None or rate.high is None else (rate.low, rate.high)
-    regret = None if rule.offline is None else 100 * (rule.offline - rate.mean)
-    cause = rule.lost.replace("_", " ")
-    return (
-        cells.percent_between(rate.mean, ends),
-        cells.percent(rule.of_bound),
-        MISSING if regret is None else Cell(regret, f"{regret:.1f}"),
-        cells.seconds(rule.ttft_regret_s),
-        cells.seconds(rule.ttft_s["p50"]),
-        cells.seconds(rule.ttft_s["p95"]),
-        cells.byte_size(rule.resident),
-        Cell(rule.lost, f"{cause}, {100 * rule.lost_share:.1f} %") if rule.lost else MISSING,
-    )
+    rows = [{"point": point.name, "rule": rule} for point in points for rule in point.rules]
+    notes = (_BOUND_NOTE, _TTFT_NOTE, _LOST_NOTE)
+    return tabulate("policies_rules", "Every rule at every point", fields, rows, notes)

@@ -1,4 +1,4 @@
-"""The axis of prompt lengths that figures of prefills share, and the position of its name."""
+"""The axis of prompt lengths that figures of prefills share, and the names of both axes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from spanlab.report.drawing import scales
+from spanlab.report.drawing import scales, style
 
 _TICKS = 3
 
@@ -17,7 +17,9 @@ def length_axis(axis: Axis, lengths: list[float]) -> None:
     axis.set_major_locator(FixedLocator(lengths[:: -(-len(lengths) // _TICKS)]))
 
 
-def below_axes(figure: Figure) -> float:
-    """Return the height of the lowest axis name, as a share of the figure: between its ticks and the footer."""
+def name_axes(figure: Figure, x: str, y: str) -> None:
+    """Name the axes of all panels once: y on the left, x between the lowest ticks and the footer."""
     bottom: float = min(ax.get_position().y0 for ax in figure.axes)
-    return bottom - 0.52 / figure.get_figheight()
+    below = bottom - 0.52 / figure.get_figheight()
+    figure.supylabel(y, fontsize=style.LABEL_PT, color=style.INK, x=0.01)
+    figure.supxlabel(x, fontsize=style.LABEL_PT, color=style.INK, y=below)

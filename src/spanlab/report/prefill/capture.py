@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from spanlab.analysis.prefill import FEW_STATES, MOST_OVERHEAD, overhead
 from spanlab.report.drawing import scales, style
-from spanlab.report.prefill.axes import below_axes
+from spanlab.report.prefill.axes import name_axes
 from spanlab.report.prefill.data import Entry, PrefillData
 
 _COLS = 2
@@ -22,30 +22,25 @@ def draw(data: PrefillData) -> Figure | None:
     if not any(entry["captured_states"] for entry in entries):
         return None
     lengths = sorted({entry["prompt_tokens"] for entry in entries})
-    cols = min(_COLS, len(lengths))
-    rows = -(-len(lengths) // cols)
-    figure, axes = style.framed_with(
+    figure, panels = style.panels(
         data.footer,
         "Capture overhead: cold prefill with captures ÷ without − 1",
-        rows,
-        cols,
-        height=1.5 + 2.3 * rows,
+        len(lengths),
+        min(_COLS, len(lengths)),
+        (1.5, 2.3),
         share=("all", "all"),
         margins=style.Margins(left=0.75, right=1.75, top=0.66),
         hspace=0.32,
         wspace=0.1,
     )
-    panels = [ax for row in axes for ax in row]
     strokes = style.strokes(data.families().items())
-    for ax, length in zip(panels, lengths, strict=False):
+    for ax, length in zip(panels, lengths, strict=True):
         goal = 100 * MOST_OVERHEAD
         ax.plot([0, FEW_STATES], [goal, goal], color="#cc3311", linewidth=1.2, label=f"goal, to {FEW_STATES} states")
         for entry in entries:
             if entry["prompt_tokens"] == length:
                 _draw_arm(ax, entry, strokes[entry["arm"]])
         ax.set_title(f"{length:,.0f} tokens", fontsize=9, loc="left", color=style.INK, pad=3)
-    for ax in panels[len(lengths) :]:
-        ax.set_axis_off()
     _states_axis(panels[0], max(entry["captured_states"] for entry in entries))
     _label(figure, panels[0])
     return figure
@@ -77,9 +72,7 @@ def _states_axis(ax: Axes, most: float) -> None:
 
 
 def _label(figure: Figure, ax: Axes) -> None:
-    height = figure.get_figheight()
-    figure.supylabel("capture overhead (% of the cold prefill)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
-    figure.supxlabel("states captured in the prefill", fontsize=style.LABEL_PT, color=style.INK, y=below_axes(figure))
+    name_axes(figure, "states captured in the prefill", "capture overhead (% of the cold prefill)")
     handles, names = ax.get_legend_handles_labels()
-    anchor = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / height
+    anchor = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
     figure.legend(handles, names, loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)

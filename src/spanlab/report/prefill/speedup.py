@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from spanlab.report.drawing import scales, style
-from spanlab.report.prefill.axes import below_axes, length_axis
+from spanlab.report.prefill.axes import length_axis, name_axes
 from spanlab.report.prefill.data import Entry, PrefillData, curve
 
 if TYPE_CHECKING:
@@ -71,12 +71,10 @@ def _draw_curve(ax: Axes, entries: list[Entry], stroke: style.Stroke, line: Line
 
 
 def _label(figure: Figure, names: list[str]) -> None:
-    height = figure.get_figheight()
-    figure.supylabel("speedup of TTFT (×)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
-    figure.supxlabel("prompt length (tokens)", fontsize=style.LABEL_PT, color=style.INK, y=below_axes(figure))
+    name_axes(figure, "prompt length (tokens)", "speedup of TTFT (×)")
     keys = [
         Line2D([], [], color=style.INK, linewidth=1.3, linestyle=_LINES[index % len(_LINES)])
         for index in range(len(names))
     ]
-    anchor = 0.07, 1 - 0.3 / height
+    anchor = 0.07, 1 - 0.3 / figure.get_figheight()
     figure.legend(keys, names, loc="upper left", bbox_to_anchor=anchor, ncols=3, fontsize=8, frameon=False)

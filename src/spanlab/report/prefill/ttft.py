@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from spanlab.report.drawing import scales, style
-from spanlab.report.prefill.axes import below_axes, length_axis
+from spanlab.report.prefill.axes import length_axis, name_axes
 from spanlab.report.prefill.data import Entry, PrefillData, curve
 
 _COLS = 3
@@ -21,30 +21,25 @@ def draw(data: PrefillData) -> Figure | None:
         return None
     names = list(dict.fromkeys(map(data.name, data.entries)))
     strokes = style.strokes(data.families().items())
-    cols = min(_COLS, len(names))
-    rows = -(-len(names) // cols)
     margins = style.margins_for(strokes)
-    figure, axes = style.framed_with(
+    figure, panels = style.panels(
         data.footer,
         "Time to first token of one request at a time (median, quartiles)",
-        rows,
-        cols,
-        height=1.5 + 2.2 * rows,
+        len(names),
+        min(_COLS, len(names)),
+        (1.5, 2.2),
         share=("all", "all"),
         margins=style.Margins(left=0.75, right=margins.right, top=0.66),
         hspace=0.32,
         wspace=0.1,
     )
-    panels = [ax for row in axes for ax in row]
     times = np.array([entry["ttft_s"][point] for entry in data.entries for point in ("p25", "p75")])
     unit = scales.time_unit(times.max())
-    for ax, name in zip(panels, names, strict=False):
+    for ax, name in zip(panels, names, strict=True):
         entries = [entry for entry in data.entries if data.name(entry) == name]
         for arm, stroke in strokes.items():
             _draw_arm(ax, curve([entry for entry in entries if entry["arm"] == arm]), stroke, unit.factor)
         ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
-    for ax in panels[len(names) :]:
-        ax.set_axis_off()
     length_axis(panels[0].xaxis, lengths)
     scales.log_scale(panels[0].yaxis, *scales.positive_range(times * unit.factor))
     _label(figure, unit.name, strokes)
@@ -55,18 +50,12 @@ def _draw_arm(ax: Axes, entries: list[Entry], stroke: style.Stroke, factor: floa
     lengths = [entry["prompt_tokens"] for entry in entries]
     low, middle, high = ([entry["ttft_s"][point] * factor for entry in entries] for point in ("p25", "p50", "p75"))
     ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
-    options = {"color": stroke.colour, "marker": stroke.marker, "linestyle": stroke.line}
-    ax.plot(lengths, middle, markersize=4, linewidth=1.2, **options)
+    ax.plot(lengths, middle, markersize=4, linewidth=1.2, **stroke.options)
 
 
 def _label(figure: Figure, unit: str, strokes: dict[str, style.Stroke]) -> None:
-    height = figure.get_figheight()
-    figure.supylabel(f"TTFT ({unit})", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
-    figure.supxlabel("prompt length (tokens)", fontsize=style.LABEL_PT, color=style.INK, y=below_axes(figure))
-    keys = [
-        Line2D([], [], color=stroke.colour, marker=stroke.marker, linestyle=stroke.line, markersize=4)
-        for stroke in strokes.values()
-    ]
+    name_axes(figure, "prompt length (tokens)", f"TTFT ({unit})")
+    keys = [Line2D([], [], markersize=4, **stroke.options) for stroke in strokes.values()]
     right = style.margins_for(strokes).right
-    anchor = 1 - (right - 0.1) / style.WIDTH_IN, 1 - 0.6 / height
+    anchor = 1 - (right - 0.1) / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
     figure.legend(keys, list(strokes), loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)

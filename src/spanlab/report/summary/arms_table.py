@@ -2,61 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from spanlab.report import cells
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.measures import interval, interval_words, saturated, unsettled
+from spanlab.report.fields import Field, tabulate, whole, with_ends
+from spanlab.report.measures import interval_words, mean_ttft, saturated, token_hit_rate, unsettled
 from spanlab.report.summary import bounds
-from spanlab.report.tables import Cell, Column, Table
+from spanlab.report.tables import Cell, Table
 
 Summary = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """One column and its cell of an arm's summary.
-
-    optional  the column is hidden where no arm has a value
-    """
-
-    column: Column
-    cell: Callable[[Summary], Cell]
-    optional: bool = False
-
-    @staticmethod
-    def hidden(name: str, value: Callable[[Summary], Any]) -> Measure:
-        """A column that only CSV and the tracker have."""
-        return Measure(Column(name, ""), lambda summary: cells.hidden(value(summary)))
+LOAD_NOTE = "load ÷ capacity = time that fully batched steps need for all requests ÷ time over which requests arrive"
 
 
 def _mean_ttft(summary: Summary) -> Cell:
     if saturated(summary):
         return cells.placeholder("saturated")
-    cell = cells.seconds(summary["ttft_s"]["mean"], interval(summary["ttft_s_interval"]["mean"]))
+    cell = cells.seconds_interval(mean_ttft(summary))
     return Cell(cell.value, f"{cell.text} †") if unsettled(summary) else cell
-
-
-def _end(name: str, number: int) -> Callable[[Summary], float | None]:
-    """Return a function that reads one end of an interval of a summary: 0 the lower, 1 the upper."""
-
-    def end(summary: Summary) -> float | None:
-        low_high = summary[name]["mean"] if isinstance(summary[name], dict) else summary[name]
-        ends = interval(low_high)
-        return None if ends is None else ends[number]
-
-    return end
-
-
-def _speedup(summary: Summary) -> Cell:
-    speedup = summary.get("speedup") or {}
-    return cells.ratio(speedup.get("mean"), interval((speedup.get("low"), speedup.get("high"))))
-
-
-def _speedup_part(name: str) -> Callable[[Summary], float | None]:
-    return lambda summary: (summary.get("speedup") or {}).get(name)
 
 
 def _repaired(summary: Summary) -> float:
@@ -67,67 +32,60 @@ def _resident(summary: Summary) -> float:
     return float(summary["bytes"]["kv_resident_mean"] + summary["bytes"]["copied_mean"])
 
 
-_SPEEDUP = "speedup_of_ttft"
-_REPAIRED = "repaired_share"
-
-MEASURES = (
-    Measure(Column("token_hit_rate", "token\nhit rate"), lambda s: cells.percent(s["token_hit_rate"])),
-    Measure.hidden("token_hit_rate_low", _end("token_hit_rate_interval", 0)),
-    Measure.hidden("token_hit_rate_high", _end("token_hit_rate_interval", 1)),
-    Measure(Column("share_of_bound", "of\nbound", 3), lambda s: cells.percent(s["share_of_bound"])),
-    Measure(Column("infinite_cache_share", "infinite\ncache", 5), bounds.infinite_cache),
-    Measure(Column("offline_bound_share", "offline\nbound", 3), bounds.offline_bound),
-    Measure.hidden("offline_bound_tokens", lambda s: s["bounds"]["offline_tokens"]),
-    Measure(Column("regret_points", "regret,\npoints", 2), bounds.regret),
-    Measure.hidden("least_ttft_s", lambda s: s["bounds"]["least_ttft_s"]),
-    Measure(Column("ttft_regret_s", "TTFT −\nbound", 6), bounds.ttft_regret, optional=True),
-    Measure(Column("request_hit_rate", "request\nhit rate", 6), lambda s: cells.percent(s["request_hit_rate"])),
-    Measure.hidden("requests", lambda s: s["requests"]),
-    Measure.hidden("prompt_tokens", lambda s: s["tokens"]["prompt"]),
-    Measure(Column("reused_tokens", "reused\ntokens", 7), lambda s: cells.count(s["tokens"]["reused"])),
-    Measure(Column("computed_tokens", "computed\ntokens", 8), lambda s: cells.count(s["tokens"]["computed"])),
-    Measure(Column(_REPAIRED, "repaired\ntokens", 3), lambda s: cells.percent(_repaired(s))),
-    Measure.hidden("repaired_tokens", lambda s: s["tokens"]["repaired"]),
-    Measure(Column("ttft_mean_s", "TTFT\nmean"), _mean_ttft),
-    Measure.hidden("ttft_mean_low_s", _end("ttft_s_interval", 0)),
-    Measure.hidden("ttft_mean_high_s", _end("ttft_s_interval", 1)),
-    Measure.hidden("verdict", lambda s: s["stationarity"]["verdict"]),
-    Measure(Column("ttft_p50_s", "TTFT\np50", 9), lambda s: cells.seconds(s["ttft_s"]["p50"])),
-    Measure(Column("ttft_p95_s", "TTFT\np95", 10), lambda s: cells.seconds(s["ttft_s"]["p95"]), optional=True),
-    Measure(Column("ttft_p99_s", "TTFT\np99", 4), lambda s: cells.seconds(s["ttft_s"]["p99"]), optional=True),
-    Measure(Column(_SPEEDUP, "speedup\nof TTFT", 2), _speedup, optional=True),
-    Measure.hidden("speedup_of_ttft_low", _speedup_part("low")),
-    Measure.hidden("speedup_of_ttft_high", _speedup_part("high")),
-    Measure(Column("utilisation", "load ÷\ncapacity", 5), lambda s: cells.percent(s["utilisation"]), optional=True),
-    Measure(Column("kv_and_copies_mean_bytes", "KV\nresident", 5), lambda s: cells.byte_size(_resident(s))),
-    Measure.hidden("kv_resident_mean_bytes", lambda s: s["bytes"]["kv_resident_mean"]),
-    Measure(
-        Column("state_resident_mean_bytes", "states\nresident", 5),
-        lambda s: cells.byte_size(s["bytes"]["state_resident_mean"]),
-    ),
-)
+def _fields(load: str) -> tuple[Field, ...]:
+    """Return the fields of an arm's summary; `load` is the measured load, for the heading of the speedup."""
+    unknown = (None,)
+    return (
+        Field("arm", "arm", cells.word, left=True),
+        Field("token_hit_rate", "token\nhit rate", cells.percent),
+        Field("token_hit_rate_low", "", cells.hidden, lambda arm: token_hit_rate(arm).low),
+        Field("token_hit_rate_high", "", cells.hidden, lambda arm: token_hit_rate(arm).high),
+        Field("share_of_bound", "of\nbound", cells.percent, keep=3),
+        Field("infinite_cache_share", "infinite\ncache", cells.percent, bounds.infinite_cache, 5),
+        Field("offline_bound_share", "offline\nbound", cells.percent, bounds.offline_bound, 3),
+        Field("offline_bound_tokens", "", cells.hidden, "bounds.offline_tokens"),
+        Field("regret_points", "regret,\npoints", cells.one_decimal, "bounds.regret_points", 2),
+        Field("least_ttft_s", "", cells.hidden, "bounds.least_ttft_s"),
+        Field("ttft_regret_s", "TTFT −\nbound", cells.seconds, bounds.ttft_regret, 6, empty=unknown),
+        Field("request_hit_rate", "request\nhit rate", cells.percent, keep=6),
+        Field("requests", "", cells.hidden),
+        Field("prompt_tokens", "", cells.hidden, "tokens.prompt"),
+        Field("reused_tokens", "reused\ntokens", cells.count, "tokens.reused", 7),
+        Field("computed_tokens", "computed\ntokens", cells.count, "tokens.computed", 8),
+        Field("repaired_share", "repaired\ntokens", cells.percent, _repaired, 3, empty=(0,)),
+        Field("repaired_tokens", "", cells.hidden, "tokens.repaired"),
+        Field("ttft_mean_s", "TTFT\nmean", _mean_ttft, whole),
+        Field("ttft_mean_low_s", "", cells.hidden, lambda arm: mean_ttft(arm).low),
+        Field("ttft_mean_high_s", "", cells.hidden, lambda arm: mean_ttft(arm).high),
+        Field("verdict", "", cells.hidden, "stationarity.verdict"),
+        Field("ttft_p50_s", "TTFT\np50", cells.seconds, "ttft_s.p50", 9),
+        Field("ttft_p95_s", "TTFT\np95", cells.seconds, "ttft_s.p95", 10, empty=unknown),
+        Field("ttft_p99_s", "TTFT\np99", cells.seconds, "ttft_s.p99", 4, empty=unknown),
+        *with_ends(
+            Field(
+                "speedup_of_ttft",
+                f"speedup\nat {load}" if load else "speedup\nof TTFT",
+                cells.ratio_interval,
+                lambda arm: arm.get("speedup"),
+                2,
+                empty=unknown,
+            )
+        ),
+        Field("utilisation", "load ÷\ncapacity", cells.percent, keep=5, empty=unknown),
+        Field("kv_and_copies_mean_bytes", "KV\nresident", cells.byte_size, _resident, 5),
+        Field("kv_resident_mean_bytes", "", cells.hidden, "bytes.kv_resident_mean"),
+        Field("state_resident_mean_bytes", "states\nresident", cells.byte_size, "bytes.state_resident_mean", 5),
+    )
 
 
 def arms_table(study: StudyData) -> Table:
     """Return the arms of a study, failed arms last; provenance is in the title, definitions are in the notes."""
-    summaries = [arm.summary for arm in study.arms]
-    columns = [Column("arm", "arm", left=True), *(_column(measure, study, summaries) for measure in MEASURES)]
-    rows = [(cells.word(arm.name), *(measure.cell(arm.summary) for measure in MEASURES)) for arm in study.arms]
-    empty = [cells.placeholder("")] * (len(MEASURES) - 1)
-    rows += [(cells.word(name), cells.placeholder("failed"), *empty) for name in study.failed]
+    fields = _fields(study.load_words)
     title = f"{study.title} · store: {study.store}\n{study.footer}"
-    return Table("arms", title, tuple(columns), tuple(rows), tuple(_notes(study)))
-
-
-def _column(measure: Measure, study: StudyData, summaries: Sequence[Summary]) -> Column:
-    """Return the column for this study: hidden if empty, and with the measured load in the heading of the speedup."""
-    column = measure.column
-    empty = measure.optional and summaries and all(measure.cell(summary).value is None for summary in summaries)
-    if empty or (column.name == _REPAIRED and not any(map(_repaired, summaries))):
-        return replace(column, heading="")
-    if column.name == _SPEEDUP and study.load_words:
-        return replace(column, heading=f"speedup\nat {study.load_words}")
-    return column
+    rows = [{"arm": arm.name, **arm.summary} for arm in study.arms]
+    measured = tabulate("arms", title, fields, rows, _notes(study))
+    empty = [cells.placeholder("failed"), *[cells.placeholder("")] * (len(fields) - 2)]
+    return replace(measured, rows=(*measured.rows, *((cells.word(name), *empty) for name in study.failed)))
 
 
 def _sample_text(arms: Sequence[ArmData]) -> str:
@@ -150,9 +108,7 @@ def _notes(study: StudyData) -> list[str]:
         bounds.MEANING,
     ]
     if any(arm.summary["utilisation"] is not None for arm in study.arms):
-        notes.append(
-            "load ÷ capacity = time that fully batched steps need for the offered work ÷ time in which it comes"
-        )
+        notes.append(LOAD_NOTE)
     if any(unsettled(arm.summary) for arm in study.arms):
         notes.append("† not a steady state")
     if any(_repaired(arm.summary) for arm in study.arms):

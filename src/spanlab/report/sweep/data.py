@@ -47,6 +47,16 @@ class SweepPoint:
     failure: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """Every setting of the point, as on the command line."""
+        return " ".join(f"{key}={value}" for key, value in self.settings.items())
+
+    def findings(self, analysis: str) -> Any:
+        """Return the entry of an analysis in the summary of a point that ran."""
+        assert self.summary is not None, "only points that ran are shown"
+        return self.summary[analysis]
+
 
 @dataclass(frozen=True)
 class SweepRow:
@@ -108,21 +118,20 @@ def sweep_rows(points: Sequence[SweepPoint]) -> list[SweepRow]:
 
 
 def _row(point: SweepPoint, arm: str, summary: Mapping[str, Any]) -> SweepRow:
-    hits = measures.interval(summary["token_hit_rate_interval"]) or (None, None)
-    ttft = measures.interval(summary["ttft_s_interval"]["mean"]) or (None, None)
+    hits, ttft = measures.token_hit_rate(summary), measures.mean_ttft(summary)
     return SweepRow(
         axis=point.axis,
         value=point.value,
         arm=arm,
         family=summary["family"],
-        token_hit_rate=summary["token_hit_rate"],
-        token_hit_rate_low=hits[0],
-        token_hit_rate_high=hits[1],
+        token_hit_rate=hits.mean,
+        token_hit_rate_low=hits.low,
+        token_hit_rate_high=hits.high,
         bound=summary["own_bound_tokens"] / (summary["tokens"]["prompt"] or 1),
         finds=summary["finds"],
-        ttft_mean_s=summary["ttft_s"]["mean"],
-        ttft_mean_s_low=ttft[0],
-        ttft_mean_s_high=ttft[1],
+        ttft_mean_s=ttft.mean,
+        ttft_mean_s_low=ttft.low,
+        ttft_mean_s_high=ttft.high,
     )
 
 

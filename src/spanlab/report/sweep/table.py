@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 
 from spanlab.report import cells
-from spanlab.report.measures import interval
 from spanlab.report.sweep.data import SweepPoint, SweepRow, Value, axis_name, by_axis, sweep_rows, value_text
 from spanlab.report.tables import Cell, Column, Table
 
@@ -64,11 +63,11 @@ def _cell_at(cells_by_arm: Mapping[tuple[str, Value], Cell], arm: str, value: Va
 
 
 def _rate(row: SweepRow) -> Cell:
-    return cells.percent_between(row.token_hit_rate, interval((row.token_hit_rate_low, row.token_hit_rate_high)))
+    return cells.percent_interval((row.token_hit_rate, row.token_hit_rate_low, row.token_hit_rate_high))
 
 
 def _ttft(row: SweepRow) -> Cell:
-    return cells.seconds(row.ttft_mean_s, interval((row.ttft_mean_s_low, row.ttft_mean_s_high)))
+    return cells.seconds_interval((row.ttft_mean_s, row.ttft_mean_s_low, row.ttft_mean_s_high))
 
 
 def failures(points: Sequence[SweepPoint]) -> list[str]:

@@ -16,8 +16,8 @@ from spanlab.study.foreign_tokenizer import foreign_tokenizer
 from spanlab.study.numbers.clairvoyants import describe_beaten
 
 UNKNOWN_QUALITY = (
-    "a span that is read elsewhere than it was computed changes answers, and a repair changes them back in part: how "
-    "good they are is unknown in the simulator"
+    "reuse of a span at another position than the one at which it was computed changes answers, and a repair undoes a "
+    "part of the change: the simulator does not show how good the answers are"
 )
 
 
@@ -98,8 +98,8 @@ def _saturated(study: Study, arms: Sequence[ArmData]) -> str:
     load = load_words(study)
     no_speedups = f"; no speedups, for {study.baseline} is one of them" if study.baseline in names else ""
     return (
-        f"saturated at {load}: {', '.join(names)}: the queue grows as long as requests come, so that a mean delay "
-        f"would tell the length of the run{no_speedups}"
+        f"saturated at {load}: {', '.join(names)}: the queue grows as long as requests arrive, so that mean delays "
+        f"depend on the length of the run{no_speedups}"
     )
 
 
@@ -112,7 +112,7 @@ def _unsettled(arms: Sequence[ArmData]) -> str:
 
 def _warmup(study: Study, arms: Sequence[ArmData]) -> str:
     if len(with_verdict(arms, TOO_SHORT)) == len(arms):
-        return "too short to tell a warm-up: fewer than 100 requests per seed"
+        return "too few requests to detect a warm-up: fewer than 100 per seed"
     warmups = [arm.summary["stationarity"]["warmup_requests"] or 0 for arm in arms]
     if not warmups or not max(warmups) or study.warmup_fraction:
         return ""
@@ -126,8 +126,8 @@ def _full_store(arms: Sequence[ArmData]) -> str:
     if not measures.bytes_say_little(arms):
         return ""
     return (
-        "no Pareto figures: the store is full, so that resident bytes are the budget and no choice of an arm; sweep "
-        'the budget instead: sweep=["store.total_gib=A,B,C"]'
+        "no Pareto figures: the store is full, so that resident bytes equal the budget, whatever the arm; sweep the "
+        'budget instead: sweep=["store.total_gib=A,B,C"]'
     )
 
 

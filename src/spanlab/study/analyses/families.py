@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spanlab.analysis.families import MeasuredArm, compare_families, plain, without_ratios
-from spanlab.report.analyses.families import families_of, families_table, winners_table
+from spanlab.report.analyses.families import families_table, winners_table
 from spanlab.report.sweep.data import SweepPoint, by_axis
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.findings import Findings, Finished
@@ -32,7 +32,7 @@ def families_of_points(points: Sequence[SweepPoint]) -> Findings:
     ran = [point for point in points if point.summary is not None]
     groups = {f"winners_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
     return Findings(
-        summary={"winners": [{"settings": dict(point.settings), **families_of(point)} for point in ran]},
+        summary={"winners": [{"settings": dict(point.settings), **point.findings("families")} for point in ran]},
         tables=tuple(winners_table(name, group) for name, group in groups.items()),
         figures={name: partial(_draw, group) for name, group in groups.items()},
     )

@@ -21,7 +21,7 @@ MEMORIES = (2, 4, 16, 64)  # multiples of the store
 BLOCKS = (1, 16, 64, 256)
 LEGO_LINK_TOKENS = 16
 CACHE_BLEND_SHARE = 0.15
-UNREACHED = "a bound: no order that can be built reaches it"
+UNREACHED = "a bound: it needs to know future requests, so no real eviction order reaches it"
 CHANGES_ANSWERS = "changes answers: how good they are is unknown here"
 
 
