@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pages import table
+
 Summary = Mapping[str, Any]
 Interval = Mapping[str, float | None] | None
 CONTROLS = ("random_16", "none_view")  # only on the study's own page
@@ -14,8 +16,7 @@ HEAD = ("method", "TTFT", "speedup", "computed tokens", "MB held", "benefit kept
 def methods_of_answers(summary: Summary) -> str:
     """Return one row for each method except the controls: speed, bytes and answer quality."""
     methods = {name: entry for name, entry in summary["methods"].items() if name not in CONTROLS}
-    rows = [HEAD, ("---",) * len(HEAD), *(_method(name, entry) for name, entry in methods.items())]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return table(HEAD, (_method(name, entry) for name, entry in methods.items()))
 
 
 def _method(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:

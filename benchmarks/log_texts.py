@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pages import table
+
 Summary = Mapping[str, Any]
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 
@@ -34,8 +36,7 @@ def plan_claim(summary: Summary) -> str:
 def twin_errors(*summaries: Summary) -> str:
     """Return the errors on unseen requests by server: mean, then median and p95 per request."""
     head = ["server", "requests fitted, tested", *(f"{name}: mean, p50, p95" for name in METRICS.values())]
-    lines = [head, ["---"] * len(head), *map(_server_row, summaries)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return table(head, map(_server_row, summaries))
 
 
 def _server_row(summary: Summary) -> list[str]:
@@ -52,23 +53,3 @@ def _errors(unseen: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for metric in METRICS:
         error = unseen[metric]
         yield f"{percent(error['mean_error'], '+')}, {percent(error['p50_error'])}, {percent(error['p95_error'])}"
-
-
-def sweep_speed(results: Summary) -> str:
-    """Return the duration of a sweep of many configurations."""
-    return (
-        f"A sweep of {results['configurations']:,} configurations of `smoke` (one arm, 48 requests, two seeds): "
-        f"{results['wall_s']:.0f} s of 360 s on {results['machine']}, {results['processor_s']:.0f} s of processors, "
-        f"commit {results['commit']}; `benchmarks/must_hold/sweep_speed.py`.\n"
-    )
-
-
-def million(results: Summary) -> str:
-    """Return memory and time that one process needs for many requests of a log."""
-    run, mode = results["run"], "compiled" if results["run"]["compiled"] else "not compiled"
-    return (
-        f"{run['requests']:,} requests, {results['log']} again and again with full records, {mode}: "
-        f"{run['peak_gib']:.2f} GiB at most, of 2 GB; {run['load_s']:.0f} s to load them and "
-        f"{run['simulate_s']:.0f} s to simulate {run['steps']:,} steps, of one processor of {results['machine']}, "
-        f"commit {results['commit']}; `benchmarks/must_hold/million.py`.\n"
-    )

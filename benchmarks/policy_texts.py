@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pages import table
+
 from spanlab.analysis.policies import RuleResult, best_of, lead
 from spanlab.report.policies.points import rule_of
 from spanlab.stats import Interval
@@ -20,8 +22,7 @@ def policies_table(summary: Summary) -> str:
     bests = [best_of([rule_of(entry) for entry in point["rules"]]) for point in points]
     head = (f"{SHOWN_GIB:g} GiB", *bests[0])
     names = [point["settings"]["traffic"] for point in points]
-    rows = [(name, *map(_cell, best.values())) for name, best in zip(names, bests, strict=True)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ("---",) * len(head), *rows))
+    return table(head, [(name, *map(_cell, best.values())) for name, best in zip(names, bests, strict=True)])
 
 
 def _cell(rule: RuleResult) -> str:

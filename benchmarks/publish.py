@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pages import ROOT, fill_mark
 from texts import TEXTS, texts_of
 
 from spanlab.report import faces
 from spanlab.report.tables import Table
 
-ROOT = Path(__file__).resolve().parents[1]
-HERE = ROOT / "benchmarks"
 MARK = re.compile(r"<!-- ([^/ ][^ ]*) -->\n")
 
 
@@ -190,14 +189,6 @@ def fill_pages(published: Mapping[str, Published], texts: Mapping[str, str], roo
             elif name in published:
                 text = fill_mark(text, mark, published[name].content_of_mark(suffix, page))
         page.write_text(text)
-
-
-def fill_mark(text: str, mark: str, content: str) -> str:
-    """Return `text` with the block between the two marks replaced by `content`."""
-    pattern = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- /{re.escape(mark)} -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"mark={mark}: expected <!-- {mark} --> and <!-- /{mark} --> on the page")
-    return pattern.sub(lambda match: match[1] + content + match[2], text)
 
 
 def main(names: Sequence[str], root: Path = ROOT) -> None:

@@ -13,8 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from publish import HERE, fill_mark
-from texts import table
+from pages import HERE, fill_page, table
 
 from spanlab.study.fidelity.profiles import file_name
 from spanlab_sim.calibrated import Profile, read_profile
@@ -37,8 +36,7 @@ def main() -> None:
     images = "".join(
         f"![Steps of {path.stem}, predicted against measured]({path.stem}/predicted.png)\n" for path in paths
     )
-    readme = FOLDER / "README.md"
-    readme.write_text(fill_mark(readme.read_text(), "profiles", f"{table(HEAD, rows)}\n{images}"))
+    fill_page(FOLDER / "README.md", "profiles", f"{table(HEAD, rows)}\n{images}")
 
 
 def _row(path: Path, profile: Profile) -> tuple[str, ...]:

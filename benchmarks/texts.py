@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from answer_texts import methods_of_answers
-from log_texts import explain_claim, million, plan_claim, sweep_speed, twin_errors
+from limit_texts import in_turns, limits_table, million, sweep_speed
+from log_texts import explain_claim, plan_claim, twin_errors
+from pages import table
 from policy_texts import policies_claim, policies_table
 
 from spanlab.report.analyses.families import NO_LEAD
@@ -63,11 +65,6 @@ def rates_of(summary: Summary) -> Rates:
 def value_text(value: Value) -> str:
     """Return a value of a setting as short text."""
     return value if isinstance(value, str) else f"{value:g}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a head and rows as a Markdown table."""
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
 
 
 def winners_table(summary: Summary) -> str:
@@ -139,9 +136,10 @@ def claims(summary: Summary) -> str:
 def dense(rates: Rates) -> str:
     """Compare a state at every chunk with one at the boundary."""
     budgets, orders = rates[BUDGET], rates[ORDER]
+    values = list(map(value_text, budgets))
     return (
         f"`boundary`, which the workload tells where the article ends, reuses "
-        f"{over(budgets, 'boundary')} % of the prompt tokens at {reach(budgets)} GiB. "
+        f"{over(budgets, 'boundary')} % of the prompt tokens at {values[0]} to {values[-1]} GiB. "
         f"`block_64`, a state every 64 tokens, reuses {over(budgets, 'block_64')} % there, "
         f"but {orders['as_given']['block_64']:.1f} % where an article's questions arrive in a row."
     )
@@ -149,12 +147,14 @@ def dense(rates: Rates) -> str:
 
 def tail(rates: Rates) -> str:
     """Compare states at fixed distances from the prompt's end with learned positions."""
-    gaps = [best(arms, TAIL) - best(arms, LEARNED) for _, arms in sweep_points(rates)]
+    points = [arms for values in rates.values() for arms in values.values()]
+    gaps = [best(arms, TAIL) - best(arms, LEARNED) for arms in points]
     level = sum(gap >= -EQUAL for gap in gaps)
+    learned_arms = ", ".join(f"`{arm}`" for arm in LEARNED)
     return (
         f"`tail_1` and `tail_3` keep states at fixed distances before the prompt's end and learn nothing. "
         f"The better of them matches ({EQUAL} points) or beats the best learned arm "
-        f"({names(LEARNED)}) at {level} of {len(gaps)} points of the sweep: "
+        f"({learned_arms}) at {level} of {len(gaps)} points of the sweep: "
         f"{min(gaps):+.1f} to {max(gaps):+.1f} points."
     )
 
@@ -191,11 +191,6 @@ def lead(arms: Mapping[str, float]) -> float:
     return arms["vllm_0_32"] - best(arms, LEARNED)
 
 
-def sweep_points(rates: Rates) -> Iterable[tuple[Value, Mapping[str, float]]]:
-    """Return every point of every setting."""
-    return (point for values in rates.values() for point in values.items())
-
-
 def best(arms: Mapping[str, float], of: Sequence[str]) -> float:
     """Return the highest rate of some arms."""
     return max(arms[name] for name in of)
@@ -213,12 +208,6 @@ def span(values: Iterable[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def reach(values: Iterable[Value]) -> str:
-    """Return the first and last value."""
-    texts = list(map(value_text, values))
-    return f"{texts[0]} to {texts[-1]}"
-
-
 def listed(values: Iterable[Value]) -> str:
     """Return all values."""
     return ", ".join(map(value_text, values))
@@ -227,11 +216,6 @@ def listed(values: Iterable[Value]) -> str:
 def gaps(values: Mapping[Value, Mapping[str, float]]) -> str:
     """Return the points of `dp_3_branch` below `boundary`, value by value."""
     return ", ".join(f"{arms['boundary'] - arms['dp_3_branch']:.1f}" for arms in values.values())
-
-
-def names(arms: Iterable[str]) -> str:
-    """Return arm names in code font."""
-    return ", ".join(f"`{arm}`" for arm in arms)
 
 
 def pic_claims(summary: Summary) -> str:
@@ -258,55 +242,6 @@ def conformance_total(results: dict[str, Any]) -> str:
     )
 
 
-def bars_table(results: dict[str, Any]) -> str:
-    """Return limits and measured values as Markdown."""
-    radix = results["radix_10k_nodes_10M_tokens_8k_query"]
-
-    def process(key: str) -> str:
-        times = results[key]
-        spread = f"{times['wall_s_min']:.1f} to {times['wall_s_max']:.1f} s over {results['runs']} runs"
-        return f"{times['wall_s']:.1f} s ({spread}), {times['peak_mib_all_processes'] / 1024:.2f} GiB"
-
-    def worst(key: str) -> str:
-        return f"{1e3 * max(results[key].values()):.0f} ms"
-
-    rows = (
-        ("`quality_sim`, whole process, tracked", "10 s, 2 GB", process("quality_sim")),
-        ("`quality_sim tracking=none`", "", process("quality_sim_without_tracking")),
-        ("replica, 2,324 requests × 27 arms", "5 s", process("sparse_prefix_replica")),
-        (
-            f"radix lookup, 8k tokens against {radix['nodes']:,} nodes and {radix['tokens'] / 1e6:.1f} M tokens",
-            "p99 1 ms",
-            f"p50 {radix['lookup_p50_ms']:.3f} ms, p99 {radix['lookup_p99_ms']:.3f} ms",
-        ),
-        ("metadata per node", "1 KB", f"{radix['metadata_bytes_per_node']:.0f} bytes"),
-        ("dp, N = 16,384, M = 300", "1 s", worst("placement_N16384_M300")),
-        ("dp, K = 2,000, M = 32", "50 ms", worst("placement_K2000_M32")),
-    )
-    head = "| what | must be within | measured (median) |\n|---|---|---|\n"
-    lines = "".join(f"| {name} | {limit} | {measured} |\n" for name, limit, measured in rows)
-    versions = results["versions"]
-    return (
-        head
-        + lines
-        + (
-            f"\nOn {results['machine']}, Python {versions['python']}, NumPy {versions['numpy']}, "
-            f"commit {results['commit']}; `benchmarks/must_hold/measure.py`.\n"
-        )
-    )
-
-
-def in_turns(results: dict[str, Any]) -> str:
-    """Compare the speed of the code with an earlier commit, on one machine at one time."""
-    this, other = (f"{results['wall_s'][name]:.1f} s at {results['commits'][name][:7]}" for name in ("this", "other"))
-    ratio = results["ratio"]
-    return (
-        f"In turns with an earlier commit, {results['pairs']} pairs on {results['machine']} on another day: "
-        f"`quality_sim tracking=none` takes {this} and {other}, medians; the ratio is {ratio['mean']:.2f} (95 % "
-        f"interval {ratio['low']:.2f} to {ratio['high']:.2f}); `benchmarks/must_hold/in_turns.py`.\n"
-    )
-
-
 TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
 TEXTS = {
     "answers_table": Text(("pic_answers/summary.json",), methods_of_answers),
@@ -321,7 +256,7 @@ TEXTS = {
     "timing": Text(("quality_sweep/timing_small/summary.json", "quality_sweep/timing_large/summary.json"), timing),
     "pic_claims": Text(("pic_sweep/summary.json",), pic_claims),
     "conformance_total": Text(("conformance/results.json",), conformance_total),
-    "must_hold": Text(("must_hold/results.json",), bars_table),
+    "must_hold": Text(("must_hold/results.json",), limits_table),
     "in_turns": Text(("must_hold/in_turns.json",), in_turns),
     "million": Text(("must_hold/million.json",), million),
     "sweep_speed": Text(("must_hold/sweep_speed.json",), sweep_speed),

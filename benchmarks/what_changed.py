@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from publish import HERE, ROOT, fill_mark
-from texts import table
+from pages import HERE, ROOT, fill_page, table
 
 PAGE = HERE / "what_changed.md"
 MISSING = "–"
@@ -76,7 +75,7 @@ def main() -> None:
     rows = [row for path in published(old) for row in changes(path, old)]
     head = ("study", "arm", "quantity", f"at {old}", "now", "changes that apply")
     content = table(head, rows) if rows else "No published number changed.\n"
-    PAGE.write_text(fill_mark(PAGE.read_text(), "numbers", content))
+    fill_page(PAGE, "numbers", content)
     print(content)
 
 

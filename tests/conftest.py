@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -54,11 +54,11 @@ def short_warm_up() -> Iterator[None]:
         return
     from spanlab.study.execution import backends, warm_up
 
-    def warm_up_shortly(arms: Iterable[str], requests: Sequence[Request], serve: warm_up.Serve) -> None:
-        warm_up.warm_up(arms, [min(requests, key=lambda request: request.num_tokens)], serve)
+    def shortest(requests: Sequence[Request]) -> list[Request]:
+        return warm_up.warm_requests([min(requests, key=lambda request: request.num_tokens)])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "warm_up", warm_up_shortly)
+        patch.setattr(backends, "warm_requests", shortest)
         yield
 
 

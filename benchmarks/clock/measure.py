@@ -9,7 +9,6 @@ clock, and on the virtual clock again, which shows how far two equal runs are ap
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -19,11 +18,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measurements import facts, write_results
+from pages import table
+
 import spanlab
 from spanlab.stats import paired_ratio_interval
-from spanlab.study.output.provenance import run_facts
 
-HERE = Path(__file__).resolve().parent
 CLOCKS = {"wall": "wall", "virtual": "virtual", "again": "virtual"}
 DELAYS = ("ttft", "e2e")
 STUDIES = ("quality_fidelity", "pic_fidelity")
@@ -97,7 +100,14 @@ def percent(interval: list[float]) -> str:
     return f"{mean} [{low}, {high}] %"
 
 
-def page(results: list[dict[str, Any]], facts: dict[str, Any], rounds: int) -> str:
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """An arm's row of the table."""
+    delay = f"{1e3 * float(np.mean(row['virtual_s'])):.1f} ms"
+    ratios = percent(row["wall_by_virtual"]), percent(row["again_by_virtual"])
+    return f"`{row['arm']}`", row["delay"].upper(), delay, *ratios, "yes" if row["agrees"] else "no"
+
+
+def page(results: list[dict[str, Any]], known: dict[str, Any], rounds: int) -> str:
     """The page beside the results."""
     lines = ["# Virtual against wall clock", "", *STORY, ""]
     for one in results:
@@ -109,19 +119,12 @@ def page(results: list[dict[str, Any]], facts: dict[str, Any], rounds: int) -> s
             f"{one['rate_rps']:.2f} requests/s. {within} of {len(one['arms'])} means agree. Medians of whole runs are "
             f"{virtual:.1f} s on the virtual clock and {wall:.1f} s on the wall clock: {wall / virtual:.1f} × faster.",
             "",
-            "| arm | mean of | virtual clock | wall ÷ virtual − 1 | equal runs (A/A) | agrees |",
-            "|---|---|---|---|---|---|",
+            table(HEAD, map(cells, one["arms"])),
         ]
-        for row in one["arms"]:
-            lines.append(
-                f"| `{row['arm']}` | {row['delay'].upper()} | {1e3 * float(np.mean(row['virtual_s'])):.1f} ms "
-                f"| {percent(row['wall_by_virtual'])} | {percent(row['again_by_virtual'])} "
-                f"| {'yes' if row['agrees'] else 'no'} |"
-            )
-        lines.append("")
-    return "\n".join([*lines, f"{rounds} rounds on {facts['machine']}, 1 thread, commit {facts['commit']}.", ""])
+    return "\n".join([*lines, f"{rounds} rounds on {known['machine']}, 1 thread, commit {known['commit']}.", ""])
 
 
+HEAD = ("arm", "mean of", "virtual clock", "wall ÷ virtual − 1", "equal runs (A/A)", "agrees")
 STORY = (
     "This page compares the delays that the engine measures on its two clocks. The engine serves the requests of the",
     "fidelity studies on both. The rate is three tenths of the one that saturates the baseline. On the virtual clock,",
@@ -140,10 +143,10 @@ def main() -> None:
         sys.exit(f"ROUNDS={rounds}: expected 2 or more, for an interval")
     rng = np.random.default_rng(0)
     results = [measured(entry, rounds, rng) for entry in STUDIES]
-    facts = {key: value for key, value in run_facts(0.0).items() if key != "wall_s"}
-    (HERE / "results.json").write_text(json.dumps(facts | {"rounds": rounds, "studies": results}, indent=2) + "\n")
-    (HERE / "README.md").write_text(page(results, facts, rounds))
-    print(page(results, facts, rounds))
+    known = facts()
+    write_results(HERE / "results.json", known | {"rounds": rounds, "studies": results})
+    (HERE / "README.md").write_text(page(results, known, rounds))
+    print(page(results, known, rounds))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+
+from measurements import clean_commit, write_results
+from pages import ROOT, fill_page, table
+
 ORACLE = ROOT / "tests" / "oracle"
 KEPT = ROOT / "outputs" / "conformance"
 CHUNK = 100
@@ -72,18 +76,10 @@ def ours(stem: str) -> dict[str, Any]:
     return found
 
 
-def commit() -> str:
-    """The commit that is measured; ValueError where files differ from it."""
-    git = ["git", "-C", str(ROOT)]
-    if changed := subprocess.check_output([*git, "status", "--porcelain"], text=True):
-        raise ValueError(f"expected a clean checkout: {changed.split()[-1]}")
-    return subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
-
-
 def main() -> None:
     """Compare, count, write down."""
     first, stop = int(sys.argv[1]), int(sys.argv[2])
-    module, at = load_cases(), commit()
+    module, at = load_cases(), clean_commit()
     rows: dict[str, Counter[str]] = {}
     for (maker, name), start in product(MAKERS.items(), range(first, stop, CHUNK)):
         end = min(start + CHUNK, stop)
@@ -93,8 +89,8 @@ def main() -> None:
         for seed, case in cases.items():
             row = rows.setdefault(name or group_of(int(seed), case, list(module.KINDS)), Counter())
             count(row, told[seed], made[seed])
-    results = {"system": "vLLM 0.32.0", "commit": at, "seeds": [first, stop], "rows": rows}
-    (HERE / "results.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    results = {"system": "vLLM 0.32.0", "commit": at, "seeds": [first, stop], "rows": dict(sorted(rows.items()))}
+    write_results(HERE / "results.json", results)
     publish(results)
 
 
@@ -109,30 +105,22 @@ def count(row: Counter[str], told: dict[str, Any], made: dict[str, Any]) -> None
     row["preemptions"] += told["preemptions"]
 
 
+HEAD = ("workload", "cases", "equal in every step", "requests", "equal reuse", "steps", "preemptions")
+COUNTS = ("cases", "equal", "requests", "requests_equal", "steps", "preemptions")
+
+
 def publish(results: dict[str, Any]) -> None:
     """Write the table into the page beside this file."""
-    names = ("cases", "equal", "requests", "requests_equal", "steps", "preemptions")
-    lines = [
-        "| workload | cases | equal in every step | requests | equal reuse | steps | preemptions |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    rows = dict(sorted(results["rows"].items()))
-    total: Counter[str] = Counter()
-    for row in rows.values():
-        total.update(row)
-    for name, row in {**rows, "**all**": total}.items():
-        lines.append(f"| {name} | " + " | ".join(f"{row[key]:,}" for key in names) + " |")
+    total = sum(results["rows"].values(), Counter())
+    counted = {**results["rows"], "**all**": total}
+    rows = [(name, *(f"{row[key]:,}" for key in COUNTS)) for name, row in counted.items()]
     start, stop = results["seeds"]
     note = (
         f"{results['system']}, its own scheduler and KV-cache manager; commit {results['commit']}; "
         f"`benchmarks/conformance/measure.py {start} {stop}`. Equal: tokens scheduled per request "
         "and step, tokens reused on admission, preemptions."
     )
-    page = Path(__file__).with_name("README.md")
-    head, rest = page.read_text().split("<!-- conformance -->\n", 1)
-    _, tail = rest.split("<!-- /conformance -->", 1)
-    block = "\n".join([*lines, "", note])
-    page.write_text(f"{head}<!-- conformance -->\n{block}\n<!-- /conformance -->{tail}")
+    fill_page(HERE / "README.md", "conformance", f"{table(HEAD, rows)}\n{note}\n")
 
 
 if __name__ == "__main__":

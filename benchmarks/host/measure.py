@@ -1,16 +1,14 @@
-"""Time what the engine does on the host beside the model's forward.
+"""Time what the engine does on the host beside the model's forward, in steps of decoding.
 
-    python benchmarks/host/measure.py decode [--weights FOLDER]
-    python benchmarks/host/measure.py prefill --weights FOLDER [--tokens 512 4096]
+    python benchmarks/host/measure.py [--weights FOLDER]
 
-`decode`   steps of decoding, by batch and context length. Without weights the forward is stubbed, and all that is left
-           is the host's.
-`prefill`  a warm prompt of documents on a model of transformers: seconds within the forward, and beside it.
+Steps by batch and context length. Without weights the forward is stubbed, and all that is left is the host's. Prefills
+and their bound are those of the entry `pic_bench`.
 
 Prints a Markdown table of medians in milliseconds of processor time, which other jobs do not lengthen by waiting; every
 step is counted from planning to what is stored after it. Arms take turns, in an order that turns round, and the first
-turn does not count: whichever arm came first looked slower. `kernels` are torch's matrix products and attention.
-`bound` is the time below which the step cannot take, by the rates of a large product and a large copy.
+turn does not count: whichever arm came first looked slower. `bound` is the time below which the step cannot take, by
+the rates of a large product and a large copy.
 """
 
 from __future__ import annotations
@@ -23,12 +21,10 @@ from itertools import product
 from statistics import median
 from time import process_time
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from spanlab import build
 from spanlab.build.engine import build_engine, build_model
@@ -39,7 +35,6 @@ from spanlab.engine.model import SpanModel
 from spanlab.engine.rates import measure
 from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab_kernels.attention import torch_cpu
 from spanlab_sim.bound import Bound
 
 ARMS = ("pic", "lego_link_16", "radix")
@@ -59,20 +54,9 @@ class TimedModel(SpanModel):
     def forward(self, *given: object, **more: object) -> Tensor:
         """As the model's."""
         began = process_time()
-        linear, flash = (self._counted(kernel) for kernel in (functional.linear, torch_cpu.flash))
-        with patch.object(functional, "linear", linear), patch.object(torch_cpu, "flash", flash):
-            logits = self.run(*given, **more)
+        logits = self.run(*given, **more)
         self.spent.seconds += process_time() - began
         return logits
-
-    def _counted(self, kernel: Callable[..., object]) -> Callable[..., object]:
-        def counted(*given: object, **more: object) -> object:
-            began = process_time()
-            result = kernel(*given, **more)
-            self.spent.kernels += process_time() - began
-            return result
-
-        return counted
 
     def run(self, *given: object, **more: object) -> Tensor:
         """The forward itself."""
@@ -90,12 +74,11 @@ class StubModel(TimedModel):
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one step, those of them within the forward and within torch's kernels, and its bound."""
+    """Seconds of one step, those of them within the forward, and its bound."""
 
     seconds: float
     forward: float
-    kernels: float = 0.0
-    bound: float = 0.0
+    bound: float
 
     @property
     def host(self) -> float:
@@ -122,14 +105,14 @@ class Bench:
             yield self._step()
 
     def _step(self) -> Step:
-        began, self.spent.seconds, self.spent.kernels = process_time(), 0.0, 0.0
+        began, self.spent.seconds = process_time(), 0.0
         step = self.scheduler.schedule(0)
         assert step is not None, "the store holds all requests"
         bound = self._bound.seconds([features(step, 0, self.engine.policy.rules)])
         result = self.engine.execute(step, None)
         self.scheduler.complete(step, 0, result.finished)
         self.engine.completed(step)
-        return Step(process_time() - began, self.spent.seconds, self.spent.kernels, bound)
+        return Step(process_time() - began, self.spent.seconds, bound)
 
 
 def requests_of(count: int, tokens: int, output: int, vocabulary: int) -> list[Request]:
@@ -160,7 +143,7 @@ def in_turns(arms: list[str], times: Callable[[str], list[Step]]) -> Iterator[tu
     yield from found.items()
 
 
-def decode_times(study: Study, page: int, model: TimedModel, batch: int, tokens: int, arm: str) -> list[Step]:
+def times_of(study: Study, page: int, model: TimedModel, batch: int, tokens: int, arm: str) -> list[Step]:
     """Steps of `batch` requests that all decode."""
     requests = requests_of(batch, tokens, STEPS + 2, min(model.vocab_size, VOCABULARY))
     bench = Bench(study, arm, page, model, requests)
@@ -171,18 +154,6 @@ def decode_times(study: Study, page: int, model: TimedModel, batch: int, tokens:
     return [step for whole, step in steps if whole]
 
 
-def prefill_times(study: Study, page: int, model: TimedModel, tokens: int, arm: str) -> list[Step]:
-    """The prefill of prompts whose documents are stored."""
-    requests = requests_of(6, tokens, 1, model.vocab_size)
-    bench = Bench(study, arm, page, model, requests)
-    per_request = [list(bench.serve([request])) for request in requests]
-    return [_sum(steps) for steps in per_request[1:]]
-
-
-def _sum(steps: list[Step]) -> Step:
-    return Step(*(sum(getattr(step, name) for step in steps) for name in ("seconds", "forward", "kernels", "bound")))
-
-
 def stub() -> StubModel:
     """A model of one layer that is never run."""
     from spanlab.engine.load import named_config, random_model
@@ -190,54 +161,44 @@ def stub() -> StubModel:
     config = named_config("tiny")
     config.num_hidden_layers = 1
     small = random_model("stub", config)
-    return StubModel(small.name, small.hf, small.rotation, small.scales, SimpleNamespace(seconds=0.0, kernels=0.0))
+    return StubModel(small.name, small.hf, small.rotation, small.scales, SimpleNamespace(seconds=0.0))
 
 
 def timed(study: Study) -> TimedModel:
     """The study's model."""
     model = build_model(study)
-    return TimedModel(model.name, model.hf, model.rotation, model.scales, SimpleNamespace(seconds=0.0, kernels=0.0))
+    return TimedModel(model.name, model.hf, model.rotation, model.scales, SimpleNamespace(seconds=0.0))
 
 
 def main() -> None:
     """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("decode", "prefill"))
     parser.add_argument("--weights", help="folder of a model as transformers saves it")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192])
     parser.add_argument("--pages", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--arms", nargs="+", default=ARMS)
     given = parser.parse_args()
-    rows = _decode_rows(given) if given.what == "decode" else _prefill_rows(given)
-    names = ("arm", "page", "case", *PARTS, "host ÷ forward", "step ÷ bound", "kernels ÷ bound")
+    names = ("arm", "page", "case", *PARTS, "host ÷ forward", "step ÷ bound")
     print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|")
-    for arm, page, case, steps in rows:
+    for arm, page, case, steps in cases(given):
         found = {name: median(getattr(step, name) for step in steps) * 1e3 for name in PARTS}
-        shares = (("host", "forward"), ("seconds", "bound"), ("kernels", "bound"))
+        shares = (("host", "forward"), ("seconds", "bound"))
         ratios = [f"{found[part] / found[of]:.2f}" if given.weights else "" for part, of in shares]
         print(f"| {' | '.join([arm, str(page), case, *(f'{ms:.2f}' for ms in found.values()), *ratios])} |", flush=True)
 
 
-PARTS = ("seconds", "forward", "host", "kernels", "bound")
+PARTS = ("seconds", "forward", "host", "bound")
 
 
-def _decode_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
+def cases(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
+    """Arm, page, batch and context, and their steps."""
     batch = ["batch.max_num_seqs=64", "batch.max_num_batched_tokens=1048576"]
     study = compose("pic_bench", [*_weights(given.weights), *batch])
     model = stub() if given.weights is None else timed(study)
     for page, batch, tokens in product(given.pages, given.batches, given.contexts):
-        for arm, steps in in_turns(list(given.arms), partial(decode_times, study, page, model, batch, tokens)):
+        for arm, steps in in_turns(list(given.arms), partial(times_of, study, page, model, batch, tokens)):
             yield arm, page, f"{batch} × {tokens:,}", steps
-
-
-def _prefill_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
-    study = compose("pic_bench", _weights(given.weights))
-    model = timed(study)
-    for page, tokens in product(given.pages, given.tokens):
-        for arm, steps in in_turns(list(given.arms), partial(prefill_times, study, page, model, tokens)):
-            yield arm, page, f"{tokens:,}", steps
 
 
 def _weights(folder: str | None) -> list[str]:

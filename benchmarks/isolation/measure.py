@@ -12,7 +12,7 @@ without a salt per tenant.
 
 from __future__ import annotations
 
-import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,19 @@ from typing import Any
 import numpy as np
 from scipy.stats import mannwhitneyu
 
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measurements import facts, write_results
+from pages import table
+
 from spanlab import build
 from spanlab.core.request import Request, Span
 from spanlab.main import compose
 from spanlab.records import Record
 from spanlab.settings import Study
-from spanlab.study.output.provenance import run_facts
 from spanlab_sim.run import simulate
 
-HERE = Path(__file__).resolve().parent
 PROBES = 200
 GAP_NS = 1_000_000_000  # between two probes
 KEYS = ["model=llama-3.1-8b", "hardware=h100", "store=gib_16", "tracking=none"]
@@ -84,6 +88,16 @@ def measured(study: Study, length: int, rate_rps: float, salted: bool) -> dict[s
     }
 
 
+HEAD = ("document, tokens", "other requests / s", "salt per tenant", "TTFT known", "TTFT novel", "told apart")
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """One row of the table."""
+    delays = (f"{row[key]:.1f} ms" for key in ("ttft_of_known_ms", "ttft_of_novel_ms"))
+    salted = "yes" if row["salted"] else "no"
+    return f"{row['document_tokens']:,}", f"{row['other_rps']:g}", salted, *delays, f"{row['told_apart']:.2f}"
+
+
 def page(rows: list[dict[str, Any]], commit: str) -> str:
     """The page beside the results: a row for each length and load, with and without salts."""
     lines = [
@@ -92,16 +106,10 @@ def page(rows: list[dict[str, Any]], commit: str) -> str:
         "This page shows what a tenant can infer about another tenant's prompts from the TTFT of its own probes.",
         "`measure.py` describes the method.",
         "",
-        "| document, tokens | other requests / s | salt per tenant | TTFT known | TTFT novel | told apart |",
-        "|---|---|---|---|---|---|",
+        table(HEAD, map(cells, rows)),
     ]
-    for row in rows:
-        lines.append(
-            f"| {row['document_tokens']:,} | {row['other_rps']:g} | {'yes' if row['salted'] else 'no'} "
-            f"| {row['ttft_of_known_ms']:.1f} ms | {row['ttft_of_novel_ms']:.1f} ms | {row['told_apart']:.2f} |"
-        )
     found = f"Told apart: 1 always, 0.5 never; area under the ROC curve over {PROBES} probes, one seed. Simulated, H100"
-    return "\n".join([*lines, "", f"{found}, commit {commit}.", ""])
+    return "\n".join([*lines, f"{found}, commit {commit}.", ""])
 
 
 def main() -> None:
@@ -113,10 +121,10 @@ def main() -> None:
         for rate in (0.0, 4.0, 8.0)
         for salted in (False, True)
     ]
-    facts = {key: value for key, value in run_facts(0.0).items() if key != "wall_s"}
-    (HERE / "results.json").write_text(json.dumps(facts | {"rows": rows}, indent=2) + "\n")
-    (HERE / "README.md").write_text(page(rows, str(facts["commit"])))
-    print(page(rows, str(facts["commit"])))
+    known = facts()
+    write_results(HERE / "results.json", known | {"rows": rows})
+    (HERE / "README.md").write_text(page(rows, known["commit"]))
+    print(page(rows, known["commit"]))
 
 
 if __name__ == "__main__":

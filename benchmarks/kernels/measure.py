@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import platform
-import re
-import subprocess
 import sys
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -24,14 +22,18 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from cases import CASES, DTYPES, ONE_SPAN, SDPA  # noqa: E402
-from timing import copy_rate, matmul_rate, time_together  # noqa: E402
+from cases import CASES, DTYPES, ONE_SPAN, SDPA
+from pages import fill_page, table
+from timing import time_together
+
+from spanlab.engine.rates import measure as measure_rates
+from spanlab.study.output.provenance import commit, machine
 
 HEAD = (
-    "| case | arm | median, ms | quartiles, ms | to one span | to SDPA | of copy rate | of matmul rate |\n"
-    "|---|---|---|---|---|---|---|---|"
+    *("case", "arm", "median, ms", "quartiles, ms"),
+    *("to one span", "to SDPA", "of copy rate", "of matmul rate"),
 )
 
 
@@ -55,7 +57,8 @@ def measure(case: Any, dtype: torch.dtype, device: str) -> list[dict[str, Any]]:
 
 def rates_of(dtype: torch.dtype, device: str) -> dict[str, float]:
     """What the machine can do: bytes copied and operations of a product per second."""
-    return {"copy_bytes_per_s": copy_rate(device), "matmul_operations_per_s": matmul_rate(dtype, device)}
+    rates = measure_rates(dtype, torch.device(device))
+    return {"copy_bytes_per_s": rates.bytes_per_s, "matmul_operations_per_s": rates.flops_per_s}
 
 
 def shares(row: dict[str, Any], rates: dict[str, float]) -> None:
@@ -65,7 +68,7 @@ def shares(row: dict[str, Any], rates: dict[str, float]) -> None:
         row["of_matmul_rate"] = row["operations"] / row["median_s"] / rates["matmul_operations_per_s"]
 
 
-def table(results: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     rates = results["rates"]
     lines = [
@@ -76,22 +79,22 @@ def table(results: dict[str, Any]) -> str:
         f"Copy {rates['copy_bytes_per_s'] / 1e9:.4g} GB/s (read and written), "
         f"matmul {rates['matmul_operations_per_s'] / 1e12:.3g} TFLOP/s.",
         "",
-        HEAD,
+        table(HEAD, map(cells, results["rows"])),
     ]
-    return "\n".join([*lines, *map(line, results["rows"])]) + "\n"
+    return "\n".join(lines)
 
 
-def line(row: dict[str, Any]) -> str:
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table."""
     if not row["agrees"]:
         verdict = row["verdict"]
         told = f"refused: error {verdict['error']:.1e} of {verdict['error_allowed']:.1e} allowed, "
         told += f"relative RMS {verdict['relative_rms']:.1e} of {verdict['relative_rms_allowed']:.0e}"
-        return f"| {row['case']} | {row['arm']} | {told} | | | | | |"
-    times = f"{1e3 * row['median_s']:.3g} | {1e3 * row['quartiles_s'][0]:.3g} to {1e3 * row['quartiles_s'][1]:.3g}"
-    ratios = " | ".join(f"{row[key]:.2f}" if key in row else "" for key in ("to_one_span", "to_sdpa"))
-    copy, matmul = (f"{100 * row[key]:.0f} %" for key in ("of_copy_rate", "of_matmul_rate"))
-    return f"| {row['case']} | {row['arm']} | {times} | {ratios} | {copy} | {matmul} |"
+        return row["case"], row["arm"], told, "", "", "", "", ""
+    median, *quartiles = (f"{1e3 * seconds:.3g}" for seconds in (row["median_s"], *row["quartiles_s"]))
+    ratios = (f"{row[key]:.2f}" if key in row else "" for key in ("to_one_span", "to_sdpa"))
+    of_rates = (f"{100 * row[key]:.0f} %" for key in ("of_copy_rate", "of_matmul_rate"))
+    return row["case"], row["arm"], median, " to ".join(quartiles), *ratios, *of_rates
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -105,7 +108,7 @@ def facts(device: str) -> dict[str, Any]:
         found["CUDA"] = str(torch.version.cuda)
     return {
         "device": device,
-        "machine": machine(device),
+        "machine": torch.cuda.get_device_name() if device == "cuda" else machine(),
         "threads": torch.get_num_threads(),
         "load_before": os.getloadavg()[0],
         "versions": found,
@@ -113,46 +116,14 @@ def facts(device: str) -> dict[str, Any]:
     }
 
 
-def machine(device: str) -> str:
-    """What this runs on, in words."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return f"{os.cpu_count()} × {model}, {platform.system()}"
-
-
-def commit() -> str:
-    """The checkout's commit, with `-dirty` where files differ from it; `unknown` outside a checkout."""
-    try:
-        head, changed = (
-            subprocess.run(["git", "-C", str(HERE), *command], capture_output=True, text=True, check=True).stdout
-            for command in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain"))
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.strip() + ("-dirty" if changed.strip() else "")
-
-
-def fill(readme: Path, device: str, content: str) -> None:
-    """Replace what stands between the marks of this device's table."""
-    pattern = re.compile(rf"(<!-- table:{device} -->\n).*?(<!-- /table:{device} -->)", re.DOTALL)
-    text = readme.read_text(encoding="utf-8")
-    assert pattern.search(text), f"{readme.name} has no place for the table of {device}"
-    readme.write_text(pattern.sub(lambda found: found[1] + content + found[2], text), encoding="utf-8")
-
-
 def run(device: str) -> dict[str, Any]:
-    """Everything that is known of this device; the rates are the better of before and after."""
+    """Everything that is known of this device."""
     dtype, rows = DTYPES[device], []
     known = facts(device)
-    before = rates_of(dtype, device)
+    rates = rates_of(dtype, device)
     for case in CASES[device]:
         rows += measure(case, dtype, device)
         print(f"{case}: {len(rows)} arms so far", file=sys.stderr, flush=True)
-    after = rates_of(dtype, device)
-    rates = {name: max(rate, after[name]) for name, rate in before.items()}
     for row in rows:
         shares(row, rates)
     return known | {"dtype": str(dtype).removeprefix("torch."), "rates": rates, "rows": rows}
@@ -171,8 +142,8 @@ def main() -> int:
     results = run(device)
     (options.out or HERE / f"results_{device}.json").write_text(json.dumps(results, indent=2) + "\n")
     if options.out is None:
-        fill(HERE / "README.md", device, table(results))
-    print(table(results))
+        fill_page(HERE / "README.md", f"table:{device}", page(results))
+    print(page(results))
     return 0 if all(row["agrees"] for row in results["rows"]) else 1
 
 

@@ -13,7 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import costs  # noqa: E402
-from sass import Program  # noqa: E402
+import costs
+from sass import Program
 
 CAPABILITIES = (80, 90, 100)
 KERNELS = ("plain", "MAT", "QR", "KR")
@@ -53,16 +55,23 @@ def launch(kernel: str, rows: int, head_dim: int) -> None:
     triton.attend(query, pages, pages, batch, Scores(kernel, table, 0.1, interleaved=False))
 
 
-def measure(capability: int, dims: list[int]) -> list[dict[str, Any]]:
-    """All variants for one compute capability; in a process of its own."""
+@contextmanager
+def compiled_kernels(capability: int) -> Iterator[Any]:
+    """Kernels that are launched within, compiled for a compute capability."""
     from spanlab_kernels.ahead import compiled_for
     from spanlab_kernels.attention import triton
 
     triton.multiplies_registers = lambda device: capability >= 90
     triton.shares_rows = lambda device: capability == 100
     triton.ROTATE_ONCE_ENTRIES = 1 << 30  # the kernel itself
-    rows = []
     with compiled_for(capability) as found:
+        yield found
+
+
+def measure(capability: int, dims: list[int]) -> list[dict[str, Any]]:
+    """All variants for one compute capability; in a process of its own."""
+    rows = []
+    with compiled_kernels(capability) as found:
         for head_dim in dims:
             for phase, count in PHASES.items():
                 for kernel in KERNELS:
@@ -81,13 +90,19 @@ def counted(compiled: Any) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.kernel.asm["cubin"])
         file.flush()
-        resources = ran("cuobjdump", "--dump-resource-usage", file.name)
+        used = resources(file.name)
         counts = Program(ran("nvdisasm", "-c", file.name)).counts()
-    registers, stack = (max(map(int, re.findall(rf"{name}:(\d+)", resources))) for name in ("REG", "STACK"))
     return {
         "block_m": options["BLOCK_M"], "block_n": options["BLOCK_N"], "warps": warps, "stages": options["num_stages"],
-        "registers": registers, "stack_bytes": stack, "shared_bytes": compiled.shared, **vars(counts),
+        **used, "shared_bytes": compiled.shared, **vars(counts),
     }  # fmt: skip
+
+
+def resources(file: str) -> dict[str, int]:
+    """Registers and stack of a compiled kernel."""
+    text = ran("cuobjdump", "--dump-resource-usage", file)
+    registers, stack = (max(map(int, re.findall(rf"{name}:(\d+)", text))) for name in ("REG", "STACK"))
+    return {"registers": registers, "stack_bytes": stack}
 
 
 def ran(tool: str, *arguments: str) -> str:

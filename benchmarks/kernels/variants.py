@@ -19,8 +19,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from sass import Loop, Program  # noqa: E402
-from static import PHASES, counted, launch, ran  # noqa: E402
+from sass import Loop, Program
+from static import PHASES, compiled_kernels, counted, launch, ran, resources
 
 WARPS, HEAD_DIM = 8, 128
 SMALL = 25  # instructions: loops of fewer only wait, or search
@@ -77,14 +77,10 @@ VARIANTS: dict[str, Edits] = {
 
 def measure(name: str, capability: int, kernel: str) -> str:
     """One line of the table; in a process of its own, since some variants end the compiler's."""
-    from spanlab_kernels.ahead import compiled_for
     from spanlab_kernels.attention import triton
 
-    with tempfile.TemporaryDirectory() as folder, compiled_for(capability) as found:
+    with tempfile.TemporaryDirectory() as folder, compiled_kernels(capability) as found:
         triton.attend_tiles = changed(VARIANTS[name], Path(folder))
-        triton.multiplies_registers = lambda device: capability >= 90
-        triton.shares_rows = lambda device: capability == 100
-        triton.ROTATE_ONCE_ENTRIES = 1 << 30
         launch(kernel, PHASES["prefill"], HEAD_DIM)
         (compiled,) = [each for each in found if each.name == "attend_tiles"]
         file = Path(folder, "cubin")
@@ -114,13 +110,6 @@ def edited(edits: Edits) -> str:
             raise ValueError(f"kernel.py: expected {old!r} once, not {text.count(old)} times.")
         text = text.replace(old, new)
     return text
-
-
-def resources(file: str) -> dict[str, int]:
-    """Registers and stack of a compiled kernel."""
-    text = ran("cuobjdump", "--dump-resource-usage", file)
-    registers, stack = (max(map(int, re.findall(rf"{name}:(\d+)", text))) for name in ("REG", "STACK"))
-    return {"registers": registers, "stack_bytes": stack}
 
 
 def specialised(program: Program, text: str) -> int:

@@ -11,16 +11,23 @@ is all that the window asks for.
 
 from __future__ import annotations
 
-import json
+import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import HERE, below, machine, random_tokens
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measure import below, random_tokens
+from measurements import facts, timed, write_results
+from pages import table
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
@@ -36,7 +43,6 @@ from spanlab.core.scheduler import Scheduler
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString, string_of
 from spanlab.core.tree import PrefixTree
-from spanlab.study.output.provenance import run_facts
 
 NODES, TOKENS = 10_000, 10_000_000
 KV = 131_072  # bytes per token of an 8B model in 16 bits with 8 KV heads
@@ -64,7 +70,7 @@ def lookups(query: int, times: int = 5_000) -> dict[str, float]:
     picked = rng.integers(0, len(documents), times)
     texts = [np.frombuffer(one.tobytes(), np.int32) for one in documents]  # arrays of their own: tokens are compared
     asked = (string_of([texts[at]]) + random_tokens(rng, 64) for at in picked)
-    found = [(seconds(partial(tree.match, root, one)), tree.match(root, one)) for one in asked]
+    found = [(timed(partial(tree.match, root, one), time.thread_time), tree.match(root, one)) for one in asked]
     p50, p99 = (float(np.percentile([took for took, _ in found], at)) * 1e3 for at in (50, 99))
     return {
         "nodes": len(below(root)),
@@ -74,13 +80,6 @@ def lookups(query: int, times: int = 5_000) -> dict[str, float]:
         "p50_ms": p50,
         "p99_ms": p99,
     }
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Seconds of the processor that one call takes."""
-    began = time.thread_time()
-    work()
-    return time.thread_time() - began
 
 
 def metadata(block_size: int) -> dict[str, float]:
@@ -193,51 +192,44 @@ def hits(requests: list[Request]) -> dict[str, float]:
     return found
 
 
-def table(results: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """The page beside the results."""
-    rows = ["| what | must be within | measured |", "|---|---|---|"]
+    rows: list[tuple[str, str, str]] = []
     for query, bar in ((8_192, 1), (131_072, 5)):
         found = results[f"lookup_{query}"]
         shape = (
             f"{found['nodes']:,} nodes, {found['tokens'] / 1e6:.1f} M tokens, {found['nodes_on_path']:.0f} on the path"
         )
-        rows.append(
-            f"| lookup of {query:,} tokens: {shape} | p99 {bar} ms "
-            f"| p50 {found['p50_ms']:.3f} ms, p99 {found['p99_ms']:.3f} ms |"
-        )
+        times = f"p50 {found['p50_ms']:.3f} ms, p99 {found['p99_ms']:.3f} ms"
+        rows.append((f"lookup of {query:,} tokens: {shape}", f"p99 {bar} ms", times))
     for size in BLOCKS:
         found = results[f"metadata_block_{size}"]
-        rows.append(f"| nodes per insertion, blocks of {size} | 2 | {found['nodes_per_insert']:.2f} |")
-        rows.append(f"| bytes per node, blocks of {size} | 1 KB | {found['bytes_per_node']:.0f} bytes |")
-        rows.append(
-            f"| metadata ÷ KV, blocks of {size} | 10 % | {found['share_of_kv']:.4%}; "
-            f"a table of digests {found['table_share_of_kv']:.4%} |"
-        )
+        rows.append((f"nodes per insertion, blocks of {size}", "2", f"{found['nodes_per_insert']:.2f}"))
+        rows.append((f"bytes per node, blocks of {size}", "1 KB", f"{found['bytes_per_node']:.0f} bytes"))
+        shares = f"{found['share_of_kv']:.4%}; a table of digests {found['table_share_of_kv']:.4%}"
+        rows.append((f"metadata ÷ KV, blocks of {size}", "10 %", shares))
     for name in WORKLOADS:
         found = results[f"lru_{name}"]
         shares = ", ".join(f"{found[f'hits_of_infinite_at_{one}']:.3f} at {one}" for one in SHARES)
-        rows.append(f"| LRU hits ÷ infinite cache, {name}, by share of the working set | 0.95 at 1.0 | {shares} |")
+        rows.append((f"LRU hits ÷ infinite cache, {name}, by share of the working set", "0.95 at 1.0", shares))
         left = ", ".join(f"{found[f'evicted_of_inserted_at_{one}']:.3f} at {one}" for one in SHARES)
-        rows.append(f"| evicted ÷ inserted bytes, {name} | 0.10 at 1.2 | {left} |")
-    where = f"{results['machine']}, commit {results['commit']}"
-    return (
-        "# Bars of a dense prefix cache\n\n" + "\n".join(rows) + f"\n\nOn {where}; `benchmarks/must_hold/dense.py`.\n"
-    )
+        rows.append((f"evicted ÷ inserted bytes, {name}", "0.10 at 1.2", left))
+    where = f"On {results['machine']}, commit {results['commit']}; `benchmarks/must_hold/dense.py`."
+    return f"# Bars of a dense prefix cache\n\n{table(('what', 'must be within', 'measured'), rows)}\n{where}\n"
 
 
 def main() -> None:
     """Measure everything and write it down."""
-    results: dict[str, Any] = {"machine": machine()}
-    results |= {key: value for key, value in run_facts(0.0).items() if key != "wall_s"}
+    results = facts()
     for query in (8_192, 131_072):
         results[f"lookup_{query}"] = lookups(query)
     for block_size in BLOCKS:
         results[f"metadata_block_{block_size}"] = metadata(block_size)
     for name, make in WORKLOADS.items():
         results[f"lru_{name}"] = hits(make(np.random.default_rng(2)))
-    (HERE / "dense.json").write_text(json.dumps(results, indent=2) + "\n")
-    (HERE / "dense.md").write_text(table(results))
-    print(table(results))
+    write_results(HERE / "dense.json", results)
+    (HERE / "dense.md").write_text(page(results))
+    print(page(results))
 
 
 if __name__ == "__main__":

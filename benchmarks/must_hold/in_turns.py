@@ -9,39 +9,33 @@ other, with its 95 % interval over the pairs, and writes `in_turns.json` beside 
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from measure import HERE, ROOT, machine
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measurements import clean_commit, timed, write_results
+from pages import ROOT
 
 from spanlab.stats import paired_ratio_interval
+from spanlab.study.output.provenance import machine
 
 
 def seconds(checkout: Path) -> float:
     """Wall seconds of one run there."""
-    began = time.perf_counter()
     command = ["bash", str(checkout / "runall.sh"), "-cn", "quality_sim", "tracking=none"]
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - began
-
-
-def commit(checkout: Path) -> str:
-    """The commit that is checked out there; ValueError where files differ from it."""
-    git = ["git", "-C", str(checkout)]
-    if changed := subprocess.check_output([*git, "status", "--porcelain"], text=True):
-        raise ValueError(f"{checkout} has changes, expected a clean checkout: {changed.split()[-1]}")
-    return subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
+    quiet = subprocess.DEVNULL
+    return timed(lambda: subprocess.run(command, stdout=quiet, stderr=quiet, check=True))
 
 
 def main() -> None:
     """Measure in turns, print, write down."""
     other, pairs = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10
     checkouts = {"this": ROOT, "other": other}
-    commits = {name: commit(checkout) for name, checkout in checkouts.items()}
+    commits = {name: clean_commit(checkout) for name, checkout in checkouts.items()}
     for checkout in checkouts.values():
         seconds(checkout)
     walls: dict[str, list[float]] = {"this": [], "other": []}
@@ -58,8 +52,7 @@ def main() -> None:
         "walls_s": walls,
         "ratio": ratio._asdict(),
     }
-    (HERE / "in_turns.json").write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
+    print(write_results(HERE / "in_turns.json", results))
 
 
 if __name__ == "__main__":

@@ -8,27 +8,25 @@ one run that is not counted; medians are what counts, spreads say how noisy the 
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measurements import facts, timed, write_results
+from pages import ROOT
+
 from spanlab.core.optimal import place
 from spanlab.core.token_string import TokenString, string_of
 from spanlab.core.tree import PrefixTree
-from spanlab.study.output.provenance import run_facts
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 
 
 def whole_process(arguments: list[str], runs: int) -> dict[str, float]:
@@ -37,13 +35,9 @@ def whole_process(arguments: list[str], runs: int) -> dict[str, float]:
     The run whose memory is watched comes first and is not timed: watching costs time.
     """
     command = ["bash", str(ROOT / "runall.sh"), *arguments]
-    start = lambda: subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: E731
-    peak = watch_memory(start())
-    walls = []
-    for _ in range(runs):
-        began = time.perf_counter()
-        assert start().wait() == 0, f"{command} failed"
-        walls.append(time.perf_counter() - began)
+    quiet = subprocess.DEVNULL
+    peak = watch_memory(subprocess.Popen(command, stdout=quiet, stderr=quiet))
+    walls = [timed(lambda: subprocess.run(command, stdout=quiet, stderr=quiet, check=True)) for _ in range(runs)]
     return {
         "wall_s": statistics.median(walls),
         "wall_s_min": min(walls),
@@ -162,18 +156,10 @@ def placement(depths: int, count: int, runs: int = 5) -> dict[str, float]:
     }
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that one call takes."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def main() -> None:
     """Measure everything, print it, write it down."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    results: dict[str, object] = {"machine": machine(), "runs": runs}
-    results |= {key: value for key, value in run_facts(0.0).items() if key != "wall_s"}
+    results = {"runs": runs} | facts()
     results["radix_10k_nodes_10M_tokens_8k_query"] = radix()
     results["placement_N16384_M300"] = placement(16_384, 300)
     results["placement_K2000_M32"] = placement(2_000, 32)
@@ -185,16 +171,7 @@ def main() -> None:
         results["quality_sim_without_tracking"] = whole_process(["-cn", "quality_sim", "tracking=none", out], runs)
         source = ["workload.source=local", f"workload.path={table}", out]
         results["sparse_prefix_replica"] = whole_process(["-cn", "sparse_prefix_replica", *source], runs)
-    (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
-
-
-def machine() -> str:
-    """What this ran on, in words."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return f"{os.cpu_count()} × {model}, {platform.system()}"
+    print(write_results(HERE / "results.json", results))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,13 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from in_turns import commit
-from measure import HERE, ROOT, machine, timed
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measurements import clean_commit, timed, write_results
+from pages import ROOT
+
+from spanlab.study.output.provenance import machine
 
 KEYS = ("only=[block_512]", "load.rates_rps=[]", "load.arms=[]", "baseline=block_512", "output.figures=false")
 
@@ -30,29 +35,20 @@ def main() -> None:
     sizes = ",".join(f"{2 + number / 100:.2f}" for number in range(count))
     with TemporaryDirectory() as folder:
         swept = f'sweep=["store.total_gib={sizes}"]'
-        command = [
-            "bash",
-            str(ROOT / "runall.sh"),
-            "-cn",
-            "smoke",
-            *keys,
-            f"output.root={folder}",
-            "output.run=s",
-            swept,
-        ]
+        output = [f"output.root={folder}", "output.run=s"]
+        command = ["bash", str(ROOT / "runall.sh"), "-cn", "smoke", *keys, *output, swept]
         wall_s = timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
         points = len(json.loads((Path(folder) / "quality" / "s" / "summary.json").read_bytes())["points"])
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     told = {
         "machine": machine(),
-        "commit": commit(ROOT),
+        "commit": clean_commit(),
         "keys": keys,
         "configurations": points,
         "wall_s": wall_s,
         "processor_s": used.ru_utime + used.ru_stime,
     }
-    (HERE / "sweep_speed.json").write_text(json.dumps(told, indent=2) + "\n")
-    print(json.dumps(told, indent=2))
+    print(write_results(HERE / "sweep_speed.json", told))
 
 
 if __name__ == "__main__":

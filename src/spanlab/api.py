@@ -20,9 +20,9 @@ import orjson
 import polars as pl
 from omegaconf import OmegaConf, open_dict
 
-from spanlab.compiled import HOME
+from spanlab.compiled import CONF
 from spanlab.errors import is_user_error, sentence
-from spanlab.main import CONF, as_settings, compose, register
+from spanlab.main import as_settings, register, run_settings
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study
@@ -119,9 +119,10 @@ def run(entry: str, *overrides: str) -> Result:
 
     Raises ValueError for a user error, and if arms failed; the study can then still be loaded.
     """
-    with _user_errors_as_values(), _logged():
-        study, name = _composed(entry, list(overrides))
-        return Result(_run(study, name, entry, list(overrides)))
+    register()
+    initialized = hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF))
+    with _user_errors_as_values(), _logged(), initialized:
+        return Result(_run(entry, list(overrides)))
 
 
 def load(folder: str | Path) -> Result:
@@ -132,36 +133,17 @@ def load(folder: str | Path) -> Result:
     return Result(path)
 
 
-def _composed(entry: str, overrides: list[str]) -> tuple[Study, str]:
-    """Return the settings of an entry, and the name of its run as on the command line."""
-    register()
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = hydra.compose(entry, overrides, return_hydra_config=True)
-    changed = config.hydra.job.override_dirname
+def _run(entry: str, overrides: list[str]) -> Path:
+    """Compose an entry, and run it under the name that the command line gives it; return its folder."""
+    config = hydra.compose(entry, overrides, return_hydra_config=True)
+    changed, tasks = config.hydra.job.override_dirname, list(config.hydra.overrides.task)
     with open_dict(config):
         del config["hydra"]
     study = as_settings(config)
     if not isinstance(study, Study):
         raise ValueError(f"entry={entry}: expected a study or a sweep; others run from the command line")
-    return study, folder_name(",".join(filter(None, (entry, changed))))
-
-
-def _run(study: Study, name: str, entry: str, overrides: list[str]) -> Path:
-    from spanlab.study.run import run_study
-    from spanlab.study.sweep.run import Entry, run_sweep
-
-    study.output.run = study.output.run or name
-    root = HOME / study.output.root  # an absolute root replaces HOME
-    if not study.sweep:
-        return run_study(study, entry, root, show=False)
-
-    def point(*swept: str) -> Study:
-        keys = tuple(f"{override.partition('=')[0]}=" for override in swept)
-        others = [override for override in overrides if not override.startswith(keys)]
-        settings: Study = compose(entry, [*others, *swept, "sweep=[]"])
-        return settings
-
-    return run_sweep(study, Entry(entry, point, lambda mistake: sentence(mistake, CONF)), root)
+    study.output.run = study.output.run or folder_name(",".join(filter(None, (entry, changed))))
+    return run_settings(study, entry, tasks, show=False)
 
 
 @contextmanager
@@ -172,7 +154,7 @@ def _user_errors_as_values() -> Iterator[None]:
     except Exception as mistake:  # all but user errors are raised again
         if not is_user_error(mistake):
             raise
-        raise ValueError(sentence(mistake, CONF)) from mistake
+        raise ValueError(sentence(mistake)) from mistake
 
 
 @contextmanager

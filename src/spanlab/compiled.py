@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 HOME = Path(__file__).resolve().parents[2]
+CONF = HOME / "conf"  # entries and groups
 BUILDS = HOME / ".compiled"
 MODES = ("auto", "never", "always")
 #: In the environment: `never` ignores a build; anything else uses the build of these sources where there is one.

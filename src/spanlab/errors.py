@@ -6,7 +6,6 @@ import errno
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
@@ -19,6 +18,7 @@ from omegaconf.errors import (
 )
 
 from spanlab.checks import among
+from spanlab.compiled import CONF
 from spanlab.out_of_memory import out_of_memory
 
 _LIBRARY_ERRORS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
@@ -37,7 +37,7 @@ def _runtime_error(error: RuntimeError) -> str | None:
     return None if out_of_memory(error) is None else _memory(error)
 
 
-def sentence(mistake: BaseException, conf: Path) -> str:
+def sentence(mistake: BaseException) -> str:
     """Return one line about a user error, never empty."""
     if isinstance(mistake, (MemoryError, RuntimeError)) and not isinstance(mistake, _LIBRARY_ERRORS):
         text = _runtime_error(mistake) if isinstance(mistake, RuntimeError) else _memory(mistake)
@@ -48,7 +48,7 @@ def sentence(mistake: BaseException, conf: Path) -> str:
             continue  # the same error, before OmegaConf added the key
         for kinds, describe in _SENTENCES:
             if isinstance(error, kinds):
-                return describe(error, conf)
+                return describe(error)
     return _one_line(str(mistake)) or type(mistake).__name__
 
 
@@ -61,7 +61,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return chain[::-1]
 
 
-def _unknown_key(error: BaseException, conf: Path) -> str:
+def _unknown_key(error: BaseException) -> str:
     key = getattr(error, "full_key", None) or getattr(error, "key", None)
     schema, parent = getattr(error, "object_type", None), getattr(error, "parent_node", None)
     names = [field.name for field in fields(schema)] if is_dataclass(schema) else []
@@ -71,28 +71,28 @@ def _unknown_key(error: BaseException, conf: Path) -> str:
     return f"{key}: no such key{expected}"
 
 
-def _wrong_value(error: BaseException, conf: Path) -> str:
+def _wrong_value(error: BaseException) -> str:
     key = getattr(error, "full_key", None)
     reason = str(error).splitlines()[0]
     return f"{key}: {reason}" if key else reason
 
 
-def _missing_value(error: BaseException, conf: Path) -> str:
+def _missing_value(error: BaseException) -> str:
     key = getattr(error, "full_key", None) or getattr(error, "key", None)
     return f"{key} is not set: give it on the command line as {key}=VALUE"
 
 
-def _missing_config(error: BaseException, conf: Path) -> str:
+def _missing_config(error: BaseException) -> str:
     missing = getattr(error, "missing_cfg_file", None)
     if not missing:
         return _one_line(str(error))
     group, _, name = str(missing).rpartition("/")
-    choices = sorted(path.stem for path in (conf / group).glob("*.yaml") if path.stem != "config")
+    choices = sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "config")
     choice = f"{group}={name}" if group else f"entry {name}"
     return f"{choice}: not in conf/{group}; expected {among(name, choices)}"
 
 
-def _system(error: BaseException, conf: Path) -> str:
+def _system(error: BaseException) -> str:
     assert isinstance(error, OSError), "this function formats operating system errors"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         file = error.filename or "while records were written"
@@ -102,11 +102,11 @@ def _system(error: BaseException, conf: Path) -> str:
     return _one_line(text) or type(error).__name__
 
 
-def _broken(error: BaseException, conf: Path) -> str:
+def _broken(error: BaseException) -> str:
     return "workers: a worker process was killed, most likely for memory; expected a smaller workers=N or workload"
 
 
-def _cancelled(error: BaseException, conf: Path) -> str:
+def _cancelled(error: BaseException) -> str:
     return "executor.address: the scheduler is gone; expected one that stays, and output.if_exists=resume goes on"
 
 

@@ -7,9 +7,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial, singledispatch
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,35 +21,33 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from spanlab.checks import refuse_unknown_keys
 from spanlab.cli.arguments import CommandLine, read
 from spanlab.cli.describe import listing, usage
 from spanlab.cli.environments import ensure_environment, start_in
-from spanlab.compiled import HOME
+from spanlab.compiled import CONF, HOME
 from spanlab.errors import is_user_error, sentence
 from spanlab.plugins import load_plugins
-from spanlab.settings import (
-    Compare,
-    MakeShape,
-    Schedule,
-    Study,
-    conformance,
-    first_light,
-    probe,
-    refuse_unknown_keys,
-    schemas,
-    tail_replay,
-)
+from spanlab.settings import Compare, MakeShape, Schedule, Study, schemas
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
 from spanlab.settings.first_light import FirstLight
 from spanlab.settings.models import register_models
+from spanlab.settings.output import OutputSettings
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.output.folder import folder_name
 from spanlab.study.output.provenance import commit
 from spanlab.terminal import use_ascii_fallback
 
-CONF = HOME / "conf"
+#: Further schemas by (config group, name): the command line does not complete the brackets of their lists.
+_SCHEMAS: dict[tuple[str | None, str], type[Any]] = {
+    (None, "base_train_probe"): TrainProbe,
+    (None, "base_hybrid_answers"): HybridAnswers,
+    (None, "base_tail_replay"): TailReplay,
+    (None, "base_conformance"): Conformance,
+    (None, "base_first_light"): FirstLight,
+}
 
 
 def register() -> None:
@@ -63,8 +61,7 @@ def register() -> None:
 def _register_schemas() -> None:
     """Register the schemas once per process, for converting all of them to config nodes is slow."""
     store = ConfigStore.instance()
-    of_entries = probe.schemas() | tail_replay.SCHEMAS | conformance.SCHEMAS | first_light.SCHEMAS
-    for (group, name), schema in (schemas() | of_entries).items():
+    for (group, name), schema in (schemas() | _SCHEMAS).items():
         store.store(name=name, node=schema, group=group)
 
 
@@ -77,107 +74,82 @@ def _entry(config: DictConfig) -> None:
         _run_entry(settings)
 
 
-@singledispatch
 def _run_entry(settings: object) -> None:
     """Run an entry by the type of its settings; each type imports its program on first use."""
-    raise TypeError(f"{type(settings).__name__}: no entry has these settings")
+    passed = True
+    match settings:
+        case Study():
+            run, hydra_run = _run_name(settings.output), HydraConfig.get()
+            settings.output.run = run
+            run_settings(settings, str(hydra_run.job.config_name), hydra_run.overrides.task)
+        case MakeShape():
+            from spanlab.workloads import make_shape
 
+            print(make_shape(**vars(settings)))
+        case Schedule():
+            from spanlab.schedule.run import run_schedule
 
-@_run_entry.register
-def _(settings: MakeShape) -> None:
-    from spanlab.workloads import make_shape
+            run_schedule(settings)
+        case Compare():
+            from spanlab.study.entries.compare_runs import run_compare
 
-    print(make_shape(**vars(settings)))
+            run_compare(settings, _run_name(settings.output), HOME / settings.output.root)
+        case Export():
+            from spanlab.study.entries.export import run_export
 
+            print(run_export(settings, HOME / "outputs"))
+        case TrainProbe():
+            from spanlab.study.entries.train_probe import run_train_probe
 
-@_run_entry.register
-def _(settings: Schedule) -> None:
-    from spanlab.schedule.run import run_schedule
+            run_train_probe(settings, _run_name(settings.output), HOME / settings.output.root)
+        case HybridAnswers():
+            from spanlab.study.entries.hybrid_answers import run_hybrid_answers
 
-    run_schedule(settings)
+            run_hybrid_answers(settings, _run_name(settings.output), HOME / settings.output.root)
+        case TailReplay():
+            from spanlab.study.entries.tail_replay import run_tail_replay
 
+            run_tail_replay(settings, _run_name(settings.output), HOME / settings.output.root)
+        case Conformance():
+            from spanlab.study.conformance.run import run_conformance
 
-@_run_entry.register
-def _(settings: Compare) -> None:
-    from spanlab.study.entries.compare_runs import run_compare
+            passed = run_conformance(settings, _run_name(settings.output), HOME / settings.output.root)
+        case FirstLight():
+            from spanlab.study.entries.first_light import run_first_light
 
-    run_compare(settings, _run_name("compare", settings.output.run), HOME / settings.output.root)
-
-
-@_run_entry.register
-def _(settings: Export) -> None:
-    from spanlab.study.entries.export import run_export
-
-    print(run_export(settings, HOME / "outputs"))
-
-
-@_run_entry.register
-def _(settings: TrainProbe) -> None:
-    from spanlab.study.entries.train_probe import run_train_probe
-
-    run_train_probe(settings, _run_name(_entry_name(), settings.output.run), HOME / settings.output.root)
-
-
-@_run_entry.register
-def _(settings: HybridAnswers) -> None:
-    from spanlab.study.entries.hybrid_answers import run_hybrid_answers
-
-    run_hybrid_answers(settings, _run_name(_entry_name(), settings.output.run), HOME / settings.output.root)
-
-
-@_run_entry.register
-def _(settings: TailReplay) -> None:
-    from spanlab.study.entries.tail_replay import run_tail_replay
-
-    run_tail_replay(settings, _run_name(_entry_name(), settings.output.run), HOME / settings.output.root)
-
-
-@_run_entry.register
-def _(settings: Conformance) -> None:
-    from spanlab.study.conformance.run import run_conformance
-
-    run = _run_name("conformance", settings.output.run)
-    if not run_conformance(settings, run, HOME / settings.output.root):
+            passed = run_first_light(settings, HOME)
+        case _:
+            raise TypeError(f"{type(settings).__name__}: no entry has these settings")
+    if not passed:
         sys.exit(1)
 
 
-@_run_entry.register
-def _(settings: FirstLight) -> None:
-    from spanlab.study.entries.first_light import run_first_light
+def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool = True) -> Path:
+    """Run a study or a sweep, and return its folder; Hydra has to be initialized, for the points of a sweep.
 
-    if not run_first_light(settings, HOME):
-        sys.exit(1)
-
-
-@_run_entry.register
-def _(settings: Study) -> None:
+    `overrides`  overrides of the command line, which the points of a sweep have too
+    `show`       print the tables of a study
+    """
     from spanlab.study.run import run_study
     from spanlab.study.sweep.compose_points import PointComposer
-    from spanlab.study.sweep.run import Entry, run_sweep
+    from spanlab.study.sweep.run import run_sweep
 
-    name = _entry_name()
-    settings.output.run = _run_name(name, settings.output.run)
-    root = HOME / settings.output.root  # an absolute root replaces HOME
-    if settings.sweep:
-        composer = PointComposer(name, HydraConfig.get().overrides.task, as_settings)
-        run_sweep(settings, Entry(name, composer, partial(sentence, conf=CONF)), root)
-    else:
-        run_study(settings, name, root)
+    root = HOME / study.output.root  # an absolute root replaces HOME
+    if study.sweep:
+        return run_sweep(study, entry, root, PointComposer(entry, overrides, as_settings))
+    return run_study(study, entry, root, show)
 
 
-def _entry_name() -> str:
-    return str(HydraConfig.get().job.config_name)
-
-
-def _run_name(entry: str, chosen: str) -> str:
+def _run_name(output: OutputSettings) -> str:
     """Return the name of the run folder: the chosen name, or the entry with its overrides.
 
     Other settings thus never replace this run. With `-m` a chosen name gets the overrides too, for all jobs share it.
     """
     hydra_run = HydraConfig.get()
-    if chosen and hydra_run.mode != RunMode.MULTIRUN:
-        return chosen
-    return folder_name(",".join(filter(None, (chosen or entry, hydra_run.job.override_dirname))))
+    if output.run and hydra_run.mode != RunMode.MULTIRUN:
+        return output.run
+    name = output.run or str(hydra_run.job.config_name)
+    return folder_name(",".join(filter(None, (name, hydra_run.job.override_dirname))))
 
 
 def main() -> None:
@@ -253,7 +225,7 @@ def _in_one_sentence() -> Iterator[None]:
     except Exception as mistake:  # all but user errors are raised again
         if os.environ.get("SPANLAB_TRACEBACK") or not is_user_error(mistake):
             raise
-        _exit(sentence(mistake, CONF), 1)
+        _exit(sentence(mistake), 1)
 
 
 def _exit(message: str, code: int) -> NoReturn:

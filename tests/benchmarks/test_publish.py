@@ -16,7 +16,7 @@ import pytest
 
 from spanlab.main import compose
 from spanlab.study.run import run_study
-from spanlab.study.sweep.run import Entry, run_sweep
+from spanlab.study.sweep.run import run_sweep
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (
@@ -72,7 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_study(compose("smoke", [*TOY, "output.run=toy"]), "smoke", root)
     given = [*TOY, "output.run=swept", "output.figures=false"]
     swept = compose("smoke", [*given, 'sweep=["store.total_gib=1,2"]'])
-    run_sweep(swept, Entry("smoke", lambda override: compose("smoke", [*given, override]), str), root)
+    run_sweep(swept, "smoke", root, lambda override: compose("smoke", [*given, override]))
     return root
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from spanlab import main
 from spanlab.cli import environments
 from spanlab.cli.arguments import read
 from spanlab.cli.describe import entries
@@ -155,5 +154,5 @@ def test_what_needs_no_engine_stays(typed, started, spanlab):
 def test_slurm_jobs_without_slurm_are_explained():
     error = RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?')
     assert is_user_error(error)
-    assert sentence(error, main.CONF).startswith("hydra/launcher: expected a machine with Slurm")
+    assert sentence(error).startswith("hydra/launcher: expected a machine with Slurm")
     assert not is_user_error(RuntimeError("a fault of the program"))

@@ -8,9 +8,9 @@ import pytest
 
 from spanlab import build
 from spanlab.core.repair import REPAIRS, Repair
-from spanlab.core.spans import KEYS_OF_KERNEL, PROVENANCES
+from spanlab.core.spans import KEYS_OF_KERNEL, PROVENANCES, SpanSettings
 from spanlab.main import compose
-from spanlab.settings import SpanSettings, Strategy
+from spanlab.settings import Strategy
 
 USER_ERRORS = [
     (SpanSettings(provenance="alone"), "provenance=alone: expected one of isolated, conditioned, as_seen"),

@@ -486,6 +486,10 @@ USER_ERRORS = {
         "workload=ragpulse arrivals=as_given",
         "arrivals.rate_rps=8.0 with arrivals.kind=as_given: expected arrivals.rate_rps=null",
     ),
+    "a sweep of an analysis without arms": (
+        "analyses=[serving] sweep=['store.total_gib=1,2']",
+        "sweep=['store.total_gib=1,2'] with analyses=['serving']: expected sweep=[], or summary among them",
+    ),
     "tracking online without an account": (
         "tracking.kind=wandb tracking.mode=online",
         "tracking.mode=online: expected",
@@ -642,7 +646,6 @@ def test_a_killed_worker_is_told_in_a_sentence():
     from concurrent.futures.process import BrokenProcessPool
 
     from spanlab.errors import sentence
-    from spanlab.main import CONF
 
-    said = sentence(BrokenProcessPool(), CONF)
+    said = sentence(BrokenProcessPool())
     assert said.startswith("workers: a worker process was killed, most likely for memory; expected")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.request import Request
 from spanlab.queries import Group, Message, builtin_tokenizer, describe, load_tokenizer
 from spanlab.queries.builtin import CHATML
 
@@ -51,11 +52,9 @@ def test_spans_map_to_exact_ranges(builtin):
     assert ends[-1] == len(rendered.tokens)
 
 
-def test_a_request_carries_the_spans_and_what_it_was_told(builtin):
+def test_a_request_has_the_rendered_spans(builtin):
     rendered = describe(parse(RAG), builtin)
-    request = rendered.request(7, group_id=3, output_len=5, arrived_at=11, cache_salt="tenant", answer="42")
-    assert (request.id, request.group_id, request.output_len, request.arrived_at) == (7, 3, 5, 11)
-    assert (request.cache_salt, request.answer) == ("tenant", "42")
+    request = Request(0, 0, rendered.request_spans)
     assert [len(span.tokens) for span in request.spans] == [b - a for a, b in (s.tokens for s in rendered.spans)]
     assert [(s.independent, s.reusable) for s in request.spans] == [(s.independent, s.reusable) for s in rendered.spans]
     assert request.tokens.dtype == np.int32

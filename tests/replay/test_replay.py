@@ -35,7 +35,7 @@ def study(url: str, *overrides: str) -> Study:
 
 
 def files_of(folder: Path) -> ArmFiles:
-    return ArmFiles(folder / "records" / f"{ARM}.jsonl", folder / "runs" / f"{ARM}.jsonl", folder / "steps", None)
+    return ArmFiles.of_arm(folder, ARM)
 
 
 def rows(path: Path) -> list[dict]:

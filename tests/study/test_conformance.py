@@ -24,7 +24,7 @@ from spanlab.engine.state_pool import StatePool
 from spanlab.main import compose
 from spanlab.settings.conformance import PROPERTIES, Conformance
 from spanlab.study.conformance import run as entry
-from spanlab.study.conformance.run import judged, run_conformance
+from spanlab.study.conformance.run import measure, run_conformance
 from spanlab.study.conformance.subject import Subject
 from spanlab.study.conformance.verdicts import ABSENT, FAILED, PASSED, REFUSED, Measurement
 
@@ -51,7 +51,7 @@ def hybrid() -> SpanModel:
 
 
 def verdicts(subject: Subject) -> dict[str, str]:
-    return {verdict.name: verdict.verdict for verdict in judged(subject)}
+    return {name: measurement.verdict for name, measurement in measure(subject).items()}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_another_greedy_token_fails(model: SpanModel):
     with torch.no_grad():
         other.lm_head.weight.copy_(other.lm_head.weight.roll(1, 0))
     subject.__dict__["reference_model"] = other
-    (verdict,) = judged(subject)
+    (verdict,) = measure(subject).values()
     assert verdict.verdict == FAILED
     assert "0 of 2 answers equal" in verdict.what
 
@@ -112,8 +112,8 @@ def test_repairs_that_write_to_stored_pages_fail(model: SpanModel, monkeypatch: 
     subject = Subject(model, settings("properties=[copy_on_write]"))
     assert verdicts(subject) == {"copy_on_write": PASSED}
     monkeypatch.setattr(RequestState, "copy_pages_of", in_place)
-    (verdict,) = judged(subject)
-    assert (verdict.verdict, verdict.measured > 0) == (FAILED, True)
+    (verdict,) = measure(subject).values()
+    assert (verdict.verdict, verdict.value > 0) == (FAILED, True)
 
 
 def test_states_kept_before_their_rows_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
@@ -134,8 +134,8 @@ def test_stored_maps_without_the_last_inputs_fail(hybrid: SpanModel, monkeypatch
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[map_composition]"))
     assert verdicts(subject) == {"map_composition": PASSED}
     monkeypatch.setattr(StoreMap, "record_windows", without_inputs)
-    (verdict,) = judged(subject)
-    assert (verdict.verdict, verdict.measured > verdict.limit) == (FAILED, True)
+    (verdict,) = measure(subject).values()
+    assert (verdict.verdict, verdict.value > verdict.limit) == (FAILED, True)
 
 
 def test_maps_that_forget_less_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from spanlab.errors import sentence
-from spanlab.main import CONF, compose
+from spanlab.main import compose
 from spanlab.report.sweep.data import SweepPoint, sweep_rows
-from spanlab.study.sweep.run import Entry, run_sweep
+from spanlab.study.sweep.run import run_sweep
 
 ORDERS = ("shuffled", "ranked", "fixed")
 ARMS = ("none", "block_hash_16", "radix", "pic", "lego_link_16", "cache_blend_15")
@@ -32,8 +30,8 @@ def swept(tmp_path_factory) -> Path:
     """A folder with one toy run of the entry for each order, and the sweep of them."""
     quiet = [*TOY, "output.figures=false", "tracking.kind=none", "output.run=pic_sim"]
     study = compose("pic_sim", [*quiet, f'sweep=["{KEY}={",".join(ORDERS)}"]'])
-    entry = Entry("pic_sim", lambda point: compose("pic_sim", [*quiet, point]), partial(sentence, conf=CONF))
-    return run_sweep(study, entry, tmp_path_factory.mktemp("swept")).parent
+    point = lambda swept: compose("pic_sim", [*quiet, swept])  # noqa: E731
+    return run_sweep(study, "pic_sim", tmp_path_factory.mktemp("swept"), point).parent
 
 
 @pytest.fixture(scope="module")

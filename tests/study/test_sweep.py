@@ -7,17 +7,15 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from spanlab.errors import sentence
-from spanlab.main import CONF, compose
+from spanlab.main import compose
 from spanlab.report.sweep.data import sweep_rows
 from spanlab.settings import Study
 from spanlab.study.sweep.lanes import Lane, PointOutcome
-from spanlab.study.sweep.run import Entry, parse_axes, run_sweep
+from spanlab.study.sweep.run import parse_axes, run_sweep
 
 TOY = (
     "workload.documents=2",
@@ -43,7 +41,7 @@ def sweep(tmp_path: Path) -> Callable[..., Path]:
         given = [*TOY, *overrides]
         study = compose("smoke", [*given, f"sweep={json.dumps(axes)}"])
         point = lambda *point: compose("smoke", [*given, *point])  # noqa: E731
-        return run_sweep(study, Entry("smoke", point, partial(sentence, conf=CONF)), tmp_path)
+        return run_sweep(study, "smoke", tmp_path, point)
 
     return run
 

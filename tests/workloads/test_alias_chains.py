@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spanlab.analysis.answers import best_score, exact_match, stated
 from spanlab.workloads.alias_chains import SHORTEST_DOCUMENT, alias_chains
+from spanlab.workloads.alias_questions import AliasQuestions
 
 DEFINITION = re.compile(r"The (\w+) is also called the (\w+)\.")
 USAGE = re.compile(r"The (\w+) (weighs|costs|holds|needs) (\d+) (\w+)\.")
@@ -134,12 +135,12 @@ def test_as_many_distractors_as_there_are_numbers_still_have_one_answer():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"count": 0}, "workload.alias_questions.questions=0: expected a whole number from 1"),
-        ({"document_words": 9}, "workload.alias_questions.words=9: expected a whole number from 10"),
+        ({"questions": 0}, "workload.alias_questions.questions=0: expected a whole number from 1"),
+        ({"words": 9}, "workload.alias_questions.words=9: expected a whole number from 10"),
         ({"distractors": 179}, "workload.alias_questions.distractors=179: expected a whole number from 0 to 178"),
         ({"seed": -1}, "workload.alias_questions.seed=-1: expected a whole number from 0"),
     ],
 )
 def test_a_senseless_study_is_refused(options, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
-        alias_chains(**{"count": 1, "document_words": 10, **options})
+        AliasQuestions(**options)

@@ -45,7 +45,7 @@ def write(path: Path, text: str) -> Path:
         ('{"article_id": 1, "article": 5}', "line 1 has article=5, not a string"),
         ('{"article_id": 1, "article": "x", "question": null}', "line 1 has question=null, not a string"),
         ('{"article_id": 1, "article": "x", "questions": {}}', "line 1 has questions={}, not a list"),
-        ('{"article_id": 1, "article": "x", "questions": [1]}', "line 1 has 1, not an object with question"),
+        ('{"article_id": 1, "article": "x", "questions": [1]}', "line 1 has 1 in questions, not an object"),
         (
             '{"article_id": 1, "article": "x", "question": "q", "options": "ab"}',
             'line 1 has options="ab", not a list',

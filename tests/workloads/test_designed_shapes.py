@@ -9,7 +9,7 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
-from spanlab.settings import DesignSettings
+from spanlab.settings.design import DesignSettings
 from spanlab.workloads.designed_shapes import Shape, design
 
 RULES = BatchRules(max_num_batched_tokens=512, max_num_seqs=8, prefill_first=True)

@@ -1,7 +1,10 @@
 """Without a network the hub fails within seconds, and missing local inputs are reported first."""
 
 import os
+import re
 import socket
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,3 +52,42 @@ def test_a_missing_tokenizer_is_told_before_the_download(module, monkeypatch):
     monkeypatch.setattr(module, "hub_rows", lambda *given: pytest.fail("the download began"))
     with pytest.raises(SourceUnavailable, match=r"^workload\.tokenizer is not set"):
         load_workload(module.__name__.rpartition(".")[2], "hub")
+
+
+HUB_ROW = {"document": {"id": "n1", "text": "a story"}, "question": {"text": "who?"}, "answers": [{"text": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        ({"document": None}, "document=null, not an object"),
+        ({"document": {"id": 1, "text": "a"}}, "id=1, not a string"),
+        ({"document": {"id": "n2"}}, "no field 'text'"),
+        ({"question": {"text": None}}, "text=null, not a string"),
+        ({"answers": ["x"]}, '"x" in answers, not an object'),
+        ({"answers": [{"text": 2}]}, "text=2, not a string"),
+    ],
+)
+def test_a_bad_row_of_the_hub_gets_its_sentence(monkeypatch, make_tokenizer, broken, problem):
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets([HUB_ROW, HUB_ROW | broken]))
+    expected = re.escape("; expected rows with document{id, text}, question{text} and answers[{text}]")
+    place = "workload.source=hub row 1 of deepmind/narrativeqa"
+    with pytest.raises(ValueError, match=f"^{place} has {problem}{expected}$"):
+        load_workload("narrativeqa", "hub", tokenizer=make_tokenizer())
+
+
+def test_rows_of_the_hub_are_grouped_by_document(monkeypatch, make_tokenizer):
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    rows = [HUB_ROW, HUB_ROW | {"document": {"id": "n2", "text": "b"}}, HUB_ROW | {"question": {"text": "why?"}}]
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(rows))
+    requests = load_workload("narrativeqa", "hub", tokenizer=make_tokenizer("a b story who why x")).requests
+    assert [request.group_id for request in requests] == [0, 0, 1]
+    assert {request.answer for request in requests} == {"x"}
+
+
+class FakeDatasets(SimpleNamespace):
+    """The library of the hub, for one data set."""
+
+    def __init__(self, rows):
+        super().__init__(load_dataset=lambda *_, **__: rows, exceptions=SimpleNamespace(DatasetsError=OSError))

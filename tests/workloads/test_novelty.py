@@ -64,5 +64,5 @@ def test_stream_without_novel_requests_is_refused():
 
 
 def test_negative_number_of_novel_requests_is_refused():
-    with pytest.raises(ValueError, match=r"^workload\.rag\.novel=-1; expected a number from 0 up"):
+    with pytest.raises(ValueError, match=r"^workload\.rag\.novel=-1: expected zero or more"):
         Rag(novel=-1)

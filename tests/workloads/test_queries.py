@@ -147,7 +147,7 @@ def test_both_notations_give_the_same_requests(tmp_path: Path, suffix: str, betw
     first = load_workload("queries", path=lines(tmp_path / "queries.jsonl", *rows))
     text = between.join([*map(to_sexpr, PARSED[:2]), '"bare"', to_sexpr(PARSED[0])])
     second = load_workload("queries", path=lines(tmp_path / f"queries{suffix}", f"{between}{text}{between}"))
-    expected = [contents(describe(query, BUILTIN).request()) for query in (*PARSED, PARSED[0])]
+    expected = [contents(Request(0, 0, describe(query, BUILTIN).request_spans)) for query in (*PARSED, PARSED[0])]
     assert [contents(request) for request in first.requests] == expected
     assert [contents(request) for request in second.requests] == expected
     assert [(request.id, request.group_id) for request in second.requests] == [(i, i) for i in range(4)]

@@ -175,16 +175,16 @@ def test_provenance_says_that_retrieval_is_modelled():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"k": 0}, "workload.rag.k=0; expected a whole number from 1 up"),
-        ({"requests": 0}, "workload.rag.requests=0; expected a whole number from 1 up"),
-        ({"system_tokens": 0}, "workload.rag.system_tokens=0; expected a whole number from 1 up"),
-        ({"passage_tokens": 0}, "workload.rag.passage_tokens=0; expected a whole number from 1 up"),
+        ({"k": 0}, "workload.rag.k=0: expected a number above zero"),
+        ({"requests": 0}, "workload.rag.requests=0: expected a number above zero"),
+        ({"system_tokens": 0}, "workload.rag.system_tokens=0: expected a number above zero"),
+        ({"passage_tokens": 0}, "workload.rag.passage_tokens=0: expected a number above zero"),
         ({"zipf": -1.0}, "workload.rag.zipf=-1.0; expected an exponent from 0 to 20"),
         ({"passage_zipf": float("nan")}, "workload.rag.passage_zipf=nan; expected an exponent from 0 to 20"),
         ({"zipf": 1000.0}, "workload.rag.zipf=1000.0; expected an exponent from 0 to 20"),
-        ({"noise": 1.5}, "workload.rag.noise=1.5; expected a share from 0 to 1"),
+        ({"noise": 1.5}, "workload.rag.noise=1.5: expected a share from 0 to 1"),
         ({"order": "sorted"}, "workload.rag.order=sorted: expected one of shuffled, ranked, fixed"),
-        ({"seed": -1}, "workload.rag.seed=-1; expected a number from 0 up"),
+        ({"seed": -1}, "workload.rag.seed=-1: expected zero or more"),
         ({"k": 13}, "workload.rag.k=13; expected at most 12, the passages of the corpus"),
         (
             {"k": 4, "noise": 0.0},

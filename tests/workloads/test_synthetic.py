@@ -73,10 +73,10 @@ def test_provenance_states_the_model():
     [
         ({"kind": "zipf"}, "workload.synthetic.kind=zipf: expected one of fixed, uniform, normal"),
         ({"unit": "words"}, "workload.synthetic.unit=words: expected one of fraction, tokens"),
-        ({"groups": 0}, "workload.synthetic.groups=0; expected a whole number from 1 up"),
-        ({"value": 1.5}, "workload.synthetic.value=1.5; expected a fraction from 0 to 1"),
+        ({"groups": 0}, "workload.synthetic.groups=0: expected a number above zero"),
+        ({"value": 1.5}, "workload.synthetic.value=1.5: expected a share from 0 to 1"),
         ({"low": 0.9, "high": 0.1}, "workload.synthetic.low=0.9; expected at most workload.synthetic.high=0.1"),
-        ({"sd": -1.0}, "workload.synthetic.sd=-1.0; expected a standard deviation from 0 up"),
+        ({"sd": -1.0}, "workload.synthetic.sd=-1.0: expected zero or more"),
     ],
 )
 def test_a_senseless_model_is_refused(options: dict, sentence: str):

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spanlab.build import Parts
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.spans import PREFIXES_ALONE
-from spanlab.settings import Strategy
+from spanlab.model_spec import ModelSpec
+from spanlab.settings import BatchRules, EngineSettings, StoreSettings, Strategy
 
 if TYPE_CHECKING:
     from spanlab.engine.engine import Engine
     from spanlab.engine.model import SpanModel
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Settings of an engine without a study; the store has no limit unless it is set."""
+
+    model: ModelSpec
+    engine: EngineSettings
+    batch: BatchRules
+    store: StoreSettings = field(default_factory=StoreSettings)
 
 
 def build_model(study: Parts) -> SpanModel:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from spanlab.checks import one_of
+from spanlab.compiled import CONF
 
-CONF = Path(__file__).resolve().parents[3] / "conf"
 MEANING = re.compile(r"^((?:`[\w*]+`(?:, )?)+) +(\S.*)$")
 _USAGE = """\
 spanlab: a laboratory for KV-cache reuse in LLM serving

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spanlab.core.request import Request, Span, Tokens
+from spanlab.core.request import Span, Tokens
 from spanlab.queries.bos import check_bos, missing_bos
 from spanlab.queries.layout import Layout, TextSpan, compute_layout
 from spanlab.queries.query import Query, Role
-from spanlab.queries.tokenizer import ChatTokenizer
+from spanlab.queries.tokenizer import ChatTokenizer, Encoded
 from spanlab.queries.units import Chat, flatten
 
 
@@ -56,22 +56,13 @@ class Rendered:
     tokens: Tokens
     retokenisation_delta: int | None
 
-    def request(
-        self,
-        request_id: int = 0,
-        *,
-        group_id: int = 0,
-        output_len: int = 1,
-        arrived_at: int = 0,
-        cache_salt: str = "",
-        answer: str | None = None,
-    ) -> Request:
-        """A request of the core with these spans; arguments as in `core.request.Request`."""
-        spans = tuple(
+    @property
+    def request_spans(self) -> tuple[Span, ...]:
+        """The spans of a request of the core."""
+        return tuple(
             Span(self.tokens[slice(*span.tokens)], independent=span.independent, reusable=span.reusable)
             for span in self.spans
         )
-        return Request(request_id, group_id, spans, output_len, arrived_at, cache_salt, answer)
 
 
 def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = True) -> Rendered:
@@ -97,21 +88,14 @@ def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = Tr
     return Rendered(layout.text, layout.contents, tuple(spans), tokens, delta)
 
 
-@dataclass(frozen=True, slots=True)
-class _EncodedSpan:
-    """Token ids of a span, and for each the character range of the complete text that it encodes."""
-
-    tokens: Tokens
-    characters: list[tuple[int, int]]
-
-
-def _encode(span: TextSpan, layout: Layout, tokenizer: ChatTokenizer) -> _EncodedSpan:
+def _encode(span: TextSpan, layout: Layout, tokenizer: ChatTokenizer) -> Encoded:
+    """Token ids of a span, with their character ranges in the complete text."""
     tokens, characters = [np.empty(0, np.int32)], []
     for start, stop, literal in _split_contents(span, layout, tokenizer.special_texts):
         encoded = tokenizer.encode_with_offsets(layout.text[start:stop], literal=literal)
         tokens.append(encoded.tokens)
         characters += [(start + first, start + last) for first, last in encoded.characters]
-    return _EncodedSpan(np.concatenate(tokens), characters)
+    return Encoded(np.concatenate(tokens), characters)
 
 
 def _split_contents(span: TextSpan, layout: Layout, special_texts: Sequence[str]) -> Iterator[tuple[int, int, bool]]:
@@ -126,14 +110,14 @@ def _split_contents(span: TextSpan, layout: Layout, special_texts: Sequence[str]
     yield position, span.stop, False
 
 
-def _retokenisation_delta(text: str, encoded: Sequence[_EncodedSpan], tokenizer: ChatTokenizer) -> int:
+def _retokenisation_delta(text: str, encoded: Sequence[Encoded], tokenizer: ChatTokenizer) -> int:
     complete = tokenizer.encode_with_offsets(text)
     ours = Counter(pair for span in encoded for pair in zip(span.tokens.tolist(), span.characters, strict=True))
     return (ours - Counter(zip(complete.tokens.tolist(), complete.characters, strict=True))).total()
 
 
 def _token_ranges(
-    chat: Chat, layout: Layout, encoded_spans: Sequence[_EncodedSpan], bos: Tokens
+    chat: Chat, layout: Layout, encoded_spans: Sequence[Encoded], bos: Tokens
 ) -> tuple[list[RenderedSpan], list[Tokens]]:
     """Spans with token ranges; a BOS is added to an ordered first span, or is a span before an independent one."""
     spans: list[RenderedSpan] = []

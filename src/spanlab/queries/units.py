@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spanlab.queries.query import Message, Query
@@ -32,28 +33,22 @@ def flatten(query: Query) -> Chat:
     `plus` its content is ordered again, and a `plus` inside it has independent children again. Raises ValueError for a
     `cross` inside a `seq` that is one independent unit, since that unit attends only to itself.
     """
-    walk = _Walk()
-    walk.visit(query, in_plus=False)
-    return Chat(tuple(walk.messages), tuple(walk.units))
+    messages: list[Message] = []
+    units: list[Unit] = []
+    for content, independent in _units(query, in_plus=False):
+        if content:
+            units.append(Unit(len(messages), len(messages) + len(content), independent))
+            messages += content
+    return Chat(tuple(messages), tuple(units))
 
 
-class _Walk:
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.units: list[Unit] = []
-
-    def visit(self, node: Query, *, in_plus: bool) -> None:
-        if isinstance(node, Message) or (node.kind == "seq" and in_plus):
-            self._unit(node, in_plus)
-            return
-        for child in node.children:
-            self.visit(child, in_plus=node.kind == "plus")
-
-    def _unit(self, node: Query, independent: bool) -> None:
-        start = len(self.messages)
-        self.messages += _messages(node)
-        if len(self.messages) > start:
-            self.units.append(Unit(start, len(self.messages), independent))
+def _units(node: Query, *, in_plus: bool) -> Iterator[tuple[list[Message], bool]]:
+    """Yield the messages of each unit in order, and whether it is independent."""
+    if isinstance(node, Message) or (node.kind == "seq" and in_plus):
+        yield _messages(node), in_plus
+        return
+    for child in node.children:
+        yield from _units(child, in_plus=node.kind == "plus")
 
 
 def _messages(node: Query) -> list[Message]:

@@ -73,7 +73,3 @@ class Conformance:
     def chosen(self) -> list[str]:
         """Names of the properties to check, in the order of the registry."""
         return [name for name in PROPERTIES if not self.properties or name in self.properties]
-
-
-#: The root schema by (config group, name), for the ConfigStore.
-SCHEMAS = {(None, "base_conformance"): Conformance}

@@ -18,7 +18,5 @@ def check_decay(study: Study) -> None:
         raise ValueError(f"arrivals.kind={study.arrivals.kind} with analyses=decay: expected novel_stream")
     if study.baseline not in study.chosen():
         raise ValueError(f"baseline={study.baseline} with analyses=decay: expected one of the arms that run")
-    if study.sweep and "summary" not in study.chosen_analyses():
-        raise ValueError(f"sweep={study.sweep} with analyses=[decay]: expected analyses=[summary,decay]")
     if study.backend == "server":
         raise ValueError("backend=server with analyses=decay: expected sim or engine, for a server reports no causes")

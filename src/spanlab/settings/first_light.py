@@ -66,7 +66,3 @@ class FirstLight:
     def chosen(self) -> dict[str, Stage]:
         """The stages that run, in order."""
         return {name: stage for name, stage in self.stages.items() if not self.only or name in self.only}
-
-
-#: The root schema by (config group, name), for the ConfigStore.
-SCHEMAS = {(None, "base_first_light"): FirstLight}

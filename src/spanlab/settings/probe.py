@@ -218,11 +218,6 @@ class HybridAnswers:
                 raise ValueError(f"repaired={repaired}: expected 1 to {tokens - 1}, a part of a document of {case}")
 
 
-def schemas() -> dict[tuple[str | None, str], type[TrainProbe] | type[HybridAnswers]]:
-    """Return the root schemas by (config group, name), for the ConfigStore."""
-    return {(None, "base_train_probe"): TrainProbe, (None, "base_hybrid_answers"): HybridAnswers}
-
-
 def parse_case(case: str) -> tuple[int, int]:
     """Parse a case such as 4x31: the number of documents, and the tokens of each."""
     documents, _, tokens = case.partition("x")

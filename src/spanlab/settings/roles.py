@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from spanlab.checks import one_of
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
@@ -14,39 +14,13 @@ from spanlab.core.policies.named import POLICIES
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 
+if TYPE_CHECKING:
+    from spanlab.settings.arms import Strategy
+
 T = TypeVar("T")
 
 
-class Compares(Protocol):
-    """A placement that may compare positions by cost."""
-
-    @property
-    def compares(self) -> bool: ...
-
-
-class Roles(Protocol):
-    """The fields of an arm that are checked here."""
-
-    eviction: str
-    eviction_options: dict[str, Any]
-    admission: str
-    admission_options: dict[str, Any]
-    cost: str | None
-    cost_options: dict[str, Any]
-    sharing: str
-    policy: str | None
-
-    @property
-    def placement(self) -> Compares: ...
-
-    @property
-    def policy_name(self) -> str: ...
-
-    @property
-    def foresees(self) -> str: ...
-
-
-def check_eviction(arm: str, roles: Roles) -> None:
+def check_eviction(arm: str, roles: Strategy) -> None:
     """Raise ValueError for an invalid eviction order, naming the arm."""
     one_of(f"{arm}.eviction", roles.eviction, EVICTION_ORDERS)
     chosen, options = f"eviction={roles.eviction}", roles.eviction_options
@@ -63,7 +37,7 @@ def check_eviction(arm: str, roles: Roles) -> None:
         raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
 
 
-def check_admission(arm: str, roles: Roles) -> None:
+def check_admission(arm: str, roles: Strategy) -> None:
     """Raise ValueError for an invalid admission rule, naming the arm."""
     one_of(f"{arm}.admission", roles.admission, ADMISSIONS)
     chosen, options = f"admission={roles.admission}", roles.admission_options
@@ -73,7 +47,7 @@ def check_admission(arm: str, roles: Roles) -> None:
         raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected admission=always or policy=tree")
 
 
-def check_cost(arm: str, roles: Roles, model: ModelSpec) -> None:
+def check_cost(arm: str, roles: Strategy, model: ModelSpec) -> None:
     """Raise ValueError for an invalid cost, or one that no rule of the arm reads, naming the arm."""
     if roles.cost is None:
         for key in roles.cost_options:

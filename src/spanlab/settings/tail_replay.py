@@ -73,6 +73,3 @@ class TailReplay:
         for gap in self.gaps:
             if not 1 <= gap < prompt:
                 raise ValueError(f"gaps={gap}: expected 1 to {prompt - 1} tokens, less than documents x tokens")
-
-
-SCHEMAS: dict[tuple[str | None, str], type[TailReplay]] = {(None, "base_tail_replay"): TailReplay}

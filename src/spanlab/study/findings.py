@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from spanlab.analysis.families import MeasuredArm
 from spanlab.report.tables import Table
 from spanlab.settings import Study
 from spanlab.study.machine.device import EngineFacts
@@ -53,6 +56,15 @@ class Finished:
     shares: Mapping[float, float] = field(default_factory=dict)
     arms: Arms | None = None
 
+    @property
+    def measured(self) -> list[MeasuredArm]:
+        """The arms that completed, for comparisons of families."""
+        return [MeasuredArm(result.data.name, result.data.summary, result.ttft_sums) for result in self.results]
+
+    def noise_sentence(self, refused: str) -> str:
+        """Sentence why the study reports no `refused`, such as speedups; empty on a calm machine and in simulations."""
+        return self.noise.sentence(refused) if self.noise else ""
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -77,4 +89,14 @@ class Findings:
         return (*self.tables, *self.further)
 
 
-Analysis = Callable[[Finished], Findings]
+def draws(function: str, *data: Any) -> Callable[[], Figure | None]:
+    """Return a picklable function that draws a figure.
+
+    `function`  MODULE:NAME below `spanlab.report`; imported where it draws, for matplotlib takes half a second to load
+    """
+    return partial(_draw, f"spanlab.report.{function}", *data)
+
+
+def _draw(function: str, *data: Any) -> Figure | None:
+    figure: Figure | None = resolve_name(function)(*data)
+    return figure

@@ -10,13 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from rich.console import Console
 
 from spanlab import build
 from spanlab.plugins import fingerprints
-from spanlab.report import faces
-from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
 from spanlab.study import checks
@@ -44,8 +41,9 @@ from spanlab.study.output.arm_files import ArmFiles
 from spanlab.study.output.config import GROWING, as_yaml
 from spanlab.study.output.folder import RunFolder
 from spanlab.study.output.report import Report
+from spanlab.study.output.results import write_results
 from spanlab.study.prepare import LoadFunction, check_and_load
-from spanlab.study.progress import ArmProgress, print_line
+from spanlab.study.progress import arm_progress, print_line
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
@@ -117,11 +115,10 @@ class _StudyRun:
     @cached_property
     def files(self) -> dict[str, ArmFiles]:
         """Files of each arm that has runs."""
-        folder = self.folder
-        log = folder.steps, readings_of(folder.work)
+        folder = self.folder.work
         runs = self.study.serves and not needed(self.study, POINTS)
         arms = [arm for arm in self.study.chosen() if runs and cells(self.study, arm)]
-        return {arm: ArmFiles(folder.records(arm), folder.runs(arm), *log) for arm in arms}
+        return {arm: ArmFiles.of_arm(folder, arm, readings_of(folder)) for arm in arms}
 
     @cached_property
     def repeat_row(self) -> Row | None:
@@ -151,9 +148,7 @@ class _StudyRun:
         """Return the study with request rates for its `load.shares`; this measures the saturation rate first."""
         if not self.study.load.shares:
             return self
-        folder = self.folder.work / "saturation"
-        readings = readings_of(self.folder.work)
-        files = ArmFiles(folder / "records.jsonl", folder / "runs.jsonl", folder / "steps", readings)
+        files = ArmFiles.alone(self.folder.work / "saturation", readings_of(self.folder.work))
         measured = measure_saturation(self.study, self.workload, files, self.folder.work, self.console)
         study = at_saturation_shares(self.study, measured)
         return replace(self, study=study, saturation=measured, shares=self.study.load.shares)
@@ -173,7 +168,7 @@ class _StudyRun:
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
             if self.study.plugins:
                 summary["plugins"] = fingerprints(self.study.plugins)
-            self._write(summary, [table for result in findings for table in result.every_table])
+            write_results(summary, [table for result in findings for table in result.every_table], self.folder.work)
             self.folder.complete()
             figures = self._draw(arms, findings) if self.study.output.figures else []
         paths = [path.relative_to(self.folder.work) for path in figures]
@@ -215,8 +210,8 @@ class _StudyRun:
         if BACKENDS[self.study.backend].interleaved and any(row.is_unfinished() for row in self.rows):
             arms.call(Worker.warm_up)
         running = arms.start(turns.schedule_tasks(self.study, self.rows))
-        with ArmProgress(self._totals(), self.console) as progress:
-            return arms.finish(running, progress.show, 0.2)
+        with arm_progress(self._totals(), self.console) as show:
+            return arms.finish(running, show, 0.2)
 
     def _totals(self) -> dict[str, int]:
         """Number of requests of each row."""
@@ -276,11 +271,6 @@ class _StudyRun:
         if self.saturation is not None:
             summary["saturation"] = asdict(self.saturation)
         return summary
-
-    def _write(self, summary: dict[str, Any], tables: list[Table]) -> None:
-        text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
-        (self.folder.work / "summary.json").write_bytes(text)
-        faces.write(tables, self.folder.work)
 
     def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
         """Draw every figure on the processes that ran the arms, and return the PNG files."""

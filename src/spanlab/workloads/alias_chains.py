@@ -25,6 +25,7 @@ _LONGEST_FACT = 7
 SHORTEST_DOCUMENT = _LONGEST_FACT + _SHORTEST
 #: Every number in a prompt has two digits and occurs once, so no number is a substring of another.
 NUMBERS = range(10, 100)
+MOST_DISTRACTORS = 2 * (len(NUMBERS) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ def alias_chains(count: int, document_words: int, distractors: int = 2, seed: in
 
     A distractor is half of another chain with the same verb and unit, so that only the alias leads to the answer.
     No name occurs in two questions. For one seed, the first questions do not depend on `count`. Answers are numbers.
+    `AliasQuestions` checks the ranges of the arguments.
     """
-    _check(count, document_words, distractors, seed)
     rng = np.random.default_rng(seed)
     mint = WordGenerator(rng)
     filler = tuple(mint.fresh() for _ in range(_FILLER_WORDS))
@@ -113,15 +114,3 @@ def _length(sentence: str) -> int:
 
 def _fillable(count: int) -> bool:
     return count == 0 or count >= _SHORTEST
-
-
-def _check(count: int, document_words: int, distractors: int, seed: int) -> None:
-    max_distractors = 2 * (len(NUMBERS) - 1)
-    for key, value, least, most in (
-        ("questions", count, 1, 1 << 12),
-        ("words", document_words, SHORTEST_DOCUMENT, 1 << 24),
-        ("distractors", distractors, 0, max_distractors),
-        ("seed", seed, 0, (1 << 63) - 1),
-    ):
-        if not least <= value <= most:
-            raise ValueError(f"workload.alias_questions.{key}={value}: expected a whole number from {least} to {most}")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from spanlab.checks import not_negative, one_of, positive
+from spanlab.checks import one_of
+from spanlab.core.request import Request
 from spanlab.queries import ChatTokenizer, Group, Message, describe
-from spanlab.workloads.alias_chains import AliasChain, alias_chains
+from spanlab.workloads.alias_chains import MOST_DISTRACTORS, SHORTEST_DOCUMENT, AliasChain, alias_chains
 from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.repeated_documents import ORDERS
 from spanlab.workloads.selection import Selection, selected_output_tokens
@@ -39,10 +40,15 @@ class AliasQuestions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("questions", "words"):
-            positive(f"workload.alias_questions.{key}", getattr(self, key))
-        for key in ("distractors", "seed"):
-            not_negative(f"workload.alias_questions.{key}", getattr(self, key))
+        for key, value, least, most in (
+            ("questions", self.questions, 1, 1 << 12),
+            ("words", self.words, SHORTEST_DOCUMENT, 1 << 24),
+            ("distractors", self.distractors, 0, MOST_DISTRACTORS),
+            ("seed", self.seed, 0, (1 << 63) - 1),
+        ):
+            if not least <= value <= most:
+                expected = f"expected a whole number from {least} to {most}"
+                raise ValueError(f"workload.alias_questions.{key}={value}: {expected}")
         for order in self.orders:
             one_of("workload.alias_questions.orders", order, ORDERS)
 
@@ -83,12 +89,9 @@ def _pair(
     group = number * len(options.orders) + options.orders.index(order)
     prompts = (("earlier", texts, _EARLIER, 1), ("question", moved, chain.question, output_tokens))
     for kind, documents, question, length in prompts:
-        request = describe(_query(documents, question), tokenizer, measure_delta=False).request(
-            group_id=group,
-            output_len=length,
-            cache_salt=f"{order} {number}",
-            answer=chain.answer if kind == "question" else None,
-        )
+        spans = describe(_query(documents, question), tokenizer, measure_delta=False).request_spans
+        answer = chain.answer if kind == "question" else None
+        request = Request(0, group, spans, output_len=length, cache_salt=f"{order} {number}", answer=answer)
         yield Labelled(request, {"kind": kind, "order": order if kind == "question" else ""})
 
 

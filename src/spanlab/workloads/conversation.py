@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import JsonRow, field, file_sha256, location, read_jsonl, shorten
+from spanlab.workloads.files import JsonRow, file_sha256, read_jsonl, shorten
 from spanlab.workloads.parquet import LARGEST_TOKEN
 from spanlab.workloads.selection import Selection, refuse_length_limit
 from spanlab.workloads.shape import FORMAT_VERSION, REUSABLE, Shape, committed
@@ -56,8 +56,8 @@ def read_trace(path: Path, kind: ProvenanceKind) -> Shape:
     The first block, which all prompts share, is marked reusable; the trace has no other boundaries.
     """
     rows = read_jsonl(path, KEY, EXPECTED)
-    lengths = np.array([_count(row, "input_length", path, 1) for row in rows], dtype=np.int64)
-    prompts = [_block_ids(row, length, path) for row, length in zip(rows, lengths.tolist(), strict=True)]
+    lengths = np.array([_count(row, "input_length", 1) for row in rows], dtype=np.int64)
+    prompts = [_block_ids(row, length) for row, length in zip(rows, lengths.tolist(), strict=True)]
     sample = _sample(prompts, lengths)
     spans, requests = _spans([prompts[index] for index in sample], lengths[sample])
     flags = np.zeros(len(spans), dtype=np.uint8)
@@ -69,27 +69,23 @@ def read_trace(path: Path, kind: ProvenanceKind) -> Shape:
         request_spans=np.array([span for request in requests for span in request], dtype=np.int64),
         span_counts=np.array([len(request) for request in requests], dtype=np.int64),
         groups=np.array(_conversations([prompts[index] for index in sample]), dtype=np.int64),
-        output_lens=np.array([_count(rows[index], "output_length", path, 0) for index in sample]),
+        output_lens=np.array([_count(rows[index], "output_length", 0) for index in sample]),
         meta=_metadata(path, kind),
     )
 
 
-def _count(row: JsonRow, name: str, path: Path, least: int) -> int:
-    count: int = field(row, name, path, KEY, EXPECTED, int)
+def _count(row: JsonRow, name: str, least: int) -> int:
+    count: int = row.field(name, int)
     if not least <= count <= LARGEST_TOKEN:
-        raise ValueError(
-            f"{KEY}={location(row, path)} has {name}={count}; expected a whole number from {least} up, as {EXPECTED}"
-        )
+        raise row.error(f"{name}={count}", f"a whole number from {least} up, as {EXPECTED}")
     return count
 
 
-def _block_ids(row: JsonRow, length: int, path: Path) -> Ids:
-    ids = field(row, "hash_ids", path, KEY, EXPECTED, list)
-    if len(ids) != -(-length // BLOCK) or not all(isinstance(block, int) for block in ids):
-        raise ValueError(
-            f"{KEY}={location(row, path)} has hash_ids={shorten(ids)}; expected {-(-length // BLOCK)} whole numbers, "
-            f"one for each {BLOCK} of {length} tokens, as {EXPECTED}"
-        )
+def _block_ids(row: JsonRow, length: int) -> Ids:
+    ids, count = row.field("hash_ids", list), -(-length // BLOCK)
+    if len(ids) != count or not all(isinstance(block, int) for block in ids):
+        expected = f"{count} whole numbers, one for each {BLOCK} of {length} tokens, as {EXPECTED}"
+        raise row.error(f"hash_ids={shorten(ids)}", expected)
     return tuple(ids)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 
@@ -15,12 +14,6 @@ from spanlab.workloads.prompts import Document, Layout, Part
 from spanlab.workloads.tokenizer import TokenizerFile
 
 BATCH = 64
-
-
-class Advance(Protocol):
-    """Advance a progress bar by a number of texts."""
-
-    def __call__(self, count: int, /) -> None: ...
 
 
 def encode_documents(documents: Sequence[Document], layout: Layout, tokenizer: TokenizerFile) -> EncodedText:
@@ -100,8 +93,8 @@ def encode_texts(texts: Sequence[str], tokenizer: TokenizerFile) -> dict[str, To
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Advance]:
-    """Show a progress bar if stderr is a terminal."""
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar if stderr is a terminal; yield the function that advances it by a number of texts."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

@@ -9,9 +9,11 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import orjson
+
+Item = TypeVar("Item")
 
 _SHOWN = 40  # characters of a value in an error message
 ALTERNATIVES = "workload.source=shape, workload.source=local workload.path=..., or workload.source=hub with network"
@@ -84,14 +86,6 @@ def check_one_column(names: Sequence[str], column: str, path: Path, key: str, ex
         raise ValueError(f"{key}={path} has {columns} {column!r}; expected {expected}")
 
 
-class JsonRow(dict[str, Any]):
-    """JSON object of line `line` of a file."""
-
-    def __init__(self, fields: dict[str, Any], line: int) -> None:
-        super().__init__(fields)
-        self.line = line
-
-
 def read_jsonl(path: Path | None, key: str, expected: str) -> list[JsonRow]:
     """Read one JSON object per line; raise ValueError, naming `key`, for a missing, broken or empty file."""
     path = existing_file(path, key, expected)
@@ -112,37 +106,45 @@ _JSON_TYPES: dict[type | tuple[type, ...], str] = {
 }
 
 
-def location(row: object, path: Path | str) -> str:
-    """Return the file, with the line of a row of `read_jsonl`."""
-    return f"{path} line {row.line}" if isinstance(row, JsonRow) else str(path)
+class JsonRow(dict[str, Any]):
+    """JSON object, with what error messages say about it.
 
-
-def field(
-    row: Any, name: str, path: Path | str, key: str, expected: str, kind: type | tuple[type, ...] = object
-) -> Any:
-    """Return `row[name]`; raise ValueError, naming file, line and value, if it is missing or not of type `kind`.
-
-    `row`  row of `read_jsonl`, or a value inside one: then `path` is the row's `location`
+    `location`  setting, file and line; an object inside a row has the location of the row
+    `expected`  content that the file should have
     """
-    subject = f"{key}={location(row, path)}"
-    if not isinstance(row, dict):
-        raise ValueError(f"{subject} has {shorten(row)}, not an object with {name}; expected {expected}")
-    if name not in row:
-        raise ValueError(f"{subject} has no field {name!r}; expected {expected}")
-    value = row[name]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not object):
-        raise ValueError(f"{subject} has {name}={shorten(value)}, not {_JSON_TYPES[kind]}; expected {expected}")
-    return value
 
+    def __init__(self, fields: dict[str, Any], location: str, expected: str) -> None:
+        super().__init__(fields)
+        self.location, self.expected = location, expected
 
-def strings(row: Any, name: str, path: Path | str, key: str, expected: str) -> list[str]:
-    """Return `row[name]`, a list of strings, with the errors of `field`."""
-    texts: list[str] = field(row, name, path, key, expected, list)
-    wrong = next((text for text in texts if not isinstance(text, str)), "")
-    if wrong != "":
-        subject = f"{key}={location(row, path)}"
-        raise ValueError(f"{subject} has {shorten(wrong)} in {name}, not a string; expected {expected}")
-    return texts
+    def error(self, problem: str, expected: str | None = None) -> ValueError:
+        """Return the error of a row that has this problem; `expected` None: the content of the file."""
+        return ValueError(f"{self.location} has {problem}; expected {expected or self.expected}")
+
+    def field(self, name: str, kind: type | tuple[type, ...] = object) -> Any:
+        """Return the value of a field; raise ValueError if it is missing or not of type `kind`."""
+        if name not in self:
+            raise self.error(f"no field {name!r}")
+        value = self[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not object):
+            raise self.error(f"{name}={shorten(value)}, not {_JSON_TYPES[kind]}")
+        return value
+
+    def list_of(self, name: str, kind: type[Item]) -> list[Item]:
+        """Return a field that is a list of values of type `kind`, with the errors of `field`."""
+        values: list[Item] = self.field(name, list)
+        for value in values:
+            if not isinstance(value, kind):
+                raise self.error(f"{shorten(value)} in {name}, not {_JSON_TYPES[kind]}")
+        return values
+
+    def rows(self, name: str) -> list[JsonRow]:
+        """Return a field that is a list of objects."""
+        return [JsonRow(fields, self.location, self.expected) for fields in self.list_of(name, dict)]
+
+    def row(self, name: str) -> JsonRow:
+        """Return a field that is an object."""
+        return JsonRow(self.field(name, dict), self.location, self.expected)
 
 
 def shorten(value: object) -> str:
@@ -176,4 +178,4 @@ def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[JsonRow]:
             raise ValueError(f"{key}={path} line {number} is not JSON ({error}); expected {expected}") from error
         if not isinstance(row, dict):
             raise ValueError(f"{key}={path} line {number} is {shorten(row)}, not a JSON object; expected {expected}")
-        yield JsonRow(row, number)
+        yield JsonRow(row, f"{key}={path} line {number}", expected)

@@ -6,6 +6,7 @@ A log format reads the requests into columns. Selected requests get token ids wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import overload
 
@@ -27,9 +28,7 @@ from spanlab.workloads.workload import Provenance, ProvenanceKind, Workload
 def measured(log: LogSettings, selection: Selection) -> Workload:
     """Return the committed shape of the RAGPulse trace as a log."""
     columns, shape = Columns(), committed("ragpulse", None)
-    for number, entry in enumerate(entries(shape)):
-        if number == log.requests:
-            break
+    for entry in islice(entries(shape), log.requests):
         columns.add(entry)
     return _workload(columns.log("ragpulse", Ids.CONTENT, None, (CONTENT,)), "RAGPulse trace", "measured shape")
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from spanlab.workloads import prompts
 from spanlab.workloads.encoding import encode_documents, encode_texts
-from spanlab.workloads.files import JsonRow, field, location, read_csv, read_jsonl, strings
+from spanlab.workloads.files import JsonRow, read_csv, read_jsonl
 from spanlab.workloads.parquet import LARGEST_TOKEN
 from spanlab.workloads.prompts import Document, Question
 from spanlab.workloads.selection import Selection, select
@@ -41,7 +41,7 @@ def model(lengths_path: Path, questions_path: Path | None, words_path: Path | No
             _texts(tales, "story", questions_path, QUESTIONS_KEY, QUESTIONS_EXPECTED), tokenizer
         ),
     }
-    shape = _stub_shape(assign_questions(_questions(tales, questions_path), len(word_counts)), tokenizer, ratios)
+    shape = _stub_shape(assign_questions(_questions(tales), len(word_counts)), tokenizer, ratios)
     return _with_document_lengths(shape, np.rint(word_counts * ratios["quality"]).astype(np.int64))
 
 
@@ -54,7 +54,7 @@ def tokens_per_word(texts: Sequence[str], tokenizer: TokenizerFile) -> float:
 
 def _texts(rows: Sequence[JsonRow], name: str, path: Path | None, key: str, expected: str) -> list[str]:
     """Return a text of each row; raise ValueError if there is no word in any."""
-    texts = [field(row, name, str(path), key, expected, str) for row in rows]
+    texts = [row.field(name, str) for row in rows]
     if not any(map(str.split, texts)):
         raise ValueError(f"{key}={path} has no word in any {name}; expected {expected}")
     return texts
@@ -87,14 +87,13 @@ def _story_words(path: Path) -> NDArray[np.float64]:
     return np.array([int(row["story_word_count"]) for row in rows], dtype=np.float64)
 
 
-def _questions(tales: Sequence[JsonRow], path: Path | None) -> list[Question]:
+def _questions(tales: Sequence[JsonRow]) -> list[Question]:
     """Return distinct questions; a repeated question has the answers of its first occurrence."""
     distinct: dict[str, Question] = {}
     for row in tales:
-        names = location(row, str(path)), QUESTIONS_KEY, QUESTIONS_EXPECTED
-        for entry in field(row, "questions", str(path), QUESTIONS_KEY, QUESTIONS_EXPECTED, list):
-            text = field(entry, "question", *names, str).strip()
-            distinct.setdefault(text, Question(text, answers=tuple(strings(entry, "answers", *names))))
+        for entry in row.rows("questions"):
+            text = entry.field("question", str).strip()
+            distinct.setdefault(text, Question(text, answers=tuple(entry.list_of("answers", str))))
     return list(distinct.values())
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import SourceUnavailable, read_csv
+from spanlab.workloads.files import JsonRow, SourceUnavailable, read_csv
 from spanlab.workloads.prompts import Document, Question
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
 from spanlab.workloads.text_source import hub_rows, text_corpus
 from spanlab.workloads.tokenizer import find_tokenizer
 
+HUB_EXPECTED = "rows with document{id, text}, question{text} and answers[{text}]"
 HUB = "deepmind/narrativeqa"
 SPLIT = "validation"
 KEY = "workload.path"
@@ -42,7 +42,7 @@ def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> C
     """Load NarrativeQA from the hub, which has one row per question with its story."""
     find_tokenizer(tokenizer)  # reports a missing tokenizer before a download of minutes
     nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {HUB} {SPLIT}"
-    documents = _hub_documents(hub_rows(HUB, SPLIT))
+    documents = _hub_documents(hub_rows(HUB, SPLIT, HUB_EXPECTED))
     return text_corpus(("narrativeqa", "hub text", nouns), documents, prompts.NARRATIVEQA, tokenizer, cache_dir)
 
 
@@ -68,13 +68,14 @@ def _story(folder: Path, name: str) -> str:
     raise SourceUnavailable(f"{KEY}={folder} has no story {name}.content; expected {EXPECTED}")
 
 
-def _hub_documents(rows: Iterable[dict[str, Any]]) -> list[Document]:
+def _hub_documents(rows: Iterable[JsonRow]) -> list[Document]:
     stories: dict[str, str] = {}
     questions: dict[str, list[Question]] = {}
     for row in rows:
-        name = row["document"]["id"]
-        stories.setdefault(name, row["document"]["text"].strip())
-        question = _question(row["question"]["text"], [answer["text"] for answer in row["answers"]])
+        document, answers = row.row("document"), row.rows("answers")
+        name = document.field("id", str)
+        stories.setdefault(name, document.field("text", str).strip())
+        question = _question(row.row("question").field("text", str), [answer.field("text", str) for answer in answers])
         questions.setdefault(name, []).append(question)
     return [Document(stories[name], tuple(listed)) for name, listed in questions.items()]
 

@@ -31,7 +31,7 @@ def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | Non
     Retrieval draws from the rows; they are not served themselves.
     """
     rows = read_jsonl(path, quality.KEY, quality.EXPECTED)
-    documents = [_without_options(document) for document in quality.articles(rows, path)]
+    documents = [_without_options(document) for document in quality.articles(rows)]
     check_not_empty(NAME, documents)
     tokenizer_file = find_tokenizer(tokenizer)
     key = cache_key(NAME, documents, prompts.RAG, tokenizer_file.sha256)

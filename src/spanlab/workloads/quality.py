@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import field, location, read_jsonl, strings
+from spanlab.workloads.files import JsonRow, read_jsonl
 from spanlab.workloads.prompts import Document, Question, option_line
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
@@ -30,7 +29,7 @@ def measured(path: Path | None = None) -> Corpus:
 @workload("quality", "local")
 def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """Read QuALITY from a jsonl file: the official one, or one article per row with `gold_index`."""
-    documents = articles(read_jsonl(path, KEY, EXPECTED), path)
+    documents = articles(read_jsonl(path, KEY, EXPECTED))
     nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {path.name}"
     return text_corpus(("quality", "local text", nouns), documents, prompts.QUALITY, tokenizer, cache_dir)
 
@@ -39,42 +38,38 @@ def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | Non
 def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """Load QuALITY from the hub, which has one row per question with its article."""
     find_tokenizer(tokenizer)  # reports a missing tokenizer before a download of minutes
-    rows = hub_rows(HUB, SPLIT)
+    documents = articles(hub_rows(HUB, SPLIT, EXPECTED))
     nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {HUB} {SPLIT}"
-    return text_corpus(("quality", "hub text", nouns), articles(rows, HUB), prompts.QUALITY, tokenizer, cache_dir)
+    return text_corpus(("quality", "hub text", nouns), documents, prompts.QUALITY, tokenizer, cache_dir)
 
 
-def articles(rows: Iterable[dict[str, Any]], path: Path | str) -> list[Document]:
+def articles(rows: Iterable[JsonRow]) -> list[Document]:
     """Group the question sets of different writers by article, in order of first appearance."""
     questions: dict[tuple[str, str], list[Question]] = {}
     for row in rows:
         name = row.get("article_id", row.get("doc_id"))
         if name is None:
-            field(row, "article_id", path, KEY, EXPECTED)
-        text = field(row, "article", path, KEY, EXPECTED, str).strip()
-        questions.setdefault((str(name), text), []).extend(_questions(row, path))
+            row.field("article_id")
+        text = row.field("article", str).strip()
+        entries = row.rows("questions") if "questions" in row else [row]
+        questions.setdefault((str(name), text), []).extend(map(_question, entries))
     return [Document(text, tuple(listed)) for (_, text), listed in questions.items()]
 
 
-def _questions(row: dict[str, Any], path: Path | str) -> Iterator[Question]:
-    entries = field(row, "questions", path, KEY, EXPECTED, list) if "questions" in row else [row]
-    subject = location(row, path) if "questions" in row else path
-    for entry in entries:
-        text = field(entry, "question", subject, KEY, EXPECTED, str)
-        options = tuple(option.strip() for option in strings(entry, "options", subject, KEY, EXPECTED))
-        yield Question(text.strip(), options, _gold(entry, options, subject))
+def _question(row: JsonRow) -> Question:
+    text = row.field("question", str).strip()
+    options = tuple(option.strip() for option in row.list_of("options", str))
+    return Question(text, options, _gold(row, options))
 
 
-def _gold(entry: dict[str, Any], options: tuple[str, ...], path: Path | str) -> tuple[str, ...]:
+def _gold(row: JsonRow, options: tuple[str, ...]) -> tuple[str, ...]:
     """Return the gold option's line; empty if the file has no labels, as in the test split."""
-    labels = {name: entry[name] for name in ("gold_label", "gold_index") if entry.get(name) is not None}
+    labels = {name: row[name] for name in ("gold_label", "gold_index") if row.get(name) is not None}
     for name in labels:
-        field(entry, name, path, KEY, EXPECTED, int)
+        row.field(name, int)
     if not labels:
         return ()
     index = labels["gold_label"] - 1 if "gold_label" in labels else labels["gold_index"]
     if not 0 <= index < len(options):
-        raise ValueError(
-            f"{KEY}={location(entry, path)} has the gold option number {index} of {len(options)}; expected {EXPECTED}"
-        )
+        raise row.error(f"the gold option number {index} of {len(options)}")
     return (option_line(index, options[index]),)

@@ -81,9 +81,10 @@ def _render(
             rendered = describe(query_line.query, tokenizer)
         assert rendered.retokenisation_delta is not None, "describe() measures the delta by default"
         deltas += rendered.retokenisation_delta
-        request = rendered.request(
+        request = Request(
             number,
-            group_id=group,
+            group,
+            rendered.request_spans,
             output_len=_output_len(query_line, tokenizer, selection),
             arrived_at=round((query_line.arrived_s or 0) * 1e9),
             cache_salt=query_line.cache_salt or "",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spanlab.checks import one_of
+from spanlab.checks import not_negative, one_of, positive, share
 from spanlab.core.request import Tokens
 from spanlab.workloads import passages
 from spanlab.workloads.corpus import Corpus, Expand, Row
@@ -60,18 +60,14 @@ class Rag:
 
     def __post_init__(self) -> None:
         for key in ("k", "requests", "system_tokens", "passage_tokens"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"workload.rag.{key}={value}; expected a whole number from 1 up")
+            positive(f"workload.rag.{key}", getattr(self, key))
         for key in ("zipf", "passage_zipf"):
             if not 0 <= getattr(self, key) <= STEEPEST:
                 raise ValueError(f"workload.rag.{key}={getattr(self, key)}; expected an exponent from 0 to {STEEPEST}")
-        if not 0 <= self.noise <= 1:
-            raise ValueError(f"workload.rag.noise={self.noise}; expected a share from 0 to 1")
+        share("workload.rag.noise", self.noise)
         one_of("workload.rag.order", self.order, ORDERS)
         for key in ("seed", "novel"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"workload.rag.{key}={getattr(self, key)}; expected a number from 0 up")
+            not_negative(f"workload.rag.{key}", getattr(self, key))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.checks import one_of
+from spanlab.checks import one_of, positive
 from spanlab.core.request import Tokens
 from spanlab.workloads import ragpulse_trace
 from spanlab.workloads.corpus import Corpus, Expand
@@ -44,12 +44,8 @@ class RagPulse:
     independent: str = "passages"
 
     def __post_init__(self) -> None:
-        if self.requests is not None and self.requests < 1:
-            raise ValueError(f"workload.ragpulse.requests={self.requests}; expected a whole number from 1 up, or null")
-        for key in ("rate_rps", "speedup"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < np.inf:
-                raise ValueError(f"workload.ragpulse.{key}={value}; expected a number above zero")
+        for key in ("requests", "rate_rps", "speedup"):
+            positive(f"workload.ragpulse.{key}", getattr(self, key))
         if self.rate_rps is not None and self.speedup != 1.0:
             raise ValueError(
                 f"workload.ragpulse.speedup={self.speedup} with workload.ragpulse.rate_rps={self.rate_rps}; "

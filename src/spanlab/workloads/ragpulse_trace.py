@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.workloads.files import JsonRow, Label, SourceUnavailable, field, file_sha256, location, read_jsonl, shorten
+from spanlab.workloads.files import JsonRow, Label, SourceUnavailable, file_sha256, read_jsonl, shorten
 from spanlab.workloads.parquet import LARGEST_TOKEN
 from spanlab.workloads.shape import FORMAT_VERSION, INDEPENDENT, REUSABLE, Shape
 from spanlab.workloads.workload import ProvenanceKind
@@ -51,7 +51,7 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
         raise SourceUnavailable(f"{KEY}={folder} is not a folder; expected {EXPECTED}")
     tables = [_lengths(folder / kind.table, kind) for kind in KINDS]
     rows = read_jsonl(folder / TRACE, KEY, EXPECTED)
-    prompts = [list(_contents(row, number, tables, folder / TRACE)) for number, row in enumerate(rows)]
+    prompts = [list(_contents(row, tables)) for row in rows]
     numbers = _number_by_appearance([content for prompt in prompts for content in prompt])
     lengths = np.array([tables[kind][name] for kind, name in numbers], dtype=np.int64)
     return Shape(
@@ -60,8 +60,8 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
         flags=_flags(numbers, prompts),
         request_spans=np.array([numbers[content] for prompt in prompts for content in prompt], dtype=np.int64),
         span_counts=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
-        groups=_sessions(rows, folder / TRACE),
-        output_lens=_numbers(rows, "output_length", folder / TRACE, 1),
+        groups=_sessions(rows),
+        output_lens=_numbers(rows, "output_length", 1),
         meta={
             "format": FORMAT_VERSION,
             "name": "ragpulse",
@@ -69,35 +69,31 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
             "detail": "RAGPulse trace, {requests} requests of {documents} sessions",
             "inputs": {name: file_sha256(folder / name) for name in sorted([TRACE, *(kind.table for kind in KINDS)])},
         },
-        arrivals_s=_arrivals(_numbers(rows, "timestamp", folder / TRACE, 0), folder / TRACE),
+        arrivals_s=_arrivals(_numbers(rows, "timestamp", 0), folder / TRACE),
     )
 
 
 def _lengths(path: Path, kind: Kind) -> dict[int, int]:
     rows = read_jsonl(path, KEY, EXPECTED)
-    names = [field(row, kind.id_field, path, KEY, EXPECTED, int) for row in rows]
-    lengths = _numbers(rows, "token_length", path, 1).tolist()
+    names = [row.field(kind.id_field, int) for row in rows]
+    lengths = _numbers(rows, "token_length", 1).tolist()
     table = dict(zip(names, lengths, strict=True))
     if len(table) < len(rows):
         raise ValueError(f"{KEY}={path} lists a {kind.id_field} twice; expected {EXPECTED}")
     return table
 
 
-def _contents(row: JsonRow, number: int, tables: Sequence[dict[int, int]], path: Path) -> Iterator[Content]:
+def _contents(row: JsonRow, tables: Sequence[dict[int, int]]) -> Iterator[Content]:
     """Yield a request's components as (kind, id), in prompt order."""
-    components_by_kind = field(row, "hash_ids", path, KEY, EXPECTED, dict)
-    components = 0
+    components_by_kind, components = row.row("hash_ids"), 0
     for index, kind in enumerate(KINDS):
-        for name in field(components_by_kind, kind.field, location(row, path), KEY, EXPECTED, list):
+        for name in components_by_kind.field(kind.field, list):
             if not isinstance(name, int) or name not in tables[index]:
-                raise ValueError(
-                    f"{KEY}={path} has the {kind.id_field} {shorten(name)} in request {number}, which {kind.table} "
-                    f"lacks; expected {EXPECTED}"
-                )
+                raise row.error(f"the {kind.id_field} {shorten(name)}, which {kind.table} lacks")
             components += 1
             yield index, name
     if not components:
-        raise ValueError(f"{KEY}={path} has request {number} without any component; expected {EXPECTED}")
+        raise row.error("a request without any component")
 
 
 def _number_by_appearance(contents: Sequence[Any]) -> dict[Any, int]:
@@ -111,22 +107,19 @@ def _flags(numbers: dict[Content, int], prompts: Sequence[Sequence[Content]]) ->
     return flags
 
 
-def _sessions(rows: Sequence[JsonRow], path: Path) -> NDArray[np.int64]:
-    names = [field(row, "session_id", path, KEY, EXPECTED, Label) for row in rows]
+def _sessions(rows: Sequence[JsonRow]) -> NDArray[np.int64]:
+    names = [row.field("session_id", Label) for row in rows]
     numbers = _number_by_appearance(names)
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
-def _numbers(rows: Sequence[JsonRow], name: str, path: Path, minimum: int) -> NDArray[np.int64]:
+def _numbers(rows: Sequence[JsonRow], name: str, minimum: int) -> NDArray[np.int64]:
     """Return one field of all rows as integers; the trace stores its timestamps as text."""
-    values = [field(row, name, path, KEY, EXPECTED) for row in rows]
+    values = [row.field(name) for row in rows]
     for row, value in zip(rows, values, strict=True):
         digits = str(value)[:_MOST_DIGITS]
         if not digits.isdecimal() or not minimum <= int(digits) <= LARGEST_TOKEN:
-            raise ValueError(
-                f"{KEY}={location(row, path)} has {name}={shorten(value)}; expected a whole number from {minimum}, as "
-                f"{EXPECTED}"
-            )
+            raise row.error(f"{name}={shorten(value)}", f"a whole number from {minimum}, as {EXPECTED}")
     return np.array([int(value) for value in values], dtype=np.int64)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.checks import one_of
+from spanlab.checks import not_negative, one_of, positive, share
 from spanlab.core.request import Tokens
 from spanlab.workloads.corpus import Corpus, EncodedText, Row
 from spanlab.workloads.fresh_ids import FreshIds
@@ -55,19 +55,16 @@ class Synthetic:
 
     def __post_init__(self) -> None:
         for key in ("groups", "requests_per_group", "prompt_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"workload.synthetic.{key}={getattr(self, key)}; expected a whole number from 1 up")
+            positive(f"workload.synthetic.{key}", getattr(self, key))
         one_of("workload.synthetic.kind", self.kind, DISTRIBUTIONS)
         one_of("workload.synthetic.unit", self.unit, ("fraction", "tokens"))
         for key in ("value", "low", "high", "mean"):
-            if self.unit == "fraction" and not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"workload.synthetic.{key}={getattr(self, key)}; expected a fraction from 0 to 1")
+            if self.unit == "fraction":
+                share(f"workload.synthetic.{key}", getattr(self, key))
         if self.low > self.high:
             raise ValueError(f"workload.synthetic.low={self.low}; expected at most workload.synthetic.high={self.high}")
-        if self.seed < 0:
-            raise ValueError(f"workload.synthetic.seed={self.seed}; expected a number from 0 up")
-        if self.sd < 0:
-            raise ValueError(f"workload.synthetic.sd={self.sd}; expected a standard deviation from 0 up")
+        not_negative("workload.synthetic.seed", self.seed)
+        not_negative("workload.synthetic.sd", self.sd)
 
 
 @workload("synthetic", "modelled")

@@ -8,7 +8,7 @@ import numpy as np
 
 from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import SourceUnavailable, field, read_jsonl, read_text
+from spanlab.workloads.files import SourceUnavailable, read_jsonl, read_text
 from spanlab.workloads.parquet import read_columns, token_lists
 from spanlab.workloads.prompts import Document, Part, Question
 from spanlab.workloads.shape import committed
@@ -50,7 +50,7 @@ def read_queries(path: Path | None) -> list[str]:
     """Return distinct user queries in file order; rows of a `kind` other than chat, such as search, are left out."""
     rows = read_jsonl(path, QUERIES_KEY, QUERIES_EXPECTED)
     chat = [row for row in rows if row.get("kind", "chat") == "chat"]
-    texts = (field(row, "query", str(path), QUERIES_KEY, QUERIES_EXPECTED, str).strip() for row in chat)
+    texts = (row.field("query", str).strip() for row in chat)
     queries = list(dict.fromkeys(text for text in texts if text))
     if not queries:
         raise ValueError(f"{QUERIES_KEY}={path} holds no chat query; expected {QUERIES_EXPECTED}")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from spanlab.models.hub import look_for_network
 from spanlab.workloads.cache import cache_key, load_or_build
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.encoding import encode_documents, encode_parts
-from spanlab.workloads.files import SourceUnavailable
+from spanlab.workloads.files import JsonRow, SourceUnavailable
 from spanlab.workloads.joints import Joints
 from spanlab.workloads.prompts import Document, Layout, Question
 from spanlab.workloads.shape import shared_length
@@ -63,16 +62,20 @@ def check_not_empty(name: str, documents: Sequence[Document]) -> None:
             raise ValueError(f"workload.kind={name} has an empty document, number {number}; expected text in each")
 
 
-def hub_rows(dataset: str, split: str) -> Any:
-    """Load the rows of one split from the hub or its local cache; raise SourceUnavailable if neither has it."""
+def hub_rows(dataset: str, split: str, expected: str) -> Iterator[JsonRow]:
+    """Load the rows of one split from the hub or its local cache; raise SourceUnavailable if neither has it.
+
+    `expected`  content of the rows, for error messages
+    """
     look_for_network()
     import datasets
 
     # The client logs every retry, and one error at the end is enough.
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     try:
-        return datasets.load_dataset(dataset, split=split)
+        rows = datasets.load_dataset(dataset, split=split)
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise SourceUnavailable(
             f"workload.source=hub cannot load {dataset} ({type(error).__name__}); expected a reachable hub"
         ) from error
+    return (JsonRow(row, f"workload.source=hub row {number} of {dataset}", expected) for number, row in enumerate(rows))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spanlab.errors import is_user_error, sentence
-from spanlab.main import CONF, compose
+from spanlab.main import compose
 from spanlab.out_of_memory import OutOfMemoryError, out_of_memory
 from spanlab.study.execution import backends
 from spanlab.study.run import run_study
@@ -187,7 +187,7 @@ def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch
         run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
     assert is_user_error(caught.value)
-    message = sentence(caught.value, CONF)
+    message = sentence(caught.value)
     assert message.startswith("memory ran out outside an arm (no more memory); expected more memory")
 
 
@@ -195,14 +195,14 @@ def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch
 def test_memory_outside_an_arm_gets_a_sentence(error: str):
     raised = ERRORS[error][0] if error in ERRORS else RuntimeError("can't start new thread")
     assert is_user_error(raised)
-    assert sentence(raised, CONF)
+    assert sentence(raised)
     assert not is_user_error(RuntimeError("shapes do not match"))
 
 
 @pytest.mark.parametrize("error", [BrokenProcessPool(), CancelledError(), TimeoutError(), OSError(), ValueError()])
 def test_no_mistake_has_an_empty_sentence(error: Exception):
     assert is_user_error(error)
-    assert sentence(error, CONF)
+    assert sentence(error)
 
 
 def test_any_other_error_still_ends_the_study(failing, run_here, tmp_path: Path):

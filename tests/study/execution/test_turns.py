@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from spanlab.core.request import Request, Span
 from spanlab.main import compose
 from spanlab.study.execution import turns
+from spanlab.study.execution.backends import RealEngine
 from spanlab.study.execution.cells import ArmFiles, cells
 from spanlab.study.execution.turns import Row
-from spanlab.study.execution.warm_up import warm_requests, warm_up
+from spanlab.study.execution.warm_up import warm_requests
 from spanlab.study.fidelity import calibration
 from spanlab.study.machine import aa
 from spanlab.study.run import run_study
@@ -90,9 +92,16 @@ def test_warm_up_serves_short_and_long_prompts_twice_and_then_short_ends():
     assert [request.id for request in selected] == list(range(10))
     arrived = [request.arrived_at for request in selected]
     assert arrived[:3] == [0, 0, 0] < arrived[3:6] and len(set(arrived[6:])) == 4 and arrived == sorted(arrived)
-    served = []
-    warm_up(["a", "b"], requests[:1], lambda arm, batch: served.append((arm, [item.num_tokens for item in batch])))
-    assert served == [("a", [5, 5, 2, 4]), ("b", [5, 5, 2, 4])]
+    assert [request.num_tokens for request in warm_requests(requests[:1])] == [5, 5, 2, 4]
+
+
+def test_every_arm_warms_up_without_a_record(monkeypatch):
+    pytest.importorskip("torch")
+    study, jobs = compose("pic_clean", [*SMALL]), []
+    monkeypatch.setattr(RealEngine, "_serve", lambda engine, job, write, clock: jobs.append(job))
+    RealEngine(study).warm_up([prompt(7, 5)])
+    assert [job.strategy for job in jobs] == [study.arms[name] for name in study.chosen()]
+    assert all(job.requests and str(job.steps) == os.devnull for job in jobs)
 
 
 @pytest.fixture(scope="module")

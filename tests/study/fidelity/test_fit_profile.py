@@ -105,8 +105,7 @@ def test_shapes_that_were_measured_are_not_measured_again(tmp_path: Path, failin
 def _files(folder: Path):
     from spanlab.study.output.arm_files import ArmFiles
 
-    paths = {arm: (folder / "records" / f"{arm}.jsonl", folder / "runs" / f"{arm}.jsonl") for arm in ("none", "radix")}
-    return {arm: ArmFiles(*arm_paths, folder / "steps", None) for arm, arm_paths in paths.items()}
+    return {arm: ArmFiles.of_arm(folder, arm) for arm in ("none", "radix")}
 
 
 @pytest.mark.parametrize(

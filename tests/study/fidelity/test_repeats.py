@@ -139,7 +139,7 @@ def test_without_a_profile_shapes_take_turns_with_the_repeats(tmp_path: Path):
     study = calibration.interleaved_calibration(settings(tmp_path, *OWN), (Request(0, 0, (Span(list(range(20))),)),))
     assert study.design.repeats == 3
     folder = folder / "calibration"
-    files = ArmFiles(folder / "records" / "none.jsonl", folder / "runs" / "none.jsonl", folder / "steps", None)
+    files = ArmFiles.of_arm(folder, "none")
     assert [row.get("repeat", 0) for row in files.finished()] == [0, 0, 1, 1, 2, 2]
     points = points_of(study, {"none": files})
     assert (measured.shapes, measured.steps) == (2, len(points))

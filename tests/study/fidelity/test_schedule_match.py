@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -75,7 +76,7 @@ def run(tmp_path_factory) -> Run:
     engine_run = Run(study, paced, [])
     policy, strategy = engine_run.policy(), study.arms[ARM]
     engine = build_engine(study, strategy, build_model(study), policy, paced)
-    with StepLog(folder / "steps.jsonl", policy, build.build_span_reads(strategy)) as log:
+    with closing(StepLog(folder / "steps.jsonl", policy, build.build_span_reads(strategy))) as log:
         rules = study.batch
         serve(paced, policy, rules, Creeping(engine), lambda record: None, on_step=log.ran)
     return replace(engine_run, log=read_steps(folder / "steps.jsonl"))

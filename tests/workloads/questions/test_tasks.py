@@ -129,7 +129,7 @@ def test_tasks_without_texts_or_answers_are_refused(document, problem):
         ({"questions": [{"question": "?", "answers": ["a"], "section": "9"}]}, "has a question about section '9' of 3"),
         ({"n_sections": 4}, "has no story with recognisable sections"),
         ({"story": None}, "line 1 has story=null, not a string"),
-        ({"questions": [1]}, "line 1 has 1, not an object with question"),
+        ({"questions": [1]}, "line 1 has 1 in questions, not an object"),
         ({"questions": [{"question": "?", "section": "1", "answers": [1]}]}, "line 1 has 1 in answers, not a string"),
     ],
 )

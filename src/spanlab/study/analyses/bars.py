@@ -42,9 +42,7 @@ def bars_of_study(finished: Finished) -> Findings:
 @OF_POINTS.register("bars")
 def bars_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the verdicts of all points of a sweep."""
-    verdicts_by_point = [
-        (value_text(point.value), point.summary["bars"]) for point in points if point.summary is not None
-    ]
+    verdicts_by_point = [(value_text(point.value), (point.summary or {})["bars"]) for point in points]
     return Findings(
         {"bars": [{"point": name, "verdicts": verdicts} for name, verdicts in verdicts_by_point]},
         tables=(bars_table(verdicts_by_point),),

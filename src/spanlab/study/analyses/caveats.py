@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from spanlab import build
 from spanlab.offline.pricing import DESCENT, LIMIT
@@ -30,60 +29,55 @@ INEXACT_REPLAY = (
 
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
     """Return every caveat of a study, most general first."""
-    has_spans = any(study.arms[name].spans is not None for name in study.chosen())
-    unknown: tuple[str, ...] = (UNKNOWN_QUALITY,) if has_spans and study.backend == "sim" else ()
-    unknown += _inexact(study)
-    no_baseline = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
-    runs = [run for arm in arms for run in arm.runs]
-    of_arms = (*describe_beaten(study, arms), *_loose_bounds(arms))
     return (
         *foreign_tokenizer(study),
-        *unknown,
+        *_inexact(study),
         *_drafted(study),
-        *no_baseline,
+        *([f"no speedups, for {study.baseline} failed"] if study.baseline in failed else []),
         *_recorded(study),
-        *_of_load(study, arms),
-        *_extrapolated(runs),
-        *of_arms,
+        *_saturated(study, arms),
+        *_unsettled(arms),
+        *_warmup(study, arms),
+        *_full_store(arms),
+        *_extrapolated(arms),
+        *describe_beaten(study, arms),
+        *_loose_bounds(arms),
     )
 
 
-def _loose_bounds(arms: Sequence[ArmData]) -> list[str]:
-    """Return a caveat where runs are too large for the tightest offline bound."""
-    if not any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms):
-        return []
-    return [f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"]
+def _loose_bounds(arms: Sequence[ArmData]) -> Iterator[str]:
+    """Yield a caveat where runs are too large for the tightest offline bound."""
+    if any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms):
+        yield f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"
 
 
-def _drafted(study: Study) -> tuple[str, ...]:
+def _drafted(study: Study) -> Iterator[str]:
     speculation = study.batch.speculation
     if not speculation.draft_tokens:
-        return ()
+        return
     accepted = (
         f"each of {speculation.draft_tokens} drafts per step is accepted with probability {speculation.acceptance:g}"
     )
     layers = f", and layers of the drafter ({speculation.draft_layers}) are as large as the model's"
     size = layers if speculation.has_kv else ""
-    return (f"speculative decoding: {accepted} if those before it are{size}: assumed, not measured",)
+    yield f"speculative decoding: {accepted} if those before it are{size}: assumed, not measured"
 
 
-def _inexact(study: Study) -> tuple[str, ...]:
+def _inexact(study: Study) -> Iterator[str]:
+    """Yield caveats about answers that the arms change and the simulator does not compute."""
+    if study.backend == "sim" and any(study.arms[name].spans is not None for name in study.chosen()):
+        yield UNKNOWN_QUALITY
     replays = {name: build.build_recovery(study.model, study.arms[name]).replay for name in study.chosen()}
     replayed = [name for name, replay in replays.items() if replay is not None and not replay.exact]
     rounded = [name for name in study.chosen() if study.arms[name].state_format != "native"]
-    sentences = ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded))
-    return tuple(sentence.format(", ".join(names)) for sentence, names in sentences if names)
+    for sentence, names in ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded)):
+        if names:
+            yield sentence.format(", ".join(names))
 
 
-def _recorded(study: Study) -> tuple[str, ...]:
-    if study.draws_arrivals():
-        return ()
-    return ("arrivals are given and nothing is drawn: one seed is run, and intervals are over groups only",)
-
-
-def _of_load(study: Study, arms: Sequence[ArmData]) -> tuple[str, ...]:
-    sentences = (_saturated(study, arms), _unsettled(arms), _warmup(study, arms), _full_store(arms))
-    return tuple(sentence for sentence in sentences if sentence)
+def _recorded(study: Study) -> Iterator[str]:
+    if not study.draws_arrivals():
+        yield "arrivals are given and nothing is drawn: one seed is run, and intervals are over groups only"
 
 
 def with_verdict(arms: Sequence[ArmData], verdict: str) -> list[str]:
@@ -91,44 +85,40 @@ def with_verdict(arms: Sequence[ArmData], verdict: str) -> list[str]:
     return [arm.name for arm in arms if arm.summary["stationarity"]["verdict"] == verdict]
 
 
-def _saturated(study: Study, arms: Sequence[ArmData]) -> str:
+def _saturated(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
     names = with_verdict(arms, SATURATED)
     if not names:
-        return ""
-    load = load_words(study)
+        return
     no_speedups = f"; no speedups, for {study.baseline} is one of them" if study.baseline in names else ""
-    return (
-        f"saturated at {load}: {', '.join(names)}: the queue grows as long as requests arrive, so that mean delays "
-        f"depend on the length of the run{no_speedups}"
+    yield (
+        f"saturated at {load_words(study)}: {', '.join(names)}: the queue grows as long as requests arrive, so that "
+        f"mean delays depend on the length of the run{no_speedups}"
     )
 
 
-def _unsettled(arms: Sequence[ArmData]) -> str:
-    names = with_verdict(arms, UNSETTLED)
-    if not names:
-        return ""
-    return f"not settled: {', '.join(names)}: MSER-5 finds no end of the warm-up in the first half of the run"
+def _unsettled(arms: Sequence[ArmData]) -> Iterator[str]:
+    if names := with_verdict(arms, UNSETTLED):
+        yield f"not settled: {', '.join(names)}: MSER-5 finds no end of the warm-up in the first half of the run"
 
 
-def _warmup(study: Study, arms: Sequence[ArmData]) -> str:
+def _warmup(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
     if len(with_verdict(arms, TOO_SHORT)) == len(arms):
-        return "too few requests to detect a warm-up: fewer than 100 per seed"
+        yield "too few requests to detect a warm-up: fewer than 100 per seed"
+        return
     warmups = [arm.summary["stationarity"]["warmup_requests"] or 0 for arm in arms]
-    if not warmups or not max(warmups) or study.warmup_fraction:
-        return ""
-    return (
-        f"delays include the warm-up from an empty cache, {min(warmups)} to {max(warmups)} requests by MSER-5; "
-        "warmup_fraction=0.5 leaves it out"
-    )
+    if any(warmups) and not study.warmup_fraction:
+        yield (
+            f"delays include the warm-up from an empty cache, {min(warmups)} to {max(warmups)} requests by MSER-5; "
+            "warmup_fraction=0.5 leaves it out"
+        )
 
 
-def _full_store(arms: Sequence[ArmData]) -> str:
-    if not measures.bytes_say_little(arms):
-        return ""
-    return (
-        "no Pareto figures: the store is full, so that resident bytes equal the budget, whatever the arm; sweep the "
-        'budget instead: sweep=["store.total_gib=A,B,C"]'
-    )
+def _full_store(arms: Sequence[ArmData]) -> Iterator[str]:
+    if measures.bytes_say_little(arms):
+        yield (
+            "no Pareto figures: the store is full, so that resident bytes equal the budget, whatever the arm; sweep "
+            'the budget instead: sweep=["store.total_gib=A,B,C"]'
+        )
 
 
 def load_words(study: Study) -> str:
@@ -140,13 +130,12 @@ def load_words(study: Study) -> str:
     return "the given arrivals" if rate is None else f"{rate:g}/s{per}"
 
 
-def _extrapolated(runs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return a caveat about steps outside the fitted range of the timing model, most frequent features first."""
+def _extrapolated(arms: Sequence[ArmData]) -> Iterator[str]:
+    """Yield a caveat about steps outside the fitted range of the timing model, most frequent features first."""
     steps: Counter[str] = Counter()
-    for run in runs:
+    for run in (run for arm in arms for run in arm.runs):
         steps.update(run["beyond"])
-    if not steps:
-        return ()
     # A run of equal decode steps counts once.
     features = ", ".join(f"{name} in {count:,} steps" for name, count in steps.most_common())
-    return (f"timing beyond what its profile was measured on: {features}",)
+    if features:
+        yield f"timing beyond what its profile was measured on: {features}"

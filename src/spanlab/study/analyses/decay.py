@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from spanlab import build
-from spanlab.analysis.decay import Decay, Floats, Stream, decay_of
+from spanlab.analysis.decay import Floats, Stream, decay_of
 from spanlab.analysis.outputs import read_scores
 from spanlab.core.passages import novel_requests
 from spanlab.core.request import Request
@@ -18,12 +16,9 @@ from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.head import footer
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.numbers.results import family
 from spanlab.study.output.arm_files import Cell
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @ANALYSES.register("decay")
@@ -41,12 +36,12 @@ def decay(finished: Finished) -> Findings:
         name: decay_of(streams, arm_runs, runs[study.baseline], _changes(losses[name], losses[study.baseline]))
         for name, arm_runs in runs.items()
     }
-    noise = finished.noise.sentence("speedups") if finished.noise else ""
+    noise = finished.noise_sentence("speedups")
     families = {name: family(study.arms[name]) for name in arms}
     return Findings(
         summary={"decay": {name: arm.summary() for name, arm in arms.items()}},
         tables=(decay_table(f"{finished.name} · {footer(finished)}", arms, study.baseline),),
-        figures={"decay": partial(_draw, arms, families, study.baseline, footer(finished))},
+        figures={"decay": draws("analyses.decay_figure:draw_decay", arms, families, study.baseline, footer(finished))},
         caveats=(f"{noise}; they are shown all the same",) if noise else (),
     )
 
@@ -78,13 +73,7 @@ def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:
     return streams
 
 
-def _draw(arms: Mapping[str, Decay], families: Mapping[str, str], baseline: str, footer: str) -> Figure:
-    from spanlab.report.analyses.decay_figure import draw_decay  # matplotlib: half a second that only drawing needs
-
-    return draw_decay(arms, families, baseline, footer)
-
-
 @OF_POINTS.register("decay")
 def decay_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return every arm's gain before and after novel requests, at every point of a sweep."""
-    return Findings(summary={}, tables=(points_table([point for point in points if point.summary is not None]),))
+    return Findings(summary={}, tables=(points_table(points),))

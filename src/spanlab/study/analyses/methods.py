@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,11 @@ from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.methods import METHODS
 from spanlab.study.analyses.head import footer
 from spanlab.study.analyses.method_inputs import covariates, read_answers
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.machine.aa import floor_files
 from spanlab.study.machine.floor import NAME
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FIGURES = ("benefit", "budgets")
+FIGURES = {"methods_benefit": "methods.benefit:draw", "methods_budgets": "methods.budgets:draw"}
 
 
 @ANALYSES.register(METHODS)
@@ -39,7 +36,7 @@ def compare_methods(finished: Finished) -> Findings:
     floor = read_arm(baseline, floor_files(finished.folder, baseline))
     without = arms.get(study.methods.without_context or "")
     references = References(arms[baseline], without, floor, _groups(questions))
-    noise = finished.noise.sentence("speedups") if finished.noise else ""
+    noise = finished.noise_sentence("speedups")
     entries = {name: method_entry(arm, references) | ({"speedup": None} if noise else {}) for name, arm in arms.items()}
     lowest = floor_entry(references)
     scored = bool(arms[baseline].scores)
@@ -58,7 +55,7 @@ def compare_methods(finished: Finished) -> Findings:
         },
         tables=(methods_table(data),),
         further=(*budgets_tables(data), buckets_table(buckets), pairs_table(pairs)) if scored else (),
-        figures={f"methods_{name}": partial(_draw, name, data) for name in FIGURES} if scored else {},
+        figures={name: draws(drawing, data) for name, drawing in FIGURES.items()} if scored else {},
         caveats=_caveats(entries, len(np.unique(references.groups)), noise),
     )
 
@@ -88,9 +85,3 @@ def _caveats(entries: dict[str, Any], documents: int, noise: str) -> tuple[str, 
     if documents < 20:
         caveats.append(f"intervals over {documents} documents may be too narrow: a bootstrap needs some twenty")
     return tuple(caveats)
-
-
-def _draw(name: str, data: MethodData) -> Figure | None:
-    from spanlab.report.methods import benefit, budgets
-
-    return {"benefit": benefit.draw, "budgets": budgets.draw}[name](data)

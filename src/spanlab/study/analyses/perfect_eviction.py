@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
 
 from spanlab.analysis.families import MeasuredArm
 from spanlab.analysis.perfect_eviction import perfect_eviction
 from spanlab.report.analyses.perfect_eviction import arms_table, points_table
-from spanlab.report.sweep.data import SweepPoint, by_axis
+from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.study.analyses.of_points import findings_by_axis, point_entries
 from spanlab.study.findings import Findings, Finished
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @ANALYSES.register("perfect_eviction")
 def perfect_eviction_of_study(finished: Finished) -> Findings:
     """Return baseline, best arm without foresight and clairvoyant; None where one of them did not run."""
-    study = finished.study
-    arms = [MeasuredArm(result.data.name, result.data.summary, result.ttft_sums) for result in finished.results]
+    study, arms = finished.study, finished.measured
     clairvoyants = {arm.name for arm in arms if study.arms[arm.name].foresees}
     reason = _missing_reason(study.baseline, arms, clairvoyants)
     if reason:
@@ -43,20 +38,7 @@ def _missing_reason(baseline: str, arms: Sequence[MeasuredArm], clairvoyants: se
 @OF_POINTS.register("perfect_eviction")
 def perfect_eviction_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return every point: one table and one figure per axis of the sweep."""
-    ran = [point for point in points if point.summary is not None and point.summary["perfect_eviction"] is not None]
-    groups = {f"perfect_eviction_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
-    entries = [{"settings": dict(point.settings), **(point.summary or {})["perfect_eviction"]} for point in ran]
-    return Findings(
-        summary={"perfect_eviction": entries},
-        tables=tuple(points_table(name, group) for name, group in groups.items()),
-        figures={name: partial(_draw, group) for name, group in groups.items()},
-    )
-
-
-def _draw(points: Sequence[SweepPoint]) -> Figure | None:
-    # matplotlib takes half a second to import, and only drawing needs it
-    from spanlab.report.analyses.perfect_eviction_figure import (
-        draw_perfect_eviction,
-    )
-
-    return draw_perfect_eviction(points)
+    ran = [point for point in points if (point.summary or {})["perfect_eviction"] is not None]
+    summary = {"perfect_eviction": point_entries(ran, "perfect_eviction")}
+    figure = "analyses.perfect_eviction_figure:draw_perfect_eviction"
+    return findings_by_axis("perfect_eviction", ran, points_table, figure, summary)

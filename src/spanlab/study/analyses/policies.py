@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +12,8 @@ from spanlab.report.policies.points import PolicyPoint, policy_points
 from spanlab.report.policies.tables import best_table, ranking_table, rules_table
 from spanlab.report.sweep.data import SweepPoint, footer_of
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
-from spanlab.study.findings import Findings, Finished
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spanlab.study.analyses.of_points import point_entries
+from spanlab.study.findings import Findings, Finished, draws
 
 FIGURES = {"policies_tokens": "token_hit_rate", "policies_ttft": "ttft_mean_s"}
 
@@ -47,22 +43,10 @@ def _rule(arm: ArmData, family: str) -> RuleResult:
 @OF_POINTS.register("policies")
 def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return all points: each rule's share of the offline bound, and two figures over resident bytes."""
-    ran = [point for point in points if point.summary is not None]
-    rule_points = policy_points(ran)
+    rule_points, drawing = policy_points(points), "policies.figure:draw_policies"
     return Findings(
-        summary={"policies": [_entry(point) for point in ran]},
+        summary={"policies": point_entries(points, "policies")},
         tables=(ranking_table(rule_points), best_table(rule_points)),
         further=(rules_table(rule_points),),
-        figures={name: partial(_draw, rule_points, footer_of(ran), measure) for name, measure in FIGURES.items()},
+        figures={name: draws(drawing, rule_points, footer_of(points), measure) for name, measure in FIGURES.items()},
     )
-
-
-def _entry(point: SweepPoint) -> dict[str, Any]:
-    assert point.summary is not None, "only points that ran are told"
-    return {"settings": dict(point.settings), **point.summary["policies"]}
-
-
-def _draw(points: Sequence[PolicyPoint], footer: str, measure: str) -> Figure:
-    from spanlab.report.policies.figure import draw_policies  # matplotlib: half a second that only drawing needs
-
-    return draw_policies(points, footer, measure)

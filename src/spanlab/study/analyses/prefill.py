@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from spanlab.analysis.prefill import capture_goal, prefill_entries
 from spanlab.report.prefill.data import PrefillData
@@ -13,12 +12,15 @@ from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.head import footer
 from spanlab.study.analyses.prefill_inputs import read_logits, read_prefills
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FIGURES = ("ttft", "speedup", "parts", "reuse", "capture")
+FIGURES = {
+    "prefill_ttft": "prefill.ttft:draw",
+    "prefill_speedup": "prefill.speedup:draw",
+    "prefill_parts": "prefill.parts:draw",
+    "prefill_reuse": "prefill.reuse:draw",
+    "prefill_capture": "prefill.capture:draw",
+}
 
 
 @ANALYSES.register("prefill")
@@ -30,7 +32,7 @@ def compare_prefills(finished: Finished) -> Findings:
     logits = read_logits(study, study.baseline, base) if base and finished.facts else None
     arms = [read_prefills(study, arm, files, rates, logits) for arm, files in finished.files.items()]
     entries = prefill_entries(arms, labels or {"request": ("all",) * len(finished.workload.requests)}, study.baseline)
-    if finished.noise is not None and finished.noise.reasons():
+    if finished.noise_sentence("speedups"):
         entries = [entry | {"speedup": None} for entry in entries]
     return _findings(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
 
@@ -38,7 +40,7 @@ def compare_prefills(finished: Finished) -> Findings:
 @OF_POINTS.register("prefill")
 def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return one table and figures over all points of a sweep that ran."""
-    ran = {point.run: point.summary for point in points if point.summary is not None}
+    ran = {point.run: point.summary or {} for point in points}
     summaries = [summary["prefill"] for summary in ran.values()]
     first = next(iter(ran.values()))
     provenance = f"{first['study']} · {first['model']} · {len(ran)} points · commit {first['commit']}"
@@ -58,18 +60,5 @@ def _findings(entries: list[dict[str, Any]], labels: Sequence[str], baseline: st
     return Findings(
         summary={"prefill": {"labels": list(labels), "entries": entries, "capture_goal": capture_goal(entries)}},
         tables=(prefill_table(entries, labels, baseline),),
-        figures={f"prefill_{name}": partial(_draw, name, data) for name in FIGURES},
+        figures={name: draws(drawing, data) for name, drawing in FIGURES.items()},
     )
-
-
-def _draw(name: str, data: PrefillData) -> Figure | None:
-    from spanlab.report.prefill import capture, parts, reuse, speedup, ttft
-
-    draws: dict[str, Callable[[PrefillData], Figure | None]] = {
-        "ttft": ttft.draw,
-        "speedup": speedup.draw,
-        "parts": parts.draw,
-        "reuse": reuse.draw,
-        "capture": capture.draw,
-    }
-    return draws[name](data)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from spanlab.report.analyses.replicas import replicas_table, routings_table
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
-from spanlab.study.findings import Findings, Finished
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spanlab.study.analyses.of_points import point_entries
+from spanlab.study.findings import Findings, Finished, draws
 
 
 @ANALYSES.register("replicas")
@@ -44,17 +41,8 @@ def spread_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 @OF_POINTS.register("replicas")
 def replicas_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return reuse, waiting and balance of load of each routing, over all points of a sweep."""
-    ran = [point for point in points if point.summary is not None]
     return Findings(
-        summary={
-            "routings": [{"settings": dict(point.settings), **(point.summary or {})["replicas"]} for point in ran]
-        },
-        tables=(routings_table(ran),),
-        figures={"replicas_busy": partial(_draw, ran)},
+        summary={"routings": point_entries(points, "replicas")},
+        tables=(routings_table(points),),
+        figures={"replicas_busy": draws("analyses.replicas_figure:draw_busy", points)},
     )
-
-
-def _draw(points: Sequence[SweepPoint]) -> Figure:
-    from spanlab.report.analyses.replicas_figure import draw_busy  # matplotlib: half a second that only drawing needs
-
-    return draw_busy(points)

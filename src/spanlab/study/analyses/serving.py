@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +16,10 @@ from spanlab.settings.analyses import ANALYSES
 from spanlab.stats import Interval, t_interval
 from spanlab.study.analyses.head import footer
 from spanlab.study.execution.cells import cells
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.numbers import summary as sums
 from spanlab.study.numbers.results import family
 from spanlab.study.output.arm_files import ArmFiles, Cell
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _OF_RUN = ("preemptions", "kv_resident_mean_bytes")
 
@@ -51,15 +47,9 @@ def serving(finished: Finished) -> Findings:
     return Findings(
         summary={"serving": [row.summary() for row in rows]},
         tables=(serving_table(title, rows, tuple(goals), caveats),),
-        figures={"queues_over_time": partial(_draw, queues_by_arm, families, footer(finished))},
+        figures={"queues_over_time": draws("figures.queues_over_time:draw", queues_by_arm, families, footer(finished))},
         caveats=caveats,
     )
-
-
-def _draw(queues_by_arm: Mapping[str, Queues], families: Mapping[str, str], footer: str) -> Figure:
-    from spanlab.report.figures import queues_over_time  # matplotlib: half a second that only drawing needs
-
-    return queues_over_time.draw(queues_by_arm, families, footer)
 
 
 def _warm(study: Study) -> tuple[str, ...]:

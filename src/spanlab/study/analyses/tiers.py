@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,16 +16,14 @@ from spanlab.core.tiers.link import Link
 from spanlab.core.tiers.load import overlapped
 from spanlab.core.tiers.rules import TierRules
 from spanlab.report.analyses.tiers import arms_table, break_even_table, points_table, tiers_table
-from spanlab.report.sweep.data import SweepPoint, by_axis
+from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.study.analyses.of_points import findings_by_axis
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.numbers.results import ArmResult
 from spanlab.study.output.arm_files import Cell
 from spanlab_sim.prefill_time import PrefillTime, break_even_tokens
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @ANALYSES.register("tiers")
@@ -47,19 +45,7 @@ def tiers_of_study(finished: Finished) -> Findings:
 @OF_POINTS.register("tiers")
 def tiers_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return hits and times by arm at every point: one table and one figure per axis of the sweep."""
-    ran = [point for point in points if point.summary is not None]
-    groups = {f"tiers_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
-    return Findings(
-        summary={},
-        tables=tuple(points_table(name, group) for name, group in groups.items()),
-        figures={name: partial(_draw, group) for name, group in groups.items()},
-    )
-
-
-def _draw(points: Sequence[SweepPoint]) -> Figure | None:
-    from spanlab.report.analyses.tiers_figure import draw_tiers  # matplotlib: half a second that only drawing needs
-
-    return draw_tiers(points)
+    return findings_by_axis("tiers", points, points_table, "analyses.tiers_figure:draw_tiers", {})
 
 
 def break_even(study: Study) -> dict[str, int | None]:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-import orjson
 import torch
-from rich.console import Console
 
 from spanlab.engine.load import load_model, read_config
 from spanlab.engine.supported import check_support, require_exact
-from spanlab.report import faces
-from spanlab.report.console import print_tables
 from spanlab.report.tables import MISSING, Cell, Column, Table
 from spanlab.report.units import significant
 from spanlab.settings.conformance import PROPERTIES, Conformance
 from spanlab.study.conformance.subject import Subject
-from spanlab.study.conformance.verdicts import FAILED, Verdict, refused, supported
+from spanlab.study.conformance.verdicts import FAILED, SUPPORTED, Measurement
 from spanlab.study.output import provenance
-from spanlab.study.output.config import settings_yaml
-from spanlab.study.output.folder import RunFolder
-from spanlab.study.progress import print_line
-from spanlab.terminal import printed
+from spanlab.study.output.results import entry_folder, publish, write_results
 
 FOLDER = "conformance"
+Measurements = dict[str, Measurement]
 _COLUMNS = (
     Column("property", "property", left=True),
     Column("verdict", "verdict", left=True),
@@ -38,47 +30,37 @@ _COLUMNS = (
 def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
     """Check all properties, write a run folder and print the table; return whether no property failed."""
     started = time.perf_counter()
-    config = settings_yaml(asdict(settings))
-    with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
-        verdicts = list(_judge_model(settings))
-        (folder.work / "summary.json").write_bytes(orjson.dumps(_summary(settings, verdicts, started), option=_INDENT))
-        table = verdict_table(settings.model.name, verdicts)
-        faces.write([table], folder.work)
-        folder.finish()
-    with printed() as console:
-        print_tables([table], console)
-    print_line(Console(stderr=True), str(folder.path))
-    return all(verdict.verdict != FAILED for verdict in verdicts)
+    with entry_folder(settings, FOLDER, run, root) as folder:
+        measured = _measure(settings)
+        table = verdict_table(settings.model.name, measured)
+        write_results(_summary(settings, measured, started), [table], folder.work)
+        publish(folder, [table])
+    return all(measurement.verdict != FAILED for measurement in measured.values())
 
 
-_INDENT = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-
-
-def _judge_model(settings: Conformance) -> Iterator[Verdict]:
-    """Yield all verdicts in order; for a model that fails the support check, only that verdict."""
+def _measure(settings: Conformance) -> Measurements:
+    """Measure all properties, by name in order; for a model that fails the support check, only that property."""
     name = settings.engine.name or settings.model.name
     layers = check_support(read_config(settings.engine, name))
     try:
         require_exact(name, layers)
     except ValueError as error:
-        yield refused(str(error))
-        return
-    yield supported(len(layers))
-    yield from judged(Subject(load_model(settings.engine, settings.model), settings))
+        return {SUPPORTED: Measurement(None, None, str(error), refused=True)}
+    supported = Measurement(0.0, 0.0, f"layers that spans cannot be reused in, of {len(layers)}")
+    return {SUPPORTED: supported} | measure(Subject(load_model(settings.engine, settings.model), settings))
 
 
-def judged(subject: Subject) -> Iterator[Verdict]:
-    """Yield the verdict on each chosen property of a loaded model."""
-    for name in subject.settings.chosen:
-        yield Verdict.of(name, PROPERTIES[name](subject=subject))
+def measure(subject: Subject) -> Measurements:
+    """Measure each chosen property of a loaded model."""
+    return {name: PROPERTIES[name](subject=subject) for name in subject.settings.chosen}
 
 
-def verdict_table(model: str, verdicts: Sequence[Verdict]) -> Table:
+def verdict_table(model: str, measured: Measurements) -> Table:
     """One row per property."""
     rows = [
-        (Cell(verdict.name, verdict.name), Cell(verdict.verdict, verdict.verdict),
-         _number(verdict.measured), _number(verdict.limit), Cell(verdict.what, verdict.what))
-        for verdict in verdicts
+        (Cell(name, name), Cell(measurement.verdict, measurement.verdict),
+         _number(measurement.value), _number(measurement.limit), Cell(measurement.what, measurement.what))
+        for name, measurement in measured.items()
     ]  # fmt: skip
     return Table("properties", f"Conformance of {model}", _COLUMNS, tuple(rows))
 
@@ -87,15 +69,15 @@ def _number(value: float | None) -> Cell:
     return MISSING if value is None else Cell(value, significant(value))
 
 
-def _summary(settings: Conformance, verdicts: Sequence[Verdict], started: float) -> dict[str, object]:
+def _summary(settings: Conformance, measured: Measurements, started: float) -> dict[str, object]:
     properties = {
-        verdict.name: {
-            "verdict": verdict.verdict,
-            "measured": verdict.measured,
-            "limit": verdict.limit,
-            "what": verdict.what,
+        name: {
+            "verdict": measurement.verdict,
+            "measured": measurement.value,
+            "limit": measurement.limit,
+            "what": measurement.what,
         }
-        for verdict in verdicts
+        for name, measurement in measured.items()
     }
     return {
         "model": settings.model.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spanlab import build
-from spanlab.build.engine import build_engine
+from spanlab.build import GIB
+from spanlab.build.engine import EngineParts, build_engine
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
@@ -22,22 +23,11 @@ from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, eager_twin
 from spanlab.engine.self_check import distance
-from spanlab.engine.settings import EngineSettings
-from spanlab.model_spec import ModelSpec
 from spanlab.settings import StoreSettings, Strategy
 from spanlab.settings.conformance import Conformance
 
-GIB = 1 << 30
 ONE_BY_ONE = BatchRules(max_num_batched_tokens=8192, max_num_seqs=1)
 TOGETHER = BatchRules(max_num_batched_tokens=8192, max_num_seqs=64)
-
-
-@dataclass(frozen=True)
-class _EngineConfig:
-    model: ModelSpec
-    engine: EngineSettings
-    store: StoreSettings
-    batch: BatchRules
 
 
 @dataclass
@@ -136,17 +126,15 @@ class Subject:
         """Build an engine with an empty store for the requests; `tokens` limits the KV of running and stored tokens."""
         spec = self.settings.model
         gib = None if tokens is None else (tokens * spec.kv_bytes_per_token + 1) / GIB
-        config = _EngineConfig(spec, self.settings.engine, StoreSettings(kv_gib=gib), rules)
+        config = EngineParts(spec, self.settings.engine, rules, StoreSettings(kv_gib=gib))
         longest = max(request.num_tokens for request in requests)
-        notes: list[Callable[[Admitted, Tensor], None]] = []
         policy = build.build_policy(config, strategy, 0, longest)
         assert isinstance(policy, TreePolicy), "these strategies are served by trees"
 
         def note(sequence: Admitted, row: Tensor) -> None:
-            notes[0](sequence, row)
+            served.note(sequence, row)
 
         served = Served(build_engine(config, strategy, self.model, policy, requests, on_logits=note), policy, rules)
-        notes.append(served.note)
         return served
 
     def serve(self, strategy: Strategy, requests: Sequence[Request], rules: BatchRules = ONE_BY_ONE) -> Served:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import orjson
-from rich.console import Console
 
 from spanlab.analysis.differences import differences
 from spanlab.analysis.pairs import UnpairedError, paired
 from spanlab.analysis.settings_difference import differing
-from spanlab.report import faces
-from spanlab.report.console import print_tables
 from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.runs_table import ArmRow, arms_table, settings_table
 from spanlab.report.tables import Table
@@ -23,10 +17,8 @@ from spanlab.settings import Compare
 from spanlab.study.entries.compare_serving import compare_serving
 from spanlab.study.entries.finished_runs import FinishedRun, finished_runs
 from spanlab.study.output import provenance
-from spanlab.study.output.config import settings_yaml
-from spanlab.study.output.folder import RunFolder
-from spanlab.study.progress import print_line
-from spanlab.terminal import printed
+from spanlab.study.output.folder import CONFIG
+from spanlab.study.output.results import entry_folder, publish, write_results
 
 FOLDER = "compare"
 
@@ -35,27 +27,17 @@ def run_compare(settings: Compare, run: str, root: Path) -> Path:
     """Compare runs, print the tables, write a run folder, and return the folder."""
     started = time.perf_counter()
     runs = finished_runs(settings.runs)
-    config = settings_yaml(asdict(settings))
-    with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
+    with entry_folder(settings, FOLDER, run, root) as folder:
         tables = compare(runs)
         summary = {
             "compared": [
-                {
-                    "name": finished_run.name,
-                    "folder": str(finished_run.folder),
-                    "commit": finished_run.summary["commit"],
-                }
-                for finished_run in runs
+                {"name": other.name, "folder": str(other.folder), "commit": other.summary["commit"]} for other in runs
             ],
             **provenance.run_facts(time.perf_counter() - started),
         }
-        (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-        faces.write(tables, folder.work)
-        write_page(_page(runs, tables, config, summary), folder.work)
-        folder.finish()
-    with printed() as console:
-        print_tables(tables, console)
-    print_line(Console(stderr=True), str(folder.path))
+        write_results(summary, tables, folder.work)
+        write_page(_page(runs, tables, summary, folder.work), folder.work)
+        publish(folder, tables)
     return folder.path
 
 
@@ -99,8 +81,9 @@ def _unshared_arms(runs: Sequence[FinishedRun]) -> list[str]:
     return [f"not in every run, {name}: {', '.join(names)}" for name, names in unshared.items() if names]
 
 
-def _page(runs: Sequence[FinishedRun], tables: Sequence[Table], config: str, summary: dict[str, Any]) -> Page:
+def _page(runs: Sequence[FinishedRun], tables: Sequence[Table], summary: dict[str, Any], folder: Path) -> Page:
     caveats = dict.fromkeys(f"{run.name}: {text}" for run in runs for text in run.summary["caveats"])
     failed = [f"{run.name}: {text}" for run in runs for text in run.summary["failed"].values()]
     about = [f"{run.name}: {run.summary['workload']['detail']}, {run.summary['model']}" for run in runs]
+    config = (folder / CONFIG).read_text()
     return Page(tables[0].title, tables, about, tuple(caveats), failed, config=config, facts=facts_of(summary))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +15,7 @@ from spanlab.report.probe.recall_figures import draw_answers, draw_norms
 from spanlab.report.probe.recall_tables import answers_table, heads_table, norms_table, state_errors_table
 from spanlab.settings.probe import HybridAnswers, parse_case
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
-from spanlab.study.output.config import settings_yaml
-from spanlab.study.output.folder import RunFolder
+from spanlab.study.output.results import entry_folder
 from spanlab.study.progress import print_line
 
 if TYPE_CHECKING:
@@ -34,15 +32,14 @@ def run_hybrid_answers(settings: HybridAnswers, run: str, root: Path) -> Path:
 
     started = time.perf_counter()
     torch.set_num_threads(settings.threads)
-    config = settings_yaml(asdict(settings))
     model = load("weights", settings.weights)
     _check_vocabulary(settings, model)
-    with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
+    with entry_folder(settings, FOLDER, run, root) as folder:
         cases = {case: _answer_case(settings, case, model) for case in settings.cases}
         norms = list(head_norms(model, settings))
         errors = [error for case in settings.cases[:1] for error in state_errors(model, settings, case)]
         findings = _findings(settings, f"probe of {model.num_parameters():,} parameters", cases, norms, errors)
-        write_findings(folder, "Answers when documents are encoded apart", config, findings, started)
+        write_findings(folder, "Answers when documents are encoded apart", settings, findings, started)
     return folder.path
 
 
@@ -78,11 +75,9 @@ def _findings(
     return Findings(
         data=f"{description} each, documents x tokens {', '.join(cases)}",
         model=model,
-        seeds=[settings.seed],
-        threads=settings.threads,
         tables=[*answer_tables, norms_table(norms), *states, heads_table(norms)],
         printed=len(answer_tables) + 1 + len(states),
-        figures=draws | {"norms": partial(draw_norms, norms)} if settings.output.figures else {},
+        figures=draws | {"norms": partial(draw_norms, norms)},
     )
 
 

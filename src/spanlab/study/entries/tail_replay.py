@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +18,7 @@ from spanlab.report.probe.recovery_tables import layers_table, price_table, reco
 from spanlab.report.tables import Table
 from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
-from spanlab.study.output.config import settings_yaml
-from spanlab.study.output.folder import RunFolder
+from spanlab.study.output.results import entry_folder
 from spanlab.study.progress import print_line
 
 if TYPE_CHECKING:
@@ -38,21 +36,18 @@ def run_tail_replay(settings: TailReplay, run: str, root: Path) -> Path:
 
     started = time.perf_counter()
     torch.set_num_threads(settings.threads)
-    config = settings_yaml(asdict(settings))
-    with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
+    with entry_folder(settings, FOLDER, run, root) as folder:
         replays, formats = _measure(settings)
         findings = Findings(
             data=f"{settings.sequences} prompts of {settings.documents} x {settings.tokens} tokens, "
             f"{settings.task.questions} questions each",
             model=f"{len(settings.weights)} trained and {len(settings.groups) * len(settings.scores)} random hybrids",
-            seeds=[settings.seed],
-            threads=settings.threads,
             tables=[recovery_table(replays), layers_table(replays), stored_table(formats), *_price_tables(settings)],
             printed=4,
-            figures={"recoveries": partial(draw_recoveries, replays)} if settings.output.figures else {},
+            figures={"recoveries": partial(draw_recoveries, replays)},
             caveats=CAVEATS,
         )
-        write_findings(folder, "Recovery of recurrent states behind a gap", config, findings, started)
+        write_findings(folder, "Recovery of recurrent states behind a gap", settings, findings, started)
     return folder.path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from spanlab.report.probe.recall_figures import draw_training
 from spanlab.report.probe.recall_tables import training_table
 from spanlab.settings.probe import TrainProbe
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
-from spanlab.study.output.config import settings_yaml
-from spanlab.study.output.folder import RunFolder
+from spanlab.study.output.results import entry_folder
 from spanlab.study.progress import print_line
 
 WEIGHTS = "weights"
@@ -31,21 +29,18 @@ def run_train_probe(settings: TrainProbe, run: str, root: Path) -> Path:
 
     started = time.perf_counter()
     torch.set_num_threads(settings.threads)
-    config = settings_yaml(asdict(settings))
     model = initial_model(settings)
-    with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
+    with entry_folder(settings, FOLDER, run, root) as folder:
         points = list(_print_points(train(model, settings)))
         model.save_pretrained(folder.work / WEIGHTS)
         findings = Findings(
             data=f"{settings.steps} steps of {settings.batch_tokens:,} tokens, up to {settings.documents} documents",
             model=f"probe of {model.num_parameters():,} parameters",
-            seeds=[settings.seed],
-            threads=settings.threads,
             tables=[training_table(points)],
             printed=1,
-            figures={"training": partial(draw_training, points)} if settings.output.figures else {},
+            figures={"training": partial(draw_training, points)},
         )
-        write_findings(folder, "Training of the probe", config, findings, started)
+        write_findings(folder, "Training of the probe", settings, findings, started)
     return folder.path
 
 

@@ -6,12 +6,12 @@ import functools
 import gc
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from spanlab import build
 from spanlab.analysis.outputs import read_outputs
@@ -21,11 +21,12 @@ from spanlab.core.backend import StepResult
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduled import ScheduledStep
-from spanlab.records import Record, RunRow, ServedRun
+from spanlab.records import Record, RunRow
 from spanlab.settings import Study
+from spanlab.study.execution.backend import Backend, Running
 from spanlab.study.execution.jobs import Job
 from spanlab.study.execution.remote import RemoteServer
-from spanlab.study.execution.warm_up import warm_up
+from spanlab.study.execution.warm_up import warm_requests
 from spanlab.study.machine import watch
 from spanlab.study.machine.device import release_memory
 from spanlab.study.machine.fixed_step import FixedStep
@@ -34,34 +35,6 @@ from spanlab.study.output.step_log import StepLog
 
 if TYPE_CHECKING:
     from spanlab.engine.engine import Engine
-
-
-#: A run in progress, which yields at its pauses: times when it serves no request, so that another may run.
-Running = Generator[None, None, RunRow | ServedRun]
-
-
-class Backend(Protocol):
-    """Runs jobs of one study; expensive objects, such as a model, may be reused from one job to the next.
-
-    `interleaved`  times are measured: runs of the arms are interleaved, and the baseline runs twice in each round
-    """
-
-    interleaved: bool
-
-    def __init__(self, study: Study) -> None: ...
-
-    def run(self, job: Job, write: Callable[[Any], None]) -> Running:
-        """Run a job and return its row; `write` gets the record of each request: Record, or ServedRecord."""
-        ...
-
-    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
-        """Return the requests with the token ids that runs use."""
-
-    def warm_up(self, requests: Ordered[Request]) -> None:
-        """Serve a few requests with every arm before the first measurement."""
-
-    def recover(self) -> None:
-        """Release the memory of a run that ran out of memory."""
 
 
 @contextmanager
@@ -80,13 +53,8 @@ def _infrequent_gc() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-class Simulator:
+class Simulator(Backend):
     """Backend `sim`: step durations come from the timing model."""
-
-    interleaved = False
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
 
     def run(self, job: Job, write: Callable[[Record], None]) -> Running:
         """Run `simulate`, without pauses."""
@@ -137,24 +105,15 @@ class Simulator:
             row.beyond.update(timing.extrapolated)
         return replace(row, demand_s=meter.demand_s(rules))
 
-    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
-        """Return the requests unchanged."""
-        return requests
 
-    def warm_up(self, requests: Ordered[Request]) -> None:
-        """Do nothing: modelled times need no warm-up."""
-
-    def recover(self) -> None:
-        """Do nothing: a simulation uses no device memory."""
-
-
-class RealEngine:
+class RealEngine(Backend):
     """Backend `engine`: step durations are measured on the device; arrivals follow the clock `engine.clock`."""
 
     interleaved = True
 
     def __init__(self, study: Study, shared: RealEngine | None = None) -> None:
-        self._study, self._shared = study, shared
+        super().__init__(study)
+        self._shared = shared
 
     @functools.cached_property
     def model(self) -> Any:
@@ -177,16 +136,13 @@ class RealEngine:
         watch.record_reading(path, self._fixed.measure)
 
     def warm_up(self, requests: Ordered[Request]) -> None:
-        """Serve a few requests with every arm of the study."""
-        longest, rules = max(request.num_tokens for request in requests), self._study.batch
-
-        def serve(arm: str, arm_requests: list[Request]) -> None:
-            strategy = self._study.arms[arm]
-            job = Job(strategy, arm_requests, rules, 0, None, 0, longest, 0, Path(os.devnull))
+        """Serve a few requests with every arm of the study from an empty cache, without records or logs."""
+        study, selected = self._study, warm_requests(requests)
+        longest = max(request.num_tokens for request in requests)
+        for arm in study.chosen():
+            job = Job(study.arms[arm], selected, study.batch, 0, None, 0, longest, 0, Path(os.devnull))
             deque(self._serve(job, lambda record: None, "virtual"), maxlen=0)
             release_memory()
-
-        warm_up(self._study.chosen(), requests, serve)
 
     def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> Running:
         from spanlab.engine.recording import Recording
@@ -216,7 +172,7 @@ class RealEngine:
             write(record)
 
         reads = build.build_span_reads(job.strategy)
-        with StepLog(job.steps, policy, reads) as log, RunLogs(job, policy.store) as logs:
+        with closing(StepLog(job.steps, policy, reads)) as log, RunLogs(job, policy.store) as logs:
             row = yield from serving(
                 requests,
                 policy,

@@ -13,7 +13,7 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.records import Record
 from spanlab.settings import Study
 from spanlab.settings.analyses import DESIGNED
-from spanlab.study.execution.backends import Backend
+from spanlab.study.execution.backend import Backend
 from spanlab.study.execution.jobs import Jobs
 from spanlab.study.fidelity.shapes import shape_numbers
 from spanlab.study.output.arm_files import ArmFiles, Cell

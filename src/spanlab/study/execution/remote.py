@@ -12,7 +12,7 @@ import numpy as np
 from spanlab.core.request import Request
 from spanlab.engine.remap_tokens import remap_tokens
 from spanlab.records import ServedRecord, ServedRun
-from spanlab.settings import Study
+from spanlab.study.execution.backend import Backend
 from spanlab.study.execution.jobs import Job
 from spanlab.study.output.run_logs import RunLogs
 from spanlab.study.output.serving_log import TokenGaps
@@ -25,13 +25,8 @@ if TYPE_CHECKING:
 _NS = 1e-9
 
 
-class RemoteServer:
+class RemoteServer(Backend):
     """Sends requests to `base_url` at the times of their arrivals."""
-
-    interleaved = False
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
 
     def run(self, job: Job, write: Callable[[ServedRecord], None]) -> Generator[None, None, ServedRun]:
         """Replay one run, without pauses; ValueError where no request was answered."""
@@ -45,7 +40,7 @@ class RemoteServer:
                 write(record)
 
             source = Source(self.served(job.requests), job.clients, job.warmup)
-            answers = _Answers(job, source.early, finished)
+            answers = Answers(job, source.early, finished)
             asyncio.run(replay(self._study, source, answers))
         if not answers.served:
             number, first = next(iter(answers.failures.items()))
@@ -61,15 +56,9 @@ class RemoteServer:
         """Return the requests with token ids of the model's vocabulary."""
         return remap_tokens(requests, self._study.model.vocab_size)
 
-    def warm_up(self, requests: Sequence[Request]) -> None:
-        """Do nothing: no uncounted request is sent to the server."""
-
-    def recover(self) -> None:
-        """Do nothing: this process holds no memory of the server."""
-
 
 @dataclass
-class _Answers:
+class Answers:
     """Answers and failures of the requests of one run.
 
     `uncounted`  ids of the warm-up requests; it grows as they arrive

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import orjson
 
 from spanlab.analysis.endpoint import api_key
-from spanlab.replay.endpoint import Answer, Endpoint, FailedRequestError
-from spanlab.replay.schedule import Calls, Replay, SentRequest
+from spanlab.replay.endpoint import Endpoint, FailedRequestError
+from spanlab.replay.schedule import Calls, Replay
 from spanlab.settings import Study
 from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.writers.bodies import Bodies
 from spanlab_sim.source import Source
 
+if TYPE_CHECKING:
+    from spanlab.study.execution.remote import Answers
+
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-class Answers(Protocol):
-    """Receiver of the answer or failure of each request."""
-
-    def answered(self, sent: SentRequest, answer: Answer) -> None: ...
-
-    def failed(self, sent: SentRequest, reason: str) -> None: ...
 
 
 async def replay(study: Study, source: Source, answers: Answers) -> None:

@@ -1,8 +1,12 @@
-"""Warm-up of an engine study: every arm serves a few requests before the first measurement."""
+"""Warm-up of an engine study: every arm serves a few requests before the first measurement.
+
+This loads code, starts thread pools, touches memory, and on a card compiles kernels and chooses algorithms. Without it,
+the first arm, usually the baseline, would include this time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from spanlab.core.request import Request
@@ -10,19 +14,6 @@ from spanlab.core.request import Request
 _WAVE_NS = 3_600 * 10**9  # idle time between waves, which the clock of a warm-up skips
 
 _ROWS = (2, 4, 8, 16, 32, 64)  # more rows fill the largest tile
-
-Serve = Callable[[str, list[Request]], object]
-
-
-def warm_up(arms: Iterable[str], requests: Sequence[Request], serve: Serve) -> None:
-    """Serve a few requests with each arm from an empty cache, without records or logs.
-
-    This loads code, starts thread pools, touches memory, and on a card compiles kernels and chooses algorithms. Without
-    it, the first arm, usually the baseline, would include this time. `serve` must leave no record and no cache.
-    """
-    selected = warm_requests(requests)
-    for arm in arms:
-        serve(arm, selected)
 
 
 def warm_requests(requests: Sequence[Request]) -> list[Request]:

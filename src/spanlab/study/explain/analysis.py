@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +18,8 @@ from spanlab.study.explain.facts import Facts, curve_of, rates
 from spanlab.study.explain.fixes import ExplainedArm, Fix, ranked_fixes, verdict
 from spanlab.study.explain.groups import groups_of, positions_of
 from spanlab.study.explain.rules import Rules, check_fits, rules_of
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 from spanlab.workloads.logs import Ids, Log
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ALONE = (
     "requests are replayed one after another: running requests take memory from the cache of a real server, and two "
@@ -44,20 +40,14 @@ def explain(finished: Finished) -> Findings:
     assert log is not None, "the settings let no other workload pass"
     summary = _lengths(log) if log.ids == Ids.NONE else _reuse(finished.study, log)
     title = f"{finished.name} · {footer(finished)}"
-    figures = {"capacity_curve": partial(_draw, summary, title)} if summary["capacity_curve"] else {}
-    caveats = _caveats(log)
+    draw, caveats = draws("explain_figure:draw_curve", summary, title), _caveats(log)
+    figures = {"capacity_curve": draw} if summary["capacity_curve"] else {}
     return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
 
 
 def _caveats(log: Log) -> tuple[str, ...]:
     means = {Ids.NONE: (LENGTHS,), Ids.CHAINED: (CHAINED, ALONE), Ids.CONTENT: (ALONE,)}
     return (*log.notes, *means[log.ids])
-
-
-def _draw(summary: Mapping[str, Any], title: str) -> Figure | None:
-    from spanlab.report.explain_figure import draw_curve
-
-    return draw_curve(summary, title)
 
 
 def _lengths(log: Log) -> dict[str, Any]:

@@ -35,12 +35,10 @@ def interleaved_calibration(study: Study, requests: tuple[Request, ...]) -> Stud
 
 def rows(calibration: Study, folder: Path) -> list[Row]:
     """Rows of a calibration within another study; the files are in `folder`."""
-    calibration_rows = []
-    for arm in calibration.chosen():
-        files = ArmFiles(folder / "records" / f"{arm}.jsonl", folder / "runs" / f"{arm}.jsonl", folder / "steps", None)
-        calibration_rows.append(
-            Row(CALIBRATION_PREFIX + arm, arm, files, tuple(cells(calibration, arm)), calibrates=True)
-        )
+    files = {arm: ArmFiles.of_arm(folder, arm) for arm in calibration.chosen()}
+    calibration_rows = [
+        Row(CALIBRATION_PREFIX + arm, arm, files[arm], tuple(cells(calibration, arm)), calibrates=True) for arm in files
+    ]
     return [row for row in calibration_rows if row.cells]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -23,17 +21,18 @@ from spanlab.study.analyses.head import footer
 from spanlab.study.execution.cells import cells
 from spanlab.study.execution.jobs import Job, Jobs
 from spanlab.study.fidelity.schedule_match import schedule_match
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.numbers import summary as sums
 from spanlab.study.numbers.results import family
 from spanlab.study.output.step_log import read_steps
 from spanlab_sim.calibrated import CalibratedTiming
 from spanlab_sim.run import simulate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FIGURES = ("predicted_measured", "error_by_load", "ranking")
+FIGURES = {
+    "predicted_measured": "fidelity.predicted_measured:draw",
+    "error_by_load": "fidelity.error_by_load:draw",
+    "ranking": "fidelity.ranking:draw",
+}
 _PROFILE_KEYS = ("model", "machine", "device", "date", "commit", "left_out", "shapes", "steps")
 
 
@@ -50,26 +49,15 @@ def compare_backends(finished: Finished) -> Findings:
     sentence = noise.sentence("conclusions") if alone else ""
     calibrated = f"simulator calibrated {profile.date} at {profile.steps} steps"
     provenance = " · ".join(filter(None, (finished.name, footer(finished), calibrated, sentence)))
-    names = FIGURES if alone else FIGURES[:1]
+    names = list(FIGURES) if alone else ["predicted_measured"]
     summary = summarise(compared)
     notes = (noise.description, *finished.failed.values(), *filter(None, [sentence])) if alone else ()
     return Findings(
         summary={"fidelity": {"profile": {key: asdict(profile)[key] for key in _PROFILE_KEYS}} | summary},
         tables=tables(summary, provenance if alone else calibrated, notes),
-        figures={name: partial(_draw, name, compared, provenance) for name in names},
+        figures={name: draws(FIGURES[name], compared, provenance) for name in names},
         caveats=tuple(filter(None, [sentence])),
     )
-
-
-def _draw(name: str, compared: list[ArmComparison], footer: str) -> Figure | None:
-    from spanlab.report.fidelity import error_by_load, predicted_measured, ranking
-
-    draws: tuple[Callable[[list[ArmComparison], str], Figure | None], ...] = (
-        predicted_measured.draw,
-        error_by_load.draw,
-        ranking.draw,
-    )
-    return dict(zip(FIGURES, draws, strict=True))[name](compared, footer)
 
 
 def _compare_arm(finished: Finished, arm: str, jobs: Jobs) -> Iterable[ArmComparison]:

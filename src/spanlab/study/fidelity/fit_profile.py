@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -19,17 +17,14 @@ from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study.fidelity import profiles
 from spanlab.study.fidelity.shapes import shape_numbers
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.machine.device import EngineFacts
 from spanlab.study.output import provenance
 from spanlab.study.output.arm_files import ArmFiles, Cell
 from spanlab.study.output.step_log import read_steps
 from spanlab_sim.calibrated import Profile
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FIGURES = ("predicted", "residuals")
+FIGURES = {"predicted": "fidelity.step_times:draw", "residuals": "fidelity.residuals:draw"}
 
 
 @ANALYSES.register("fit_profile")
@@ -47,20 +42,14 @@ def fit_profile(finished: Finished) -> Findings:
         if finished.failed
         else profiles.store_profile(profile, finished.root)
     )
-    noise = finished.noise.sentence("conclusions") if finished.noise else ""
+    noise = finished.noise_sentence("conclusions")
     quality = f"{cross_validation_line(profile)} · {footer(profile)}"
     return Findings(
         summary={"fit_profile": {"profile": asdict(profile), "kept": storage_note}},
         tables=(profile_table(profile, (storage_note, *finished.failed.values(), *filter(None, [noise]))),),
-        figures={name: partial(_draw, name, points, errors, quality) for name in FIGURES},
+        figures={name: draws(drawing, points, errors, quality) for name, drawing in FIGURES.items()},
         caveats=tuple(filter(None, [noise])),
     )
-
-
-def _draw(name: str, points: list[Point], errors: NDArray[np.float64], footer: str) -> Figure:
-    from spanlab.report.fidelity import residuals, step_times
-
-    return {"predicted": step_times.draw, "residuals": residuals.draw}[name](points, errors, footer)
 
 
 def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from spanlab.compiled import HOME
 from spanlab.engine.settings import dtype_of
 from spanlab.settings import Study
-from spanlab.study.output.provenance import HOME, machine
+from spanlab.study.output.provenance import machine
 from spanlab_sim.calibrated import Profile, read_profile
 
 CROSS_VALIDATION_LIMIT = 0.10  # median error at shapes left out of the fit: a calm machine has some 6 %

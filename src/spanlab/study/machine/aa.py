@@ -17,17 +17,12 @@ from spanlab.study.output.arm_files import ArmFiles
 
 def repeat_files(folder: Path, arm: str) -> ArmFiles:
     """Files of the repeated baseline, in a folder by arm, because a resumed study may repeat another arm."""
-    return _log_files(folder, folder / "repeat" / arm)
+    return ArmFiles.alone(folder / "repeat" / arm, readings_of(folder), folder / "steps")
 
 
 def floor_files(folder: Path, arm: str) -> ArmFiles:
     """Files of the baseline with other prefill chunks, which measures its numerical noise."""
-    return _log_files(folder, folder / "floor" / arm)
-
-
-def _log_files(folder: Path, files_folder: Path) -> ArmFiles:
-    logs = files_folder / "steps", readings_of(folder), folder / "steps"
-    return ArmFiles(files_folder / "records.jsonl", files_folder / "runs.jsonl", *logs)
+    return ArmFiles.alone(folder / "floor" / arm, readings_of(folder), folder / "steps")
 
 
 def readings_of(folder: Path) -> Path:

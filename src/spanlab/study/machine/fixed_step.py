@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from spanlab import build
-from spanlab.build.engine import build_engine
+from spanlab.build.engine import EngineParts, build_engine
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.model_spec import ModelSpec
-from spanlab.settings import BatchRules, EngineSettings, StoreSettings, Strategy
+from spanlab.settings import BatchRules, EngineSettings, Strategy
 
 TOKENS = 256  # of the prompt, fewer where the model's context is shorter
 REPEATS = 5
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Settings for building the policy and the engine of the fixed step: no limits, and a batch of one."""
-
-    model: ModelSpec
-    engine: EngineSettings
-    batch: BatchRules = field(default_factory=lambda: BatchRules(max_num_batched_tokens=TOKENS, max_num_seqs=1))
-    store: StoreSettings = field(default_factory=StoreSettings)
 
 
 class FixedStep:
@@ -35,8 +24,8 @@ class FixedStep:
     def __init__(self, spec: ModelSpec, engine: EngineSettings, model: Any) -> None:
         tokens = np.random.default_rng(0).integers(0, model.vocab_size, min(TOKENS, model.context - 1))
         self._request = Request(0, 0, (Span(tokens.astype(np.int32)),), output_len=1)
-        config = EngineConfig(spec, engine)
-        self._rules, strategy = config.batch, Strategy(family="none", keep=False)
+        self._rules = BatchRules(max_num_batched_tokens=TOKENS, max_num_seqs=1)
+        config, strategy = EngineParts(spec, engine, self._rules), Strategy(family="none", keep=False)
         policy = build.build_policy(config, strategy, 0, TOKENS)
         assert isinstance(policy, TreePolicy), "an arm that stores nothing uses the policy `tree`"
         self._engine = build_engine(config, strategy, model, policy, [self._request])

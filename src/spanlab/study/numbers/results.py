@@ -120,7 +120,7 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
 
 def _read_study_cells(study: Study, arm: str, files: ArmFiles) -> tuple[sums.Columns, list[dict[str, Any]]]:
     """Read the records and runs of the study's cells; files of a resumed run may have more cells."""
-    columns, runs = sums.read_records(files.records), sums.read_runs(files.runs)
+    columns, runs = sums.read_records(files.records), files.finished()
     study_cells = set(cells(study, arm))
     selected = np.repeat([Cell.of(run) in study_cells for run in runs], [run["requests"] for run in runs])
     return sums.select(columns, selected), [run for run in runs if Cell.of(run) in study_cells]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from spanlab.analysis.bootstrap import Clusters, positive_ratio, share
@@ -45,11 +44,6 @@ def read_records(source: Path | IO[bytes]) -> Columns:
     if incomplete:
         raise ValueError(f"a record has no {incomplete[0]}")
     return {name: table.column(name).to_numpy() for name in names}
-
-
-def read_runs(path: Path) -> list[dict[str, Any]]:
-    """Read one arm's finished runs."""
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def select(columns: Columns, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:

@@ -63,6 +63,17 @@ class ArmFiles:
     readings: Path | None
     arm_logs: Path | None = None
 
+    @staticmethod
+    def of_arm(folder: Path, arm: str, readings: Path | None = None) -> ArmFiles:
+        """Files of one of several arms in a folder."""
+        records, runs = (folder / kind / f"{arm}.jsonl" for kind in ("records", "runs"))
+        return ArmFiles(records, runs, folder / "steps", readings)
+
+    @staticmethod
+    def alone(folder: Path, readings: Path, arm_logs: Path | None = None) -> ArmFiles:
+        """Files of the only arm in a folder."""
+        return ArmFiles(folder / "records.jsonl", folder / "runs.jsonl", folder / "steps", readings, arm_logs)
+
     def log(self, arm: str, cell: Cell) -> Path:
         """Step log of one run."""
         return self.steps / f"{arm}-{cell.name}.jsonl"
@@ -131,8 +142,8 @@ class ArmFiles:
             parts[Cell.of(row)], begin = data[begin : row["records_end"]], row["records_end"]
         ends = np.cumsum([len(parts[Cell.of(row)]) for row in ordered]).tolist()
         lines = [orjson.dumps(row | {"records_end": end}) + b"\n" for row, end in zip(ordered, ends, strict=True)]
-        _replace(self.records, b"".join(parts[Cell.of(row)] for row in ordered))
-        _replace(self.runs, b"".join(lines))
+        replace_file(self.records, b"".join(parts[Cell.of(row)] for row in ordered))
+        replace_file(self.runs, b"".join(lines))
 
 
 def _find_inconsistency(rows: Rows, columns: Columns) -> str:
@@ -153,7 +164,8 @@ def _find_inconsistency(rows: Rows, columns: Columns) -> str:
     )
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a temporary file and rename it, so that a full disk leaves no partial file."""
     temporary = path.with_suffix(".new")
     temporary.write_bytes(data)
     os.replace(temporary, path)

@@ -15,6 +15,7 @@ from typing import IO
 
 from rich.console import Console
 
+from spanlab.study.output.arm_files import replace_file
 from spanlab.study.output.config import first_difference
 from spanlab.study.progress import print_line
 
@@ -59,7 +60,7 @@ class RunFolder:
         else:
             shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True, exist_ok=True)
-        _write_atomically(self.work / CONFIG, config)
+        replace_file(self.work / CONFIG, config.encode())
 
     def _recover_old(self) -> None:
         """Complete the renames of a process that was killed in `finish`."""
@@ -126,19 +127,6 @@ class RunFolder:
         os.rename(self._old, target)
         print_line(Console(stderr=True), f"the previous run was moved to {target}")
 
-    def records(self, arm: str) -> Path:
-        """Records of one arm."""
-        return self.work / "records" / f"{arm}.jsonl"
-
-    def runs(self, arm: str) -> Path:
-        """Finished runs of one arm, one line each."""
-        return self.work / "runs" / f"{arm}.jsonl"
-
-    @property
-    def steps(self) -> Path:
-        """Step logs of all arms, where the backend measures steps."""
-        return self.work / "steps"
-
 
 def _lock(path: Path, run: str) -> IO[str]:
     """Lock a run's name until the file is closed, so that two processes cannot write one folder."""
@@ -151,10 +139,3 @@ def _lock(path: Path, run: str) -> IO[str]:
             f"output.run={run}: another process is writing it; expected one at a time, or another name"
         ) from None
     return lock
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that a full disk leaves no partial file."""
-    partial = path.with_suffix(".new")
-    partial.write_text(text)
-    os.replace(partial, path)

@@ -9,11 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from spanlab.compiled import is_used
+from spanlab.compiled import HOME, is_used
 
 PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
 PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers"), "server": ("httpx",)}
-HOME = Path(__file__).resolve().parents[4]
 
 
 def commit() -> str:

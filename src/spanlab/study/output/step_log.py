@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -46,12 +45,8 @@ class StepLog:
         self._file = path.open("wb")
         self._read = policy.store.state_bytes, policy.rules, reads
 
-    def __enter__(self) -> StepLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -12,14 +11,11 @@ from spanlab.report.plan import tables_of
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.plan import SEARCHES
 from spanlab.study.analyses.head import footer
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.numbers.summary import requests_needed
 from spanlab.study.plan.planner import REFERENCES, Planner
 from spanlab.study.plan.search_result import SearchResult
 from spanlab.study.plan.trials import Trials
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @ANALYSES.register("plan")
@@ -33,7 +29,8 @@ def plan(finished: Finished) -> Findings:
     summary = _summary(planner, results)
     title = f"{finished.name} · {footer(finished)}"
     caveats = (*_caveats(planner), *(caveat for result in results.values() for caveat in result.caveats))
-    figures = {f"plan_{name}": partial(_draw, summary, name, title) for name, result in results.items() if result.curve}
+    curves = [name for name, result in results.items() if result.curve]
+    figures = {f"plan_{name}": draws("plan_figure:draw_search", summary, name, title) for name in curves}
     return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
 
 
@@ -94,9 +91,3 @@ def _caveats(planner: Planner) -> tuple[str, ...]:
     at_once = planner.references["own"].mean("rate_rps") is None
     burst = ("all requests come at once: delays are those of one burst",) if at_once else ()
     return (runs, criterion, *burst, *small_samples)
-
-
-def _draw(summary: Mapping[str, Any], name: str, title: str) -> Figure | None:
-    from spanlab.report.plan_figure import draw_search
-
-    return draw_search(summary, name, title)

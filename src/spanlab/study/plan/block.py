@@ -25,7 +25,7 @@ def block(planner: Planner) -> SearchResult:
     sizes = sorted({*SIZES, arm_size or SIZES[0]})
     arms = {size: _with_blocks(strategy, size) for size in sizes}
     points = {
-        float(size): planner.point(strategy=arm)
+        float(size): replace(planner.study_point, strategy=arm)
         for size, arm in arms.items()
         if total is None or sum(planner.need_gib(arm)) <= total
     }

@@ -24,7 +24,7 @@ def interval(planner: Planner) -> SearchResult:
     steps = [unit << power for power in range(max(1, (longest // unit).bit_length()))]
     placements = {step: PlacementSettings(kind="block", interval=step) for step in steps}
     points = {
-        float(step): planner.point(strategy=replace(strategy, placement=placement))
+        float(step): replace(planner.study_point, strategy=replace(strategy, placement=placement))
         for step, placement in placements.items()
     }
     return scan(planner, AXIS, points, lambda step: f"a state every {step:g} tokens")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from spanlab.settings.plan import SEARCHES
-from spanlab.study.plan.monotone import Border, find_border, geometric
-from spanlab.study.plan.outcome import Outcome
+from spanlab.study.plan.monotone import geometric
 from spanlab.study.plan.planner import Planner
 from spanlab.study.plan.reasons import why_load_fails
 from spanlab.study.plan.search_result import Axis, SearchResult
@@ -18,26 +17,22 @@ LEAST, MOST = 0.05, 1.25  # multiples of the saturating load
 @SEARCHES.register("load")
 def load(planner: Planner) -> SearchResult:
     """Compress arrivals in time, up to a load that exceeds the capacity of full batches."""
-
-    def outcomes(multiples: Sequence[float], every: bool) -> list[Outcome]:
-        points = [planner.point(load=times) for times in multiples]
-        return planner.try_points(points, [f"load times {times:g}" for times in multiples], every)
-
     own_outcome = planner.references["own"]
     utilisation, rate = own_outcome.mean("utilisation"), own_outcome.mean("rate_rps")
     if utilisation is None or rate is None:
         return _no_load(planner)
     grid = geometric(LEAST / utilisation, MOST / utilisation, planner.study.plan.resolution)[::-1]
-    border = find_border(grid, planner.study.plan.points, outcomes)
-    times = None if border.first is None else grid[border.first]
+    border = planner.border(
+        grid, lambda times: replace(planner.study_point, load=times), lambda times: f"load times {times:g}"
+    )
+    times = border.value
     return SearchResult(
         axis=AXIS,
-        curve=[(grid[index], border.outcomes[index]) for index in sorted(border.outcomes, reverse=True)],
+        curve=border.curve,
         verdict=_verdict(planner, times, rate),
-        helps=times is not None,
         value=times,
         answer={"highest_load": times, "highest_rate_rps": None if times is None else times * rate},
-        caveats=_reversed(grid, border),
+        caveats=border.caveats("load", "{:.4g} times the load meets the targets, {:.4g} not"),
     )
 
 
@@ -47,7 +42,7 @@ def _no_load(planner: Planner) -> SearchResult:
     if planner.study.plan.search is not None:
         raise ValueError(f"plan.search=load: {reason}")
     answer = {"highest_load": None, "highest_rate_rps": None}
-    return SearchResult(AXIS, (), f"the load is undefined: {reason}", helps=False, value=None, answer=answer)
+    return SearchResult(AXIS, (), f"the load is undefined: {reason}", value=None, answer=answer)
 
 
 def _verdict(planner: Planner, times: float | None, rate: float) -> str:
@@ -57,10 +52,3 @@ def _verdict(planner: Planner, times: float | None, rate: float) -> str:
     if planner.references["alone"].meets:
         return f"no load of {LEAST:.0%} of saturation or more meets {planner.targets_text} with {planner.memory_text}"
     return f"less load will not help: {why_load_fails(planner)}"
-
-
-def _reversed(grid: Sequence[float], border: Border) -> list[str]:
-    return [
-        f"load: not monotone beyond the intervals: {grid[a]:.4g} times the load meets the targets, {grid[b]:.4g} not"
-        for a, b in border.reversals
-    ]

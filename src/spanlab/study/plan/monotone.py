@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from spanlab.study.plan.outcome import Outcome
 
@@ -29,12 +30,24 @@ def rounded_up(value: float, digits: int = 5) -> float:
 class Border:
     """The border at which a grid, ordered from worst to best, begins to meet the targets.
 
+    `grid`      the values
     `outcomes`  outcomes of the tried values, by index on the grid
     `first`     the first index from which all tried values meet the targets; None: the best value does not
     """
 
+    grid: Sequence[float]
     outcomes: dict[int, Outcome]
     first: int | None
+
+    @property
+    def value(self) -> float | None:
+        """The value at the border; None where the best value does not meet the targets."""
+        return None if self.first is None else self.grid[self.first]
+
+    @property
+    def curve(self) -> list[tuple[float, Outcome]]:
+        """Every tried value with its outcome, in increasing order."""
+        return sorted([(self.grid[index], outcome) for index, outcome in self.outcomes.items()], key=itemgetter(0))
 
     @property
     def reversals(self) -> list[tuple[int, int]]:
@@ -42,6 +55,11 @@ class Border:
         failing = [index for index, outcome in self.outcomes.items() if outcome.fails]
         meeting = {b: [a for a, outcome in self.outcomes.items() if a < b and outcome.meets] for b in failing}
         return [(max(worse), b) for b, worse in meeting.items() if worse]
+
+    def caveats(self, search: str, values: str) -> list[str]:
+        """Caveats about reversals; `values` is a format for a value that meets the targets and one that does not."""
+        pairs = [(self.grid[a], self.grid[b]) for a, b in self.reversals]
+        return [f"{search}: not monotone beyond the intervals: {values.format(*pair)}" for pair in pairs]
 
 
 def find_border(grid: Sequence[float], points: int, try_: Try) -> Border:
@@ -61,7 +79,7 @@ def find_border(grid: Sequence[float], points: int, try_: Try) -> Border:
         else:
             indices = [index for index in (last_miss, first) if index in outcomes and index not in sure]
             sure |= set(indices)
-    return Border(dict(sorted(outcomes.items())), first if first in outcomes else None)
+    return Border(grid, dict(sorted(outcomes.items())), first if first in outcomes else None)
 
 
 def _border(outcomes: dict[int, Outcome], end: int) -> tuple[int, int]:

@@ -61,12 +61,12 @@ class Outcome:
     @property
     def meets(self) -> bool:
         """Whether the upper end of every target's interval is within the target, and no queue grows."""
-        return not self.grows and all(self._upper(target) <= target.limit_s for target in self.targets)
+        return not self.grows and all(self._ends(target)[1] <= target.limit_s for target in self.targets)
 
     @property
     def fails(self) -> bool:
         """Whether a miss is shown: a queue grows, or a whole interval lies above its target."""
-        return self.grows or any(self._lower(target) > target.limit_s for target in self.targets)
+        return self.grows or any(self._ends(target)[0] > target.limit_s for target in self.targets)
 
     @property
     def is_clear(self) -> bool:
@@ -74,12 +74,6 @@ class Outcome:
         ends = [(target.limit_s, *self._ends(target, 3)) for target in self.targets]
         misses = any(low > limit for limit, low, _ in ends)
         return misses or (not self.grows and all(high <= limit for limit, _, high in ends))
-
-    def _upper(self, target: Target) -> float:
-        return self._ends(target)[1]
-
-    def _lower(self, target: Target) -> float:
-        return self._ends(target)[0]
 
     def _ends(self, target: Target, times: float = 1) -> tuple[float, float]:
         """Return the ends of a target's interval, widened by `times`; without ends, its value twice."""
@@ -90,7 +84,7 @@ class Outcome:
     @property
     def worst(self) -> Target:
         """The target with the largest ratio of the interval's upper end to the limit."""
-        return max(self.targets, key=lambda target: self._upper(target) / target.limit_s)
+        return max(self.targets, key=lambda target: self._ends(target)[1] / target.limit_s)
 
     @property
     def distance(self) -> float:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 from spanlab import build
 from spanlab.build import GIB
 from spanlab.core.request import Request
-from spanlab.settings import StoreSettings, Strategy, Study
+from spanlab.settings import Strategy, Study
 from spanlab.settings.slo import Target
+from spanlab.study.plan.monotone import Border, find_border
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.point import Point
 from spanlab.study.plan.trials import Trials
@@ -22,15 +23,6 @@ REFERENCES = {
     "alone": "this memory, one request at a time",
     "floor": "memory without limit, one request at a time",
 }
-
-
-class Changes(TypedDict, total=False):
-    """Fields of a point that a search may change."""
-
-    store: StoreSettings
-    strategy: Strategy
-    load: float | None
-    replicas: int | None
 
 
 class Pools(NamedTuple):
@@ -44,7 +36,7 @@ class Planner:
     """The planned arm of a study, its baseline; `requests` are those of the workload."""
 
     def __init__(self, study: Study, requests: tuple[Request, ...], trials: Trials) -> None:
-        self.study, self.requests, self._trials = study, requests, trials
+        self.study, self.requests, self.trials = study, requests, trials
 
     @property
     def targets(self) -> list[Target]:
@@ -65,16 +57,25 @@ class Planner:
     def references(self) -> dict[str, Outcome]:
         """Outcomes of the reference points, by the keys of `REFERENCES`."""
         own_store, no_limit = self.study.store, replace(self.study.store, total_gib=None)
-        points = [self.point(store=store, load=load) for load in (1.0, None) for store in (own_store, no_limit)]
-        return dict(zip(REFERENCES, self._trials.outcomes(points, list(REFERENCES.values())), strict=True))
+        points = [
+            replace(self.study_point, store=store, load=load) for load in (1.0, None) for store in (own_store, no_limit)
+        ]
+        return dict(zip(REFERENCES, self.trials.outcomes(points, list(REFERENCES.values())), strict=True))
 
-    def point(self, **changes: Unpack[Changes]) -> Point:
-        """Return the study's own point with changed fields."""
-        return replace(Point(self.study.store, self.strategy), **changes)
+    @property
+    def study_point(self) -> Point:
+        """The study's own point, of which a search changes fields."""
+        return Point(self.study.store, self.strategy)
 
-    def try_points(self, points: Sequence[Point], labels: Sequence[str], every: bool = False) -> list[Outcome]:
-        """Return the outcomes of points; `labels` name them in the progress, `every` as in `Trials.outcomes`."""
-        return self._trials.outcomes(points, labels, every)
+    def border(
+        self, grid: Sequence[float], point: Callable[[float], Point], describe: Callable[[float], str]
+    ) -> Border:
+        """Return the border on a grid from worst to best; `point` and `describe` take a value of the grid."""
+
+        def outcomes(values: Sequence[float], every: bool) -> list[Outcome]:
+            return self.trials.outcomes(list(map(point, values)), list(map(describe, values)), every)
+
+        return find_border(grid, self.study.plan.points, outcomes)
 
     def need_gib(self, strategy: Strategy) -> Pools:
         """Return the largest memory of one request alone, for KV and for states."""

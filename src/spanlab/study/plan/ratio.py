@@ -35,7 +35,11 @@ def ratio(planner: Planner) -> SearchResult:
     rule = balanced(study.model, planner.requests)
     ratios = sorted({*RATIOS, float(f"{rule:.3g}")})
     stores = {value: replace(study.store, state_ratio=value) for value in ratios}
-    points = {value: planner.point(store=store) for value, store in stores.items() if _fits_largest(planner, store)}
+    points = {
+        value: replace(planner.study_point, store=store)
+        for value, store in stores.items()
+        if _fits_largest(planner, store)
+    }
     if not points:
         raise ValueError(f"store.total_gib={total} with plan.search=ratio: expected memory for the largest request")
     marks = (Mark("SGLang's default", SGLANG_DEFAULT), Mark("SGLang's formula", rule))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 
 from spanlab.settings.plan import SEARCHES
-from spanlab.study.plan.monotone import find_border
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.planner import Planner
 from spanlab.study.plan.reasons import value_of
@@ -23,27 +22,20 @@ def replicas(planner: Planner) -> SearchResult:
     study = planner.study
     if study.replicas.routing is None:
         raise ValueError("replicas.routing=null with plan.search=replicas: expected a routing, as least_loaded")
-
-    def outcomes(counts: Sequence[float], every: bool) -> list[Outcome]:
-        points = [planner.point(replicas=round(count)) for count in counts]
-        return planner.try_points(points, [f"{count:g} replicas" for count in counts], every)
-
     utilisation = planner.references["own"].mean("utilisation")
     most = max(LEAST_MOST, math.ceil(TIMES * study.replicas.count * (utilisation or 0.0)))
     grid = [float(count) for count in range(1, most + 1)]
-    border = find_border(grid, min(study.plan.points, most), outcomes)
-    fewest = None if border.first is None else round(grid[border.first])
+    border = planner.border(
+        grid, lambda count: replace(planner.study_point, replicas=round(count)), lambda count: f"{count:g} replicas"
+    )
+    fewest = None if border.value is None else round(border.value)
     return SearchResult(
         axis=AXIS,
-        curve=[(grid[index], outcome) for index, outcome in border.outcomes.items()],
+        curve=border.curve,
         verdict=_verdict(planner, fewest, border.outcomes[most - 1]),
-        helps=fewest is not None,
         value=fewest,
         answer={"fewest_replicas": fewest},
-        caveats=[
-            f"replicas: not monotone beyond the intervals: {grid[a]:g} meet the targets and {grid[b]:g} do not"
-            for a, b in border.reversals
-        ],
+        caveats=border.caveats("replicas", "{:g} meet the targets and {:g} do not"),
     )
 
 

@@ -20,7 +20,7 @@ def scan(
 ) -> SearchResult:
     """Try every value and return the best; `describe` formats a value."""
     values = sorted(points)
-    outcomes = planner.try_points(
+    outcomes = planner.trials.outcomes(
         [points[value] for value in values], [describe(value) for value in values], every=True
     )
     curve = list(zip(values, outcomes, strict=True))
@@ -31,7 +31,6 @@ def scan(
         axis=axis,
         curve=curve,
         verdict=_verdict(planner, describe(best), chosen, len(as_good), bool(meeting)),
-        helps=bool(meeting),
         value=best if meeting else None,
         answer={axis.key: best, f"{axis.key}_alike": as_good, f"{axis.key}_meeting": meeting},
         marks=marks,

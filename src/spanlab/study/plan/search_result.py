@@ -33,7 +33,6 @@ class SearchResult:
     `axis`      the varied quantity
     `curve`     every tried value with its outcome, in increasing order; empty where none could be tried
     `verdict`   the answer in one sentence without a full stop, or the reason why there is none
-    `helps`     whether some value meets the targets
     `value`     the best value on the axis that meets the targets; None without one
     `answer`    keys for `summary.json`
     `marks`     values that other systems recommend
@@ -43,8 +42,12 @@ class SearchResult:
     axis: Axis
     curve: Sequence[tuple[float, Outcome]]
     verdict: str
-    helps: bool
     value: float | None
     answer: Mapping[str, Any]
     marks: Sequence[Mark] = ()
     caveats: Sequence[str] = ()
+
+    @property
+    def helps(self) -> bool:
+        """Whether some value meets the targets."""
+        return self.value is not None

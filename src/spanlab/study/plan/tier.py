@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from spanlab.build import GIB
 from spanlab.settings.plan import SEARCHES
-from spanlab.study.plan.monotone import find_border, geometric
+from spanlab.study.plan.monotone import geometric
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.planner import Planner
+from spanlab.study.plan.point import Point
 from spanlab.study.plan.reasons import value_of
 from spanlab.study.plan.search_result import Axis, SearchResult
 
@@ -24,27 +24,20 @@ def tier(planner: Planner) -> SearchResult:
         raise ValueError("store.tiers={} with plan.search=tier: expected a tier, as in +tier@store.tiers.host=dram")
     name, rules = list(store.tiers.items())[-1]
 
-    def outcomes(sizes: Sequence[float], every: bool) -> list[Outcome]:
-        stores = [replace(store, tiers=store.tiers | {name: replace(rules, gib=size)}) for size in sizes]
-        points = [planner.point(store=tiered) for tiered in stores]
-        return planner.try_points(points, [f"{name} {size:g} GiB" for size in sizes], every)
+    def point(size: float) -> Point:
+        return replace(planner.study_point, store=replace(store, tiers=store.tiers | {name: replace(rules, gib=size)}))
 
     stored = planner.references["no_limit"].mean("cached_bytes")
     assert stored is not None, "every run reports the bytes that it stored"
     grid = geometric(stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.plan.resolution)
-    border = find_border(grid, planner.study.plan.points, outcomes)
-    least = None if border.first is None else grid[border.first]
+    border = planner.border(grid, point, lambda size: f"{name} {size:g} GiB")
     return SearchResult(
         axis=Axis("tier_gib", f"size of {name} (GiB)"),
-        curve=[(grid[index], outcome) for index, outcome in border.outcomes.items()],
-        verdict=_verdict(planner, name, least, border.outcomes[len(grid) - 1]),
-        helps=least is not None,
-        value=least,
-        answer={"least_tier_gib": least},
-        caveats=[
-            f"tier: not monotone beyond the intervals: {grid[a]:g} GiB meet the targets and {grid[b]:g} GiB do not"
-            for a, b in border.reversals
-        ],
+        curve=border.curve,
+        verdict=_verdict(planner, name, border.value, border.outcomes[len(grid) - 1]),
+        value=border.value,
+        answer={"least_tier_gib": border.value},
+        caveats=border.caveats("tier", "{:g} GiB meet the targets and {:g} GiB do not"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from spanlab import build
-from spanlab.errors import USER_ERRORS
+from spanlab.errors import USER_ERRORS, sentence
 from spanlab.settings import ExecutorSettings, Study, WorkloadSettings, worker_count
 from spanlab.study.execution.arms import KILLED
 from spanlab.study.execution.executors import Executor, executor
@@ -49,13 +49,12 @@ class PointOutcome:
 class Lane:
     """Runs points one after another, and loads the workload once for consecutive points that share it.
 
-    `explain`     converts an error to one sentence
     `concurrent`  other lanes run at the same time: progress bars would overwrite one another
     """
 
-    def __init__(self, name: str, root: Path, explain: Callable[[BaseException], str], concurrent: bool) -> None:
-        self._arguments = name, root, explain, concurrent
-        self._name, self._root, self._explain = name, root, explain
+    def __init__(self, name: str, root: Path, concurrent: bool) -> None:
+        self._arguments = name, root, concurrent
+        self._name, self._root = name, root
         self._host = Host(LastWorkload(), Console(stderr=True, force_terminal=False if concurrent else None))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,7 +67,7 @@ class Lane:
         except (ArmsFailedError, BarMissedError) as error:
             return PointOutcome(True, f"{point}: {error}")  # the run folder is complete
         except USER_ERRORS as mistake:
-            text = f"{point}: {self._explain(mistake)}"
+            text = f"{point}: {sentence(mistake)}"
             print_line(self._host.console, f"failed: {text}")
             return PointOutcome(False, text)
         return PointOutcome(True)
@@ -116,15 +115,13 @@ class SequentialPoints:
 
 
 @contextmanager
-def points_of(
-    study: Study, count: int, name: str, root: Path, explain: Callable[[BaseException], str]
-) -> Iterator[ConcurrentPoints | SequentialPoints]:
+def points_of(study: Study, count: int, name: str, root: Path) -> Iterator[ConcurrentPoints | SequentialPoints]:
     """The runner of `count` points of a study: concurrent where the arms of one point would leave cores idle."""
     lanes = _lanes(study, count)
     if lanes == 1:
-        yield SequentialPoints(Lane(name, root, explain, concurrent=False))
+        yield SequentialPoints(Lane(name, root, concurrent=False))
         return
-    with executor(ExecutorSettings(), Lane(name, root, explain, concurrent=True), lanes) as pool:
+    with executor(ExecutorSettings(), Lane(name, root, concurrent=True), lanes) as pool:
         yield ConcurrentPoints(pool)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from hydra.errors import HydraException
 from rich.console import Console
 from rich.text import Text
 
-from spanlab.errors import USER_ERRORS
+from spanlab.errors import USER_ERRORS, sentence
 from spanlab.report import faces
 from spanlab.report.console import print_tables
 from spanlab.report.page import Page, facts_of, write_page
@@ -28,10 +27,11 @@ from spanlab.report.sweep.table import failures, rate_tables, sweep_tables
 from spanlab.report.tables import Table
 from spanlab.settings import Study
 from spanlab.settings.analyses import OF_POINTS
-from spanlab.study.findings import Findings
+from spanlab.study.findings import Findings, draws
 from spanlab.study.output import provenance
 from spanlab.study.output.config import GROWING, settings_key, settings_yaml
 from spanlab.study.output.folder import CONFIG, RunFolder, folder_name
+from spanlab.study.output.results import draw_figures, write_results
 from spanlab.study.progress import print_line
 from spanlab.study.sweep.lanes import ConcurrentPoints, PointOutcome, SequentialPoints, points_of
 from spanlab.terminal import printed
@@ -57,21 +57,14 @@ class Axis:
         return product(*self.values)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """An entry of conf/ with the overrides of the command line.
-
-    `compose`  returns the study with further overrides
-    `explain`  converts an error to one sentence
-    """
-
-    name: str
-    compose: Callable[..., Study]
-    explain: Callable[[BaseException], str]
+Compose = Callable[..., Study]  # returns the study with further overrides
 
 
-def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
+def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
     """Run every point, write table, CSV and figures, and return the folder.
+
+    `name`  name of the entry
+    `root`  folder of all outputs
 
     Other points continue after a failure. The ValueError at the end names every point that failed.
     """
@@ -79,19 +72,20 @@ def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
     check_login(study.tracking)
     console = Console(stderr=True)
     with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings_yaml(config), GROWING) as folder:
-        points = list(_Points(study, entry, root, console).run(axes))
+        points = list(_Points(study, name, root, compose, console).run(axes))
         _check_any_completed(points)
-        findings = [OF_POINTS[name](points) for name in study.chosen_analyses() if name in OF_POINTS]
+        ran = [point for point in points if point.summary is not None]
+        findings = [OF_POINTS[name](ran) for name in study.chosen_analyses() if name in OF_POINTS]
         tables = (
             *sweep_tables(points),
             *(table for analysis_findings in findings for table in analysis_findings.every_table),
         )
         summary = _write(points, findings, tables, folder)
         figures = _draw(points, findings, folder.work / "figures") if study.output.figures else []
-        write_page(_page(entry.name, points, tables, figures, summary, folder), folder.work)
+        write_page(_page(name, points, tables, figures, summary, folder), folder.work)
         folder.finish()
         _print(points, findings)
-        with tracked(study.tracking, run, entry.name, config, folder.path) as tracker:
+        with tracked(study.tracking, run, name, config, folder.path) as tracker:
             _track(tables, folder.path, tracker)
     print_line(console, str(folder.path))
     _raise_failures(points)
@@ -118,8 +112,8 @@ def _parse_axis(text: str) -> Axis:
 class _Points:
     """The points of a sweep; points with equal settings run once, even on different axes."""
 
-    def __init__(self, study: Study, entry: Entry, root: Path, console: Console) -> None:
-        self._study, self._entry, self._root, self._console = study, entry, root, console
+    def __init__(self, study: Study, entry: str, root: Path, compose: Compose, console: Console) -> None:
+        self._study, self._entry, self._root, self._compose, self._console = study, entry, root, compose, console
         self._names: dict[str, str] = {}  # name of the first point with given settings, by settings key
         self._studies: dict[str, Study] = {}  # studies of the points that run, by name
         self._points: dict[str, SweepPoint] = {}  # by name
@@ -127,7 +121,7 @@ class _Points:
     def run(self, axes: list[Axis]) -> Iterator[SweepPoint]:
         """Run all points, and yield their results axis by axis."""
         combinations = [(axis, values) for axis in axes for values in axis.combinations()]
-        with points_of(self._study, len(combinations), self._entry.name, self._root, self._entry.explain) as running:
+        with points_of(self._study, len(combinations), self._entry, self._root) as running:
             names = [self._start(self._settings(*combination), running) for combination in combinations]
             outcomes = running.outcomes()
         for name, outcome in outcomes.items():
@@ -145,9 +139,9 @@ class _Points:
         overrides = [f"{key}={value}" for key, value in settings.items()]
         point = ",".join(overrides)
         try:
-            study = self._entry.compose(*overrides)
+            study = self._compose(*overrides)
         except USER_ERRORS as mistake:
-            failure = f"{point}: {self._entry.explain(mistake)}"
+            failure = f"{point}: {sentence(mistake)}"
             print_line(self._console, f"failed: {failure}")
             self._points[point] = SweepPoint("", "", "", None, failure)
             return point
@@ -180,8 +174,7 @@ def _write(
     summary = sweep_summary(points)
     for analysis_findings in findings:
         summary |= analysis_findings.summary
-    (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    faces.write(tables, folder.work)
+    write_results(summary, tables, folder.work)
     folder.complete()
     return summary
 
@@ -226,25 +219,11 @@ def _track(tables: Sequence[Table], folder: Path, tracker: Tracker) -> None:
 
 
 def _draw(points: list[SweepPoint], findings: list[Findings], folder: Path) -> list[Path]:
-    """Draw every figure, and return the PNG files."""
-    from spanlab.report.drawing.write import write_figure  # loads matplotlib, half a second
-
-    figures = [(name, draw) for analysis_findings in findings for name, draw in analysis_findings.figures.items()]
-    files = [path for name, draw in figures for path in write_figure(draw, folder / name)]
-    return draw_figures(points, folder) + [path for path in files if path.suffix == ".png"]
-
-
-def draw_figures(points: list[SweepPoint], folder: Path) -> list[Path]:
-    """Draw one figure per measure, and return the PNG files."""
-    from spanlab.report.drawing.write import write_figure
-    from spanlab.report.sweep.figure import draw_sweep  # loads matplotlib, half a second
-
-    files = [
-        path
-        for name, measure in FIGURES.items()
-        for path in write_figure(partial(draw_sweep, points, measure), folder / name)
-    ]
-    return [path for path in files if path.suffix == ".png"]
+    """Draw one figure per measure and those of the analyses, and return the PNG files."""
+    figures = {name: draws("sweep.figure:draw_sweep", points, measure) for name, measure in FIGURES.items()}
+    for analysis_findings in findings:
+        figures |= analysis_findings.figures
+    return draw_figures(figures, folder)
 
 
 def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from spanlab.report.twin import tables_of
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study.analyses.head import footer
-from spanlab.study.findings import Findings, Finished
+from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.output.provenance import commit
 from spanlab.study.twin.errors import errors, measured_times, predicted_times
 from spanlab.study.twin.fit import IDENTIFIED, Fit, Fitting
 from spanlab.study.twin.log import TimedLog, check_memory, read_timed_log
 from spanlab.study.twin.server import server_of
 from spanlab_sim.fitted_profile import FittedProfile
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PROFILE = "profile.json"
 OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
@@ -50,7 +46,7 @@ def twin(finished: Finished) -> Findings:
     caveats = (*log.notes, *(log.observed.notes if log.observed else ()), *_caveats(fit, summary))
     title = f"{finished.name} · {footer(finished)}"
     tables = tables_of(summary, title, caveats)
-    figures = {"predicted_measured": partial(_draw, summary["requests_by_time"], title)}
+    figures = {"predicted_measured": draws("twin_figure:draw", summary["requests_by_time"], title)}
     summary = {key: value for key, value in summary.items() if key != "requests_by_time"}
     return Findings(summary | {"profile": PROFILE}, tables, (), figures, caveats)
 
@@ -118,9 +114,3 @@ def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
             f"the test requests have another load: {rates[1]:.3g} per second, compared with {rates[0]:.3g} in the fit"
         )
     return caveats
-
-
-def _draw(columns: dict[str, Any], title: str) -> Figure | None:
-    from spanlab.report.twin_figure import draw
-
-    return draw(columns, title)

@@ -10,8 +10,8 @@ import numpy as np
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Keys
-from spanlab.workloads.logs.mooncake import block_keys, block_lengths
-from spanlab.workloads.logs.pieces import hash_name, salt_keys
+from spanlab.workloads.logs.mooncake import block_keys
+from spanlab.workloads.logs.pieces import block_lengths, hash_name, salt_keys
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_object, parse_object
 
 BLOCK = 64  # tokens, if a session has no block_size
@@ -68,13 +68,11 @@ def _sessions(file: LogFile) -> Iterator[_Session]:
     if content:
         yield _Session(Row(content), str(content.get("id", 0)), 1)
         return
-    for number, line in file.lines():
-        try:
-            row = parse_object(line)
-        except BadFieldError as error:
-            file.refuse(number, str(error))
-            continue
-        yield _Session(row, str(row.fields.get("id", number)), number)
+    yield from file.parsed(lambda line, number: _session(parse_object(line), number))
+
+
+def _session(row: Row, line: int) -> _Session:
+    return _Session(row, str(row.fields.get("id", line)), line)
 
 
 def _session_entries(session: _Session, file: LogFile) -> Iterator[Entry]:

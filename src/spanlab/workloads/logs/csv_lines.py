@@ -26,14 +26,14 @@ def csv_rows(parse: Callable[[Row, int], T], columns: tuple[str, ...]) -> Callab
     def read_rows(file: LogFile) -> Iterator[T]:
         lines = file.lines()
         names = _header(file, *next(lines), columns)
-        for number, line in lines:
-            try:
-                values = _cells(line)
-                if len(values) != len(names):
-                    raise BadFieldError("line", f"{len(names)} columns, not {len(values)}")
-                yield parse(Row(dict(zip(names, values, strict=True))), number)
-            except BadFieldError as error:
-                file.refuse(number, str(error))
+
+        def parse_line(line: bytes, number: int) -> T:
+            values = _cells(line)
+            if len(values) != len(names):
+                raise BadFieldError("line", f"{len(names)} columns, not {len(values)}")
+            return parse(Row(dict(zip(names, values, strict=True))), number)
+
+        yield from file.parsed(parse_line, lines)
 
     return read_rows
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry
-from spanlab.workloads.logs.pieces import hash_name
+from spanlab.workloads.logs.pieces import block_lengths, hash_name
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, head_rows, json_lines
 
 BLOCKS = (512, 16, 32, 64, 128, 256, 1024)  # tokens; the size of Mooncake's traces first
@@ -85,11 +85,3 @@ def block_keys(row: Row, name: str = "hash_ids") -> np.ndarray:
     if isinstance(ids, list) and ids and all(isinstance(text, str) for text in ids):
         return np.array([hash_name(text) for text in ids], dtype=np.int64)
     return row.whole_numbers(name)
-
-
-def block_lengths(tokens: int, size: int) -> np.ndarray:
-    """Return the tokens of each block of a prompt; the last block may be shorter."""
-    lengths = np.full(-(-tokens // size), size, dtype=np.int64)
-    if tokens % size:
-        lengths[-1] = tokens % size
-    return lengths

@@ -27,10 +27,15 @@ def hash_pieces(tokens: NDArray[np.integer], size: int) -> tuple[Keys, Ints]:
         (_mix_bits(padded.reshape(count, size) * _NEXT) * _multipliers(size)).sum(axis=1, dtype=np.uint64)
     )
     chained = np.cumsum(piece_hashes * _powers(count), dtype=np.uint64)
-    lengths = np.full(count, size, dtype=np.int64)
-    if count:
-        lengths[-1] = len(tokens) - (count - 1) * size
-    return _mix_bits(chained).view(np.int64), lengths
+    return _mix_bits(chained).view(np.int64), block_lengths(len(tokens), size)
+
+
+def block_lengths(tokens: int, size: int) -> Ints:
+    """Return the tokens of each block of a prompt; the last block may be shorter."""
+    lengths = np.full(-(-tokens // size), size, dtype=np.int64)
+    if tokens % size:
+        lengths[-1] = tokens % size
+    return lengths
 
 
 def hash_name(name: object) -> int:

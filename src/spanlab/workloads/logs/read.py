@@ -6,6 +6,7 @@ import gzip
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -100,11 +101,7 @@ def _columns(file: LogFile, log_format: LogFormat, settings: LogSettings) -> Col
 
 def _sorted(log_format: LogFormat, file: LogFile, settings: LogSettings) -> Columns:
     """Read the log again and sort all requests by time; only the first reading shows that this is necessary."""
-    columns, entries = Columns(), []
-    for number, entry in enumerate(log_format.read(file)):
-        if number == settings.requests:
-            break
-        entries.append(entry)
+    columns, entries = Columns(), list(islice(log_format.read(file), settings.requests))
     file.notes.append("time goes backwards in the log: its requests are sorted by time")
     for entry in sorted(entries, key=lambda entry: entry.at or 0.0):
         columns.add(entry)

@@ -36,14 +36,7 @@ def _recognises(file: LogFile) -> bool:
 
 
 def _read_entries(file: LogFile) -> Iterator[Entry]:
-    for number, line in file.lines():
-        try:
-            entry = _parse_json(line, number, file) if line.startswith(b"{") else _parse_text(line, number, file)
-        except BadFieldError as error:
-            file.refuse(number, str(error))
-            continue
-        if entry is not None:
-            yield entry
+    return file.parsed(lambda line, number: (_parse_json if line.startswith(b"{") else _parse_text)(line, number, file))
 
 
 def _parse_json(line: bytes, number: int, file: LogFile) -> Entry | None:

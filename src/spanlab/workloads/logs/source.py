@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import orjson
 
 from spanlab.core.request import Tokens
 from spanlab.workloads.logs.log import LONGEST_S, Entry, Ids, Ints
+
+T = TypeVar("T")
 
 _GZIP = b"\x1f\x8b"
 _HEAD = 1 << 16  # bytes by which a format is recognised
@@ -186,6 +188,22 @@ class LogFile:
                 if stripped := line.removeprefix(b"\xef\xbb\xbf").strip():
                     yield number, stripped
 
+    def parsed(
+        self, parse: Callable[[bytes, int], T | None], lines: Iterator[tuple[int, bytes]] | None = None
+    ) -> Iterator[T]:
+        """Yield what `parse` returns for each line and its number, except None; refuse lines with an invalid field.
+
+        `lines`  numbered lines; None: all lines of the file
+        """
+        for number, line in lines or self.lines():
+            try:
+                entry = parse(line, number)
+            except BadFieldError as error:
+                self.refuse(number, str(error))
+            else:
+                if entry is not None:
+                    yield entry
+
     def refuse(self, line: int, problem: str) -> None:
         """Report an invalid line: add a note if lines are skipped, else raise ValueError."""
         message = f"{self.path}:{line}: {problem}"
@@ -232,10 +250,9 @@ def head_rows(file: LogFile) -> list[dict[str, Any]]:
 def json_object(text: bytes) -> dict[str, Any] | None:
     """Parse a JSON object; None for any other text."""
     try:
-        row = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return parse_object(text).fields
+    except BadFieldError:
         return None
-    return row if isinstance(row, dict) else None
 
 
 def parse_object(line: bytes) -> Row:
@@ -251,18 +268,7 @@ def parse_object(line: bytes) -> Row:
 
 def json_lines(parse: Callable[[Row, int, LogFile], Entry | None]) -> Callable[[LogFile], Iterator[Entry]]:
     """Return a reader of JSON lines; `parse` gets object, line number and file, and returns None to skip a line."""
-
-    def read_entries(file: LogFile) -> Iterator[Entry]:
-        for number, line in file.lines():
-            try:
-                entry = parse(parse_object(line), number, file)
-            except BadFieldError as error:
-                file.refuse(number, str(error))
-            else:
-                if entry is not None:
-                    yield entry
-
-    return read_entries
+    return lambda file: file.parsed(lambda line, number: parse(parse_object(line), number, file))
 
 
 def lengths_only(tokens: int, number: int, at: float | None, output: int) -> Entry:

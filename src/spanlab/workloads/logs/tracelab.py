@@ -11,7 +11,7 @@ import numpy as np
 from spanlab.workloads.logs.csv_lines import csv_rows, has_header
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
-from spanlab.workloads.logs.mooncake import block_lengths
+from spanlab.workloads.logs.pieces import block_lengths
 from spanlab.workloads.logs.source import LogFile, LogFormat, Row
 
 HEADER = ("round_idx", "prefix_len", "input_len", "output_len")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -36,15 +37,10 @@ def _recognises(file: LogFile) -> bool:
 
 
 def _read_entries(file: LogFile) -> Iterator[Entry]:
-    number = 0
-    for line, text in file.lines():
-        try:
-            for request in _requests(parse_object(text)):
-                number += 1
-                entry = lengths_only(request.prompt, number, request.at, request.output)
-                yield replace(entry, line=line, moments=request.moments)
-        except BadFieldError as error:
-            file.refuse(line, str(error))
+    parsed = file.parsed(lambda text, line: [(line, request) for request in _requests(parse_object(text))])
+    for number, (line, request) in enumerate(chain.from_iterable(parsed), 1):
+        entry = lengths_only(request.prompt, number, request.at, request.output)
+        yield replace(entry, line=line, moments=request.moments)
 
 
 class _Request(NamedTuple):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from spanlab.workloads.files import Label, field, location, read_csv, read_jsonl, strings
+from spanlab.workloads.files import JsonRow, Label, read_csv, read_jsonl
 from spanlab.workloads.questions.task import TASKS, Document, Question, Task, distinct
 
 KEY = "workload.path"
@@ -32,23 +31,18 @@ def fairytaleqa(path: Path) -> Task:
 def _jsonl_stories(path: Path) -> Iterator[Document | None]:
     """Yield the stories of a jsonl in order; None if blank lines inside sections make their boundaries ambiguous."""
     for row in read_jsonl(path, KEY, EXPECTED):
-        sections = [section.strip() for section in field(row, "story", path, KEY, EXPECTED, str).split("\n\n")]
-        if len(sections) != field(row, "n_sections", path, KEY, EXPECTED, int):
+        sections = [section.strip() for section in row.field("story", str).split("\n\n")]
+        if len(sections) != row.field("n_sections", int):
             yield None
             continue
-        entries = field(row, "questions", path, KEY, EXPECTED, list)
         numbers = {str(index + 1): index for index in range(len(sections))}
-        questions = tuple(_question(entry, numbers, location(row, path)) for entry in entries)
-        yield Document(str(field(row, "doc_id", path, KEY, EXPECTED)), tuple(sections), questions)
+        questions = tuple(_question(entry, numbers) for entry in row.rows("questions"))
+        yield Document(str(row.field("doc_id")), tuple(sections), questions)
 
 
-def _question(row: Any, numbers: dict[str, int], path: str) -> Question:
-    text, sections = (field(row, name, path, KEY, EXPECTED, Label) for name in ("question", "section"))
-    return Question(
-        str(text).strip(),
-        distinct(strings(row, "answers", path, KEY, EXPECTED)),
-        gold=_gold(str(sections), numbers, path),
-    )
+def _question(row: JsonRow, numbers: dict[str, int]) -> Question:
+    text, sections = (str(row.field(name, Label)) for name in ("question", "section"))
+    return Question(text.strip(), distinct(row.list_of("answers", str)), gold=_gold(sections, numbers, row.location))
 
 
 def _published_stories(folder: Path) -> Iterator[Document]:
@@ -69,15 +63,16 @@ def _published_stories(folder: Path) -> Iterator[Document]:
 
 def _question_from_table(row: dict[str, str], numbers: dict[str, int], table: Path) -> Question:
     answers = [row.get(f"answer{number}") or "" for number in range(1, 7)]
-    return Question(row["question"].strip(), distinct(answers), gold=_gold(row["cor_section"], numbers, table))
+    gold = _gold(row["cor_section"], numbers, f"{KEY}={table}")
+    return Question(row["question"].strip(), distinct(answers), gold=gold)
 
 
-def _gold(sections: str, numbers: dict[str, int], path: Path | str) -> tuple[int, ...]:
+def _gold(sections: str, numbers: dict[str, int], location: str) -> tuple[int, ...]:
     names = [name.strip() for name in sections.split(",")]
     unknown = [name for name in names if name not in numbers]
     if unknown:
         raise ValueError(
-            f"{KEY}={path} has a question about section {unknown[0]!r} of {len(numbers)}; expected a section"
+            f"{location} has a question about section {unknown[0]!r} of {len(numbers)}; expected a section"
         )
     return tuple(dict.fromkeys(numbers[name] for name in names))
 

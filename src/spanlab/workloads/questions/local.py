@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spanlab.workloads.files import JsonRow, field, location, read_jsonl, shorten, strings
+from spanlab.workloads.files import JsonRow, read_jsonl, shorten
 from spanlab.workloads.questions.task import TASKS, Document, Question, Task, distinct, one_line
 
 KEY = "workload.path"
@@ -23,52 +23,48 @@ def questions(path: Path) -> Task:
     _check_gold(rows, path)
     grouped: dict[tuple[str, ...], list[JsonRow]] = {}
     for row in rows:
-        grouped.setdefault(_document_of(row, path), []).append(row)
-    documents = tuple(_document(number, members, path) for number, members in enumerate(grouped.values()))
+        grouped.setdefault(_document_of(row), []).append(row)
+    documents = tuple(_document(number, members) for number, members in enumerate(grouped.values()))
     return Task(path.stem, "local text", f"documents of {path.name}", _INSTRUCTION, documents)
 
 
-def _document_of(row: JsonRow, path: Path) -> tuple[str, ...]:
+def _document_of(row: JsonRow) -> tuple[str, ...]:
     unknown = next((name for name in row if name not in _FIELDS), None)
     if unknown is not None:
-        raise ValueError(f"{KEY}={location(row, path)} has the unknown field {unknown!r}; expected {EXPECTED}")
-    return _texts(row, "passages", path) if row.get("document") is None else (str(row["document"]),)
+        raise row.error(f"the unknown field {unknown!r}")
+    return _texts(row, "passages") if row.get("document") is None else (str(row["document"]),)
 
 
-def _document(number: int, rows: list[JsonRow], path: Path) -> Document:
-    passage_lists = [_texts(row, "passages", path) for row in rows]
+def _document(number: int, rows: list[JsonRow]) -> Document:
+    passage_lists = [_texts(row, "passages") for row in rows]
     passages = {
         text: index for index, text in enumerate(dict.fromkeys(text for texts in passage_lists for text in texts))
     }
     parsed = [
-        _question(row, tuple(passages[text] for text in texts), path)
-        for row, texts in zip(rows, passage_lists, strict=True)
+        _question(row, tuple(passages[text] for text in texts)) for row, texts in zip(rows, passage_lists, strict=True)
     ]
     return Document(str(rows[0].get("document", f"document {number}")), tuple(passages), tuple(parsed))
 
 
-def _question(row: JsonRow, ranking: tuple[int, ...], path: Path) -> Question:
-    answer = field(row, "answer", path, KEY, EXPECTED)
-    answers = distinct([answer] if isinstance(answer, str) else _texts(row, "answer", path))
-    choices = tuple(map(one_line, _texts(row, "options", path))) if row.get("options") is not None else ()
+def _question(row: JsonRow, ranking: tuple[int, ...]) -> Question:
+    answer = row.field("answer")
+    answers = distinct([answer] if isinstance(answer, str) else _texts(row, "answer"))
+    choices = tuple(map(one_line, _texts(row, "options"))) if row.get("options") is not None else ()
     if choices and not set(answers) <= set(choices):
         wrong = next((text for text in answers if text not in choices), "")
-        raise ValueError(f"{KEY}={location(row, path)} has the answer {wrong!r}; expected one of its options")
-    gold = _gold(row, ranking, path) if "gold" in row else None
-    text = field(row, "question", path, KEY, EXPECTED, str).strip()
+        raise row.error(f"the answer {wrong!r}", "one of its options")
+    gold = _gold(row, ranking) if "gold" in row else None
+    text = row.field("question", str).strip()
     return Question(text, answers, choices, gold, ranking=tuple(dict.fromkeys(ranking)))
 
 
-def _gold(row: JsonRow, ranking: tuple[int, ...], path: Path) -> tuple[int, ...]:
+def _gold(row: JsonRow, ranking: tuple[int, ...]) -> tuple[int, ...]:
     positions = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
-    subject = f"{KEY}={location(row, path)} has gold"
     if not positions:
-        raise ValueError(f"{subject}=[]; expected at least one number of a passage, from 0")
+        raise row.error("gold=[]", "at least one number of a passage, from 0")
     for position in positions:
         if type(position) is not int or not 0 <= position < len(ranking):
-            raise ValueError(
-                f"{subject}={shorten(position)} with {len(ranking)} passages; expected their numbers from 0"
-            )
+            raise row.error(f"gold={shorten(position)} with {len(ranking)} passages", "their numbers from 0")
     return tuple(ranking[position] for position in positions)
 
 
@@ -79,5 +75,5 @@ def _check_gold(rows: list[JsonRow], path: Path) -> None:
         raise ValueError(f"{KEY}={path} has gold in some rows only; expected it in every row or none")
 
 
-def _texts(row: JsonRow, name: str, path: Path) -> tuple[str, ...]:
-    return tuple(text.strip() for text in strings(row, name, path, KEY, EXPECTED))
+def _texts(row: JsonRow, name: str) -> tuple[str, ...]:
+    return tuple(text.strip() for text in row.list_of(name, str))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,17 +12,10 @@ from spanlab.workloads.questions.retrievers import RETRIEVERS, Ints, Query
 from spanlab.workloads.questions.task import Document, Question
 from spanlab.workloads.retrieval import ORDERS
 
+if TYPE_CHECKING:
+    from spanlab.workloads.questions.kind import Questions
+
 SEARCHES = ("corpus", "document")
-
-
-class RetrievalOptions(Protocol):
-    """Retrieval options of the workload; `kind.Questions` describes them."""
-
-    retrieval: str
-    search: str
-    k: int | None
-    order: str
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +38,7 @@ class RetrievedPassages:
     stated: str | None
 
 
-def retrieve_passages(documents: Sequence[Document], options: RetrievalOptions) -> list[RetrievedPassages]:
+def retrieve_passages(documents: Sequence[Document], options: Questions) -> list[RetrievedPassages]:
     """Retrieve the passages of each question by document; ValueError if no question can get k passages."""
     scopes = (
         [tuple(range(len(documents)))]
@@ -66,7 +59,7 @@ def retrieve_passages(documents: Sequence[Document], options: RetrievalOptions) 
 def _search(
     documents: Sequence[Document],
     numbers: Sequence[int],
-    options: RetrievalOptions,
+    options: Questions,
     draw: np.random.Generator,
     shuffle: np.random.Generator,
 ) -> Iterator[RetrievedPassages]:

@@ -17,7 +17,7 @@ _INSTRUCTION = "Answer the question about the article from the passages. Reply w
 def articles(path: Path, passage_words: int = prompts.RAG.passage_words) -> Task:
     """Read the articles of a QuALITY jsonl as passages of complete sentences; gold passages are unknown."""
     rows = read_jsonl(path, quality.KEY, quality.EXPECTED)
-    numbered = enumerate(quality.articles(rows, path))
+    numbered = enumerate(quality.articles(rows))
     documents = tuple(_document(f"article {number}", article, passage_words) for number, article in numbered)
     return Task("quality", "local text", f"QuALITY articles, {path.name}", _INSTRUCTION, documents)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from spanlab.workloads import prompts
-from spanlab.workloads.files import JsonRow, field, location, read_jsonl
+from spanlab.workloads.files import JsonRow, read_jsonl
 from spanlab.workloads.passages import split_passages
 from spanlab.workloads.questions.task import TASKS, Document, Question, Task, distinct
 
@@ -19,17 +18,15 @@ _INSTRUCTION = "Answer the question about the story from the passages, in one pa
 def stories(path: Path, passage_words: int = prompts.RAG.passage_words) -> Task:
     """Read the stories of a SQuALITY jsonl as passages of complete sentences; gold passages are unknown."""
     rows = read_jsonl(path, KEY, EXPECTED)
-    documents = tuple(_document(f"story {number}", row, path, passage_words) for number, row in enumerate(rows))
+    documents = tuple(_document(f"story {number}", row, passage_words) for number, row in enumerate(rows))
     return Task("squality", "local text", f"SQuALITY stories, {path.name}", _INSTRUCTION, documents)
 
 
-def _document(name: str, row: JsonRow, path: Path, passage_words: int) -> Document:
-    passages = split_passages(field(row, "document", path, KEY, EXPECTED, str), passage_words)
-    entries = field(row, "questions", path, KEY, EXPECTED, list)
-    return Document(name, tuple(passages), tuple(_question(entry, location(row, path)) for entry in entries))
+def _document(name: str, row: JsonRow, passage_words: int) -> Document:
+    passages = split_passages(row.field("document", str), passage_words)
+    return Document(name, tuple(passages), tuple(map(_question, row.rows("questions"))))
 
 
-def _question(row: Any, path: str) -> Question:
-    responses = field(row, "responses", path, KEY, EXPECTED, list)
-    answers = [field(response, "response_text", path, KEY, EXPECTED, str) for response in responses]
-    return Question(field(row, "question_text", path, KEY, EXPECTED, str).strip(), distinct(answers))
+def _question(row: JsonRow) -> Question:
+    answers = [response.field("response_text", str) for response in row.rows("responses")]
+    return Question(row.field("question_text", str).strip(), distinct(answers))

@@ -1,9 +1,12 @@
-"""Chained block ids of prompts: an id identifies the tokens of a block and its whole prefix."""
+"""Traces of prompts as chained block ids: an id identifies the tokens of a block and its whole prefix."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 from spanlab.core.request import Request
 from spanlab.workloads.logs.mooncake import BLOCKS
+from spanlab.workloads.writers.formats import Line, Writer
 
 
 class BlockIds:
@@ -29,3 +32,19 @@ class BlockIds:
             parent = self._numbers.setdefault(block, len(self._numbers))
             numbers.append(parent)
         return numbers
+
+
+def block_trace(block_size: int, timestamp: Callable[[Request], float]) -> Writer:
+    """Return a writer of Mooncake's fields; `timestamp` returns the arrival in the trace's unit of time."""
+    ids = BlockIds(block_size)
+
+    def write(requests: Iterable[Request]) -> Iterator[Line]:
+        for request in requests:
+            yield {
+                "timestamp": timestamp(request),
+                "input_length": request.num_tokens,
+                "output_length": request.output_len,
+                "hash_ids": ids.of(request),
+            }
+
+    return write

@@ -1,0 +1,74 @@
+"""Table and sentences of the page about limits of time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pages import table
+
+Summary = Mapping[str, Any]
+
+
+def limits_table(results: Summary) -> str:
+    """Return limits and measured values as Markdown."""
+    radix = results["radix_10k_nodes_10M_tokens_8k_query"]
+
+    def process(key: str) -> str:
+        times = results[key]
+        spread = f"{times['wall_s_min']:.1f} to {times['wall_s_max']:.1f} s over {results['runs']} runs"
+        return f"{times['wall_s']:.1f} s ({spread}), {times['peak_mib_all_processes'] / 1024:.2f} GiB"
+
+    def worst(key: str) -> str:
+        return f"{1e3 * max(results[key].values()):.0f} ms"
+
+    rows = (
+        ("`quality_sim`, whole process, tracked", "10 s, 2 GB", process("quality_sim")),
+        ("`quality_sim tracking=none`", "", process("quality_sim_without_tracking")),
+        ("replica, 2,324 requests × 27 arms", "5 s", process("sparse_prefix_replica")),
+        (
+            f"radix lookup, 8k tokens against {radix['nodes']:,} nodes and {radix['tokens'] / 1e6:.1f} M tokens",
+            "p99 1 ms",
+            f"p50 {radix['lookup_p50_ms']:.3f} ms, p99 {radix['lookup_p99_ms']:.3f} ms",
+        ),
+        ("metadata per node", "1 KB", f"{radix['metadata_bytes_per_node']:.0f} bytes"),
+        ("dp, N = 16,384, M = 300", "1 s", worst("placement_N16384_M300")),
+        ("dp, K = 2,000, M = 32", "50 ms", worst("placement_K2000_M32")),
+    )
+    versions = results["versions"]
+    return (
+        f"{table(('what', 'must be within', 'measured (median)'), rows)}"
+        f"\nOn {results['machine']}, Python {versions['python']}, NumPy {versions['numpy']}, "
+        f"commit {results['commit']}; `benchmarks/must_hold/measure.py`.\n"
+    )
+
+
+def in_turns(results: Summary) -> str:
+    """Compare the speed of the code with an earlier commit, on one machine at one time."""
+    this, other = (f"{results['wall_s'][name]:.1f} s at {results['commits'][name][:7]}" for name in ("this", "other"))
+    ratio = results["ratio"]
+    return (
+        f"In turns with an earlier commit, {results['pairs']} pairs on {results['machine']} on another day: "
+        f"`quality_sim tracking=none` takes {this} and {other}, medians; the ratio is {ratio['mean']:.2f} (95 % "
+        f"interval {ratio['low']:.2f} to {ratio['high']:.2f}); `benchmarks/must_hold/in_turns.py`.\n"
+    )
+
+
+def sweep_speed(results: Summary) -> str:
+    """Return the duration of a sweep of many configurations."""
+    return (
+        f"A sweep of {results['configurations']:,} configurations of `smoke` (one arm, 48 requests, two seeds): "
+        f"{results['wall_s']:.0f} s of 360 s on {results['machine']}, {results['processor_s']:.0f} s of processors, "
+        f"commit {results['commit']}; `benchmarks/must_hold/sweep_speed.py`.\n"
+    )
+
+
+def million(results: Summary) -> str:
+    """Return memory and time that one process needs for many requests of a log."""
+    run, mode = results["run"], "compiled" if results["run"]["compiled"] else "not compiled"
+    return (
+        f"{run['requests']:,} requests, {results['log']} again and again with full records, {mode}: "
+        f"{run['peak_gib']:.2f} GiB at most, of 2 GB; {run['load_s']:.0f} s to load them and "
+        f"{run['simulate_s']:.0f} s to simulate {run['steps']:,} steps, of one processor of {results['machine']}, "
+        f"commit {results['commit']}; `benchmarks/must_hold/million.py`.\n"
+    )

@@ -1,0 +1,50 @@
+"""Results of a finished run: summary and tables in its folder, figures, and tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from rich.console import Console
+
+from spanlab.report import faces
+from spanlab.report.console import print_tables
+from spanlab.report.tables import Table
+from spanlab.study.output.config import settings_yaml
+from spanlab.study.output.folder import RunFolder
+from spanlab.study.progress import print_line
+from spanlab.terminal import printed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def entry_folder(settings: Any, name: str, run: str, root: Path) -> RunFolder:
+    """Return the run folder of an entry that is no study; it is in the folder `name` of all its runs."""
+    return RunFolder(root, name, run, settings.output.if_exists, settings_yaml(asdict(settings)))
+
+
+def write_results(summary: dict[str, Any], tables: Sequence[Table], folder: Path) -> None:
+    """Write `summary.json` and all tables into a folder."""
+    text = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    (folder / "summary.json").write_bytes(text)
+    faces.write(tables, folder)
+
+
+def draw_figures(draws: Mapping[str, Callable[[], Figure | None]], folder: Path) -> list[Path]:
+    """Draw every figure in this process, and return the PNG files; `draws` has functions by file name."""
+    from spanlab.report.drawing.write import write_figure  # loads matplotlib, half a second
+
+    files = [path for name, draw in draws.items() for path in write_figure(draw, folder / name)]
+    return [path for path in files if path.suffix == ".png"]
+
+
+def publish(folder: RunFolder, tables: Sequence[Table]) -> None:
+    """Replace the old run of an entry by the new one, and print tables and the path."""
+    folder.finish()
+    with printed() as console:
+        print_tables(tables, console)
+    print_line(Console(stderr=True), str(folder.path))
