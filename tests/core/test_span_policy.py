@@ -171,6 +171,14 @@ def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other
     assert resumes(dirty.match(make_prompt(text(7), TWO, TAIL), 3)) == [1, 0, 0], "opening text is the same for all"
 
 
+def test_what_stands_behind_a_span_kept_as_seen_is_never_found():
+    policy = make_policy(layout=as_seen)
+    for now in range(3):
+        plan = serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), now)
+        assert plan.cache_spans[-1].matched == 0
+    assert held(policy)[0] == [(1, 2), (10, 11, 12, 13)]
+
+
 def test_text_in_the_words_of_a_document_is_not_taken_for_one_that_was_lost():
     policy = make_policy(layout=as_seen)
     serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)

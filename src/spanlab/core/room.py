@@ -26,6 +26,7 @@ class Room:
         self.tree, self.budget = tree, budget
         self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
         self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
+        self._by_block = order.by_block
         self._states_evictable = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
         if not self._states_evictable:  # ranks are not needed
             self._states = EvictionQueue(_by_serial, state_may_leave)
@@ -157,11 +158,12 @@ class Room:
     def _end_of(self, leaf: Node, tokens: int) -> Node:
         """Return the part of a leaf to evict for `tokens` tokens: all of it, or its last blocks.
 
-        States are evicted with their blocks and may free enough, so a leaf with states is evicted block by block.
+        States are evicted with their blocks and may free enough, so a leaf with states is evicted block by block; so
+        is every leaf where the order depends on sizes.
         """
         if not self.tree.fixed_blocks:
             return leaf
-        depth = leaf.depth - 1 if leaf.states else leaf.depth - tokens
+        depth = leaf.depth - 1 if leaf.states or self._by_block else leaf.depth - tokens
         depth = depth // self.tree.block_size * self.tree.block_size
         if depth > leaf.start:
             self.tree.split(leaf, depth)

@@ -98,7 +98,7 @@ def test_warm_up_serves_short_and_long_prompts_twice_and_then_short_ends():
 def test_every_arm_warms_up_without_a_record(monkeypatch):
     pytest.importorskip("torch")
     study, jobs = compose("pic_clean", [*SMALL]), []
-    monkeypatch.setattr(RealEngine, "_serve", lambda engine, job, write, clock: jobs.append(job))
+    monkeypatch.setattr(RealEngine, "_serve", lambda engine, job, write, clock: jobs.append(job) or ())
     RealEngine(study).warm_up([prompt(7, 5)])
     assert [job.strategy for job in jobs] == [study.arms[name] for name in study.chosen()]
     assert all(job.requests and str(job.steps) == os.devnull for job in jobs)

@@ -16,7 +16,7 @@ from spanlab.core.eviction.lists import ListOrder, both
 @EVICTION_ORDERS.register("arc")
 def arc(facts: EvictionFacts) -> EvictionOrder:
     """The least recently used entry, of those used once or of those used again, by an adaptive target."""
-    return both(facts, Arc)
+    return both(facts, Arc, by_block=True)
 
 
 class Arc(ListOrder[T]):

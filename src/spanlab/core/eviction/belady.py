@@ -44,7 +44,8 @@ def belady_size(facts: EvictionFacts) -> EvictionOrder:
         return sized_rank
 
     leaves = Belady(facts.leaves, by_size(facts.leaves, paths.rank_of_node), paths.follow)
-    return EvictionOrder(facts.watched(leaves), Belady(facts.states, by_size(facts.states, paths.rank_of_state)))
+    states = Belady(facts.states, by_size(facts.states, paths.rank_of_state))
+    return EvictionOrder(facts.watched(leaves), states, by_block=True)
 
 
 class FuturePaths:

@@ -88,6 +88,7 @@ class EvictionOrder:
     """The eviction order of one store.
 
     `whole_leaves`  a state at an unused leaf is evicted with the leaf's KV; else a state is evicted alone
+    `by_block`      the order depends on the sizes of leaves: each block of a leaf is evicted by a decision of its own
     `pins`          entries that stay locked for some time though no request uses them; None: no pins
     `admitted`      called with each admitted request, before memory is freed for it
     """
@@ -95,17 +96,24 @@ class EvictionOrder:
     leaves: Candidates[Node]
     states: Candidates[State]
     whole_leaves: bool = False
+    by_block: bool = False
     pins: PinRules | None = None
     admitted: Callable[[Request], None] = _ignore_request
 
 
-def ranked(leaf: Callable[[Node], Key], state: Callable[[State], Key], *, whole_leaves: bool = False) -> EvictionOrder:
+def ranked(
+    leaf: Callable[[Node], Key],
+    state: Callable[[State], Key],
+    *,
+    whole_leaves: bool = False,
+    by_block: bool = False,
+) -> EvictionOrder:
     """Return the order by two ranks, lowest first.
 
     A rank must never decrease while its entry is stored, and must end in the entry's serial number.
     """
     leaves, states = EvictionQueue(leaf, leaf_may_leave), EvictionQueue(state, state_may_leave)
-    return EvictionOrder(leaves, states, whole_leaves)
+    return EvictionOrder(leaves, states, whole_leaves, by_block)
 
 
 @dataclass(frozen=True)

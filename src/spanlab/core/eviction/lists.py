@@ -21,9 +21,11 @@ from spanlab.core.eviction.contract import EvictionFacts, EvictionOrder, Kind, T
 from spanlab.core.eviction_queue import Key
 
 
-def both(facts: EvictionFacts, make: Callable[[Kind[Any]], WatchingCandidates[Any]]) -> EvictionOrder:
+def both(
+    facts: EvictionFacts, make: Callable[[Kind[Any]], WatchingCandidates[Any]], by_block: bool = False
+) -> EvictionOrder:
     """Return an order that applies one algorithm to leaves and, separately, to states."""
-    return EvictionOrder(facts.watched(make(facts.leaves)), make(facts.states))
+    return EvictionOrder(facts.watched(make(facts.leaves)), make(facts.states), by_block=by_block)
 
 
 class ListOrder(ABC, Generic[T]):

@@ -25,7 +25,10 @@ def random(facts: EvictionFacts, seed: int = 0, choices: int = 1) -> EvictionOrd
 
 
 class RandomLeaf(ListOrder[T]):
-    """Entries in arbitrary order; draws are repeated until an entry can be evicted."""
+    """Entries in arbitrary order; draws are repeated until an entry can be evicted.
+
+    A leaf whose end was evicted stays the victim, so that the number of evictions for some bytes does not matter.
+    """
 
     def __init__(self, kind: Kind[T], rng: np.random.Generator, choices: int = 1) -> None:
         super().__init__(kind)
@@ -33,6 +36,7 @@ class RandomLeaf(ListOrder[T]):
         self._items: list[T] = []
         self._slot: dict[T, int] = {}  # index in `_items`
         self._drawn: T | None = None
+        self._rest: T | None = None  # of the drawn leaf, whose end is about to be evicted
 
     def add(self, items: Sequence[T]) -> None:
         for item in items:
@@ -44,13 +48,18 @@ class RandomLeaf(ListOrder[T]):
 
     def split(self, upper: T, lower: T) -> None:
         self.add([upper])
+        if lower is self._drawn:
+            self._rest = upper
 
     def removed(self, item: T) -> None:
+        if item is self._drawn:
+            self._drawn = self._rest
         slot, last = self._slot.pop(item), self._items.pop()
         if last is not item:
             self._items[slot], self._slot[last] = last, slot
 
     def victim(self) -> T | None:
+        self._rest = None
         if self._drawn is None or not self._may_leave(self._drawn):
             drawn = [item for _ in range(self._choices) if (item := self._draw()) is not None]
             self._drawn = min(drawn, key=attrgetter("used", "serial"), default=None)

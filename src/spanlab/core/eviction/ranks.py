@@ -51,7 +51,7 @@ def _longest(node: Node) -> Key:
 @EVICTION_ORDERS.register("longest")
 def longest() -> EvictionOrder:
     """The longest leaf first, which frees most memory at once; ties, and states, by least recent use."""
-    return ranked(_longest, _BY_USE)
+    return ranked(_longest, _BY_USE, by_block=True)
 
 
 @EVICTION_ORDERS.register("shallowest")

@@ -29,7 +29,7 @@ def reuse_value(facts: EvictionFacts) -> EvictionOrder:
     """The least expected work saved per byte and time, by past reuses; of a sample of at most 64 candidates."""
     learned = _Learned()
     states = _States(facts.states, learned)
-    return EvictionOrder(facts.watched(_Leaves(facts, learned, states)), states)
+    return EvictionOrder(facts.watched(_Leaves(facts, learned, states)), states, by_block=True)
 
 
 @dataclass
