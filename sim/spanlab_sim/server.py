@@ -23,7 +23,7 @@ def route_to_first(request: Request, now: int) -> int:
 class Server:
     """Sends each request to a replica when it arrives, and passes finished requests to the source.
 
-    A request that arrives when steps end is routed after they have ended, so that the router sees what they stored.
+    A request that arrives when steps end is routed after they have ended, so that the router sees their effects.
     """
 
     def __init__(

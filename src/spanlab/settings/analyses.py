@@ -108,6 +108,17 @@ def check_analyses(study: Study) -> None:
         raise ValueError(
             f"sweep={study.sweep} with analyses={study.chosen_analyses()}: expected sweep=[], or summary among them"
         )
+    _check_alternate(study)
+
+
+def _check_alternate(study: Study) -> None:
+    """Raise ValueError where arms would hardly alternate: under load, an engine is rarely without a request."""
+    clients = study.arrivals.clients
+    if study.engine.alternate and clients != 1:
+        raise ValueError(
+            f"engine.alternate=true with arrivals.clients={'null' if clients is None else clients}: "
+            "expected arrivals=closed_loop with 1"
+        )
 
 
 def check_explain(study: Study) -> None:

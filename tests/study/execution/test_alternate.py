@@ -19,23 +19,12 @@ from spanlab.study.execution.worker import Worker
 from spanlab.study.numbers.results import ArmFailure
 from spanlab.study.output.arm_files import ArmFiles, Cell
 
+from .test_turns import SMALL
+
 pytest.importorskip("torch")
 from spanlab.engine.engine import Engine
 
-SMALL = (
-    "arrivals=closed_loop",
-    "arrivals.rate_rps=null",
-    "workload.documents=2",
-    "workload.questions_per_document=3",
-    "workload.rag.requests=null",
-    "workload.rag.k=2",
-    "workload.rag.passage_tokens=64",
-    "workload.output_tokens=3",
-    "only=[none,radix,pic]",
-    "engine.threads=1",
-    "analyses=[summary]",
-    "tracking.kind=none",
-)
+CLOSED = ("arrivals=closed_loop", "arrivals.rate_rps=null", "seeds=[0]")
 REQUESTS = 6
 MEASURED = {"arrived_s", "admitted_s", "first_token_s", "finished_s"}
 
@@ -53,7 +42,7 @@ class NotingWorker(Worker):
 
 
 def study_of(*settings: str):
-    return compose("pic_clean", [*SMALL, *settings])
+    return compose("pic_clean", [*SMALL, *CLOSED, *settings])
 
 
 def run(study, folder: Path) -> tuple[NotingWorker, list[ArmFiles], list]:
@@ -139,6 +128,7 @@ def test_an_arm_that_runs_out_of_memory_leaves_the_others_running(tmp_path, monk
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
+        ("arrivals.clients=2", "engine.alternate=true with arrivals.clients=2: expected arrivals=closed_loop with 1"),
         ("engine.clock=wall", "engine.alternate=true with engine.clock=wall: expected virtual"),
         (
             "engine.teacher=baseline engine.record=tokens",

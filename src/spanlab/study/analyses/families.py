@@ -8,7 +8,7 @@ from spanlab.analysis.families import compare_families, plain, without_ratios
 from spanlab.report.analyses.families import families_table, winners_table
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
-from spanlab.study.analyses.of_points import findings_by_axis
+from spanlab.study.analyses.of_points import findings_by_axis, point_entries
 from spanlab.study.findings import Findings, Finished
 
 
@@ -23,6 +23,6 @@ def families_of_study(finished: Finished) -> Findings:
 @OF_POINTS.register("families")
 def families_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the family that leads at each point: one table and one figure per axis of the sweep."""
-    winners = [{"settings": dict(point.settings), **point.findings("families")} for point in points]
+    winners = point_entries(points, "families")
     figure = "analyses.families_figure:draw_winners"
     return findings_by_axis("winners", points, winners_table, figure, {"winners": winners})

@@ -12,7 +12,7 @@ from spanlab.study.findings import Findings, draws
 
 def point_entries(points: Sequence[SweepPoint], key: str) -> list[dict[str, Any]]:
     """Return the settings of each point with the entry `key` of its summary."""
-    return [{"settings": dict(point.settings), **(point.summary or {})[key]} for point in points]
+    return [{"settings": dict(point.settings), **point.findings(key)} for point in points]
 
 
 def findings_by_axis(
