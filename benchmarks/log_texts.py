@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pages import table
 
 Summary = Mapping[str, Any]
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+COMPARED = ("ttft", "e2e")  # metrics by which a twin is compared with predictors without a model
+ERRORS = {"mean_error": "mean", "p50_error": "p50", "p95_error": "p95"}
+PREDICTORS = {"line": "line", "mean": "mean", "last": "last value"}
 
 
 def explain_claim(summary: Summary) -> str:
@@ -34,13 +37,83 @@ def plan_claim(summary: Summary) -> str:
 
 
 def twin_errors(*summaries: Summary) -> str:
-    """Return the errors on unseen requests by server: mean, then median and p95 per request."""
-    head = ["server", "requests fitted, tested", *(f"{name}: mean, p50, p95" for name in METRICS.values())]
-    return table(head, map(_server_row, summaries))
+    """Return the errors on unseen requests by server and predictor: mean, then median and p95 per request."""
+    head = ["server", "fitted, tested", "predictor", *(f"{name}: mean, p50, p95" for name in METRICS.values())]
+    return table(head, (row for summary in summaries for row in _server_rows(summary)))
 
 
-def _server_row(summary: Summary) -> list[str]:
-    return [_server(summary), f"{summary['split']['train']}, {summary['split']['test']}", *_errors(summary["unseen"])]
+def _server_rows(summary: Summary) -> Iterator[list[str]]:
+    split = f"{summary['split']['train']}, {summary['split']['test']}"
+    yield [_server(summary), split, "twin", *_errors(summary["unseen"])]
+    for name, title in PREDICTORS.items():
+        yield ["", "", title, *_errors(summary["without_model"][name]["unseen"])]
+
+
+class Comparison(NamedTuple):
+    """Absolute errors of a twin and of the best predictor without a model, for one metric and one kind of error."""
+
+    name: str
+    twin: float
+    predictor: str
+    other: float
+
+    @property
+    def wins(self) -> bool:
+        """Whether the twin has the smaller error."""
+        return self.twin < self.other
+
+    def text(self) -> str:
+        """Return both errors."""
+        return f"{self.name} {percent(self.twin)}, {PREDICTORS[self.predictor]} {percent(self.other)}"
+
+
+def _comparisons(summary: Summary) -> list[Comparison]:
+    """Compare with the predictor of least error, chosen after the fact for each comparison, which favours it."""
+    compared = []
+    for metric in COMPARED:
+        for kind, name in ERRORS.items():
+            others = {
+                predictor: abs(errors["unseen"][metric][kind])
+                for predictor, errors in summary["without_model"].items()
+                if errors["unseen"][metric][kind] is not None
+            }
+            best = min(others, key=lambda predictor: others[predictor])
+            twin = abs(summary["unseen"][metric][kind])
+            compared.append(Comparison(f"{METRICS[metric]} {name}", twin, best, others[best]))
+    return compared
+
+
+def twin_claim(*summaries: Summary) -> str:
+    """Return how often the twin has a smaller error than the best predictor without a model, and where it has not."""
+    by_server = {_server(summary): _comparisons(summary) for summary in summaries}
+    every = [comparison for compared in by_server.values() for comparison in compared]
+    lost = {server: [each for each in compared if not each.wins] for server, compared in by_server.items()}
+    where = "".join(
+        f" On {server} it is larger in {len(each)} of {len(by_server[server])}: "
+        f"{'; '.join(comparison.text() for comparison in each)}."
+        for server, each in lost.items()
+        if each
+    )
+    return (
+        f"The twin is compared with a line, the mean and the last value of the fitted requests. Its error is smaller "
+        f"than the best of the three in {sum(each.wins for each in every)} of {len(every)} comparisons "
+        f"({len(summaries)} logs; TTFT and E2E; error of the mean, median and p95).{where}\n"
+    )
+
+
+def twin_margins(*summaries: Summary) -> str:
+    """Return the errors of the twin and of the best predictor without a model, for every comparison."""
+    compared = {_server(summary): _comparisons(summary) for summary in summaries}
+    head = ["server", *(each.name for each in next(iter(compared.values()))), "twin smaller"]
+    rows = (
+        (
+            server,
+            *(f"{percent(each.twin)}, {PREDICTORS[each.predictor]} {percent(each.other)}" for each in every),
+            f"{sum(each.wins for each in every)} of {len(every)}",
+        )
+        for server, every in compared.items()
+    )
+    return table(head, rows)
 
 
 def _server(summary: Summary) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from answer_texts import methods_of_answers
 from limit_texts import in_turns, limits_table, million, sweep_speed
-from log_texts import explain_claim, plan_claim, twin_errors
+from log_texts import explain_claim, plan_claim, twin_claim, twin_errors, twin_margins
 from pages import table
 from policy_texts import policies_claim, policies_table
 
@@ -243,13 +243,16 @@ def conformance_total(results: dict[str, Any]) -> str:
 
 
 TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
+TWIN_SUMMARIES = tuple(f"twin/{name}/summary.json" for name in TWINS)
 TEXTS = {
     "answers_table": Text(("pic_answers/summary.json",), methods_of_answers),
     "policies_table": Text(("hybrid_policies_sim/summary.json",), policies_table),
     "policies_claim": Text(("hybrid_policies_sim/summary.json",), policies_claim),
     "explain_claim": Text(("explain/summary.json",), explain_claim),
     "plan_claim": Text(("plan/summary.json",), plan_claim),
-    "twin_errors": Text(tuple(f"twin/{name}/summary.json" for name in TWINS), twin_errors),
+    "twin_errors": Text(TWIN_SUMMARIES, twin_errors),
+    "twin_margins": Text(TWIN_SUMMARIES, twin_margins),
+    "twin_claim": Text(TWIN_SUMMARIES, twin_claim),
     "claims": Text(("quality_sweep/summary.json",), claims),
     "winners": Text(("families_sim/summary.json",), winners),
     "winners_table": Text(("families_sim/summary.json",), winners_table),

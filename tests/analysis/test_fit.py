@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,23 @@ def test_known_prices_come_back():
 
 def test_steps_of_shapes_left_out_are_then_predicted_exactly():
     assert np.abs(cross_validation_errors(points(TRUE))).max() < 1e-8
+
+
+def test_a_left_out_shape_does_not_change_its_prediction():
+    """Predictions of shape 3, (1 + error) · its times, are those of a fit to all others, whatever its own times."""
+    noisy = points(TRUE, lambda number: (1 + 0.2 * np.sin(number),))
+    changed = [
+        replace(point, cycles_ns=(2 ** (2 + point.step_id.step) * point.cycles_ns[0],))
+        if point.step_id.shape == 3
+        else point
+        for point in noisy
+    ]
+    for others in (noisy, changed):
+        of_others = fit([point for point in others if point.step_id.shape != 3])
+        errors = cross_validation_errors(others)[15:20]
+        predicted = [sum(of_others[name] * term(point.features) for name, term in TERMS.items()) for point in others]
+        measured = [point.mean_ns for point in others[15:20]]
+        np.testing.assert_allclose((1 + errors) * measured, predicted[15:20], rtol=1e-12)
 
 
 def test_a_disturbed_repeat_is_spread_over_all_prices_alike_and_the_time_of_all_repeats_is_met():

@@ -130,6 +130,30 @@ def test_methods_have_a_row_with_intervals_and_brackets_where_nothing_is_shown(l
     ]
 
 
+def fitted(twin: float, line: float, device: str) -> dict:
+    """The summary of a twin with equal errors of all kinds, and of predictors without a model."""
+
+    def errors(error: float) -> dict:
+        kinds = dict.fromkeys(("p50_error", "p95_error"), error)
+        return dict.fromkeys(("ttft", "tpot", "e2e"), {"mean_error": -error} | kinds)
+
+    others = {"line": line, "mean": 0.7, "last": 0.8}
+    without_model = {name: {"unseen": errors(error)} for name, error in others.items()}
+    server = {"model": "m", "hardware": device, "deployment": {"tensor_parallel": 1, "data_parallel": 2}}
+    return server | {"unseen": errors(twin), "without_model": without_model, "split": {"train": 5, "test": 6}}
+
+
+def test_twins_are_counted_against_predictors_without_a_model(load):
+    texts, twins = load("log_texts"), (fitted(0.01, 0.02, "a"), fitted(0.03, 0.02, "b"))
+    said = texts.twin_claim(*twins)
+    assert "best of the three in 6 of 12 comparisons (2 logs;" in said
+    assert "On m on 2 × b it is larger in 6 of 6: TTFT mean 3.0 %, line 2.0 %; TTFT p50 3.0 %, line 2.0 %;" in said
+    assert "× a" not in said
+    assert texts.twin_margins(*twins).splitlines()[3].endswith("| 3.0 %, line 2.0 % | 0 of 6 |")
+    rows = texts.twin_errors(*twins).splitlines()
+    assert rows[3] == "|  |  | line | " + " | ".join(["-2.0 %, 2.0 %, 2.0 %"] * 3) + " |"
+
+
 def test_changed_numbers_are_listed_with_causes(load, monkeypatch, tmp_path):
     script = load("what_changed")
     arm = {"token_hit_rate": 0.5, "ttft_s": {"mean": 0.1, "p99": 0.2}, "speedup": {"mean": 2.0}}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spanlab.main import compose
 from spanlab.study.run import run_study
+from spanlab.study.twin.errors import predictions_without_model
+from spanlab.study.twin.log import TimedLog
 from spanlab_sim.fitted_profile import Rates
 from spanlab_sim.fitted_server import Memory
 
@@ -53,6 +57,53 @@ def test_unseen_requests_of_a_known_server_are_predicted(known):
     assert summary["unseen"]["ttft"]["p50_error"] < 0.08  # a first token may miss a step; 0.01 to 0.06 for other draws
     assert summary["unseen"]["e2e"]["p50_error"] < 0.01
     assert summary["unseen"]["e2e"]["p95_error"] < 0.03
+
+
+def test_the_fit_reads_no_time_of_test_requests(known, tmp_path: Path):
+    """Other times of the second half, of its queueing too, leave every parameter as it was."""
+    _, summary = known
+    random, rows = np.random.default_rng(0), served()
+    for row in rows[60:]:
+        first, last = random.uniform(0.1, 9, 2)
+        row["first_token_ts"], row["last_token_ts"] = row["queued_ts"] + first, row["queued_ts"] + first + last
+    changed = twin(tmp_path, write(tmp_path / "log", rows))
+    assert changed["parameters"] == summary["parameters"]
+    assert changed["unseen"] != summary["unseen"]
+
+
+def test_clocks_are_aligned_by_fitted_requests(known, tmp_path: Path):
+    _, summary = known
+    rows = served()
+    for row in rows[60:]:
+        row["queued_ts"] -= 0.05
+    changed = twin(tmp_path, write(tmp_path / "log", rows))
+    for name, parameter in summary["parameters"].items():
+        assert changed["parameters"][name]["value"] == pytest.approx(parameter["value"], rel=1e-4), name
+    assert any("of the fitted requests" in caveat for caveat in summary["caveats"])
+
+
+def test_predictors_without_a_model_see_fitted_requests_only():
+    """TTFT and E2E that are linear in what the line reads are predicted exactly; the others by hand."""
+    numbers, outputs = np.arange(6), np.array([3, 5, 4, 9, 2, 7])
+    ttft, trains = 2.0 + 0.5 * numbers, numbers < 4
+    e2e = 4.0 + 1.5 * numbers + 0.25 * outputs
+    log = TimedLog((), numbers * 1.0, ttft, e2e, outputs, trains)
+    predicted = predictions_without_model(log)
+    np.testing.assert_allclose(predicted["line"]["ttft"], ttft, rtol=1e-12)
+    np.testing.assert_allclose(predicted["line"]["e2e"], e2e, rtol=1e-12)
+    np.testing.assert_allclose(predicted["mean"]["ttft"], 2.75)
+    np.testing.assert_allclose(predicted["last"]["e2e"], 4 + 4.5 + 2.25)
+    other = replace(log, ttft_s=np.where(trains, ttft, 99.0), e2e_s=np.where(trains, e2e, 999.0))
+    for name, by_metric in predictions_without_model(other).items():
+        for metric, values in by_metric.items():
+            np.testing.assert_array_equal(values, predicted[name][metric])
+
+
+def test_every_metric_has_rows_without_a_model(known):
+    root, summary = known
+    lines = (root / "twin" / "x" / "tables" / "twin.csv").read_text().splitlines()
+    assert [line.split(",")[1] for line in lines[1:]] == ["twin", "line", "mean", "last value"] * 3
+    assert abs(summary["unseen"]["e2e"]["p50_error"]) < summary["without_model"]["line"]["unseen"]["e2e"]["p50_error"]
 
 
 def test_scheduling_and_memory_come_from_the_log(known):
@@ -181,6 +232,12 @@ def test_a_log_without_times_is_refused(tmp_path: Path):
     path = write_lines(tmp_path / "log.jsonl", *rows)
     with pytest.raises(ValueError, match="expected times of arrival, first and last token of every request"):
         twin(tmp_path, path)
+
+
+def test_fitted_requests_of_one_token_are_refused(tmp_path: Path):
+    rows = [row | ({"output_toks": 1} if index < 30 else {}) for index, row in enumerate(served(60))]
+    with pytest.raises(ValueError, match=r"output_toks=1 of all fitted requests in log=.*: expected 2 or more"):
+        twin(tmp_path, write(tmp_path / "log", rows))
 
 
 def test_too_few_requests_are_refused(tmp_path: Path):

@@ -11,6 +11,7 @@ from spanlab.report.tables import MISSING, Cell, Table
 
 Summary = Mapping[str, Any]
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}
+PREDICTORS = {"twin": "twin", "line": "line", "mean": "mean", "last": "last value"}
 
 
 def _error(value: float | None) -> Cell:
@@ -19,6 +20,7 @@ def _error(value: float | None) -> Cell:
 
 _ERRORS = (
     Field("metric", "metric", word, left=True),
+    Field("predictor", "predictor", word, left=True),
     Field("mean_s", "measured\nmean", seconds),
     Field("mean_error", "error of\nthe mean", _error),
     Field("p50_error", "median\n|error|", _error),
@@ -45,14 +47,18 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[T
 def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
     split = summary["split"]
     head = f"fitted to the first {split['train']:,} requests, tested on the {split['test']:,} that arrived later"
+    by_predictor = {"twin": summary, **summary["without_model"]}
     rows = [
-        {"metric": name, "mean_s": summary["means_s"][metric], "seen": summary["seen"][metric]}
-        | summary["unseen"][metric]
+        {"metric": name, "predictor": title, "mean_s": summary["means_s"][metric], "seen": errors["seen"][metric]}
+        | errors["unseen"][metric]
         for metric, name in NAMES.items()
+        for title, errors in ((PREDICTORS[predictor], errors) for predictor, errors in by_predictor.items())
     ]
     notes = (
         "error: predicted ÷ measured - 1, per request but for that of the mean; bias: its median",
         "all requests are simulated from the first on; of the test requests, the fit uses arrivals and lengths only",
+        "line, mean, last value: fitted to the same first requests, without a model of the server; line: over the "
+        "request's number, for E2E latency also over its output tokens",
         *caveats,
     )
     return tabulate("twin", f"{title}\n{head}", _ERRORS, rows, notes)

@@ -13,7 +13,7 @@ from spanlab.settings.analyses import ANALYSES
 from spanlab.study.analyses.head import footer
 from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.output.provenance import commit
-from spanlab.study.twin.errors import errors, measured_times, predicted_times
+from spanlab.study.twin.errors import errors, measured_times, predicted_times, predictions_without_model
 from spanlab.study.twin.fit import IDENTIFIED, Fit, Fitting
 from spanlab.study.twin.log import TimedLog, check_memory, read_timed_log
 from spanlab.study.twin.server import server_of
@@ -43,7 +43,7 @@ def twin(finished: Finished) -> Findings:
         commit=commit(),
     )
     profile.write(finished.folder / PROFILE)
-    caveats = (*log.notes, *(log.observed.notes if log.observed else ()), *_caveats(fit, summary))
+    caveats = (*log.notes, *timed_log.notes, *_caveats(fit, summary))
     title = f"{finished.name} · {footer(finished)}"
     tables = tables_of(summary, title, caveats)
     figures = {"predicted_measured": draws("twin_figure:draw", summary["requests_by_time"], title)}
@@ -59,6 +59,10 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
         "parameters": {name: asdict(parameter) for name, parameter in fit.parameters.items()},
         "unseen": errors(predicted, measured, tests),
         "seen": errors(predicted, measured, log.trains),
+        "without_model": {
+            name: {"unseen": errors(other, measured, tests), "seen": errors(other, measured, log.trains)}
+            for name, other in predictions_without_model(log).items()
+        },
         "means_s": {name: float(np.nanmean(values[tests])) for name, values in measured.items()},
         "split": {
             "train": int(log.trains.sum()),

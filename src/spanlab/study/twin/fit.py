@@ -62,7 +62,8 @@ class Fitting:
 
     def __post_init__(self) -> None:
         self._assumed = Rates.assumed(self.hardware)
-        trains, step = self.log.trains, float(np.nanmedian(self.log.tpot_s))
+        trains = self.log.trains
+        step = float(np.nanmedian(self.log.tpot_s[trains]))
         self._measured = np.concatenate([self.log.ttft_s[trains], self.log.e2e_s[trains]])
         self._deviations = np.hypot(UNEXPLAINED, OF_A_STEP * step / self._measured)
 

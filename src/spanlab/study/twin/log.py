@@ -24,6 +24,7 @@ class TimedLog:
     `arrived_s`, `ttft_s`, `e2e_s`  float64 seconds, shape (requests,)
     `output_lens`  int64
     `trains`       whether a request is in the training set
+    `notes`        notes about changes to the clocks
     """
 
     requests: tuple[Request, ...]
@@ -32,6 +33,7 @@ class TimedLog:
     e2e_s: Floats
     output_lens: NDArray[np.int64]
     trains: NDArray[np.bool_]
+    notes: tuple[str, ...] = ()
 
     @property
     def tpot_s(self) -> Floats:
@@ -47,10 +49,10 @@ def tpot(ttft_s: Floats, e2e_s: Floats, output_lens: NDArray[np.int64]) -> Float
 
 def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
     """Return the log with its times; ValueError where it lacks the data that a fit needs."""
-    observed = _checked(log, path)
     prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
     arrived_s = np.asarray(log.arrived_ns * 1e-9, np.float64)
     trains = np.arange(log.requests) < round(train_share * log.requests)
+    observed = _checked(log, path, arrived_s, trains)
     if min(trains.sum(), (~trains).sum()) < LEAST_REQUESTS:
         raise ValueError(
             f"twin.train_share={train_share} of {log.requests} requests in log={path}: expected {LEAST_REQUESTS} "
@@ -62,20 +64,18 @@ def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
         Request(number, number, (Span(tokens[:prompt]),), output, arrived, cache_salt=str(number))
         for number, (prompt, output, arrived) in enumerate(columns)
     )
-    return TimedLog(
-        requests, arrived_s, observed.first_token - arrived_s, observed.last_token - arrived_s, outputs, trains
-    )
+    ttft_s, e2e_s = observed.first_token - arrived_s, observed.last_token - arrived_s
+    return TimedLog(requests, arrived_s, ttft_s, e2e_s, outputs, trains, observed.notes)
 
 
-def _checked(log: Log, path: str) -> Observed:
-    """Return the observed times; ValueError where one is missing or out of order."""
-    observed = log.observed
-    if observed is None:
+def _checked(log: Log, path: str, arrived_s: Floats, trains: NDArray[np.bool_]) -> Observed:
+    """Return the observed times, with clocks aligned by training requests; ValueError where one is missing or wrong."""
+    if log.observed is None:
         raise ValueError(
             f"log={path}: expected times of arrival, first and last token of every request, as in requests.jsonl with "
             "arrival_time, first_token_ts and last_token_ts"
         )
-    arrived_s = log.arrived_ns * 1e-9
+    observed = log.observed.aligned_by(arrived_s, trains)
     for name, values in (("first_token_ts", observed.first_token), ("last_token_ts", observed.last_token)):
         _check_no_row(np.isnan(values), log, path, f"{name}: expected a time, and it is missing")
     _check_no_row(
@@ -89,6 +89,8 @@ def _checked(log: Log, path: str) -> Observed:
     )
     _check_no_row(log.output_lens < 1, log, path, "output_toks: expected 1 or more")
     _check_no_row(log.prompt_tokens < 1, log, path, "input_toks: expected 1 or more")
+    if log.output_lens[trains].max() < 2:
+        raise ValueError(f"output_toks=1 of all fitted requests in log={path}: expected 2 or more for one of them")
     return observed
 
 

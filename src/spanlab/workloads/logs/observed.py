@@ -29,8 +29,9 @@ UNKNOWN = Moments()
 class Observed:
     """Observed times of all requests, float64 seconds since the first arrival, in the order of the log's requests.
 
-    `lines`  int64, line of each request in the file
-    `notes`  notes about changes to the clocks
+    `lines`       int64, line of each request in the file
+    `own_clock`   whether tokens had a clock of their own, which was aligned with that of arrivals
+    `notes`       notes about changes to the clocks
     """
 
     queued: Seconds
@@ -38,7 +39,27 @@ class Observed:
     first_token: Seconds
     last_token: Seconds
     lines: NDArray[np.int64]
+    own_clock: bool = False
     notes: tuple[str, ...] = ()
+
+    def aligned_by(self, arrived: Seconds, selected: NDArray[np.bool_]) -> Observed:
+        """Return the times with clocks aligned by the selected requests only, for fits that see no others.
+
+        `arrived`, `selected` have shape (requests,). ValueError if no selected request has a time of queueing.
+        """
+        if not self.own_clock:
+            return self
+        delays = (self.queued - arrived)[selected]
+        if np.isnan(delays).all():
+            raise ValueError("queued_ts: expected a time for one of the fitted requests, and all are missing")
+        times = (self.queued, self.scheduled, self.first_token, self.last_token)
+        queued, scheduled, first, last = (values - np.nanmin(delays) for values in times)
+        return Observed(queued, scheduled, first, last, self.lines, True, (_note("the fitted"),))
+
+
+def _note(requests: str) -> str:
+    smallest = f"the smallest delay from arrival to queue of {requests} requests"
+    return f"arrivals and tokens have clocks of their own: they are aligned by {smallest}, which counts as none"
 
 
 def align_times(arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.int64]) -> Observed | None:
@@ -53,9 +74,5 @@ def align_times(arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[n
     if abs(delay) < SAME_CLOCK_S:
         queued, scheduled, first, last = (moments - arrived[0]).T
         return Observed(queued, scheduled, first, last, lines)
-    note = (
-        "arrivals and tokens have clocks of their own: they are aligned by the smallest delay from arrival to queue, "
-        "which counts as none"
-    )
     queued, scheduled, first, last = (moments - delay - arrived[0]).T
-    return Observed(queued, scheduled, first, last, lines, (note,))
+    return Observed(queued, scheduled, first, last, lines, True, (_note("all"),))
