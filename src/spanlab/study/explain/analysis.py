@@ -20,6 +20,7 @@ from spanlab.study.explain.groups import groups_of, positions_of
 from spanlab.study.explain.rules import Rules, check_fits, rules_of
 from spanlab.study.findings import Findings, Finished, draws
 from spanlab.workloads.logs import Ids, Log
+from spanlab.workloads.logs.unread import Unread
 
 ALONE = (
     "requests are replayed one after another: running requests take memory from the cache of a real server, and two "
@@ -66,6 +67,7 @@ def _head(log: Log) -> dict[str, Any]:
     return {
         "log": {"format": log.format, "ids": str(log.ids), "block": log.block, "notes": list(log.notes)},
         "requests": log.requests,
+        "unread": {"share": log.unread.share, "bytes_read": log.unread.read, "bytes_left_out": dict(log.unread.left)},
         "tokens": {"prompt": int(prompt.sum()), "output": int(outputs.sum())},
         "prompt_lengths": {f"p{percent}": float(np.percentile(prompt, percent)) for percent in (5, 50, 95, 100)},
         "span_s": float(log.arrived_ns.max() - log.arrived_ns.min()) * 1e-9,
@@ -97,8 +99,15 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "lost_by_cause": presets[study.baseline]["lost_by_cause"],
         "losses": groups_of(facts, baseline.replayed),
         "checkpoint_positions": positions_of(facts),
-        "verdict": verdict(explained, fixes, bounds["prefix"] or 0.0),
+        "verdict": _verdict(log.unread, verdict(explained, fixes, bounds["prefix"] or 0.0)),
     }
+
+
+def _verdict(unread: Unread, sentence: str) -> str:
+    """Return the verdict, or why none stands: it would be about the part of the log that was read."""
+    if unread.allows_verdict:
+        return sentence
+    return f"no verdict: {100 * unread.share:.1f} % of the log are unknown, of which a verdict would know nothing"
 
 
 def _is_computable(study: Study, facts: Facts, name: str) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.workloads.logs.observed import UNKNOWN, Moments, Observed, align_times
+from spanlab.workloads.logs.unread import Unread
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
@@ -47,6 +48,7 @@ class Log:
     `block`        tokens per block, if the log divides prompts into blocks
     `notes`        caveats about the numbers, one sentence each
     `observed`     observed times of requests and tokens, if the log has them
+    `unread`       what the reader left out of the prompts
     """
 
     format: str
@@ -65,6 +67,7 @@ class Log:
     block: int | None = None
     notes: tuple[str, ...] = ()
     observed: Observed | None = None
+    unread: Unread = field(default_factory=Unread)
 
     @property
     def requests(self) -> int:

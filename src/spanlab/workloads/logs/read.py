@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -81,7 +81,8 @@ def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
         block = log_format.block(file)
     except BadFieldError as error:
         raise ValueError(f"log={path}: {error}") from error
-    return columns.log(name, log_format.ids, block, tuple(dict.fromkeys(notes)), f"log={path}")
+    all_notes = (*dict.fromkeys(notes), *file.unread.notes())
+    return replace(columns.log(name, log_format.ids, block, all_notes, f"log={path}"), unread=file.unread)
 
 
 def _format(file: LogFile, name: str) -> tuple[str, LogFormat]:
@@ -101,6 +102,7 @@ def _columns(file: LogFile, log_format: LogFormat, settings: LogSettings) -> Col
 
 def _sorted(log_format: LogFormat, file: LogFile, settings: LogSettings) -> Columns:
     """Read the log again and sort all requests by time; only the first reading shows that this is necessary."""
+    file.unread.clear()
     columns, entries = Columns(), list(islice(log_format.read(file), settings.requests))
     file.notes.append("time goes backwards in the log: its requests are sorted by time")
     for entry in sorted(entries, key=lambda entry: entry.at or 0.0):

@@ -14,6 +14,7 @@ import orjson
 
 from spanlab.core.request import Tokens
 from spanlab.workloads.logs.log import LONGEST_S, Entry, Ids, Ints
+from spanlab.workloads.logs.unread import Unread
 
 T = TypeVar("T")
 
@@ -153,6 +154,7 @@ class LogFile:
     `encode`  tokenises text
     `skips`   whether invalid lines are skipped, each with its error in `notes`
     `notes`   caveats about the numbers; formats append to it
+    `unread`  bytes that were read or left out; a parser that counts nothing has read its whole line
     """
 
     path: Path
@@ -160,6 +162,7 @@ class LogFile:
     encode: Callable[[str], Tokens]
     skips: bool = False
     notes: list[str] = field(default_factory=list)
+    unread: Unread = field(default_factory=Unread)
 
     def open(self) -> IO[bytes]:
         """Open the file, decompressed if it is a gzip file."""
@@ -196,11 +199,16 @@ class LogFile:
         `lines`  numbered lines; None: all lines of the file
         """
         for number, line in lines or self.lines():
+            seen = self.unread.seen
             try:
                 entry = parse(line, number)
             except BadFieldError as error:
                 self.refuse(number, str(error))
+                self.unread.leave("bad lines", len(line))
             else:
+                if self.unread.seen == seen:
+                    self.unread.take(len(line))
+                    self.unread.finish()
                 if entry is not None:
                     yield entry
 
