@@ -105,10 +105,13 @@ def causal_attend(model: SpanModel) -> Attend:
     return attend
 
 
-def recur_in_parts(model: SpanModel, cuts: Sequence[int]) -> Recur:
-    """Recurrent layers for `SpanModel.forward`: all rows are one prompt, scanned in parts that end at `cuts`."""
+def recur_in_parts(model: SpanModel, cuts: Sequence[int], conv: torch.dtype) -> Recur:
+    """Recurrent layers for `SpanModel.forward`: all rows are one prompt, scanned in parts that end at `cuts`.
+
+    `conv`  data type of the stored conv states.
+    """
     assert model.state_shape is not None, "a model without recurrent layers has no states"
-    pool = StatePool(model.state_shape, model.dtype, model.device)
+    pool = StatePool(model.state_shape, conv, model.device)
     slot, starts = pool.allocate(), (0, *cuts[:-1])
     scans = [StateScan(start, stop, slot, start) for start, stop in zip(starts, cuts, strict=True)]
     return Recurrence(pool, [scans], model.device).run
