@@ -49,8 +49,8 @@ def check_model(name: str, model: PreTrainedModel) -> SpanModel:
         replace(candidate, rotation=replace(candidate.rotation, interleaved=interleaved))
         for interleaved in (False, True)
     ]
-    found = [_wrong_layers(each, positions, recorded) for each in layouts]
-    wrong, checked = min(zip(found, layouts, strict=True), key=lambda pair: len(pair[0]))
+    faults = [_wrong_layers(layout, positions, recorded) for layout in layouts]
+    wrong, checked = min(zip(faults, layouts, strict=True), key=lambda pair: len(pair[0]))
     if wrong:
         raise ValueError(
             f"model.name is {name!r}, expected one rotation per position in all layers; "
@@ -155,11 +155,11 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
     """
     layers = decoder_layers(model)
     around = [*model.base_model.children(), *model.children()]
-    parts = [*layers, *(part for part in around if part not in (layers, model.base_model))]
+    modules = [*layers, *(module for module in around if module not in (layers, model.base_model))]
     originals: dict[Tensor, Tensor] = {}
 
-    def widen(part: nn.Module, args: object) -> None:
-        for tensor in [*part.parameters(), *part.buffers()]:
+    def widen(module: nn.Module, args: object) -> None:
+        for tensor in [*module.parameters(), *module.buffers()]:
             if tensor.dtype in (torch.float16, torch.bfloat16):
                 originals[tensor], tensor.data = tensor.data, tensor.data.float()
 
@@ -170,9 +170,9 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
 
     with ExitStack() as hooks:
         hooks.callback(restore)  # where a forward ended by an error
-        for part in parts:
-            hooks.callback(part.register_forward_pre_hook(widen).remove)
-            hooks.callback(part.register_forward_hook(restore).remove)
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(widen).remove)
+            hooks.callback(module.register_forward_hook(restore).remove)
         yield
 
 
