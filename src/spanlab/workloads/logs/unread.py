@@ -29,10 +29,10 @@ class Unread:
         """Count bytes that became tokens."""
         self.read += size
 
-    def leave(self, part: str, size: int) -> None:
-        """Count bytes of a named part that were left out; `part` is a plural or a key."""
-        self.left[part] += size
-        self.places[part] += 1
+    def leave(self, name: str, size: int) -> None:
+        """Count bytes of a named part that were left out; `name` is a plural or a key."""
+        self.left[name] += size
+        self.places[name] += 1
 
     def finish(self, *, endless: bool = False) -> None:
         """Count a request; `endless` if its tokens are unknown whatever the bytes of the part, as of an image's URL."""
@@ -63,8 +63,8 @@ class Unread:
     def describe(self) -> str:
         """Name the parts that were left out, the largest first, in one clause."""
         parts = [
-            f"{part} ({self.places[part]:,} times, {size:,} bytes, {100 * size / max(self.seen, 1):.1f} %)"
-            for part, size in self.left.most_common()
+            f"{name} ({self.places[name]:,} times, {size:,} bytes, {100 * size / max(self.seen, 1):.1f} %)"
+            for name, size in self.left.most_common()
         ]
         return ", ".join(parts)
 
