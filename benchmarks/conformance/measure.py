@@ -3,9 +3,10 @@
     .venvs/sim/bin/python benchmarks/conformance/measure.py FIRST STOP
 
 Seeds FIRST to STOP of `tests/oracle/vllm_cases.py`, plain, with drafts of n-grams and of EAGLE, with several groups of
-states, and planned ahead, are scheduled by vLLM's scheduler, which `bash tests/run.sh -m oracle` installs into
-`.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM decided is kept in `outputs/conformance`, so that a second run
-only repeats ours. Writes `results.json` and the page beside it; `publish.py conformance` tells the front page.
+states, planned ahead, and with prompts that contain answers not yet delivered, are scheduled by vLLM's scheduler, which
+`bash tests/run.sh -m oracle` installs into `.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM decided is kept in
+`outputs/conformance`, so that a second run only repeats ours.
+Writes `results.json` and the page beside it; `publish.py conformance` tells the front page.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ MAKERS = {
     "make_eagle_case": "attention, drafts of EAGLE",
     "make_grouped_case": "hybrid, 2 to 4 groups",
     "make_async_case": "all, async scheduling",
+    "make_continued_case": "all, answers not yet delivered",
 }
 
 

@@ -22,6 +22,7 @@ from spanlab.schedule.run import schedule, vllm_0_32
 from .vllm_cases import (
     make_async_case,
     make_case,
+    make_continued_case,
     make_drafted_case,
     make_eagle_case,
     make_grouped_case,
@@ -89,6 +90,7 @@ MAKERS = {
     "grouped_cases": make_grouped_case,
     "async_cases": make_async_case,
     "uncached_async_cases": make_uncached_async_case,
+    "continued_cases": make_continued_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 
@@ -97,6 +99,27 @@ STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key
 def test_schedule_equals_vllms_printed_one(tmp_path, kind, seed):
     decided = decide(tmp_path, {seed: MAKERS[kind](int(seed))})
     assert summarise(decided[seed]) == EXPECTED[kind][seed]
+
+
+def answered(arrive_step: int, **model: object) -> dict:
+    """A request whose last output token comes in step 6 or 7, one that runs on, and one that continues the first."""
+    prompt, output = [20, 21, 22, 23, 24], [7, 8, 9, 10, 11, 12]
+    requests = [
+        {"tokens": prompt, "output_len": 6, "arrive_step": 1},
+        {"tokens": [30], "output_len": 20, "arrive_step": 1},
+        {"tokens": [*prompt, *output, 25], "output_len": 1, "arrive_step": arrive_step},
+    ]
+    sizes = {"block_size": 2, "num_blocks": 60, "max_num_seqs": 3, "max_num_batched_tokens": 64}
+    return {**sizes, "async_scheduling": True, "requests": requests, **model}
+
+
+@pytest.mark.parametrize(
+    ("model", "arrive_step", "reused"),  # what vLLM reused
+    [({}, 7, 8), ({}, 8, 10), ({"mamba_mode": "align"}, 8, 8), ({"mamba_mode": "align"}, 9, 10)],
+)
+def test_end_of_an_answer_is_stored_when_delivered(tmp_path, model, arrive_step, reused):
+    decided = decide(tmp_path, {"case": answered(arrive_step, **model)})["case"]
+    assert decided["reused_on_admission"] == [0, 0, reused]
 
 
 @pytest.mark.oracle

@@ -96,6 +96,31 @@ def make_uncached_async_case(seed: int) -> Case:
     return make_uncached_case(seed) | {"async_scheduling": True}
 
 
+def make_continued_case(seed: int) -> Case:
+    """Prompts that contain an answer, or part of it, which may not be delivered when they arrive.
+
+    Attention and hybrids of 1 to 4 groups, planned ahead or not, and attention with drafts; small blocks and budgets.
+    """
+    draw = random.Random(f"continued {seed}")
+    block = draw.choice((2, 4, 16))
+    seqs = draw.choice((1, 2, 4, 16))
+    budget = max(seqs, block * draw.choice((1, 2, 8, 64)) + draw.choice((0, 1, 3)))
+    case: Case = {"block_size": block, "max_num_seqs": seqs, "max_num_batched_tokens": budget}
+    kind = draw.choice(("attention", "hybrid", "drafts"))
+    if kind == "drafts":
+        case |= {"draft_tokens": draw.randint(1, 4), "draft_method": draw.choice(("ngram", "eagle"))}
+    else:
+        case["async_scheduling"] = draw.random() < 0.75
+    if kind == "hybrid":
+        case |= {"mamba_mode": "align", "state_groups": draw.randint(1, 4)}
+        case["retention"] = draw.choice((None, None, 0, 2 * block))
+    case["requests"] = _continued(draw, case)
+    case["num_blocks"] = _memory(draw, case)
+    if kind == "drafts":  # a server's pool has room for one request of any length, its drafts among it
+        case["num_blocks"] += -(-2 * case["draft_tokens"] // block)
+    return case
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]
@@ -160,6 +185,31 @@ def _decode(draw: random.Random, block: int) -> list[Case]:
         }
         for _ in range(draw.randint(2, 12))
     ]
+
+
+def _continued(draw: random.Random, case: Case) -> list[Case]:
+    """Prompts, and near the end of their answers prompts that begin with them and their answers."""
+    block, budget = case["block_size"], case["max_num_batched_tokens"]
+    requests = []
+    for source in range(draw.randint(1, 5)):
+        prompt = text(source, draw.randint(1, 5 * block))
+        length, step = draw.randint(1, 4 * block), draw.randint(0, 8)
+        end = step + -(-len(prompt) // budget) + length
+        requests.append({"tokens": prompt, "output_len": length, "arrive_step": step})
+        for _ in range(draw.randint(1, 4)):
+            contained = draw.choice(
+                (length, length, length - 1, draw.randint(0, length), length + draw.randint(1, block))
+            )
+            asked = text(100 + draw.randrange(3), draw.choice((0, 1, draw.randint(1, 2 * block))))
+            arrives = end + draw.randint(-3, 3) if draw.random() < 0.7 else draw.randint(step, end + 2 * block)
+            requests.append(
+                {
+                    "tokens": prompt + answer(contained) + asked,
+                    "output_len": draw.randint(1, 2 * block),
+                    "arrive_step": max(0, arrives),
+                }
+            )
+    return requests
 
 
 def _mixed(draw: random.Random, block: int) -> list[Case]:

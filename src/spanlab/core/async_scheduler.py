@@ -13,7 +13,7 @@ from spanlab.core.speculative_scheduler import SpeculativeScheduler
 
 
 class FinishedSequence(NamedTuple):
-    """A sequence that finished in the previous step, with its allocation, which is not freed yet."""
+    """A sequence that finished in the previous step, with its allocation, which is neither stored nor freed yet."""
 
     sequence: Sequence
     allocation: Allocation
@@ -22,9 +22,9 @@ class FinishedSequence(NamedTuple):
 class AsyncScheduler(Scheduler):
     """A scheduler that plans the next step before the current one ends.
 
-    A request that arrives during a step joins the step after the next. A finished sequence keeps its memory and
-    counts as running until the next step is planned, unless it is preempted. Without work in flight, a step is
-    planned at once.
+    A request that arrives during a step joins the step after the next. The output of a step is processed after the
+    next step was planned. Until then, a finished sequence keeps its memory, counts as running, and has not stored the
+    end of its output; one that is preempted before never stores it. Without work in flight, a step is planned at once.
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
@@ -50,11 +50,11 @@ class AsyncScheduler(Scheduler):
     def schedule(self, now: int) -> ScheduledStep | None:
         """Plan a step without the requests that arrived during the previous one, unless no others exist."""
         if super().idle:
-            self._free_finished(now)
+            self._end_finished(now)
             self.enqueue_added()
         step = super().schedule(now)
         if self._finished:
-            self._free_finished(now)
+            self._end_finished(now)
             if step is None or not (step.chunks or step.decodes):  # the engine waits for the work in flight
                 return self.schedule(now)
             if self.waiting:
@@ -69,7 +69,7 @@ class AsyncScheduler(Scheduler):
         return len(self.running) + len(self._finished)
 
     def _finish(self, sequence: Sequence, now: int) -> None:
-        """Keep the allocation of a finished sequence until the next step is planned."""
+        """Keep the allocation of a finished sequence, without its last tokens, until the next step is planned."""
         self._finished.append(FinishedSequence(sequence, self._stop_running(sequence)))
 
     def _preempt_last(self, now: int) -> None:
@@ -88,9 +88,10 @@ class AsyncScheduler(Scheduler):
         else:
             super()._preempt_last(now)
 
-    def _free_finished(self, now: int) -> None:
-        """Free the allocations of sequences that finished in the previous step."""
+    def _end_finished(self, now: int) -> None:
+        """Store the outputs of sequences that finished in the previous step, and free their allocations."""
         for finished in self._finished:
+            self._store_output(finished.sequence, finished.allocation, now)
             self.policy.free(finished.allocation, now)
             self._refused = False
         self._finished.clear()

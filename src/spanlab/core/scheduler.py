@@ -271,13 +271,17 @@ class Scheduler:
         finished = set(ended)
         for sequence in [s for s in self.running if s in finished] if finished else ():
             sequence.finished_at = finished_at
-            assert sequence.allocation is not None
-            self.policy.finish(sequence.allocation, sequence.held_tokens - sequence.prompt, finished_at)
             self._finish(sequence, finished_at)
 
     def _finish(self, sequence: Sequence, now: int) -> None:
-        """Free a sequence whose output is complete."""
+        """Store the output of a sequence whose output is complete, and free it."""
+        allocation = sequence.allocation
+        assert allocation is not None, "a running sequence is admitted"
+        self._store_output(sequence, allocation, now)
         self._release(sequence, now)
+
+    def _store_output(self, sequence: Sequence, allocation: Allocation, now: int) -> None:
+        self.policy.finish(allocation, sequence.held_tokens - sequence.prompt, now)
 
     def _advance(self, chunk: ScheduledChunk, now: int) -> None:
         allocation = chunk.sequence.allocation
