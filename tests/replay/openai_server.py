@@ -1,8 +1,10 @@
 """A small OpenAI-compatible server for tests: prints its port, then serves until the process is terminated.
 
 It reuses full blocks of earlier prompts and streams one chunk per requested token. Its argument is JSON with faults:
-models (names), fails_at and breaks_at (requests that get an error, or an incomplete stream), usage, cached, and says
-(data that replaces the first chunk).
+models (names); fails_at and breaks_at (requests that get an error, or an incomplete stream); usage and cached (whether
+they are reported); counts (keys that replace those of usage); says (data that replaces the first chunk); sends (text
+after the first chunk, again and again); pause_s (before each chunk); encoding (header of streams); error (text of
+errors, where {key} is the key of the request).
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 BLOCK = 16
 FAULTS = {"models": ["toy"], "fails_at": [], "breaks_at": [], "usage": True, "cached": True, "says": None}
+FAULTS |= {"counts": {}, "error": "too long for me", "sends": None, "encoding": None, "pause_s": 0}
 FAULTS |= json.loads(sys.argv[1])
 
 
@@ -66,7 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         number, cached = STATE.record(self.path, dict(self.headers), body := json.loads(data))
         if number in FAULTS["fails_at"]:
-            self._json(400, {"error": {"message": "too long for me"}})
+            key = self.headers.get("Authorization", "")
+            self._json(400, {"error": {"message": FAULTS["error"].replace("{key}", key)}})
         else:
             self._stream(number, cached, body)
 
@@ -81,8 +86,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
+        if FAULTS["encoding"] is not None:
+            self.send_header("Content-Encoding", FAULTS["encoding"])
         self.end_headers()
         for index in range(body["max_tokens"]):
+            time.sleep(FAULTS["pause_s"])
             if number in FAULTS["breaks_at"] and index == 1:
                 self.close_connection = True
                 return
@@ -90,10 +98,13 @@ class Handler(BaseHTTPRequestHandler):
                 self._chunk(f"data: {FAULTS['says']}\n\n".encode())
             else:
                 self._event({"choices": [{"text": "", "index": 0}]})
+            while FAULTS["sends"] is not None:
+                self._chunk(FAULTS["sends"].encode() * 1000)
         prompt = len(tokens_of(body))
         usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
         if FAULTS["cached"]:
             usage["prompt_tokens_details"] = {"cached_tokens": min(cached, prompt - 1)}
+        usage |= FAULTS["counts"]
         if FAULTS["usage"]:
             self._event({"choices": [], "usage": usage})
         self._chunk(b"data: [DONE]\n\n")

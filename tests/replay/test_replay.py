@@ -178,6 +178,105 @@ def test_bad_stream_is_a_sentence(serve, tmp_path: Path, says: str, reason: str)
         replay(study(serve(says=says).url), tmp_path)
 
 
+def prompts(cached: object) -> dict:
+    return {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [
+        ({"prompt_tokens": -5}, "its usage has prompt_tokens -5, expected a whole number from 1 to 2147483648"),
+        ({"prompt_tokens": 0}, "prompt_tokens 0, expected a whole number from 1 to"),
+        ({"prompt_tokens": True}, "prompt_tokens True, expected a whole number"),
+        ({"prompt_tokens": 1.5}, "prompt_tokens 1.5, expected a whole number"),
+        ({"prompt_tokens": 10**15}, "prompt_tokens 1000000000000000, expected a whole number"),
+        ({"prompt_tokens": None}, "prompt_tokens None, expected a whole number"),
+        ({"completion_tokens": -7}, "completion_tokens -7, expected a whole number from 0 to 2147483648"),
+        ({"completion_tokens": "4"}, "completion_tokens '4', expected a whole number"),
+        (prompts(101), "cached_tokens 101, expected a whole number from 0 to 100"),
+        (prompts(-1), "cached_tokens -1, expected a whole number from 0 to 100"),
+        (prompts(False), "cached_tokens False, expected a whole number"),
+        (prompts("12"), "cached_tokens '12', expected a whole number"),
+    ],
+)
+def test_counts_that_cannot_be_fail_the_request(serve, tmp_path: Path, counts: dict, reason: str):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        replay(study(serve(counts=counts).url), tmp_path)
+
+
+@pytest.mark.parametrize(("cached", "reused"), [(0, 0), (100, 100), (None, None)])
+def test_counts_at_the_limits_are_recorded(serve, tmp_path: Path, cached: int | None, reused: int | None):
+    folder = replay(study(serve(counts=prompts(cached)).url), tmp_path)
+    assert {row["reused_tokens"] for row in rows(files_of(folder).records)} == {reused}
+
+
+ENDLESS = {
+    "chunks": ('data: {"choices": [{"text": "a"}]}\n\n', "the stream goes on after 21 chunks for 4 tokens"),
+    "a line": ("a" * 100, "the stream has a line of more than 4,194,304 bytes"),
+    "comments": (": " + "a" * 1000 + "\n", "the reply is longer than 268,435,456 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_stream_without_end_is_ended(serve, tmp_path: Path, kind: str):
+    sends, reason = ENDLESS[kind]
+    few = ("workload.documents=1", "workload.questions_per_document=1")
+    with pytest.raises(ValueError, match=reason):
+        replay(study(serve(sends=sends).url, *few), tmp_path)
+
+
+def test_slow_stream_ends_with_its_time(serve, tmp_path: Path):
+    server = serve(pause_s=0.05)
+    with pytest.raises(ValueError, match=r"no end within 0\.1 s$"):
+        replay(study(server.url, "replay.request_timeout_s=0.1"), tmp_path)
+
+
+def test_compressed_stream_is_refused(serve, tmp_path: Path):
+    with pytest.raises(ValueError, match="the reply has Content-Encoding gzip, which was not asked for"):
+        replay(study(serve(encoding="gzip").url), tmp_path)
+
+
+KEYS = {
+    "as sent": ("Incorrect API key provided: {key}", "sk-SECRET/123"),
+    "in capitals": ("WRONG SK-SECRET/123", "sk-SECRET/123"),
+    "in an address": ("see https://host/?key=sk-SECRET%2F123", "sk-SECRET%2F123"),
+    "at the limit of the text": ("x" * 150 + " {key}", "sk-SECRET"),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_repeated_key_is_masked_everywhere(serve, tmp_path: Path, monkeypatch, capsys, kind: str):
+    monkeypatch.setenv("TOY_KEY", "sk-SECRET/123")
+    error, secret = KEYS[kind]
+    server = serve(fails_at=[1], error=error)
+    folder = replay(study(server.url, "replay.api_key_variable=TOY_KEY"), tmp_path)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not any(secret.lower().encode() in path.read_bytes().lower() for path in files)
+    (run,) = files_of(folder).finished()
+    assert next(iter(run["failures"].values())).startswith("HTTP 400: ")
+    assert secret.lower() not in "".join(capsys.readouterr()).lower()
+
+
+def test_key_in_a_models_name_is_masked(serve, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TOY_KEY", "sk-SECRET123")
+    server = serve(models=["a-sk-SECRET123", "b"])
+    with pytest.raises(ValueError, match=r"^replay.served_model=null: expected one of a-\*\*\*, b$"):
+        replay(study(server.url, "replay.api_key_variable=TOY_KEY"), tmp_path)
+
+
+def test_control_characters_of_a_server_are_escaped(serve, tmp_path: Path):
+    folder = replay(study(serve(fails_at=[1], error="\x1b[31mred\x00\u202e\n<b>").url), tmp_path)
+    (run,) = files_of(folder).finished()
+    assert list(run["failures"].values()) == [r"HTTP 400: \x1b[31mred\x00\u202e <b>"]
+
+
+def test_failed_requests_are_a_column(serve, tmp_path: Path):
+    folder = replay(study(serve(fails_at=[1, 3]).url), tmp_path)
+    (row,) = summary_of(folder)["serving"]
+    assert (row["metrics"]["failed"]["mean"], row["metrics"]["completed"]["mean"]) == (2, 4)
+    assert "failed" in (folder / "report.html").read_text()
+
+
 def test_server_without_cache_report_has_no_hit_rate(serve, tmp_path: Path):
     folder = replay(study(serve(cached=False).url), tmp_path)
     assert {row["reused_tokens"] for row in rows(files_of(folder).records)} == {None}
@@ -255,6 +354,9 @@ def test_absent_server_is_one_sentence(tmp_path: Path):
         (("base_url=http://x", "analyses=[summary]"), "analyses=summary with backend=server: expected serving"),
         (("base_url=http://x", "replay.prompts=text"), "replay.prompts=text: expected replay.tokenizer too"),
         (("base_url=http://x", "replay.reset_path=reset"), "replay.reset_path=reset: expected a path"),
+        (("base_url=http://x", "replay.reset_path=//other/reset"), "replay.reset_path=//other/reset: expected a path"),
+        (("base_url=http://x", "replay.reset_path='/a b'"), "replay.reset_path=/a b: expected a path"),
+        (("base_url=http://x", "replay.request_timeout_s=0"), "replay.request_timeout_s=0.0: expected a number above"),
     ],
 )
 def test_settings_without_meaning_are_refused(overrides: tuple[str, ...], problem: str):

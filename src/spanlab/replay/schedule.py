@@ -83,7 +83,8 @@ class Replay:
 
     async def _send(self, sent: SentRequest) -> None:
         try:
-            answer = await self.calls.endpoint.stream(self.calls.call, self.calls.body(sent.request))
+            body = self.calls.body(sent.request)
+            answer = await self.calls.endpoint.stream(self.calls.call, body, sent.request.output_len)
         except FailedRequestError as failure:
             self.calls.on_failure(sent, str(failure))
         else:

@@ -48,6 +48,7 @@ def _metric(name: str, heading: str, keep: int, show: Callable[[float, units.End
 
 #: Visible metrics; others are in CSV only.
 _SHOWN = (
+    _metric("failed", "failed\nrequests", 0, _number),
     _metric("request_throughput", "requests\nper s", 3, _number),
     _metric("output_throughput", "output\ntokens/s", 4, _number),
     _metric("mean_ttft_ms", "TTFT\nmean", 0, _milliseconds),
@@ -82,7 +83,8 @@ def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str], 
         *(field for name, metric in metrics.items() if name in names for field in with_ends(metric)),
     )
     several = any(row.seeds > 1 for row in rows)
-    notes = (*_NOTES, *(["[a, b] = 95 % t interval over seeds"] if several else []), *caveats)
+    failed = ["a failed request counts in no other column"] if "failed" in names else []
+    notes = (*_NOTES, *failed, *(["[a, b] = 95 % t interval over seeds"] if several else []), *caveats)
     return tabulate("serving", title, fields, rows, notes)
 
 

@@ -94,6 +94,8 @@ def _values(columns: sums.Columns, run: dict[str, Any], tokens: dict[str, Any], 
     values = serving_values(counted, gaps, goals) | queues(columns).values()
     values |= {name: float(tokens[name]) for name in ("batch_size", "batch_tokens") if name in tokens}
     values |= {name: float(run[name]) for name in _OF_RUN if name in run}
+    if "failures" in run:
+        values["failed"] = len(run["failures"])
     if "busy_s" in run:
         values["busy_fraction"] = sums.busy_fraction([run])
     return values

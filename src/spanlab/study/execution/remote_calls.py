@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from spanlab.analysis.endpoint import api_key
-from spanlab.replay.endpoint import Endpoint, FailedRequestError
+from spanlab.replay.endpoint import Endpoint, FailedRequestError, Patience
 from spanlab.replay.schedule import Calls, Replay
 from spanlab.settings import Study
 from spanlab.workloads.tokenizer import find_tokenizer
@@ -24,7 +24,8 @@ async def replay(study: Study, source: Source, answers: Answers) -> None:
     """Send all requests of a source to the study's server."""
     settings = study.replay
     key = api_key("replay.api_key_variable", settings.api_key_variable)
-    async with Endpoint(str(study.base_url), key, settings.timeout_s) as endpoint:
+    patience = Patience(settings.timeout_s, settings.request_timeout_s)
+    async with Endpoint(str(study.base_url), key, patience) as endpoint:
         bodies = await _bodies(study, endpoint)
         if settings.reset_path is not None:
             await _reset(endpoint, settings.reset_path)
