@@ -1,4 +1,4 @@
-"""Confidence intervals and percentiles."""
+"""Confidence intervals, tests of several hypotheses, and percentiles."""
 
 from __future__ import annotations
 
@@ -43,6 +43,40 @@ def t_interval(values: Values, level: float = 0.95) -> Interval:
         return Interval(mean, None, None)
     half = t_quantile((1 + level) / 2, sample.size - 1) * float(sample.std(ddof=1)) / math.sqrt(sample.size)
     return Interval(mean, mean - half, mean + half)
+
+
+def t_test(values: Values) -> float:
+    """Two-sided p value of a mean of zero by Student's t; NaN for one value, equal values leave no doubt."""
+    sample = _sample("values", values)
+    if sample.size < 2:
+        return math.nan
+    error = float(sample.std(ddof=1)) / math.sqrt(sample.size)
+    mean = float(sample.mean())
+    if error <= 1e-12 * abs(mean):
+        return 0.0 if mean else 1.0
+    return two_sided_p(mean / error, sample.size - 1)
+
+
+def two_sided_p(statistic: float, degrees: float) -> float:
+    """Probability that Student's t with `degrees` degrees of freedom is as far from zero as `statistic`."""
+    from scipy.special import stdtr  # as in `t_quantile`
+
+    return 2 * float(stdtr(degrees, -abs(statistic)))
+
+
+def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Whether each hypothesis is rejected; the probability of any false rejection is at most `level` (Holm 1979).
+
+    The i-th smallest of m values is compared with level / (m - i + 1), up to the first that is not below. NaN, as of a
+    test without data, counts among the m and is never rejected.
+    """
+    order = sorted(range(len(p_values)), key=lambda index: (math.isnan(p_values[index]), p_values[index]))
+    rejected = [False] * len(p_values)
+    for rank, index in enumerate(order):
+        if not p_values[index] < level / (len(order) - rank):
+            break
+        rejected[index] = True
+    return rejected
 
 
 def t_quantile(probability: float, degrees: float) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spanlab.analysis.policies import RuleResult, best_of, lead, rule_result
+from spanlab.analysis.policies import RuleResult, best_of, held_out_lead_by_seed, lead, rule_result
 from spanlab.records import LOSS_CAUSES
 
 LOST = dict.fromkeys(LOSS_CAUSES, 0) | {"never_seen": 300, "kv_evicted": 50, "alignment": 90, "last_token": 100}
@@ -48,6 +48,21 @@ def test_leads_are_paired_by_seed():
     """Seeds differ by much more than the rules; paired, the lead is exact."""
     result = lead(rule("a", "x", 0.2, 0.5, 0.8), rule("b", "y", 0.1, 0.4, 0.7))
     assert (result.mean, result.low, result.high) == pytest.approx((10.0, 10.0, 10.0))
+
+
+def test_pairs_keep_the_order_of_seeds():
+    """The middle seed has the highest rates: sorted rates of the second rule would give leads of 10, 40 and -20."""
+    result = lead(rule("a", "x", 0.2, 0.8, 0.5), rule("b", "y", 0.1, 0.7, 0.4))
+    assert (result.mean, result.low, result.high) == pytest.approx((10.0, 10.0, 10.0))
+
+
+def test_no_seed_judges_a_rule_that_it_chose():
+    """By hand. Without seed 0, a has 0.35 and b 0.4; without seed 1, 0.5 and 0.4; without seed 2, 0.45 and 0.4."""
+    rules = [rule("a", "x", 0.6, 0.3, 0.4), rule("b", "x", 0.4, 0.4, 0.4)]
+    others = [rule("c", "y", 0.3, 0.2, 0.1), rule("d", "z", 0.1, 0.1, 0.25)]
+    leads = held_out_lead_by_seed(rules, others)  # others: d has 0.175, c 0.2, c 0.25
+    assert leads == pytest.approx([100 * (0.4 - 0.1), 100 * (0.3 - 0.2), 100 * (0.4 - 0.1)])
+    assert leads.mean() < lead(rules[0], others[0]).mean + 1e-9
 
 
 def test_intervals_of_rates_stay_shares():

@@ -130,6 +130,36 @@ def test_methods_have_a_row_with_intervals_and_brackets_where_nothing_is_shown(l
     ]
 
 
+def rule_entry(arm: str, family: str, *rates: float) -> dict:
+    """A rule at one point, as `summary.json` has it."""
+    unused = {"offline": None, "infinite": 0.9, "resident": 1.0, "ttft_s": {}, "ttft_regret_s": None}
+    return {"arm": arm, "family": family, "hit_rates": list(rates), "lost": "", "lost_share": 0.0} | unused
+
+
+def policy_point(traffic: str, *rules: dict) -> dict:
+    return {"settings": {"traffic": traffic}, "budget_gib": 16.0, "rules": list(rules)}
+
+
+def test_leads_of_rules_are_counted_alone_and_corrected(load):
+    """Three leads: of 10 points without doubt, of 1 with p = 0.04, which Holm compares with 0.025, and none."""
+    other = rule_entry("lru", "engines", 0.4, 0.4, 0.4, 0.4, 0.4)
+    sure = policy_point("sure", rule_entry("mine", "ours", 0.5, 0.5, 0.5, 0.5, 0.5), other)
+    rates = (0.398, 0.41, 0.41, 0.412, 0.42)  # t = 1.0 / 0.353 = 2.83 with 4 degrees of freedom
+    doubtful = policy_point("doubtful", rule_entry("mine", "ours", *rates), other)
+    level = policy_point("level", rule_entry("mine", "ours", 0.4, 0.4, 0.4, 0.4, 0.4), other)
+    said = load("policy_texts").policies_claim({"policies": [sure, doubtful, level]})
+    assert "at 2 of 3 combinations, and less at 0." in said
+    assert "for 3 comparisons, it reuses more at 1 (sure 16 GiB +10.0 points) and less at 0." in said
+
+
+def test_rules_are_judged_on_seeds_that_did_not_choose_them(load):
+    """Each of three rules is best at one seed only: chosen on the other seeds, it trails at that one."""
+    lucky = [rule_entry(f"r{seed}", "ours", *(0.9 if seed == each else 0.4 for each in range(3))) for seed in range(3)]
+    other = rule_entry("lru", "published", 0.45, 0.45, 0.45)
+    said = load("policy_texts").policies_claim({"policies": [policy_point("luck", *lucky, other)]})
+    assert said.endswith("also corrected, it reuses more at 0 and less at 1 (luck 16 GiB -5.0 points).\n")
+
+
 def fitted(twin: float, line: float, device: str) -> dict:
     """The summary of a twin with equal errors of all kinds, and of predictors without a model."""
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from spanlab.analysis.blocks import block_estimates
 from spanlab.analysis.bootstrap import DRAWS, Clusters, positive_ratio, ratio_error, share
 
 ONES = np.ones
@@ -24,6 +25,18 @@ def test_one_level_is_the_standard_error_of_a_mean():
     # a variance of 1000 draws: relative standard deviation sqrt(2 / 1000), and half of it for its root
     assert error.size == pytest.approx(exact, rel=3.29 * math.sqrt(2 / DRAWS) / 2)
     assert error.degrees == 39
+
+
+def test_few_clusters_widen_the_bootstrap():
+    """The plain bootstrap variance of three clusters is two thirds of s² / n: the error would be 18 % too small."""
+    error = ratio_error(np.array([[1.0, 2.0, 6.0]]), ONES((1, 3)))
+    assert error.size == pytest.approx(math.sqrt(7 / 3), rel=3.29 * math.sqrt(2 / DRAWS) / 2)
+
+
+def test_few_blocks_widen_the_bootstrap():
+    """Of two blocks with means 0 and 1 the error of the mean is s / sqrt(2) = 1 / 2, and not 1 / sqrt(8)."""
+    error = block_estimates(np.repeat([0.0, 1.0], 10))["mean"].error
+    assert error == pytest.approx(0.5, rel=3.29 * math.sqrt(2 / DRAWS) / 2)
 
 
 def test_crossed_levels_add_their_variances():

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from spanlab.stats import paired_ratio_interval, percentile, t_interval, t_quantile
+from spanlab.stats import holm, paired_ratio_interval, percentile, t_interval, t_quantile, t_test
 
 from ..support.queues import erlang_c, mg1_wait, mmc_wait
 
@@ -61,6 +61,51 @@ def test_a_paired_ratio_has_no_negative_end():
     found = paired_ratio_interval([1, 50, 400], [1, 1, 1])
     assert 0 < found.low < found.mean < found.high
     assert paired_ratio_interval([3], [2]) == (pytest.approx(1.5), None, None)
+
+
+def test_a_p_value_is_that_of_the_printed_table():
+    assert t_test([0, 2]) == pytest.approx(0.5)  # t = 1 with one degree of freedom: 1 - 2 · atan(1) / π
+    # t(9, 0.975) = 2.262
+    error = 1 / math.sqrt(10)
+    values = np.arange(10.0) - 4.5
+    values = values / values.std(ddof=1) + 2.262 * error
+    assert t_test(values) == pytest.approx(0.05, abs=1e-4)
+    assert t_test(-values) == t_test(values)
+
+
+def test_a_p_value_agrees_with_the_interval():
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        values = rng.normal(0.9, 1, 5)
+        low, high = t_interval(values).ends
+        assert (t_test(values) < 0.05) == (low > 0 or high < 0)
+
+
+def test_equal_values_leave_no_doubt_and_one_value_all():
+    assert (t_test([2.0] * 5), t_test([0.0] * 5)) == (0.0, 1.0)
+    assert math.isnan(t_test([3.0]))
+
+
+@pytest.mark.parametrize(
+    ("p_values", "rejected"),
+    [
+        # 0.01 < 0.05 / 4; 0.015 < 0.05 / 3; 0.03 is not below 0.05 / 2, so 0.04 is not rejected either
+        ([0.04, 0.01, 0.03, 0.015], [False, True, False, True]),
+        ([0.02, 0.02, 0.02], [False, False, False]),
+        ([0.049], [True]),
+        ([math.nan, 0.02], [False, True]),
+        ([math.nan, 0.03], [False, False]),
+        ([], []),
+    ],
+)
+def test_holm_compares_in_ascending_order(p_values, rejected):
+    assert holm(p_values) == rejected
+
+
+def test_holm_rarely_rejects_any_true_hypothesis():
+    p_values = np.random.default_rng(6).random((4_000, 15))
+    wrong = sum(any(holm(row.tolist())) for row in p_values)
+    assert wrong < 200 + 3.29 * math.sqrt(4_000 * 0.05 * 0.95)
 
 
 def test_percentile_interpolates_between_neighbours():

@@ -59,6 +59,15 @@ def test_overloaded_queues_are_found():
     assert rejections(1.3, 800, 1) >= 0.99
 
 
+@pytest.mark.parametrize(
+    ("load", "seed", "p", "grows"), [(1.1, 35, 0.0064, True), (1.1, 38, 0.0118, False), (1.0, 10, 0.0332, False)]
+)
+def test_growth_is_shown_at_one_percent(load: float, seed: int, p: float, grows: bool):
+    assessment = assess([queue(load, 200, np.random.default_rng(seed))])
+    assert assessment.drift_p == pytest.approx(p, abs=5e-5)
+    assert (assessment.verdict == SATURATED) == grows
+
+
 def test_a_queue_that_drains_is_not_growing():
     run = queue(0.5, 400, np.random.default_rng(1), start=100.0)
     drift = drift_test([run])

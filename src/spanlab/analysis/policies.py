@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spanlab.records import LOSS_CAUSES
 from spanlab.stats import Interval, t_interval
+
+Floats = NDArray[np.float64]
 
 #: Causes of lost tokens that no rule can avoid.
 UNAVOIDABLE = ("never_seen", "last_token")
@@ -84,4 +87,24 @@ def best_of(rules: Sequence[RuleResult]) -> dict[str, RuleResult]:
 
 def lead(rule: RuleResult, other: RuleResult) -> Interval:
     """Return the lead of a rule over another in percentage points of hit rate, paired by seed; Student's t."""
-    return t_interval(100 * (np.array(rule.hit_rates) - np.array(other.hit_rates)))
+    return t_interval(lead_by_seed(rule, other))
+
+
+def lead_by_seed(rule: RuleResult, other: RuleResult) -> Floats:
+    """Return the lead of a rule over another in percentage points of hit rate, shape (seeds,)."""
+    return 100 * (np.array(rule.hit_rates) - np.array(other.hit_rates))
+
+
+def held_out_lead_by_seed(rules: Sequence[RuleResult], others: Sequence[RuleResult]) -> Floats:
+    """Return the lead of the best of `rules` over the best of `others`, both chosen on all other seeds; shape (seeds,).
+
+    So no seed judges a rule that it has chosen. Needs two seeds.
+    """
+    rates, other_rates = (np.array([rule.hit_rates for rule in group]) for group in (rules, others))
+    kept = ~np.eye(rates.shape[1], dtype=bool)
+    leads = [
+        rates[rates[:, seeds].mean(axis=1).argmax(), seed]
+        - other_rates[other_rates[:, seeds].mean(axis=1).argmax(), seed]
+        for seed, seeds in enumerate(kept)
+    ]
+    return 100 * np.array(leads)
