@@ -92,7 +92,8 @@ def lead(rule: RuleResult, other: RuleResult) -> Interval:
 
 def lead_by_seed(rule: RuleResult, other: RuleResult) -> Floats:
     """Return the lead of a rule over another in percentage points of hit rate, shape (seeds,)."""
-    return 100 * (np.array(rule.hit_rates) - np.array(other.hit_rates))
+    points: Floats = 100 * (np.array(rule.hit_rates) - np.array(other.hit_rates))
+    return points
 
 
 def held_out_lead_by_seed(rules: Sequence[RuleResult], others: Sequence[RuleResult]) -> Floats:
@@ -101,10 +102,10 @@ def held_out_lead_by_seed(rules: Sequence[RuleResult], others: Sequence[RuleResu
     So no seed judges a rule that it has chosen. Needs two seeds.
     """
     rates, other_rates = (np.array([rule.hit_rates for rule in group]) for group in (rules, others))
-    kept = ~np.eye(rates.shape[1], dtype=bool)
+    other_seeds = ~np.eye(rates.shape[1], dtype=bool)
     leads = [
         rates[rates[:, seeds].mean(axis=1).argmax(), seed]
         - other_rates[other_rates[:, seeds].mean(axis=1).argmax(), seed]
-        for seed, seeds in enumerate(kept)
+        for seed, seeds in enumerate(other_seeds)
     ]
     return 100 * np.array(leads)
