@@ -37,13 +37,20 @@ class ChatTemplate:
 
         ValueError if the template rejects the messages.
         """
+        listed = [{"role": role, "content": content} for role, content in messages]
+        return self.render(listed, {"add_generation_prompt": open_turn})
+
+    def render(self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> str:
+        """Render messages as a server's template gets them, with further `variables` such as tools or documents.
+
+        ValueError if the template rejects the messages.
+        """
         compiled = self._compiled
         from jinja2 import TemplateError
 
-        listed = [{"role": role, "content": content} for role, content in messages]
         try:
-            return compiled.render(messages=listed, add_generation_prompt=open_turn, **self.variables)
-        except (TemplateError, TypeError) as error:
+            return compiled.render(**{**self.variables, **variables, "messages": messages})
+        except (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
             raise ValueError(
                 f"the chat template of {self.name} does not take these messages ({error}); expected a chat that it can"
                 " write, in the roles and the order that it asks for"
@@ -90,6 +97,12 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _as_json(value: object, indent: int | None = None) -> str:
+def _as_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON without HTML escapes, which Jinja's default filter would write into the prompt."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -107,7 +107,7 @@ def _verdict(unread: Unread, sentence: str) -> str:
     """Return the verdict, or why none stands: it would be about the part of the log that was read."""
     if unread.allows_verdict:
         return sentence
-    return f"no verdict: {100 * unread.share:.1f} % of the log are unknown, of which a verdict would know nothing"
+    return f"no verdict stands, because too much of the log is unknown: {unread.reason}"
 
 
 def _is_computable(study: Study, facts: Facts, name: str) -> bool:

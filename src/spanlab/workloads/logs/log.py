@@ -7,12 +7,16 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.workloads.logs.observed import UNKNOWN, Moments, Observed, align_times
+from spanlab.workloads.logs.observed import NOT_REPORTED, UNKNOWN, Moments, Observed, Usage, align_times
 from spanlab.workloads.logs.unread import Unread
+
+if TYPE_CHECKING:
+    from spanlab.workloads.logs.read import LogSource
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
@@ -49,6 +53,9 @@ class Log:
     `notes`        caveats about the numbers, one sentence each
     `observed`     observed times of requests and tokens, if the log has them
     `unread`       what the reader left out of the prompts
+    `lines`        int64, shape (requests,): the line of each request
+    `usage`        float64, shape (requests, 2): reported tokens of the prompt and cached ones; None if none is reported
+    `source`       reads the log again, with changed prompts; None if it is no file
     """
 
     format: str
@@ -68,6 +75,9 @@ class Log:
     notes: tuple[str, ...] = ()
     observed: Observed | None = None
     unread: Unread = field(default_factory=Unread)
+    lines: Ints | None = None
+    usage: NDArray[np.float64] | None = None
+    source: LogSource | None = None
 
     @property
     def requests(self) -> int:
@@ -101,6 +111,7 @@ class Entry:
     `wait`     seconds between the end of the previous request of its session and this one; 0 if unknown
     `line`     line in the log, for error messages
     `moments`  times of queueing, scheduling, first and last token
+    `usage`    reported tokens of the prompt, and cached ones; NaN if unknown
     """
 
     keys: Keys
@@ -114,6 +125,7 @@ class Entry:
     free: tuple[int, ...] = ()
     moments: Moments = UNKNOWN
     wait: float = 0.0
+    usage: Usage = NOT_REPORTED
 
 
 @dataclass
@@ -140,6 +152,7 @@ class Columns:
         self._times: array[float] = array("d")
         self._waits: array[float] = array("d")
         self._moments, self._lines = array("d"), array("q")
+        self._usage = array("d")
         self._sessions, self._tenants = _NameColumn(), _NameColumn()
 
     def __len__(self) -> int:
@@ -158,6 +171,7 @@ class Columns:
         self._waits.append(entry.wait)
         self._moments.extend(entry.moments)
         self._lines.append(entry.line)
+        self._usage.extend(entry.usage)
         self._sessions.add(entry.session)
         self._tenants.add(entry.tenant)
 
@@ -168,6 +182,7 @@ class Columns:
         waits = np.rint(np.array(self._waits) * 1e9).astype(np.int64)
         times = np.array(self._times, dtype=np.float64)
         arrived, spread = arrival_times(times, subject)
+        usage = np.array(self._usage, dtype=np.float64).reshape(-1, len(NOT_REPORTED))
         moments = np.array(self._moments, dtype=np.float64).reshape(-1, len(UNKNOWN))
         return Log(
             format=name,
@@ -186,6 +201,8 @@ class Columns:
             block=block,
             notes=(*notes, *spread),
             observed=align_times(times, moments, np.array(self._lines, dtype=np.int64)),
+            lines=np.array(self._lines, dtype=np.int64),
+            usage=None if np.isnan(usage).all() else usage,
         )
 
 

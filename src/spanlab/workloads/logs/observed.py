@@ -1,4 +1,4 @@
-"""Observed times of a server's log: queueing, scheduling, first and last token of each request."""
+"""What a server observed of each request: times of queueing, scheduling, first and last token, and counts of tokens."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ class Moments(NamedTuple):
 
 
 UNKNOWN = Moments()
+
+
+class Usage(NamedTuple):
+    """Reported tokens of one request, NaN where the server reports none.
+
+    `prompt`  all tokens of the prompt, cached ones included
+    `cached`  those that came from a cache
+    """
+
+    prompt: float = np.nan
+    cached: float = np.nan
+
+
+NOT_REPORTED = Usage()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

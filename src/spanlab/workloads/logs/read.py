@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -13,8 +14,12 @@ import numpy as np
 
 from spanlab.checks import one_of, positive
 from spanlab.core.request import Tokens
+from spanlab.models.packaged import installed_model
+from spanlab.queries.tokenizer import ChatTokenizer, load_tokenizer
+from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.formats import LOG_FORMATS, detect_format, existing_path
 from spanlab.workloads.logs.log import Columns, Entry, Log
+from spanlab.workloads.logs.rendering import TOOLS, BodyOptions
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat
 from spanlab.workloads.tokenizer import find_tokenizer
 
@@ -40,6 +45,11 @@ class LogSettings:
     `requests`   the first requests of the log; null: all
     `bad_lines`  refuse the log, or skip the line and add a note
     `backwards`  if time goes backwards: refuse the log, or sort its requests
+    `template`   folder of a tokenizer whose chat template renders the bodies of requests; null: messages alone count
+    `tools`      place of tools without a template: first, or after_system, behind the system prompt
+    `image_tokens`  tokens of an image; null: by its size where a body holds it, otherwise unknown
+    `not_rendered`  further keys of bodies that the server does not render
+    `show_text`  whether reports show the text around the places where prompts diverge
     """
 
     format: str = "auto"
@@ -47,6 +57,11 @@ class LogSettings:
     requests: int | None = None
     bad_lines: str = "refuse"
     backwards: str = "refuse"
+    template: str | None = None
+    tools: str = "first"
+    image_tokens: int | None = None
+    not_rendered: list[str] = field(default_factory=list)
+    show_text: bool = True
 
     def __post_init__(self) -> None:
         one_of("workload.log.format", self.format, format_names())
@@ -54,12 +69,40 @@ class LogSettings:
         positive("workload.log.requests", self.requests)
         one_of("workload.log.bad_lines", self.bad_lines, ("refuse", "skip"))
         one_of("workload.log.backwards", self.backwards, ("refuse", "sort"))
+        one_of("workload.log.tools", self.tools, tuple(TOOLS))
+        positive("workload.log.image_tokens", self.image_tokens)
 
 
-def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) -> Log:
-    """Read the log at `path`; ValueError names line and field of an entry that does not match the format."""
+@dataclass(frozen=True)
+class LogSource:
+    """A log's file and the settings with which it is read, to read it again."""
+
+    path: Path
+    settings: LogSettings
+    tokenizer: str | None = None
+
+    def rewritten(self, rewrite: Rewrite) -> Log:
+        """Return the log with changed prompts; `rewrite` gets line and prompt of each body."""
+        return read_log(self.path, self.settings, self.tokenizer, rewrite)
+
+    def visit(self, visitor: Callable[[int, Prompt], None]) -> None:
+        """Call `visitor` with line and prompt of each body; formats without bodies call it for no request."""
+
+        def see(line: int, prompt: Prompt) -> None:
+            visitor(line, prompt)
+
+        file = _file(self.path, self.settings, self.tokenizer, see)
+        for _ in islice(_format(file, self.settings.format)[1].read(file), self.settings.requests):
+            pass
+
+
+def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None, rewrite: Rewrite | None = None) -> Log:
+    """Read the log at `path`; ValueError names line and field of an entry that does not match the format.
+
+    `rewrite`  changes the prompt of each body, given its line
+    """
     try:
-        log = _read_path(path, settings, tokenizer)
+        log = _read_path(path, settings, tokenizer, rewrite)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"log={path}: expected a complete gzip file, but it is damaged: {error}") from error
     if not log.lengths.any():
@@ -67,10 +110,26 @@ def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) ->
     return log
 
 
-def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
+def _file(path: Path, settings: LogSettings, tokenizer: str | None, rewrite: Rewrite | None) -> LogFile:
     notes: list[str] = []
+    template = None if settings.template is None else _template(settings.template)
+    bodies = BodyOptions(settings.tools, settings.image_tokens, tuple(settings.not_rendered), template, rewrite)
     encode = _encoder(tokenizer, notes)
-    file = LogFile(existing_path(path), settings.piece, encode, settings.bad_lines == "skip", notes)
+    return LogFile(existing_path(path), settings.piece, encode, settings.bad_lines == "skip", notes, bodies=bodies)
+
+
+@lru_cache(maxsize=4)
+def _template(folder: str) -> ChatTokenizer:
+    try:
+        tokenizer = load_tokenizer(Path(installed_model(folder)))
+        assert tokenizer.template is not None, "a tokenizer without template is an error"
+    except ValueError as error:
+        raise ValueError(f"workload.log.template={folder}: {error}") from error
+    return tokenizer
+
+
+def _read_path(path: Path, settings: LogSettings, tokenizer: str | None, rewrite: Rewrite | None) -> Log:
+    file = _file(path, settings, tokenizer, rewrite)
     if path.is_file() and not file.head().strip():
         raise ValueError(f"log={path}: the file is empty; expected requests")
     name, log_format = _format(file, settings.format)
@@ -81,8 +140,11 @@ def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
         block = log_format.block(file)
     except BadFieldError as error:
         raise ValueError(f"log={path}: {error}") from error
-    all_notes = (*dict.fromkeys(notes), *file.unread.notes())
-    return replace(columns.log(name, log_format.ids, block, all_notes, f"log={path}"), unread=file.unread)
+    source = LogSource(path, settings, tokenizer)
+    all_notes = (*dict.fromkeys(file.notes), *file.unread.notes())
+    return replace(
+        columns.log(name, log_format.ids, block, all_notes, f"log={path}"), unread=file.unread, source=source
+    )
 
 
 def _format(file: LogFile, name: str) -> tuple[str, LogFormat]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import orjson
@@ -15,6 +15,9 @@ import orjson
 from spanlab.core.request import Tokens
 from spanlab.workloads.logs.log import LONGEST_S, Entry, Ids, Ints
 from spanlab.workloads.logs.unread import Unread
+
+if TYPE_CHECKING:
+    from spanlab.workloads.logs.rendering import BodyOptions
 
 T = TypeVar("T")
 
@@ -154,6 +157,7 @@ class LogFile:
     `encode`  tokenises text
     `skips`   whether invalid lines are skipped, each with its error in `notes`
     `notes`   caveats about the numbers; formats append to it
+    `bodies`  how the bodies of requests are rendered; None: by default
     `unread`  bytes that were read or left out; a parser that counts nothing has read its whole line
     """
 
@@ -163,6 +167,7 @@ class LogFile:
     skips: bool = False
     notes: list[str] = field(default_factory=list)
     unread: Unread = field(default_factory=Unread)
+    bodies: BodyOptions | None = None
 
     def open(self) -> IO[bytes]:
         """Open the file, decompressed if it is a gzip file."""

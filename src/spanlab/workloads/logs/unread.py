@@ -60,6 +60,13 @@ class Unread:
         """Whether so little is unknown that a conclusion about the whole log stands."""
         return self.share <= MOST_UNREAD
 
+    @property
+    def reason(self) -> str:
+        """Say how much is unknown, as the reason why no conclusion stands."""
+        requests = f"the tokens of {self.endless:,} of {self.requests:,} requests are unknown"
+        size = f"{100 * self.left.total() / max(self.seen, 1):.1f} % of the bytes of its prompts were left out"
+        return f"{size}, and {requests}" if self.endless else size
+
     def describe(self) -> str:
         """Name the parts that were left out, the largest first, in one clause."""
         parts = [

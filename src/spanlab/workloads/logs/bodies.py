@@ -1,0 +1,347 @@
+"""Bodies of requests to LLM servers: the prompt that each contains, and what of it no reader can count.
+
+Chat completions, completions, Anthropic messages and OpenAI responses become one form, `Prompt`. Each key of a body is
+rendered, known not to be rendered, or unknown; unknown ones that hold text count as left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import orjson
+
+from spanlab.workloads.logs.log import Ints
+from spanlab.workloads.logs.opaque import OPAQUE_TYPES, Opaque, opaque_block
+from spanlab.workloads.logs.source import BadFieldError, Row
+from spanlab.workloads.logs.unread import Unread
+
+Block = str | Opaque
+
+PROMPT_KEYS = ("messages", "prompt", "input")
+RENDERED = frozenset({*PROMPT_KEYS, "instructions", "system", "tools", "functions", "documents"})
+_NOT_RENDERED = """
+model stream stream_options temperature top_p top_k min_p typical_p n best_of max_tokens max_completion_tokens
+max_output_tokens max_tool_calls min_tokens stop stop_token_ids stop_sequences seed presence_penalty frequency_penalty
+repetition_penalty length_penalty logit_bias logprobs top_logprobs prompt_logprobs user metadata store service_tier
+parallel_tool_calls tool_choice function_call echo cache_salt safety_identifier prompt_cache_key prompt_cache_retention
+include truncation background guided_json guided_regex guided_choice guided_grammar guided_decoding_backend
+structured_outputs priority request_id ignore_eos skip_special_tokens spaces_between_special_tokens
+include_stop_str_in_output add_generation_prompt add_special_tokens return_token_ids return_tokens_as_token_ids
+use_beam_search modalities audio prediction web_search_options cache_control anthropic_version anthropic_beta betas
+speed inference_geo kv_transfer_params vllm_xargs lora_path lora_name data_parallel_rank extra_headers extra_query
+timeout api_key api_base base_url provider route models fallbacks
+"""
+_ENVELOPE = """
+timestamp created created_at time ts start_time startTime end_time endTime finished_at completionStartTime
+completion_start_time latency latency_ms duration duration_ms ttft response responses output outputs output_text
+completion choices usage usageMetadata usage_metadata meta_info error errors status status_code code id _id object
+custom_id method url path endpoint headers session_id sessionId conversation_id trace_id traceId span_id parent_id
+request_id tenant tenant_id user_id userId team_id api_key key_alias host ip region version environment level tags name
+type output_length finish_reason stop_reason stop_sequence role content call_type model_id model_group cost spend
+cache_hit cache_key litellm_call_id log_id event
+"""
+_AROUND_MESSAGES = """
+role content id type status object created created_at timestamp cache_control annotations audio model phase stop_reason
+stop_sequence usage parsed
+"""
+#: Keys that select how an answer is made, or say who asks: no server writes them into the prompt.
+NOT_RENDERED = frozenset(_NOT_RENDERED.split())
+#: Keys of a server's state that the body only names.
+HISTORY = ("previous_response_id", "conversation")
+#: Keys whose effect on the prompt is the template's: it renders them, or nobody does.
+OF_TEMPLATE = frozenset({"chat_template_kwargs", "reasoning_effort", "response_format"})
+#: Keys of the line around a body, where both share one object.
+ENVELOPE = frozenset(_ENVELOPE.split())
+_MESSAGE_FIELDS = (
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "refusal",
+)
+_MESSAGE_ENVELOPE = frozenset(_AROUND_MESSAGES.split())
+_TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "summary_text": "text"} | {
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a prompt.
+
+    `place`    where it stands in the body: system, messages[3], input[0]
+    `role`     empty where the body gives no role
+    `blocks`   texts, and parts that no text represents
+    `fields`   further fields that templates render, such as tool_calls
+    """
+
+    place: str
+    role: str
+    blocks: tuple[Block, ...]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """The prompt of a body.
+
+    `messages`   the system prompt first, if the body keeps it apart
+    `tools`      definitions of tools as the body holds them, without marks for caches
+    `documents`  passages that a template renders
+    `history`    a part in front that the body names and does not hold
+    `tokens`     token ids in place of messages
+    `arguments`  variables of the template
+    """
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Any, ...] = ()
+    documents: tuple[Any, ...] = ()
+    history: Opaque | None = None
+    tokens: Ints | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def opaque(self) -> Iterator[Opaque]:
+        """Yield the parts that no text represents."""
+        if self.history is not None:
+            yield self.history
+        for message in self.messages:
+            yield from (block for block in message.blocks if isinstance(block, Opaque))
+
+
+Rewrite = Callable[[int, Prompt], Prompt | None]
+
+
+def is_body(value: Any) -> bool:
+    """Return whether an object is the body of a request."""
+    if not isinstance(value, dict):
+        return False
+    if value.get("messages") is not None or value.get("prompt") is not None:
+        return True
+    items = value.get("input")
+    named = "model" in value or "instructions" in value
+    return named and (
+        isinstance(items, str)
+        or (
+            isinstance(items, list) and all(isinstance(item, dict) and ({"role", "type"} & set(item)) for item in items)
+        )
+    )
+
+
+@dataclass(frozen=True)
+class BodyParser:
+    """Parser of bodies, which counts what it reads and leaves out.
+
+    `unread`         the counts
+    `image_tokens`   tokens of each image; None: by its size where the body holds it, otherwise unknown
+    `not_rendered`   further keys that are known not to be rendered
+    `has_template`   whether a chat template renders the prompt, so that the template decides about its arguments
+    """
+
+    unread: Unread
+    image_tokens: int | None = None
+    not_rendered: frozenset[str] = frozenset()
+    has_template: bool = False
+
+    def parse(self, body: Mapping[str, Any], *, is_line: bool) -> Prompt:
+        """Return the prompt of a body; `is_line`: the body is the line itself, with the log's own keys in it.
+
+        Raises BadFieldError for an invalid prompt.
+        """
+        prompt = self._prompt(body)
+        given = body.get("chat_template_kwargs")
+        arguments = {key: body[key] for key in ("reasoning_effort", "add_generation_prompt") if key in body}
+        prompt = replace(prompt, arguments=arguments | (given if isinstance(given, dict) else {}))
+        unknown = self._unknown_keys(body, is_line)
+        inner = [*prompt.opaque]
+        for part in inner:
+            if part.tokens is None:
+                unknown[part.kind] = unknown.get(part.kind, 0) + part.size
+        rendered = sum(_size(body[key]) for key in RENDERED if body.get(key) is not None)
+        self.unread.take(max(0, rendered - sum(part.size for part in inner if part.tokens is None)))
+        for key, size in unknown.items():
+            self.unread.leave(key, size)
+        self.unread.finish(endless=any(part.tokens is None for part in inner))
+        return prompt
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return RENDERED.union(NOT_RENDERED, HISTORY, self.not_rendered, OF_TEMPLATE if self.has_template else ())
+
+    def _unknown_keys(self, body: Mapping[str, Any], is_line: bool) -> dict[str, int]:
+        """Return bytes by key of the values that hold text and might be rendered."""
+        return {
+            key: _size(value)
+            for key, value in body.items()
+            if key not in self._known and not (is_line and key in ENVELOPE) and _holds_text(value)
+        }
+
+    def _prompt(self, body: Mapping[str, Any]) -> Prompt:
+        tools = tuple(_without_marks(tool) for key in ("tools", "functions") for tool in _listed(body, key))
+        documents = tuple(_listed(body, "documents"))
+        if body.get("messages") is not None:
+            messages = self._system(body, "system") + self._messages(body["messages"], "messages")
+        elif body.get("prompt") is not None and body.get("input") is None:
+            return self._completion(body["prompt"])
+        else:
+            messages = self._system(body, "instructions") + self._items(body["input"])
+        return Prompt(messages, tools, documents, _history(body))
+
+    def _completion(self, prompt: Any) -> Prompt:
+        if isinstance(prompt, str):
+            return Prompt((Message("prompt", "", (prompt,)),))
+        if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+            return Prompt(tokens=Row({"prompt": prompt}).whole_numbers("prompt"))
+        if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
+            return Prompt(self._messages(prompt, "prompt"))
+        raise BadFieldError("prompt", "a text, token ids or a list of messages")
+
+    def _system(self, body: Mapping[str, Any], key: str) -> tuple[Message, ...]:
+        content = body.get(key)
+        if content is None:
+            return ()
+        return (Message(key, "", self._blocks(content, key)[0]),)
+
+    def _messages(self, messages: Any, key: str) -> tuple[Message, ...]:
+        if not isinstance(messages, list) or not messages:
+            raise BadFieldError(key, "a list of messages, or prompt as text or token ids")
+        if not all(isinstance(message, dict) for message in messages):
+            raise BadFieldError(key, "a list of objects with role and content")
+        return tuple(
+            part for index, message in enumerate(messages) for part in self._message(message, f"{key}[{index}]")
+        )
+
+    def _message(self, message: Mapping[str, Any], place: str) -> list[Message]:
+        """Return a message, and one more for each result of a tool in it."""
+        if not isinstance(message.get("role"), str):
+            raise BadFieldError("messages", "a role in each message")
+        for key, value in message.items():
+            known = key in _MESSAGE_ENVELOPE or key in _MESSAGE_FIELDS or key in self.not_rendered
+            if not known and _holds_text(value):
+                self.unread.leave(f"{place.partition('[')[0]}[].{key}", _size(value))
+        fields = {key: message[key] for key in _MESSAGE_FIELDS if message.get(key) is not None}
+        content = message.get("content")
+        results = [
+            Message(place, "tool", self._blocks(block.get("content", ""), place)[0], _call_id(block, "tool_use_id"))
+            for block in (content if isinstance(content, list) else ())
+            if isinstance(block, dict) and block.get("type") == "tool_result"
+        ]
+        blocks, more = self._blocks("" if content is None else content, place)
+        if results and not blocks:
+            return results
+        return [*results, Message(place, message["role"], blocks, fields | more)]
+
+    def _blocks(self, content: Any, place: str) -> tuple[tuple[Block, ...], dict[str, Any]]:
+        """Return the texts and opaque parts of a content, and the fields that its calls and thoughts become."""
+        if isinstance(content, str):
+            return (content,), {}
+        if not isinstance(content, list):
+            content = [content]
+        blocks: list[Block] = []
+        fields: dict[str, Any] = {}
+        for block in content:
+            if isinstance(block, str):
+                blocks.append(block)
+                continue
+            if not isinstance(block, dict):
+                raise BadFieldError(place, f"content as a text or a list of objects with a type, not {block!r:.40}")
+            self._add_block(block, blocks, fields)
+        return tuple(blocks), fields
+
+    def _add_block(self, block: Mapping[str, Any], blocks: list[Block], fields: dict[str, Any]) -> None:
+        kind = str(block.get("type", "text"))
+        text = block.get(_TEXT_TYPES.get(kind, ""))
+        source = block.get("source")
+        if kind == "tool_result":  # a message of its own
+            return
+        if kind == "tool_use":
+            call = {"name": block.get("name"), "arguments": block.get("input")}
+            fields.setdefault("tool_calls", []).append({"id": block.get("id"), "type": "function", "function": call})
+        elif kind == "thinking":
+            fields["reasoning_content"] = fields.get("reasoning_content", "") + str(block.get("thinking") or "")
+        elif isinstance(text, str):
+            blocks.append(text)
+        elif kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+            inner = source.get("data") if source["type"] == "text" else source.get("content")
+            blocks += [str(block[key]) for key in ("title", "context") if block.get(key)]
+            blocks += self._blocks(inner or "", "document")[0]
+        else:
+            blocks.append(opaque_block(OPAQUE_TYPES.get(kind, kind), block, self.image_tokens))
+
+    def _items(self, items: Any) -> tuple[Message, ...]:
+        """Return the messages of the items of /v1/responses."""
+        if isinstance(items, str):
+            return (Message("input", "user", (items,)),)
+        return tuple(message for index, item in enumerate(items) for message in self._item(item, f"input[{index}]"))
+
+    def _item(self, item: Mapping[str, Any], place: str) -> list[Message]:
+        kind = item.get("type", "message")
+        if kind == "message":
+            return self._message(item, place)
+        if kind in ("function_call", "custom_tool_call"):
+            call = {"name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
+            calls = [{"id": item.get("call_id"), "type": "function", "function": call}]
+            return [Message(place, "assistant", (), {"tool_calls": calls})]
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            return [Message(place, "tool", self._blocks(item.get("output", ""), place)[0], _call_id(item, "call_id"))]
+        if kind == "reasoning" and not item.get("encrypted_content"):
+            texts = [block for key in ("summary", "content") for block in self._blocks(item.get(key) or "", place)[0]]
+            thoughts = "\n".join(text for text in texts if isinstance(text, str) and text)
+            return [Message(place, "assistant", (), {"reasoning_content": thoughts})] if thoughts else []
+        return [Message(place, "assistant", (opaque_block(_kind_of_item(item), item, None),))]
+
+
+def _kind_of_item(item: Mapping[str, Any]) -> str:
+    return "encrypted reasoning" if item.get("encrypted_content") else str(item.get("type"))
+
+
+def _call_id(block: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {} if block.get(key) is None else {"tool_call_id": block[key]}
+
+
+def _history(body: Mapping[str, Any]) -> Opaque | None:
+    """Return the part of a prompt that a server holds and the body only names."""
+    for key in HISTORY:
+        if body.get(key):
+            return opaque_block(key, {key: body[key]}, None)
+    prompt = body.get("prompt")
+    return opaque_block("prompt", prompt, None) if isinstance(prompt, dict) else None
+
+
+def _listed(body: Mapping[str, Any], key: str) -> list[Any]:
+    value = body.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadFieldError(key, f"a list, not {value!r:.40}")
+    return value
+
+
+def _without_marks(tool: Any) -> Any:
+    """Return a tool's definition without `cache_control`, which marks where a cache ends."""
+    return {key: value for key, value in tool.items() if key != "cache_control"} if isinstance(tool, dict) else tool
+
+
+def _holds_text(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value)
+    if isinstance(value, dict):
+        return bool(value)
+    return isinstance(value, list) and any(map(_holds_text, value))
+
+
+def _size(value: Any) -> int:
+    return len(orjson.dumps(value))
+
+
+def as_json(value: Any) -> str:
+    """Return JSON as chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,262 @@
+"""The parts of a prompt in the order in which a server renders them, and their pieces.
+
+Without a template, tools, system prompt, documents and messages are parts; what a template adds is unknown.
+With a tokenizer's chat template, the prompt is the text that it renders, cut only at parts that are no text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from spanlab.queries.tokenizer import ChatTokenizer
+from spanlab.workloads.logs.bodies import Block, BodyParser, Message, Prompt, Rewrite, as_json
+from spanlab.workloads.logs.log import Ints, Keys
+from spanlab.workloads.logs.opaque import PATCH, Opaque
+from spanlab.workloads.logs.pieces import hash_name, hash_pieces
+from spanlab.workloads.logs.source import BadFieldError, LogFile
+
+TEMPLATE = (
+    "what a chat template adds to messages is unknown, and left out; workload.log.template=FOLDER renders the template "
+    "of a tokenizer"
+)
+TOOLS = {
+    "first": "tools stand before the system prompt; workload.log.tools=after_system puts them behind it, as Qwen3 does",
+    "after_system": "tools stand behind the system prompt; workload.log.tools=first puts them before it",
+}
+UNKNOWN_TOKENS = 1  # a part of unknown length separates prompts, and counts as one token
+_MEMO_SIZE = 4096  # recently hashed texts: a conversation repeats its messages
+_FIRST_MARKER, _LAST_MARKER = 0xF0000, 0x10FFFF  # private characters, which stand for parts that are no text
+_MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
+
+
+@dataclass(frozen=True)
+class BodyOptions:
+    """How the bodies of a log are rendered.
+
+    `tools`         their place without a template: first, or after_system
+    `image_tokens`  tokens of each image; None: by its size, otherwise unknown
+    `not_rendered`  further keys of bodies that no server renders
+    `template`      tokenizer with the chat template that renders the prompts
+    `rewrite`       changes a prompt, given its line; None in place of a prompt: its tokens are not needed
+    """
+
+    tools: str = "first"
+    image_tokens: int | None = None
+    not_rendered: tuple[str, ...] = ()
+    template: ChatTokenizer | None = None
+    rewrite: Rewrite | None = None
+
+
+class Part(NamedTuple):
+    """A part of a prompt: its place in the body, and its text, its token ids, or what it is instead."""
+
+    place: str
+    content: Block | Ints
+
+
+class Pieces(NamedTuple):
+    """Pieces of a prompt: keys, lengths, and indexes of those that begin a span after the first."""
+
+    keys: Keys
+    lengths: Ints
+    opens: tuple[int, ...]
+
+
+def parts_of(prompt: Prompt, options: BodyOptions) -> list[Part]:
+    """Return the parts of a prompt in rendered order."""
+    if prompt.tokens is not None:
+        return [Part("prompt", prompt.tokens)]
+    history = [] if prompt.history is None else [Part(prompt.history.kind, prompt.history)]
+    if options.template is not None and not (prompt.messages and prompt.messages[0].place == "prompt"):
+        return history + _rendered(prompt, options.template)
+    system = 0
+    while system < len(prompt.messages) and _is_system(prompt.messages[system]):
+        system += 1
+    tools = [Part("tools", as_json(list(prompt.tools)))] if prompt.tools else []
+    lead = [part for message in prompt.messages[:system] for part in _message_parts(message)]
+    documents = [Part("documents", _text_of(document)) for document in prompt.documents]
+    others = [part for message in prompt.messages[system:] for part in _message_parts(message)]
+    return [*history, *(tools + lead if options.tools == "first" else lead + tools), *documents, *others]
+
+
+def _is_system(message: Message) -> bool:
+    return message.role in ("system", "developer") or message.place in ("system", "instructions")
+
+
+def _text_of(document: Any) -> str:
+    return document if isinstance(document, str) else as_json(document)
+
+
+def _message_parts(message: Message) -> list[Part]:
+    """Return the blocks of a message; its role precedes the first, and its further fields follow the last."""
+    blocks = list(message.blocks) or [""]
+    if message.role:
+        head = f"{message.role}\n"
+        blocks = [head + blocks[0], *blocks[1:]] if isinstance(blocks[0], str) else [head, *blocks]
+    if message.fields:
+        fields = orjson.dumps(dict(message.fields)).decode()
+        last = blocks[-1]
+        blocks = [*blocks[:-1], last + fields] if isinstance(last, str) else [*blocks, fields]
+    return [Part(message.place, block) for block in blocks if block != ""]
+
+
+def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Part]:
+    """Return the text that a template renders, cut at the parts that are no text."""
+    opaque: list[Opaque] = []
+    takes_lists = _takes_lists(tokenizer)
+    messages = [_for_template(message, opaque, takes_lists) for message in prompt.messages]
+    variables = {
+        "add_generation_prompt": True,
+        "tools": [_tool_for_template(tool) for tool in prompt.tools] or None,
+        "documents": list(prompt.documents) or None,
+        **prompt.arguments,
+    }
+    try:
+        text = tokenizer.template.render(messages, variables)
+    except ValueError as error:
+        raise BadFieldError("messages", f"a chat that the template renders: {error}") from error
+    parts: list[Part] = []
+    for piece in _MARKER.split(text):
+        number = ord(piece) - _FIRST_MARKER if len(piece) == 1 else -1
+        if 0 <= number < len(opaque):
+            parts.append(Part("rendered prompt", opaque[number]))
+        elif piece:
+            parts.append(Part("rendered prompt", piece))
+    return parts
+
+
+@lru_cache(maxsize=8)
+def _takes_lists(tokenizer: ChatTokenizer) -> bool:
+    """Return whether a template reads contents that are lists of blocks; others get one text, joined by line ends."""
+    mark = chr(_FIRST_MARKER)
+    probe = [{"role": "user", "content": [{"type": "text", "text": mark}]}]
+    try:
+        text = tokenizer.template.render(probe, {"add_generation_prompt": True})
+    except ValueError:
+        return False
+    return mark in text and "'type'" not in text and '"type"' not in text
+
+
+def _for_template(message: Message, opaque: list[Opaque], takes_lists: bool) -> dict[str, Any]:
+    """Return a message as templates get it: calls with parsed arguments, and a marker for each part that is no text."""
+    texts = []
+    for block in message.blocks:
+        if isinstance(block, Opaque):
+            texts.append(chr(_FIRST_MARKER + len(opaque)))
+            opaque.append(block)
+        else:
+            texts.append(block)
+    content: Any = [{"type": "text", "text": text} for text in texts] if takes_lists else "\n".join(texts)
+    if len(texts) < 2:
+        content = "".join(texts)
+    fields = dict(message.fields)
+    if isinstance(fields.get("tool_calls"), list):
+        fields["tool_calls"] = [_call_for_template(call) for call in fields["tool_calls"]]
+    return {"role": message.role or ("system" if _is_system(message) else "user"), "content": content, **fields}
+
+
+def _call_for_template(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": parsed}}
+
+
+def _tool_for_template(tool: Any) -> Any:
+    """Return a tool's definition in the form of chat completions."""
+    if not isinstance(tool, Mapping) or isinstance(tool.get("function"), Mapping):
+        return tool
+    function = {key: value for key, value in tool.items() if key not in ("type", "input_schema")}
+    if "input_schema" in tool:
+        function["parameters"] = tool["input_schema"]
+    return {"type": "function", "function": function}
+
+
+class BodyReader:
+    """Pieces of the prompts in the bodies of a log, with a memo of recent texts."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._file, self._options = file, file.bodies or BodyOptions()
+        self._known = OrderedDict[int, tuple[Keys, Ints]]()
+
+    @cached_property
+    def _parser(self) -> BodyParser:
+        options = self._options
+        return BodyParser(
+            self._file.unread, options.image_tokens, frozenset(options.not_rendered), options.template is not None
+        )
+
+    def pieces(self, body: Mapping[str, Any], line: int, *, is_line: bool) -> Pieces:
+        """Return the pieces of a body's prompt; `is_line`: the body is the line itself, with the log's keys in it."""
+        prompt: Prompt | None = self._parser.parse(body, is_line=is_line)
+        if self._options.rewrite is not None and prompt is not None:
+            prompt = self._options.rewrite(line, prompt)
+        if prompt is None:
+            return Pieces(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ())
+        self._note(prompt)
+        parts = parts_of(prompt, self._options)
+        spans = [self._hash(part.content) for part in parts]
+        if not spans:
+            raise BadFieldError("messages", "a message with content")
+        begins = np.cumsum([0, *(len(keys) for keys, _ in spans)]).tolist()
+        keys, lengths = (np.concatenate([span[index] for span in spans]) for index in (0, 1))
+        return Pieces(keys, lengths, tuple(begins[1:-1]))
+
+    def _note(self, prompt: Prompt) -> None:
+        notes = self._file.notes
+        if self._options.template is None and prompt.messages and prompt.messages[0].place != "prompt":
+            _add(notes, TEMPLATE)
+            if prompt.tools:
+                _add(notes, TOOLS[self._options.tools])
+        for part in prompt.opaque:
+            if part.by_size:
+                _add(notes, f"tokens of images are estimated from their size: one for each {PATCH} x {PATCH} pixels")
+            elif part.tokens is not None:
+                _add(notes, f"each image counts as {part.tokens:,} tokens, as workload.log.image_tokens says")
+
+    def _hash(self, content: Block | Ints) -> tuple[Keys, Ints]:
+        """Return keys and lengths of the pieces of a text, of token ids, or of a part that is no text."""
+        if isinstance(content, Opaque):
+            tokens = UNKNOWN_TOKENS if content.tokens is None else content.tokens
+            return np.array([content.name], dtype=np.int64), np.array([tokens], dtype=np.int64)
+        if isinstance(content, np.ndarray):
+            return hash_pieces(content, self._file.piece)
+        name = hash_name(content)
+        if name not in self._known:
+            self._known[name] = hash_pieces(self._encode(content), self._file.piece)
+        self._known.move_to_end(name)
+        if len(self._known) > _MEMO_SIZE:
+            self._known.popitem(last=False)
+        return self._known[name]
+
+    def _encode(self, text: str) -> Any:
+        template = self._options.template
+        return self._file.encode(text) if template is None else template.encode(text)
+
+
+def _add(notes: list[str], note: str) -> None:
+    if note not in notes:
+        notes.append(note)
+
+
+def place_names(parts: Sequence[Part]) -> list[str]:
+    """Return the places of parts, numbered where several share one."""
+    count: dict[str, int] = {}
+    names = []
+    for part in parts:
+        count[part.place] = count.get(part.place, 0) + 1
+        names.append(part.place if count[part.place] == 1 else f"{part.place}, block {count[part.place]}")
+    return names
