@@ -16,7 +16,7 @@ from spanlab.queries.tokenizer import load_tokenizer
 from spanlab.workloads.logs import Log, LogSettings, read_log
 from spanlab.workloads.logs.bodies import BodyParser
 from spanlab.workloads.logs.log import Ids
-from spanlab.workloads.logs.rendering import BodyOptions, parts_of
+from spanlab.workloads.logs.rendering import BodyOptions, sections_of
 from spanlab.workloads.logs.unread import Unread
 
 from ..support.files import write_lines
@@ -109,7 +109,8 @@ def prompt_of(body: dict[str, Any], **options: Any) -> list[tuple[str, Any]]:
 
     prompt = BodyParser(Unread()).parse(body, is_line=False)
     return [
-        (part.place, getattr(part.content, "kind", part.content)) for part in parts_of(prompt, BodyOptions(**options))
+        (section.path, getattr(section.content, "kind", section.content))
+        for section in sections_of(prompt, BodyOptions(**options))
     ]
 
 
@@ -204,12 +205,12 @@ def test_functions_documents_and_names_are_rendered():
             {"role": "user", "name": "ann", "content": "q"},
         ],
     }
-    assert [place for place, _ in prompt_of(body)] == [
+    assert [path for path, _ in prompt_of(body)] == [
         *("tools", "messages[0]", "documents", "documents", "messages[1]", "messages[2]")
     ]
-    parts = [part for _, part in prompt_of(body, tools="after_system")]
-    assert parts[:4] == ["system\nS", '[{"name": "f"}]', '{"title": "T", "text": "D"}', "plain"]
-    assert parts[5] == 'user\nq{"name":"ann"}'
+    sections = [section for _, part in prompt_of(body, tools="after_system")]
+    assert sections[:4] == ["system\nS", '[{"name": "f"}]', '{"title": "T", "text": "D"}', "plain"]
+    assert sections[5] == 'user\nq{"name":"ann"}'
 
 
 def image(number: int, size: int = 6000, **more: Any) -> dict[str, Any]:

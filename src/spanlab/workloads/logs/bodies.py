@@ -77,13 +77,13 @@ _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "sum
 class Message:
     """One message of a prompt.
 
-    `place`    where it stands in the body: system, messages[3], input[0]
+    `path`    where it stands in the body: system, messages[3], input[0]
     `role`     empty where the body gives no role
     `blocks`   texts, and parts that no text represents
     `fields`   further fields that templates render, such as tool_calls
     """
 
-    place: str
+    path: str
     role: str
     blocks: tuple[Block, ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -162,14 +162,14 @@ class BodyParser:
         prompt = replace(prompt, arguments=arguments | (given if isinstance(given, dict) else {}))
         unknown = self._unknown_keys(body, is_line)
         inner = [*prompt.opaque]
-        for part in inner:
-            if part.tokens is None:
-                unknown[part.kind] = unknown.get(part.kind, 0) + part.size
+        for section in inner:
+            if section.tokens is None:
+                unknown[section.kind] = unknown.get(section.kind, 0) + section.size
         rendered = sum(_size(body[key]) for key in RENDERED if body.get(key) is not None)
-        self.unread.take(max(0, rendered - sum(part.size for part in inner if part.tokens is None)))
+        self.unread.take(max(0, rendered - sum(section.size for section in inner if section.tokens is None)))
         for key, size in unknown.items():
             self.unread.leave(key, size)
-        self.unread.finish(endless=any(part.tokens is None for part in inner))
+        self.unread.finish(endless=any(section.tokens is None for section in inner))
         return prompt
 
     @cached_property
@@ -216,30 +216,30 @@ class BodyParser:
         if not all(isinstance(message, dict) for message in messages):
             raise BadFieldError(key, "a list of objects with role and content")
         return tuple(
-            part for index, message in enumerate(messages) for part in self._message(message, f"{key}[{index}]")
+            section for index, message in enumerate(messages) for section in self._message(message, f"{key}[{index}]")
         )
 
-    def _message(self, message: Mapping[str, Any], place: str) -> list[Message]:
+    def _message(self, message: Mapping[str, Any], path: str) -> list[Message]:
         """Return a message, and one more for each result of a tool in it."""
         if not isinstance(message.get("role"), str):
             raise BadFieldError("messages", "a role in each message")
         for key, value in message.items():
             known = key in _MESSAGE_ENVELOPE or key in _MESSAGE_FIELDS or key in self.not_rendered
             if not known and _holds_text(value):
-                self.unread.leave(f"{place.partition('[')[0]}[].{key}", _size(value))
+                self.unread.leave(f"{path.partition('[')[0]}[].{key}", _size(value))
         fields = {key: message[key] for key in _MESSAGE_FIELDS if message.get(key) is not None}
         content = message.get("content")
         results = [
-            Message(place, "tool", self._blocks(block.get("content", ""), place)[0], _call_id(block, "tool_use_id"))
+            Message(path, "tool", self._blocks(block.get("content", ""), path)[0], _call_id(block, "tool_use_id"))
             for block in (content if isinstance(content, list) else ())
             if isinstance(block, dict) and block.get("type") == "tool_result"
         ]
-        blocks, more = self._blocks("" if content is None else content, place)
+        blocks, more = self._blocks("" if content is None else content, path)
         if results and not blocks:
             return results
-        return [*results, Message(place, message["role"], blocks, fields | more)]
+        return [*results, Message(path, message["role"], blocks, fields | more)]
 
-    def _blocks(self, content: Any, place: str) -> tuple[tuple[Block, ...], dict[str, Any]]:
+    def _blocks(self, content: Any, path: str) -> tuple[tuple[Block, ...], dict[str, Any]]:
         """Return the texts and opaque parts of a content, and the fields that its calls and thoughts become."""
         if isinstance(content, str):
             return (content,), {}
@@ -252,7 +252,7 @@ class BodyParser:
                 blocks.append(block)
                 continue
             if not isinstance(block, dict):
-                raise BadFieldError(place, f"content as a text or a list of objects with a type, not {block!r:.40}")
+                raise BadFieldError(path, f"content as a text or a list of objects with a type, not {block!r:.40}")
             self._add_block(block, blocks, fields)
         return tuple(blocks), fields
 
@@ -282,21 +282,21 @@ class BodyParser:
             return (Message("input", "user", (items,)),)
         return tuple(message for index, item in enumerate(items) for message in self._item(item, f"input[{index}]"))
 
-    def _item(self, item: Mapping[str, Any], place: str) -> list[Message]:
+    def _item(self, item: Mapping[str, Any], path: str) -> list[Message]:
         kind = item.get("type", "message")
         if kind == "message":
-            return self._message(item, place)
+            return self._message(item, path)
         if kind in ("function_call", "custom_tool_call"):
             call = {"name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
             calls = [{"id": item.get("call_id"), "type": "function", "function": call}]
-            return [Message(place, "assistant", (), {"tool_calls": calls})]
+            return [Message(path, "assistant", (), {"tool_calls": calls})]
         if kind in ("function_call_output", "custom_tool_call_output"):
-            return [Message(place, "tool", self._blocks(item.get("output", ""), place)[0], _call_id(item, "call_id"))]
+            return [Message(path, "tool", self._blocks(item.get("output", ""), path)[0], _call_id(item, "call_id"))]
         if kind == "reasoning" and not item.get("encrypted_content"):
-            texts = [block for key in ("summary", "content") for block in self._blocks(item.get(key) or "", place)[0]]
+            texts = [block for key in ("summary", "content") for block in self._blocks(item.get(key) or "", path)[0]]
             thoughts = "\n".join(text for text in texts if isinstance(text, str) and text)
-            return [Message(place, "assistant", (), {"reasoning_content": thoughts})] if thoughts else []
-        return [Message(place, "assistant", (opaque_block(_kind_of_item(item), item, None),))]
+            return [Message(path, "assistant", (), {"reasoning_content": thoughts})] if thoughts else []
+        return [Message(path, "assistant", (opaque_block(_kind_of_item(item), item, None),))]
 
 
 def _kind_of_item(item: Mapping[str, Any]) -> str:

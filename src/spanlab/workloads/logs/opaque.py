@@ -68,12 +68,12 @@ def _pixels(block: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return width and height of an image, from the block or from the head of a PNG in it."""
     image = block.get("image_url")
     places = [block, image if isinstance(image, dict) else {}, block.get("source") or {}]
-    for place in places:
-        if isinstance(place, dict):
-            sides = place.get("width"), place.get("height")
+    for path in places:
+        if isinstance(path, dict):
+            sides = path.get("width"), path.get("height")
             if all(type(side) is int and side > 0 for side in sides):
                 return sides  # type: ignore[return-value]
-    texts = [image, *(place.get(key) for place in places if isinstance(place, dict) for key in ("url", "data"))]
+    texts = [image, *(path.get(key) for path in places if isinstance(path, dict) for key in ("url", "data"))]
     for text in texts:
         if isinstance(text, str) and (pixels := _png_pixels(text)):
             return pixels

@@ -41,7 +41,7 @@ _MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
 class BodyOptions:
     """How the bodies of a log are rendered.
 
-    `tools`         their place without a template: first, or after_system
+    `tools`         their path without a template: first, or after_system
     `image_tokens`  tokens of each image; None: by its size, otherwise unknown
     `not_rendered`  further keys of bodies that no server renders
     `template`      tokenizer with the chat template that renders the prompts
@@ -55,10 +55,10 @@ class BodyOptions:
     rewrite: Rewrite | None = None
 
 
-class Part(NamedTuple):
-    """A part of a prompt: its place in the body, and its text, its token ids, or what it is instead."""
+class Section(NamedTuple):
+    """A part of a prompt: its path in the body, and its text, its token ids, or what it is instead."""
 
-    place: str
+    path: str
     content: Block | Ints
 
 
@@ -70,32 +70,32 @@ class Pieces(NamedTuple):
     opens: tuple[int, ...]
 
 
-def parts_of(prompt: Prompt, options: BodyOptions) -> list[Part]:
+def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
     """Return the parts of a prompt in rendered order."""
     if prompt.tokens is not None:
-        return [Part("prompt", prompt.tokens)]
-    history = [] if prompt.history is None else [Part(prompt.history.kind, prompt.history)]
-    if options.template is not None and not (prompt.messages and prompt.messages[0].place == "prompt"):
+        return [Section("prompt", prompt.tokens)]
+    history = [] if prompt.history is None else [Section(prompt.history.kind, prompt.history)]
+    if options.template is not None and not (prompt.messages and prompt.messages[0].path == "prompt"):
         return history + _rendered(prompt, options.template)
     system = 0
     while system < len(prompt.messages) and _is_system(prompt.messages[system]):
         system += 1
-    tools = [Part("tools", as_json(list(prompt.tools)))] if prompt.tools else []
-    lead = [part for message in prompt.messages[:system] for part in _message_parts(message)]
-    documents = [Part("documents", _text_of(document)) for document in prompt.documents]
-    others = [part for message in prompt.messages[system:] for part in _message_parts(message)]
+    tools = [Section("tools", as_json(list(prompt.tools)))] if prompt.tools else []
+    lead = [section for message in prompt.messages[:system] for section in _message_sections(message)]
+    documents = [Section("documents", _text_of(document)) for document in prompt.documents]
+    others = [section for message in prompt.messages[system:] for section in _message_sections(message)]
     return [*history, *(tools + lead if options.tools == "first" else lead + tools), *documents, *others]
 
 
 def _is_system(message: Message) -> bool:
-    return message.role in ("system", "developer") or message.place in ("system", "instructions")
+    return message.role in ("system", "developer") or message.path in ("system", "instructions")
 
 
 def _text_of(document: Any) -> str:
     return document if isinstance(document, str) else as_json(document)
 
 
-def _message_parts(message: Message) -> list[Part]:
+def _message_sections(message: Message) -> list[Section]:
     """Return the blocks of a message; its role precedes the first, and its further fields follow the last."""
     blocks = list(message.blocks) or [""]
     if message.role:
@@ -105,10 +105,10 @@ def _message_parts(message: Message) -> list[Part]:
         fields = orjson.dumps(dict(message.fields)).decode()
         last = blocks[-1]
         blocks = [*blocks[:-1], last + fields] if isinstance(last, str) else [*blocks, fields]
-    return [Part(message.place, block) for block in blocks if block != ""]
+    return [Section(message.path, block) for block in blocks if block != ""]
 
 
-def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Part]:
+def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Section]:
     """Return the text that a template renders, cut at the parts that are no text."""
     opaque: list[Opaque] = []
     takes_lists = _takes_lists(tokenizer)
@@ -123,13 +123,13 @@ def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Part]:
         text = tokenizer.template.render(messages, variables)
     except ValueError as error:
         raise BadFieldError("messages", f"a chat that the template renders: {error}") from error
-    parts: list[Part] = []
+    sections: list[Section] = []
     for piece in _MARKER.split(text):
         number = ord(piece) - _FIRST_MARKER if len(piece) == 1 else -1
         if 0 <= number < len(opaque):
-            parts.append(Part("rendered prompt", opaque[number]))
+            sections.append(Section("rendered prompt", opaque[number]))
         elif piece:
-            parts.append(Part("rendered prompt", piece))
+            sections.append(Section("rendered prompt", piece))
     return parts
 
 
@@ -207,8 +207,8 @@ class BodyReader:
         if prompt is None:
             return Pieces(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ())
         self._note(prompt)
-        parts = parts_of(prompt, self._options)
-        spans = [self._hash(part.content) for part in parts]
+        sections = sections_of(prompt, self._options)
+        spans = [self._hash(section.content) for section in parts]
         if not spans:
             raise BadFieldError("messages", "a message with content")
         begins = np.cumsum([0, *(len(keys) for keys, _ in spans)]).tolist()
@@ -217,15 +217,15 @@ class BodyReader:
 
     def _note(self, prompt: Prompt) -> None:
         notes = self._file.notes
-        if self._options.template is None and prompt.messages and prompt.messages[0].place != "prompt":
+        if self._options.template is None and prompt.messages and prompt.messages[0].path != "prompt":
             _add(notes, TEMPLATE)
             if prompt.tools:
                 _add(notes, TOOLS[self._options.tools])
-        for part in prompt.opaque:
-            if part.by_size:
+        for section in prompt.opaque:
+            if section.by_size:
                 _add(notes, f"tokens of images are estimated from their size: one for each {PATCH} x {PATCH} pixels")
-            elif part.tokens is not None:
-                _add(notes, f"each image counts as {part.tokens:,} tokens, as workload.log.image_tokens says")
+            elif section.tokens is not None:
+                _add(notes, f"each image counts as {section.tokens:,} tokens, as workload.log.image_tokens says")
 
     def _hash(self, content: Block | Ints) -> tuple[Keys, Ints]:
         """Return keys and lengths of the pieces of a text, of token ids, or of a part that is no text."""
@@ -252,11 +252,11 @@ def _add(notes: list[str], note: str) -> None:
         notes.append(note)
 
 
-def place_names(parts: Sequence[Part]) -> list[str]:
+def place_names(sections: Sequence[Section]) -> list[str]:
     """Return the places of parts, numbered where several share one."""
     count: dict[str, int] = {}
     names = []
-    for part in parts:
-        count[part.place] = count.get(part.place, 0) + 1
-        names.append(part.place if count[part.place] == 1 else f"{part.place}, block {count[part.place]}")
+    for section in sections:
+        count[section.path] = count.get(section.path, 0) + 1
+        names.append(section.path if count[section.path] == 1 else f"{section.path}, block {count[section.path]}")
     return names

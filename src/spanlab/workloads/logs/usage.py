@@ -13,7 +13,7 @@ from spanlab.workloads.logs.source import Row
 _PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "message.usage", "response.message.usage")
 _GEMINI = ("usageMetadata", "response.usageMetadata", "usage_metadata", "response.usage_metadata")
 _SGLANG = ("meta_info", "response.meta_info", "out.meta_info")
-OUTPUTS = tuple(f"{place}.{name}" for place in _PLACES for name in ("completion_tokens", "output_tokens"))
+OUTPUTS = tuple(f"{path}.{name}" for path in _PLACES for name in ("completion_tokens", "output_tokens"))
 
 
 def usage_of(row: Row) -> Usage:
