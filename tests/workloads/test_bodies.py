@@ -208,7 +208,7 @@ def test_functions_documents_and_names_are_rendered():
     assert [path for path, _ in prompt_of(body)] == [
         *("tools", "messages[0]", "documents", "documents", "messages[1]", "messages[2]")
     ]
-    sections = [section for _, part in prompt_of(body, tools="after_system")]
+    sections = [content for _, content in prompt_of(body, tools="after_system")]
     assert sections[:4] == ["system\nS", '[{"name": "f"}]', '{"title": "T", "text": "D"}', "plain"]
     assert sections[5] == 'user\nq{"name":"ann"}'
 

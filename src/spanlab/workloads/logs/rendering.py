@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ _MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
 class BodyOptions:
     """How the bodies of a log are rendered.
 
-    `tools`         their path without a template: first, or after_system
+    `tools`         their position without a template: first, or after_system
     `image_tokens`  tokens of each image; None: by its size, otherwise unknown
     `not_rendered`  further keys of bodies that no server renders
     `template`      tokenizer with the chat template that renders the prompts
@@ -130,7 +130,7 @@ def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Section]:
             sections.append(Section("rendered prompt", opaque[number]))
         elif piece:
             sections.append(Section("rendered prompt", piece))
-    return parts
+    return sections
 
 
 @lru_cache(maxsize=8)
@@ -208,7 +208,7 @@ class BodyReader:
             return Pieces(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ())
         self._note(prompt)
         sections = sections_of(prompt, self._options)
-        spans = [self._hash(section.content) for section in parts]
+        spans = [self._hash(section.content) for section in sections]
         if not spans:
             raise BadFieldError("messages", "a message with content")
         begins = np.cumsum([0, *(len(keys) for keys, _ in spans)]).tolist()
@@ -250,13 +250,3 @@ class BodyReader:
 def _add(notes: list[str], note: str) -> None:
     if note not in notes:
         notes.append(note)
-
-
-def place_names(sections: Sequence[Section]) -> list[str]:
-    """Return the places of parts, numbered where several share one."""
-    count: dict[str, int] = {}
-    names = []
-    for section in sections:
-        count[section.path] = count.get(section.path, 0) + 1
-        names.append(section.path if count[section.path] == 1 else f"{section.path}, block {count[section.path]}")
-    return names
