@@ -34,11 +34,6 @@ class Label:
     colour: str
 
 
-def short_label(name: str, family: str) -> str:
-    """Return the part of an arm's name that the legend does not show: its parameter, or nothing."""
-    return name.removeprefix(family).strip("_- ") if name.startswith(family) else name
-
-
 def place_labels(ax: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tuple[float, float]]] = ()) -> None:
     """Place each label near its point and off all points, and off `lines` where there is room.
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from spanlab.report import measures
 from spanlab.report.data import StudyData
-from spanlab.report.drawing.labels import Label, place_labels, short_label
+from spanlab.report.drawing.labels import Label, place_labels
 from spanlab.report.drawing.scales import Unit, byte_unit, log_scale
 from spanlab.report.drawing.style import FAMILY_STYLES, INK, family_style
 
@@ -66,10 +66,7 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
 
 def draw_labels(ax: Axes, points: Sequence[Point], levels: Iterable[float]) -> None:
     """Label the points drawn; call it when all limits are set. `levels` are the heights of lines across the axes."""
-    labels = [
-        Label(point.x, point.y, short_label(point.name, point.family), family_style(point.family)[0])
-        for point in points
-    ]
+    labels = [Label(point.x, point.y, point.name, family_style(point.family)[0]) for point in points]
     lines = [[(point.x, point.y) for point in members] for _, members in _families(points)]
     across = [[(x, level) for x in ax.get_xlim()] for level in levels]
     place_labels(ax, labels, [*lines, *across, *(bar for point in points for bar in _bars(point))])
