@@ -167,7 +167,7 @@ def test_no_verdict_over_an_unread_share(tmp_path: Path, bad: int, stands: bool)
     rows = [{"timestamp": index, "input_ids": list(range(start, start + 64))} for index, start in enumerate([0] * 200)]
     log = write_lines(tmp_path / "log.jsonl", *rows[:-1], *[{"timestamp": 199, "input_ids": ["a"] * 64}] * bad)
     summary = explained(tmp_path, f"log={log}", "workload.log.bad_lines=skip")
-    assert summary["unread"]["bytes_left_out"].keys() == {"bad lines"}
+    assert summary["unread"]["bytes_left_out"].keys() == {"bad lines (input_ids, first in line 200)"}
     assert (summary["unread"]["share"] <= 0.01) == stands
     assert summary["verdict"].startswith("no verdict stands, ") != stands
     assert any(note.startswith("left out of ") and "bad lines" in note for note in summary["caveats"])

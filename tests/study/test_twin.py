@@ -193,8 +193,8 @@ def bad(change: dict[str, Any], index: int = 30) -> list[dict[str, Any]]:
     ("change", "message"),
     [
         ({"first_token_ts": None}, ":31: first_token_ts: expected a time, and it is missing"),
-        ({"first_token_ts": 1.0}, ":31: first_token_ts: expected a time after the request's arrival"),
-        ({"last_token_ts": 1.0}, ":31: last_token_ts: expected a time at first_token_ts or later"),
+        ({"first_token_ts": 1.0}, ":31: first_token_ts: expected a time no earlier than the one before it, 5006.48"),
+        ({"last_token_ts": 1.0}, ":31: last_token_ts: expected a time no earlier than the one before it, 5006.53"),
         ({"output_toks": 0}, ":31: output_toks: expected 1 or more"),
         ({"input_toks": 60_000}, "expected at least 37[0-9][0-9], for request 30 of log=.* alone holds 60,"),
     ],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
-import msgpack
 import numpy as np
 import pyarrow
 import pytest
@@ -14,14 +14,35 @@ from pyarrow import parquet
 from spanlab.workloads.logs import LogSettings, read_log
 from spanlab.workloads.logs.log import arrival_times
 
-from .log_samples import write_sample
+from .log_samples import lines, write_sample
 
 
-def test_unknown_format_says_what_was_looked_for(tmp_path: Path):
-    path = tmp_path / "notes.txt"
-    path.write_text("nothing of the kind")
-    with pytest.raises(ValueError, match=r"notes.txt: expected a log of a known format: ragpulse \(.*vllm_events \("):
+@pytest.mark.parametrize(
+    ("data", "nearest"),
+    [
+        (b"nothing of the kind", "the file begins with text that is neither JSON nor a known table"),
+        (b"\0\1\2" * 99, "the file begins with binary data"),
+        (b'{"hash_ids": [1], "timestamp": 0}', "the nearest is mooncake, whose input_length is missing"),
+        (b"TIMESTAMP,ContextTokens\n1,2\n", "the nearest is azure, whose GeneratedTokens is missing"),
+        (b'{"one": 1, "two": 2}', "no format has rows with the fields one, two"),
+        (b'[{"conversations": [{"from": "human", "value": "x"}]}]', "this looks like a ShareGPT file"),
+        (b'{"type": "GENERATION", "input": {"messages": []}}', "this looks like a Langfuse export"),
+        (b'{"benchmarks": []}', "this looks like a GuideLLM report"),
+        (b'{"metadata": {}, "metrics": {}}', "this looks like AIPerf's records"),
+        (b'{"sessionId": "s", "message": {}}', "this looks like a session of Claude Code"),
+        (b'{"payload": {}, "type": "event_msg"}', "this looks like a session of Codex"),
+        (b"INFO Received request c: prompt: 'x'", "this looks like a console log of vLLM"),
+        (b"# HELP vllm:x y\n", "this looks like a scrape of /metrics"),
+        ("{}".encode("utf-16"), "this looks like a text in UTF-16"),
+        (b"PK\3\4", "this looks like a zip archive"),
+    ],
+)
+def test_unknown_format_names_the_nearest(tmp_path: Path, data: bytes, nearest: str):
+    path = tmp_path / "some.log"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"some.log: expected a log of a known format; {nearest}") as error:
         read_log(path, LogSettings())
+    assert len(str(error.value)) < 250 + len(str(path))
 
 
 @pytest.mark.parametrize(
@@ -32,9 +53,9 @@ def test_unknown_format_says_what_was_looked_for(tmp_path: Path):
         (gzip.compress(b"", mtime=0), "the file is empty; expected requests"),
         (
             gzip.compress(b'{"input_ids": [1]}\n' * 9, mtime=0)[:-9],
-            "expected a complete gzip file, but it is damaged",
+            "expected a complete compressed file, but it is damaged",
         ),
-        (gzip.compress(b"x", mtime=0)[:3] + b"\xff" * 9, "expected a complete gzip file, but it is damaged"),
+        (gzip.compress(b"x", mtime=0)[:3] + b"\xff" * 9, "expected a complete compressed file, but it is damaged"),
         (
             b'{"input_ids": [1], "time": 0}\n{"input_ids": [1], "time": 1e17}',
             "timestamp: expected a range of at most 9e",
@@ -68,7 +89,11 @@ def test_missing_log_is_named(tmp_path: Path):
             b'{"input_length": 9, "hash_ids": [1], "session_id": []}',
             "session_id: expected a text or a number",
         ),
-        ("mooncake", b'{"timestamp": [], "input_length": 9, "hash_ids": [1]}', "timestamp: expected a time"),
+        (
+            "mooncake",
+            b'{"timestamp": [], "input_length": 9, "hash_ids": [1]}',
+            "timestamp: expected a number or a date",
+        ),
         ("sglang", b'{"obj": {"input_ids": ["x"]}}', "input_ids: expected a list of whole numbers"),
         ("openai", b'{"messages": [{"content": "x"}]}', "messages: expected a role in each message"),
         ("openai", b'{"messages": 7}', "messages: expected a list of messages"),
@@ -84,6 +109,47 @@ def test_missing_log_is_named(tmp_path: Path):
         ("azure", b"2023-11-16 18:15:46,5,\xff", "line: expected one row of CSV as UTF-8 text, not b'2023"),
         ("azure", b"nan,5,5", "TIMESTAMP: expected a number or a date, not 'nan'"),
         ("azure", b"yesterday,5,5", "TIMESTAMP: expected a number or a date, not 'yesterday'"),
+        ("openai", b'{"prompt": [5, -1]}', "prompt: expected a list of whole numbers from 0 to below 2"),
+        ("openai", b'{"prompt": [5, true]}', "prompt: expected a list of whole numbers of 64 bits"),
+        ("openai", b'{"prompt": "x", "model": {}}', "model: expected a text or a number"),
+        ("sglang", b'{"input_ids": [5, -1]}', "input_ids: expected a list of whole numbers from 0 to below 2"),
+        ("sglang", b'{"input_ids": [5, true]}', "input_ids: expected a list of whole numbers of 64 bits"),
+        ("sglang", b"\0\0\0\0", "line: expected JSON"),
+        ("sglang", b"one,two,three", "line: expected JSON"),
+        ("sglang", b"\xff\xfe\x93", "line: expected JSON"),
+        ("mooncake", b'{"input_length": 9, "hash_ids": [false]}', "hash_ids: expected a list of whole numbers of 64"),
+        ("mooncake", b'{"input_length": 9, "hash_ids": [18446744073709551616]}', "hash_ids: expected a list of whole"),
+        ("agent_sessions", b'{"id": "t", "block_size": 16}', "requests: expected a list of objects, and it is missing"),
+        ("agent_sessions", b'{"requests": [7]}', "requests: expected a list of objects"),
+        ("agent_sessions", b'{"requests": [{"t": -1, "hash_ids": [1]}]}', r"requests\[0\].t: expected a number from 0"),
+        (
+            "agent_sessions",
+            b'{"requests": [{"think_time": -9, "hash_ids": [1]}]}',
+            r"requests\[0\].think_time: expected a number from 0 up, not '-9'",
+        ),
+        (
+            "agent_sessions",
+            b'{"requests": [{"think_time": "2026-01-01", "hash_ids": [1]}]}',
+            r"requests\[0\].think_time: expected a number from 0 up",
+        ),
+        ("spanlab_records", b'{"seed": "x"}', "seed: expected a whole number from 0 up, not 'x'"),
+        ("spanlab_records", b'{"seed": 0, "rate_rps": [1]}', "rate_rps: expected a number from 0 up"),
+        ("openai", b'{"messages": %b}' % (b"[" * 999 + b"]" * 999), "messages: expected a list of objects"),
+        (
+            "openai",
+            b'{"messages": [{"role": "user", "content": %b}]}' % (b"[" * 999 + b"]" * 999),
+            "line: expected JSON of at most 250 levels",
+        ),
+        (
+            "mooncake",
+            b'{"input_length": 9, "hash_ids": %b}' % (b"[" * 999 + b"]" * 999),
+            "line: expected JSON of at most",
+        ),
+        (
+            "vllm_bench requests",
+            b'{"input_toks": 1, "arrival_time": 1.5, "queued_ts": 5, "scheduled_ts": 4}',
+            "scheduled_ts: expected a time no earlier than the one before it, 5, not '4.0'",
+        ),
         ("tracelab", b"s,1,32,8,8,1e30", "tool_wait_after_ms: expected at most 9e"),
         ("tracelab", b"s,1,99,8,8,0", "prefix_len: expected at most 48, the tokens so far, not 99"),
         ("vllm_bench", b'{"input_lens": [1], "output_lens": []}', "input_lens: expected as many as output_lens"),
@@ -104,24 +170,81 @@ def test_bad_line_is_named_or_skipped(tmp_path: Path, name: str, bad: bytes, pro
         read_log(path, LogSettings())
     log = read_log(path, LogSettings(bad_lines="skip"))
     assert log.requests == 2
-    assert any(f"server.log:{number}: {problem}" in note for note in log.notes)
+    field = re.sub(r"\\\[0\\\]", "[]", problem).partition(":")[0]
+    assert any(f"bad lines ({field}, first in line {number}) (1 times" in note for note in log.notes)
+
+
+def test_skipped_lines_are_counted_by_field(tmp_path: Path):
+    path = write_sample(tmp_path, "mooncake")
+    path.write_bytes(path.read_bytes() + b'{\n{\n{"input_length": -1}\n')
+    with pytest.raises(ValueError, match=r"server.log:3: line: expected JSON; workload.log.bad_lines=skip skips"):
+        read_log(path, LogSettings())
+    log = read_log(path, LogSettings(bad_lines="skip"))
+    (note,) = (note for note in log.notes if "bad lines" in note)
+    assert "bad lines (line, first in line 3) (2 times, 2 bytes" in note
+    assert "bad lines (input_length, first in line 5) (1 times, 20 bytes" in note
 
 
 @pytest.mark.parametrize(
-    ("batch", "problem"),
+    ("times", "name"),
     [
-        ([None, []], "time: expected seconds, not null"),
-        ([9.0, [1]], "event: expected a list, not '1'"),
-        ([9.0, [["BlockStored", [], None, [], 16]]], r"BlockStored: expected \[BlockStored, hashes, parent"),
-        ([9.0, [["BlockStored", [1], None, [], 0]]], "block_size: expected a whole number from 1 up, not '0'"),
+        ({"arrival_time": 1.0, "queued_ts": 1e300}, "queued_ts"),
+        ({"arrival_time": 1.0, "queued_ts": 1.0, "last_token_ts": 1e9}, "last_token_ts"),
+        ({"arrival_time": 1.0, "first_token_ts": 1e9}, "first_token_ts"),
     ],
 )
-def test_bad_event_names_its_batch(tmp_path: Path, batch: list, problem: str):
-    path = write_sample(tmp_path, "vllm_events")
-    path.write_bytes(path.read_bytes() + msgpack.packb(batch))
-    with pytest.raises(ValueError, match=rf"server.log:4: {problem}"):
+def test_times_far_from_arrival_are_refused(tmp_path: Path, times: dict, name: str):
+    path = tmp_path / "log.jsonl"
+    rows = [{"input_toks": 5, "output_toks": 5, "arrival_time": 0.0, "queued_ts": 0.0}, {"input_toks": 5} | times]
+    path.write_bytes(lines(*rows))
+    with pytest.raises(ValueError, match=f"log.jsonl, line 2: {name}: expected a time within 30 days"):
         read_log(path, LogSettings())
-    assert read_log(path, LogSettings(bad_lines="skip")).requests == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "problem"),
+    [
+        (
+            LogSettings(line_mib=1),
+            b'{"prompt": "%b"}' % (b"x" * (1 << 20)),
+            "log:1: line: expected at most 1 MiB; workload",
+        ),
+        (
+            LogSettings(line_mib=1),
+            b'[{"prompt": "%b"}]' % (b"x" * (1 << 20)),
+            "log: one JSON value: expected at most 1 MiB",
+        ),
+        (
+            LogSettings(prompt_tokens=9),
+            b'{"prompt": [1,2,3,4,5,6,7,8,9,0]}',
+            "log:1: tokens: expected a prompt of at most 9",
+        ),
+        (
+            LogSettings(),
+            b"id,round_idx,prefix_len,input_len,output_len\ns,0,0,1000000000,1\n",
+            r"log:2: input_len: expected a prompt of at most 16,777,216 tokens, not 1,000,000,001 \(workload.log",
+        ),
+    ],
+)
+def test_limits_name_how_to_raise_them(tmp_path: Path, settings: LogSettings, data: bytes, problem: str):
+    path = tmp_path / "log"
+    path.write_bytes(gzip.compress(data))
+    with pytest.raises(ValueError, match=problem):
+        read_log(path, settings)
+
+
+def test_broken_document_is_named(tmp_path: Path):
+    path = tmp_path / "log.json"
+    path.write_bytes(b'[{"prompt": "x"},\n{"prompt"')
+    with pytest.raises(ValueError, match=r"log.json: expected one complete JSON value, but unexpected end of data"):
+        read_log(path, LogSettings())
+
+
+def test_bad_item_of_a_document_is_named(tmp_path: Path):
+    path = tmp_path / "log.json"
+    path.write_bytes(b'[\n{"prompt": "x"},\n{"prompt": [-1]}\n]')
+    with pytest.raises(ValueError, match=r"log.json: item 2: prompt: expected a list of whole numbers"):
+        read_log(path, LogSettings())
 
 
 @pytest.mark.parametrize(
@@ -130,6 +253,7 @@ def test_bad_event_names_its_batch(tmp_path: Path, batch: list, problem: str):
         ({"tokens": [1]}, ": expected one of each of the columns group_id, tokens"),
         ({"group_id": [[1]], "tokens": [[1]]}, ": group_id: expected texts or numbers, not list"),
         ({"group_id": ["a"], "tokens": [["x"]]}, ": tokens: expected lists of integers, not list"),
+        ({"group_id": ["a", "b"], "tokens": [[1], [-1]]}, ":2: tokens: expected token ids from 0 to below 2"),
         ({"group_id": ["a", "b"], "tokens": [[1], [None]]}, ":2: tokens: expected a list of token ids, not null"),
     ],
 )

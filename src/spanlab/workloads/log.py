@@ -18,6 +18,7 @@ from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
 from spanlab.workloads.logs.log import Columns
 from spanlab.workloads.logs.ragpulse import CONTENT, entries
+from spanlab.workloads.logs.read import open_log
 from spanlab.workloads.selection import Selection, refuse_length_limit, select
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
@@ -36,7 +37,10 @@ def measured(log: LogSettings, selection: Selection) -> Workload:
 @workload("log", "local")
 def local(path: Path, log: LogSettings, selection: Selection, tokenizer: str | None = None) -> Workload:
     """Read a log in one of the formats of `logs`."""
-    return _workload(read_log(path, log, tokenizer), path.name, "local trace")
+    read = read_log(path, log, tokenizer)
+    digest = open_log(path, log).sha256
+    name = path.name if digest is None else f"{path} (a pipe, SHA-256 {digest[:16]}…)"
+    return _workload(read, name, "local trace")
 
 
 def _workload(log: Log, name: str, kind: ProvenanceKind) -> Workload:

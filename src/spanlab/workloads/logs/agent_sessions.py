@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,16 @@ from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Keys
 from spanlab.workloads.logs.mooncake import block_keys
 from spanlab.workloads.logs.pieces import block_lengths, hash_name, salt_keys
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_object, parse_object
+from spanlab.workloads.logs.source import (
+    BadFieldError,
+    LogFile,
+    LogFormat,
+    Row,
+    actual,
+    first_row,
+    identity_of,
+    parse_object,
+)
 
 BLOCK = 64  # tokens, if a session has no block_size
 TOGETHER = "sessions start together, at the first request of each: nobody recorded when each one started"
@@ -25,28 +33,16 @@ def agent_sessions() -> LogFormat:
     return LogFormat(
         looks_for="JSON with a list requests of objects with hash_ids",
         recognises=lambda file: (
-            isinstance(requests := first_object(file).get("requests"), list)
+            isinstance(requests := first_row(file).get("requests"), list)
             and bool(requests)
             and isinstance(requests[0], dict)
             and "hash_ids" in requests[0]
         ),
         read=_read_entries,
         ids=None,
-        block=lambda file: Row(first_object(file)).count("block_size", least=1, default=BLOCK),
+        fields=("requests",),
+        block=lambda file: Row(first_row(file)).count("block_size", least=1, default=BLOCK),
     )
-
-
-def first_object(file: LogFile) -> dict[str, Any]:
-    """Return the first line as an object, or the whole file if it is an object of many lines."""
-    row = first_row(file)
-    if row or not file.head().lstrip().startswith(b"{"):
-        return row
-    return _parsed(file)
-
-
-def _parsed(file: LogFile) -> dict[str, Any]:
-    with file.open() as opened:
-        return json_object(opened.read()) or {}
 
 
 @dataclass
@@ -59,16 +55,9 @@ class _Session:
 def _read_entries(file: LogFile) -> Iterator[Entry]:
     """Yield the requests of all sessions by time; all sessions are in memory, because they are small."""
     file.notes.append(TOGETHER)
-    entries = [entry for session in _sessions(file) for entry in _session_entries(session, file)]
+    sessions = file.parsed(lambda item, number: _session(parse_object(item), number))
+    entries = [entry for session in sessions for entry in _session_entries(session, file)]
     yield from sorted(entries, key=lambda entry: entry.at or 0.0)
-
-
-def _sessions(file: LogFile) -> Iterator[_Session]:
-    content = _parsed(file) if not first_row(file) else {}
-    if content:
-        yield _Session(Row(content), str(content.get("id", 0)), 1)
-        return
-    yield from file.parsed(lambda line, number: _session(parse_object(line), number))
 
 
 def _session(row: Row, line: int) -> _Session:
@@ -84,7 +73,8 @@ def _session_entries(session: _Session, file: LogFile) -> Iterator[Entry]:
     clock = 0.0
     for index, row in enumerate(requests):
         try:
-            wait, time = _wait_s(row), row.seconds("t", "timestamp")
+            wait, time = _wait_s(row), row.duration("t")
+            time = row.seconds("timestamp") if time is None else time
             clock += wait
             entry = _entry(row, _block_keys(row, session), size, session, clock if time is None else time)
             yield replace(entry, wait=wait)
@@ -95,11 +85,10 @@ def _session_entries(session: _Session, file: LogFile) -> Iterator[Entry]:
 
 def _requests(row: Row) -> Iterator[Row]:
     """Yield the requests in order; the requests of a subagent are at the position of its call."""
-    requests = row.get("requests") or []
-    if not isinstance(requests, list):
-        raise BadFieldError("requests", f"a list of objects, not {str(requests)[:40]!r}")
-    for value in requests:
-        request = Row(value)
+    requests = row.get("requests")
+    if not isinstance(requests, list) or not all(isinstance(request, dict) for request in requests):
+        raise BadFieldError("requests", f"a list of objects{actual(requests)}")
+    for request in map(Row, requests):
         if isinstance(request.get("requests"), list):
             yield from _requests(request)
         else:
@@ -114,7 +103,7 @@ def _wait_s(row: Row) -> float:
 def _block_keys(row: Row, session: _Session) -> Keys:
     """Return the block ids; ids of local scope are distinct for each session."""
     local = session.row.get("hash_id_scope") == "local"
-    return salt_keys(block_keys(row), session.name if local else None)
+    return salt_keys(block_keys(row), session.name) if local else block_keys(row)
 
 
 def _entry(row: Row, keys: Keys, size: int, session: _Session, time: float) -> Entry:
@@ -127,4 +116,5 @@ def _entry(row: Row, keys: Keys, size: int, session: _Session, time: float) -> E
     if len(keys) < len(lengths):
         keys = np.append(keys, np.int64(hash_name((session.name, session.line, time, len(keys)))))
     output = row.count("out", "output_length", "output_tokens", default=0)
-    return Entry(keys, lengths, session.line, time, output, session.name)
+    identity = identity_of(row) or identity_of(session.row)
+    return Entry(keys, lengths, session.line, time, output, session.name, identity=identity)

@@ -18,6 +18,7 @@ def azure() -> LogFormat:
         recognises=lambda file: has_header(file, HEADER),
         read=csv_rows(_parse_row, HEADER),
         ids=Ids.NONE,
+        fields=HEADER,
     )
 
 

@@ -199,7 +199,7 @@ class BodyParser:
         if isinstance(prompt, str):
             return Prompt((Message("prompt", "", (prompt,)),))
         if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-            return Prompt(tokens=Row({"prompt": prompt}).whole_numbers("prompt"))
+            return Prompt(tokens=Row({"prompt": prompt}).counts("prompt"))
         if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
             return Prompt(self._messages(prompt, "prompt"))
         raise BadFieldError("prompt", "a text, token ids or a list of messages")

@@ -20,10 +20,11 @@ def burstgpt() -> LogFormat:
         recognises=lambda file: has_header(file, HEADER),
         read=csv_rows(_parse_row, HEADER),
         ids=Ids.NONE,
+        fields=HEADER,
     )
 
 
 def _parse_row(row: Row, line: int) -> Entry:
     tokens, output = row.count("Request tokens"), row.count("Response tokens")
     entry = lengths_only(tokens, line, row.seconds("Timestamp"), output)
-    return replace(entry, session=row.get("Session ID"), tenant=row.get("Model"))
+    return replace(entry, session=row.label("Session ID"), tenant=row.label("Model"))

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def has_header(file: LogFile, names: tuple[str, ...]) -> bool:
     """Return whether the first line of a file names these columns."""
-    line = file.head().removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0].decode(errors="replace")
+    line = file.head.partition(b"\n")[0].decode(errors="replace")
     return set(names) <= set(line.strip().split(","))
 
 

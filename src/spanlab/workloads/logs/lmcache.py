@@ -7,8 +7,8 @@ import numpy as np
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.mooncake import block_keys
-from spanlab.workloads.logs.pieces import hash_name, salt_keys
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_lines
+from spanlab.workloads.logs.pieces import hash_name
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, identity_of, json_lines
 
 CHUNK = 256  # tokens, the default of LMCache
 TAIL = "only full chunks are looked up: the end of a prompt behind them counts as new, as LMCache counts it"
@@ -16,13 +16,14 @@ TAIL = "only full chunks are looked up: the end of a prompt behind them counts a
 
 @LOG_FORMATS.register("lmcache")
 def lmcache() -> LogFormat:
-    """One lookup per line; different models share nothing."""
+    """One lookup per line; different models and salts share nothing."""
     return LogFormat(
         looks_for="JSONL with chunk_hashes",
         recognises=lambda file: "chunk_hashes" in first_row(file),
         read=json_lines(_parse_row),
         ids=Ids.CHAINED,
         block=lambda file: Row(first_row(file)).count("chunk_size", least=1, default=CHUNK),
+        fields=("chunk_hashes",),
     )
 
 
@@ -34,7 +35,14 @@ def _parse_row(row: Row, line: int, file: LogFile) -> Entry:
     if not len(keys) * size <= tokens < (len(keys) + 1) * size:
         raise BadFieldError("seq_len", f"{len(keys) * size} to {(len(keys) + 1) * size - 1} for {len(keys)} chunks")
     file.notes.append(TAIL)
-    keys, lengths = salt_keys(keys, row.get("model_name", "model")), keys * 0 + size
+    lengths = keys * 0 + size
     if tail := tokens - len(keys) * size:
         keys, lengths = np.append(keys, hash_name(("tail", line))), np.append(lengths, tail)
-    return Entry(keys, lengths, line, row.seconds("timestamp", "time", "ts"), tenant=row.label("tenant", "salt"))
+    return Entry(
+        keys,
+        lengths,
+        line,
+        row.seconds("timestamp", "time", "ts"),
+        tenant=row.label("tenant", "salt"),
+        identity=identity_of(row),
+    )

@@ -7,12 +7,13 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.workloads.logs.observed import NOT_REPORTED, UNKNOWN, Moments, Observed, Usage, align_times
+from spanlab.workloads.logs.pieces import salt_keys
 from spanlab.workloads.logs.unread import Unread
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
-
+#: Parts of a cache identity with their values; requests with different identities share no cached tokens.
+Identity = tuple[tuple[str, Any], ...]
 
 _BATCH = 1 << 20  # pieces that are numbered at once
 LONGEST_S = 9e9  # between first and last request: the range of 64-bit nanoseconds, 285 years
@@ -108,6 +110,7 @@ class Entry:
     `opens`    indexes of the pieces that begin a span; empty: the prompt is one span
     `free`     indexes of the pieces of spans that can be reordered
     `at`       arrival in seconds on the log's clock; None if unknown
+    `identity`  what a server caches apart: model, adapter, salt, …
     `wait`     seconds between the end of the previous request of its session and this one; 0 if unknown
     `line`     line in the log, for error messages
     `moments`  times of queueing, scheduling, first and last token
@@ -126,6 +129,7 @@ class Entry:
     moments: Moments = UNKNOWN
     wait: float = 0.0
     usage: Usage = NOT_REPORTED
+    identity: Identity = ()
 
 
 @dataclass
@@ -154,14 +158,17 @@ class Columns:
         self._moments, self._lines = array("d"), array("q")
         self._usage = array("d")
         self._sessions, self._tenants = _NameColumn(), _NameColumn()
+        self._identities: dict[Identity, int] = {}
 
     def __len__(self) -> int:
         return len(self._outputs)
 
     def add(self, entry: Entry) -> None:
         """Append a request."""
-        count = len(entry.keys)
-        self._keys.frombytes(entry.keys.astype(np.int64, copy=False).tobytes())
+        count, keys = len(entry.keys), entry.keys
+        if self._identities.setdefault(entry.identity, len(self._identities)):
+            keys = salt_keys(keys, entry.identity)
+        self._keys.frombytes(keys.astype(np.int64, copy=False).tobytes())
         self._lengths.frombytes(entry.lengths.astype(np.int32, copy=False).tobytes())
         self._opens += _marked((0, *entry.opens) if count else (), count)
         self._free += _marked(entry.free, count)
@@ -199,11 +206,18 @@ class Columns:
             tenant_names=tuple(str(name) for name in self._tenants.numbers),
             waits_ns=waits if waits.any() else None,
             block=block,
-            notes=(*notes, *spread),
-            observed=align_times(times, moments, np.array(self._lines, dtype=np.int64)),
+            notes=(*notes, *self._apart(), *spread),
+            observed=align_times(times, moments, np.array(self._lines, dtype=np.int64), subject),
             lines=np.array(self._lines, dtype=np.int64),
             usage=None if np.isnan(usage).all() else usage,
         )
+
+    def _apart(self) -> tuple[str, ...]:
+        """Return a note about cache identities, if there are several."""
+        if len(self._identities) < 2:
+            return ()
+        parts = ", ".join(sorted({name for identity in self._identities for name, _ in identity}))
+        return (f"{len(self._identities):,} cache identities ({parts}): requests of different ones share nothing",)
 
 
 def _marked(indexes: Iterable[int], count: int) -> bytearray:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Seconds = NDArray[np.float64]
 #: Clocks closer than this are the same clock; a server's monotonic clock differs from the date by years.
 SAME_CLOCK_S = 600.0
+#: No request takes longer than this: 30 days.
+LONGEST_REQUEST_S = 30 * 86_400.0
 
 
 class Moments(NamedTuple):
@@ -76,17 +78,26 @@ def _note(requests: str) -> str:
     return f"arrivals and tokens have clocks of their own: they are aligned by {smallest}, which counts as none"
 
 
-def align_times(arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.int64]) -> Observed | None:
+def align_times(
+    arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.int64], subject: str = "log"
+) -> Observed | None:
     """Convert moments of shape (requests, 4) to the clock of arrivals; None if the log has no such times.
 
-    Different clocks are aligned by the smallest delay from arrival to queueing, which then counts as zero.
+    Different clocks are aligned by the smallest delay from arrival to queueing, which then counts as zero. Raises
+    ValueError, beginning with `subject`, for a time that is days away from the request's arrival.
     """
     if np.isnan(moments).all() or np.isnan(arrived).any():
         return None
     delays = moments[:, 0] - arrived
     delay = float(np.nanmin(delays)) if not np.isnan(delays).all() else 0.0
-    if abs(delay) < SAME_CLOCK_S:
-        queued, scheduled, first, last = (moments - arrived[0]).T
-        return Observed(queued, scheduled, first, last, lines)
-    queued, scheduled, first, last = (moments - delay - arrived[0]).T
-    return Observed(queued, scheduled, first, last, lines, True, (_note("all"),))
+    own_clock = abs(delay) >= SAME_CLOCK_S
+    aligned = moments - (delay if own_clock else 0.0)
+    away = np.abs(aligned - arrived[:, None]) > LONGEST_REQUEST_S
+    if away.any():
+        request, column = np.argwhere(away)[0]
+        raise ValueError(
+            f"{subject}, line {lines[request]}: {Moments._fields[column]}_ts: expected a time within "
+            f"{LONGEST_REQUEST_S / 86_400:g} days of the request's arrival, not {moments[request, column]:g}"
+        )
+    queued, scheduled, first, last = (aligned - arrived[0]).T
+    return Observed(queued, scheduled, first, last, lines, own_clock, (_note("all"),) if own_clock else ())

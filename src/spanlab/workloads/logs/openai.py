@@ -8,13 +8,21 @@ from typing import Any
 from spanlab.workloads.logs.bodies import is_body
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
-from spanlab.workloads.logs.pieces import salt_keys
 from spanlab.workloads.logs.rendering import BodyReader
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, head_rows, json_lines
+from spanlab.workloads.logs.source import (
+    TIMES,
+    BadFieldError,
+    LogFile,
+    LogFormat,
+    Row,
+    head_rows,
+    identity_of,
+    json_lines,
+    moments_of,
+)
 from spanlab.workloads.logs.usage import OUTPUTS, usage_of
 
 PREFIXES = ("", "body.", "request.", "request.body.")  # prefixes of the request's fields in batch files and proxy logs
-_TIMES = ("timestamp", "created", "created_at", "time", "ts", "start_time", "startTime")
 
 
 @LOG_FORMATS.register("openai")
@@ -25,6 +33,7 @@ def openai() -> LogFormat:
         recognises=lambda file: any(_body_of(Row(row))[1] is not None for row in head_rows(file)),
         read=_read_entries,
         ids=Ids.CONTENT,
+        fields=("messages",),
     )
 
 
@@ -46,15 +55,17 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
             raise BadFieldError("messages", "a list of messages, or prompt as text or token ids, and it is missing")
         keys, lengths, opens = reader.pieces(body, line, is_line=not prefix)
         return Entry(
-            salt_keys(keys, row.get(*(f"{prefix}cache_salt" for prefix in PREFIXES))),
+            keys,
             lengths,
             line,
-            row.seconds(*_TIMES),
+            row.seconds(*TIMES),
             row.count(*OUTPUTS, "output_length", default=0),
             row.label("session_id", "conversation_id", "body.session_id"),
             row.label("tenant", "tenant_id") or row.label(*(f"{prefix}user" for prefix in PREFIXES)),
             opens,
+            moments=moments_of(row),
             usage=usage_of(row),
+            identity=identity_of(row, *PREFIXES),
         )
 
     return json_lines(parse)(file)

@@ -17,9 +17,10 @@ def parquet() -> LogFormat:
     """One row per request in file order; groups are sessions."""
     return LogFormat(
         looks_for="Parquet with the columns group_id and tokens",
-        recognises=lambda file: file.path.is_file() and file.head()[:4] == b"PAR1",
+        recognises=lambda file: file.content.file.is_file() and file.head[:4] == b"PAR1",
         read=_read_entries,
         ids=Ids.CHAINED,
+        fields=tuple(COLUMNS),
     )
 
 
@@ -29,7 +30,7 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
     from pyarrow import parquet as tables
 
     try:
-        with tables.ParquetFile(file.path) as table:
+        with tables.ParquetFile(file.content.file) as table:
             names = table.schema_arrow.names
             if any(names.count(column) != 1 for column in COLUMNS):
                 raise ValueError(f"log={file.path}: expected one of each of the columns {', '.join(COLUMNS)}")
@@ -46,7 +47,11 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
                     if tokens.values is None or tokens.values.null_count:
                         file.refuse(number, "tokens: expected a list of token ids, not null")
                         continue
-                    keys, lengths = hash_pieces(tokens.values.to_numpy(), file.piece)
+                    values = tokens.values.to_numpy()
+                    if len(values) and not 0 <= values.min() <= values.max() < 1 << 31:
+                        file.refuse(number, "tokens: expected token ids from 0 to below 2^31")
+                        continue
+                    keys, lengths = hash_pieces(values, file.piece)
                     yield Entry(keys, lengths, number, session=group)
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f"log={file.path}: expected a readable Parquet file") from error

@@ -8,8 +8,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.workloads.logs.log import Ints, Keys
-
+Ints = NDArray[np.int64]
+Keys = NDArray[np.int64]
 #: Multipliers of positions in a piece, and of pieces in a span: odd, hence invertible modulo 2^64.
 _ODD = np.random.default_rng(0).integers(0, 1 << 63, 4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 _NEXT = np.uint64(0x9E3779B97F4A7C15)
@@ -43,9 +43,9 @@ def hash_name(name: object) -> int:
     return int.from_bytes(blake2b(repr(name).encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def salt_keys(keys: Keys, cache_salt: object) -> Keys:
-    """Return keys that only requests with the same salt share."""
-    return keys if cache_salt is None else keys ^ np.int64(hash_name(cache_salt))
+def salt_keys(keys: Keys, identity: object) -> Keys:
+    """Return keys that only requests with the same identity share."""
+    return keys ^ np.int64(hash_name(identity))
 
 
 def _mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
+import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -17,12 +18,14 @@ from spanlab.core.request import Tokens
 from spanlab.models.packaged import installed_model
 from spanlab.queries.tokenizer import ChatTokenizer, load_tokenizer
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
-from spanlab.workloads.logs.formats import LOG_FORMATS, detect_format, existing_path
+from spanlab.workloads.logs.formats import LOG_FORMATS, detect_format
 from spanlab.workloads.logs.log import Columns, Entry, Log
+from spanlab.workloads.logs.opening import Content, Waits, content_of
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat
 from spanlab.workloads.tokenizer import find_tokenizer
 
+ROWS = ("auto", "whole", "increments")
 BYTES_PER_TOKEN = 4  # of text without a tokenizer: close to the ratio of large vocabularies for English
 STAND_IN = (
     f"no tokenizer is given: {BYTES_PER_TOKEN} bytes of text count as one token, so that lengths are estimates; "
@@ -43,13 +46,19 @@ class LogSettings:
     `piece`      tokens per piece, the unit in which token ids or text are compared; 1 finds every shared token and
                  takes 16 times the memory of the default
     `requests`   the first requests of the log; null: all
-    `bad_lines`  refuse the log, or skip the line and add a note
+    `bad_lines`  refuse the log, or skip such lines and count them in a note
     `backwards`  if time goes backwards: refuse the log, or sort its requests
     `template`   folder of a tokenizer whose chat template renders the bodies of requests; null: messages alone count
     `tools`      place of tools without a template: first, or after_system, behind the system prompt
     `image_tokens`  tokens of an image; null: by its size where a body holds it, otherwise unknown
     `not_rendered`  further keys of bodies that the server does not render
     `show_text`  whether reports show the text around the places where prompts diverge
+    `rows`       of a session: whole prompts, or increments, the new tokens of each turn; auto: increments where a row
+                 has `delay` and no `timestamp`, unless its ids repeat those of the row before
+    `prompt_tokens`  longest prompt that is accepted
+    `line_mib`   longest line that is accepted, or longest file that is a single JSON value
+    `wait_s`     seconds without data after which a pipe is given up
+    `pipe_gib`   most data that is copied from a pipe
     """
 
     format: str = "auto"
@@ -62,6 +71,11 @@ class LogSettings:
     image_tokens: int | None = None
     not_rendered: list[str] = field(default_factory=list)
     show_text: bool = True
+    rows: str = "auto"
+    prompt_tokens: int = 1 << 24
+    line_mib: float = 128.0
+    wait_s: float = 60.0
+    pipe_gib: float = 64.0
 
     def __post_init__(self) -> None:
         one_of("workload.log.format", self.format, format_names())
@@ -71,6 +85,9 @@ class LogSettings:
         one_of("workload.log.backwards", self.backwards, ("refuse", "sort"))
         one_of("workload.log.tools", self.tools, tuple(TOOLS))
         positive("workload.log.image_tokens", self.image_tokens)
+        one_of("workload.log.rows", self.rows, ROWS)
+        for name in ("prompt_tokens", "line_mib", "wait_s", "pipe_gib"):
+            positive(f"workload.log.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -103,19 +120,35 @@ def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None, re
     """
     try:
         log = _read_path(path, settings, tokenizer, rewrite)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"log={path}: expected a complete gzip file, but it is damaged: {error}") from error
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise ValueError(f"log={path}: expected a readable file, not one with {error.strerror!r}") from error
+        raise ValueError(f"log={path}: expected a complete compressed file, but it is damaged: {error}") from error
     if not log.lengths.any():
         raise ValueError(f"log={path}: expected prompts with tokens, but all {log.requests:,} requests are empty")
     return log
 
 
+def open_log(path: Path, settings: LogSettings) -> Content:
+    """Return the file that holds a log's bytes; a pipe is copied at the first call."""
+    return content_of(path, Waits(settings.wait_s, int(settings.pipe_gib * (1 << 30))))
+
+
 def _file(path: Path, settings: LogSettings, tokenizer: str | None, rewrite: Rewrite | None) -> LogFile:
     notes: list[str] = []
     template = None if settings.template is None else _template(settings.template)
-    bodies = BodyOptions(settings.tools, settings.image_tokens, tuple(settings.not_rendered), template, rewrite)
-    encode = _encoder(tokenizer, notes)
-    return LogFile(existing_path(path), settings.piece, encode, settings.bad_lines == "skip", notes, bodies=bodies)
+    return LogFile(
+        path,
+        open_log(path, settings),
+        settings.piece,
+        _encoder(tokenizer, notes),
+        settings.bad_lines == "skip",
+        settings.rows,
+        int(settings.line_mib * (1 << 20)),
+        settings.prompt_tokens,
+        notes,
+        bodies=BodyOptions(settings.tools, settings.image_tokens, tuple(settings.not_rendered), template, rewrite),
+    )
 
 
 @lru_cache(maxsize=4)
@@ -130,20 +163,21 @@ def _template(folder: str) -> ChatTokenizer:
 
 def _read_path(path: Path, settings: LogSettings, tokenizer: str | None, rewrite: Rewrite | None) -> Log:
     file = _file(path, settings, tokenizer, rewrite)
-    if path.is_file() and not file.head().strip():
+    if file.content.file.is_file() and not file.head.strip():
         raise ValueError(f"log={path}: the file is empty; expected requests")
     name, log_format = _format(file, settings.format)
     columns = _columns(file, log_format, settings)
     if not len(columns):
-        raise ValueError(f"log={path}: the file has no requests; expected {log_format.looks_for}")
+        instead = "".join(f"; {note}" for note in file.all_notes() if note.startswith(("not counted", "left out")))
+        raise ValueError(f"log={path}: the file has no requests; expected {log_format.looks_for}{instead}")
+    notes_of_reading, unread = file.all_notes(), deepcopy(file.unread)
     try:
         block = log_format.block(file)
     except BadFieldError as error:
         raise ValueError(f"log={path}: {error}") from error
     source = LogSource(path, settings, tokenizer)
-    all_notes = (*dict.fromkeys(file.notes), *file.unread.notes())
     return replace(
-        columns.log(name, log_format.ids, block, all_notes, f"log={path}"), unread=file.unread, source=source
+        columns.log(name, log_format.ids, block, notes_of_reading, f"log={path}"), unread=unread, source=source
     )
 
 
@@ -154,7 +188,7 @@ def _format(file: LogFile, name: str) -> tuple[str, LogFormat]:
 def _columns(file: LogFile, log_format: LogFormat, settings: LogSettings) -> Columns:
     """Read the requests in order of time; only a log that needs sorting is held as entries."""
     columns, order = Columns(), _TimeOrder(file, settings.backwards == "sort")
-    for entry in log_format.read(file):
+    for entry in _accepted(file, log_format):
         if len(columns) + len(order.late_entries) == settings.requests:
             break
         if order.in_order(entry):
@@ -164,12 +198,23 @@ def _columns(file: LogFile, log_format: LogFormat, settings: LogSettings) -> Col
 
 def _sorted(log_format: LogFormat, file: LogFile, settings: LogSettings) -> Columns:
     """Read the log again and sort all requests by time; only the first reading shows that this is necessary."""
-    file.unread.clear()
-    columns, entries = Columns(), list(islice(log_format.read(file), settings.requests))
+    file.start_over()
+    columns, entries = Columns(), list(islice(_accepted(file, log_format), settings.requests))
     file.notes.append("time goes backwards in the log: its requests are sorted by time")
     for entry in sorted(entries, key=lambda entry: entry.at or 0.0):
         columns.add(entry)
     return columns
+
+
+def _accepted(file: LogFile, log_format: LogFormat) -> Iterator[Entry]:
+    """Yield the requests of a file; refuse prompts above the limit."""
+    for entry in log_format.read(file):
+        try:
+            file.check_length(int(entry.lengths.sum()), "tokens")
+        except BadFieldError as error:
+            file.refuse(entry.line, str(error))
+        else:
+            yield entry
 
 
 class _TimeOrder:

@@ -1,11 +1,13 @@
-"""Input of log formats: numbered lines, typed fields, and one-sentence errors for invalid fields."""
+"""Input of log formats: numbered rows, typed fields, and one-sentence errors for invalid fields."""
 
 from __future__ import annotations
 
-import gzip
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +15,10 @@ import numpy as np
 import orjson
 
 from spanlab.core.request import Tokens
-from spanlab.workloads.logs.log import LONGEST_S, Entry, Ids, Ints
+from spanlab.workloads.logs.log import LONGEST_S, Entry, Identity, Ids, Ints
+from spanlab.workloads.logs.observed import Moments
+from spanlab.workloads.logs.opening import Content, open_unpacked
+from spanlab.workloads.logs.pieces import hash_name
 from spanlab.workloads.logs.unread import Unread
 
 if TYPE_CHECKING:
@@ -21,10 +26,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_GZIP = b"\x1f\x8b"
+#: Fields with the arrival of a request; proxies write startTime, and where that is missing, endTime is the nearest.
+TIMES = ("timestamp", "startTime", "start_time", "created", "created_at", "time", "ts", "endTime")
+_BOM = b"\xef\xbb\xbf"
 _HEAD = 1 << 16  # bytes by which a format is recognised
 _LARGEST_COUNT = np.iinfo(np.int32).max
 _MOST_DIGITS = 99  # int() refuses strings of thousands of digits
+#: Ranges of dates as milliseconds, microseconds and nanoseconds since 1970, from 2001 on.
+_EPOCHS = {1e-3: (1e12, 1e13), 1e-6: (1e15, 1e16), 1e-9: (1e18, 1e19)}
+_ARRAY = re.compile(rb"\[\s*(\{|\]|\Z)")
 
 
 class BadFieldError(ValueError):
@@ -57,61 +67,78 @@ class Row:
             return default
         number = _to_integer(value)
         if number is None or number < least:
-            raise BadFieldError(names[0], f"a whole number from {least} up{_actual(value)}")
+            raise BadFieldError(names[0], f"a whole number from {least} up{actual(value)}")
         if number > _LARGEST_COUNT:
-            raise BadFieldError(names[0], f"a whole number below 2^31{_actual(value)}")
+            raise BadFieldError(names[0], f"a whole number below 2^31{actual(value)}")
         return number
 
-    def counts(self, name: str) -> list[int]:
-        """Return a field that is a list of integers from 0 up."""
-        numbers = self.whole_numbers(name)
+    def counts(self, *names: str) -> Ints:
+        """Return a field that is a list of integers from 0 to below 2^31, such as token ids; int64."""
+        numbers = self.ids(*names)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= _LARGEST_COUNT:
-            raise BadFieldError(name, f"a list of whole numbers from 0 to below 2^31{_actual(self.get(name))}")
-        counts: list[int] = numbers.tolist()
-        return counts
+            raise BadFieldError(names[0], f"a list of whole numbers from 0 to below 2^31{actual(self.get(*names))}")
+        return numbers
+
+    def ids(self, *names: str) -> Ints:
+        """Return a field that is a list of integers of 64 bits, int64; unsigned ones keep their bits."""
+        values = self.get(*names)
+        if isinstance(values, list) and set(map(type, values)) <= {int}:  # a bool is an int, but no id
+            for type_ in (np.int64, np.uint64):
+                try:
+                    return np.array(values, dtype=type_).view(np.int64)
+                except OverflowError:
+                    continue
+        raise BadFieldError(names[0], f"a list of whole numbers of 64 bits, all signed or all unsigned{actual(values)}")
 
     def numbers(self, name: str) -> list[float]:
         """Return a field that is a list of finite numbers."""
         values = self.get(name)
         if not isinstance(values, list) or not all(map(_is_finite, values)):
-            raise BadFieldError(name, f"a list of numbers{_actual(values)}")
+            raise BadFieldError(name, f"a list of numbers{actual(values)}")
         return values
 
     def label(self, *names: str) -> str | float | None:
         """Return a field that is a text or a number, such as a session's name; None if no field is present."""
         value = self.get(*names)
-        if value is not None and not isinstance(value, (str, int, float)):
-            raise BadFieldError(names[0], f"a text or a number{_actual(value)}")
+        if value is not None and (not isinstance(value, (str, int, float)) or isinstance(value, bool)):
+            raise BadFieldError(names[0], f"a text or a number{actual(value)}")
         return value
 
-    def seconds(self, *names: str, scale: float = 1.0) -> float | None:
-        """Return a field as seconds: a number in units of `scale` seconds, or a date; None if no field is present."""
+    def number(self, *names: str) -> float | None:
+        """Return a field as a finite number from 0 up; None if no field is present."""
         value = self.get(*names)
         if value is None:
             return None
-        if isinstance(value, str):
-            return _parse_time(value, names[0], scale)
-        if not _is_finite(value):
-            raise BadFieldError(names[0], f"a time{_actual(value)}")
-        return float(value) * scale
+        number = _to_number(value)
+        if number is None or number < 0:
+            raise BadFieldError(names[0], f"a number from 0 up{actual(value)}")
+        return number
 
     def duration(self, *names: str, scale: float = 1.0) -> float | None:
-        """Return a field as `seconds` does, if 64-bit nanoseconds can hold it."""
-        duration = self.seconds(*names, scale=scale)
-        if duration is not None and abs(duration) > LONGEST_S:
-            raise BadFieldError(names[0], f"at most {LONGEST_S:.0e} s{_actual(self.get(*names))}")
-        return duration
+        """Return a field in units of `scale` seconds as seconds, if 64-bit nanoseconds can hold it."""
+        number = self.number(*names)
+        if number is not None and number * scale > LONGEST_S:
+            raise BadFieldError(names[0], f"at most {LONGEST_S:.0e} s{actual(self.get(*names))}")
+        return None if number is None else number * scale
 
-    def whole_numbers(self, *names: str) -> Ints:
-        """Return a field that is a list of integers, int64."""
+    def seconds(self, *names: str, scale: float = 1.0) -> float | None:
+        """Return a field as seconds: a number in units of `scale` seconds, or a date; None if no field is present.
+
+        Numbers of seconds may also be dates in milli-, micro- or nanoseconds since 1970, which no seconds reach.
+        """
         value = self.get(*names)
+        if value is None:
+            return None
+        number = _to_number(value)
+        if number is not None:
+            if scale == 1.0:
+                scale = next((unit for unit, (least, end) in _EPOCHS.items() if least <= number < end), scale)
+            return number * scale
         try:
-            numbers = np.array(value)
-        except ValueError as error:
-            raise BadFieldError(names[0], f"a list of whole numbers of 64 bits{_actual(value)}") from error
-        if not isinstance(value, list) or numbers.ndim != 1 or (len(value) and numbers.dtype.kind not in "iu"):
-            raise BadFieldError(names[0], f"a list of whole numbers of 64 bits{_actual(value)}")
-        return numbers.astype(np.int64)
+            date = datetime.fromisoformat(value.strip())
+            return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        except (AttributeError, ValueError, OverflowError) as error:  # a value that is no text has no strip
+            raise BadFieldError(names[0], f"a number or a date{actual(value)}") from error
 
 
 def _to_integer(value: object) -> int | None:
@@ -126,103 +153,205 @@ def _to_integer(value: object) -> int | None:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
+    return not isinstance(value, str) and _to_number(value) is not None
 
 
-def _parse_time(value: str, name: str, scale: float) -> float:
+def _to_number(value: object) -> float | None:
+    """Return a finite number, also from text; None for any other value."""
     try:
-        number = float(value)
-    except ValueError:
-        pass
-    else:
-        if not np.isfinite(number):
-            raise BadFieldError(name, f"a number or a date{_actual(value)}")
-        return number * scale
-    try:
-        date = datetime.fromisoformat(value.strip()[:26])  # fromisoformat reads at most microseconds
-    except ValueError as error:
-        raise BadFieldError(name, f"a number or a date{_actual(value)}") from error
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else np.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if np.isfinite(number) else None
 
 
-def _actual(value: object) -> str:
+def actual(value: object) -> str:
+    """Return the end of an error message: the value that was found instead."""
     return ", and it is missing" if value is None else f", not {str(value)[:40]!r}"
+
+
+#: Fields that name what a server caches apart, by the part of an identity that they are.
+_IDENTITY: dict[str, tuple[str, ...]] = {
+    "model": ("model", "model_name"),
+    "adapter": ("lora_name", "lora_path", "lora_request.lora_name", "lora_id", "adapter", "adapter_name"),
+    "salt": ("cache_salt", "salt", "extra_key"),
+    "rank": ("data_parallel_rank", "dp_rank"),
+    "media": ("mm_hashes", "mm_hash", "image_data", "video_data", "audio_data", "multi_modal_data"),
+}
+
+
+def identity_of(row: Row, *prefixes: str) -> Identity:
+    """Return what a server caches apart: model, adapter, salt, data-parallel rank, and media with its content.
+
+    Requests with different identities share no cached tokens. `prefixes` precede the names of the fields.
+    """
+    parts = []
+    for kind, names in _IDENTITY.items():
+        places = [f"{prefix}{name}" for name in names for prefix in prefixes or ("",)]
+        value = row.get(*places)
+        if kind == "media":
+            value = hash_name(orjson.dumps(value)) if value else None
+        elif value is not None:
+            value = row.label(*places)
+        if value is not None and value != "":
+            parts.append((kind, value))
+    return tuple(parts)
+
+
+def moments_of(row: Row) -> Moments:
+    """Return the times of first and last token, as proxies write them."""
+    first, last = row.seconds("completionStartTime"), row.seconds("endTime")
+    return Moments(*(np.nan if time is None else time for time in (None, None, first, last)))
 
 
 @dataclass
 class LogFile:
     """Input file of a log format.
 
-    `piece`   tokens per piece, if the log has token ids or text
-    `encode`  tokenises text
-    `skips`   whether invalid lines are skipped, each with its error in `notes`
-    `notes`   caveats about the numbers; formats append to it
-    `bodies`  how the bodies of requests are rendered; None: by default
-    `unread`  bytes that were read or left out; a parser that counts nothing has read its whole line
+    `path`           what the user named, for messages
+    `content`        the file or folder with its bytes
+    `piece`          tokens per piece, if the log has token ids or text
+    `encode`         tokenises text
+    `skips`          whether invalid lines are skipped; they are counted
+    `rows`           whether a row of a session is the whole prompt or the new tokens of a turn; auto: by its fields
+    `line_bytes`     most bytes of a line
+    `prompt_tokens`  most tokens of a prompt
+    `notes`          caveats about the numbers; formats append to it
+    `unread`         bytes that were read or left out; a parser that counts nothing has read its whole line
+    `bodies`         how the bodies of requests are rendered; None: by default
     """
 
     path: Path
+    content: Content
     piece: int
     encode: Callable[[str], Tokens]
     skips: bool = False
+    rows: str = "auto"
+    line_bytes: int = 1 << 27
+    prompt_tokens: int = 1 << 24
     notes: list[str] = field(default_factory=list)
     unread: Unread = field(default_factory=Unread)
     bodies: BodyOptions | None = None
+    _bad: dict[str, str] = field(default_factory=dict)  # by field: what bad lines are called, with the first of them
+    _aside: Counter[str] = field(default_factory=Counter)
 
     def open(self) -> IO[bytes]:
-        """Open the file, decompressed if it is a gzip file."""
-        path = self._requests
-        with path.open("rb") as file:
-            is_gzip = file.read(2) == _GZIP
-        return gzip.open(path) if is_gzip else path.open("rb")  # type: ignore[return-value]
+        """Open the file, decompressed if it is compressed."""
+        return open_unpacked(self._requests)
 
     @property
     def _requests(self) -> Path:
         """The file, or requests.jsonl in a result folder of a vLLM benchmark."""
-        results = self.path / "requests.jsonl"
-        return results if results.is_file() else self.path
+        results = self.content.file / "requests.jsonl"
+        return results if results.is_file() else self.content.file
 
+    @cached_property
     def head(self) -> bytes:
-        """Return the first bytes; empty for a folder without requests.jsonl."""
+        """The first bytes, without a byte order mark; empty for a folder without requests.jsonl."""
         if self._requests.is_dir():
             return b""
         with self.open() as file:
-            return file.read(_HEAD)
+            return file.read(_HEAD).removeprefix(_BOM)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield non-empty lines with their line numbers from 1."""
         with self.open() as file:
-            for number, line in enumerate(file, 1):
-                if stripped := line.removeprefix(b"\xef\xbb\xbf").strip():
+            for number, line in enumerate(iter(partial(file.readline, self.line_bytes + 1), b""), 1):
+                if len(line) > self.line_bytes:
+                    raise ValueError(f"{self.path}:{number}: {self._too_long('line')}")
+                if stripped := line.removeprefix(_BOM).strip():
                     yield number, stripped
 
-    def parsed(
-        self, parse: Callable[[bytes, int], T | None], lines: Iterator[tuple[int, bytes]] | None = None
-    ) -> Iterator[T]:
-        """Yield what `parse` returns for each line and its number, except None; refuse lines with an invalid field.
+    def _too_long(self, what: str) -> str:
+        return (
+            f"{what}: expected at most {self.line_bytes / (1 << 20):g} MiB; workload.log.line_mib=N allows more, at "
+            "some 12 bytes of memory per byte"
+        )
 
-        `lines`  numbered lines; None: all lines of the file
+    @cached_property
+    def document(self) -> list[Any] | None:
+        """Items of a file that is a JSON array, or a single JSON object over many lines; None if each line is a row."""
+        start = self.head.lstrip()
+        first, _, others = start.partition(b"\n")
+        is_object = start[:1] == b"{" and bool(others) and json_object(first) is None
+        if not is_object and not _ARRAY.match(start):
+            return None
+        with self.open() as file:
+            text = file.read(self.line_bytes + 1)
+        if len(text) > self.line_bytes:
+            if is_object and first.strip() != b"{":
+                return None
+            raise ValueError(f"log={self.path}: {self._too_long('one JSON value')}")
+        try:
+            value = orjson.loads(text.removeprefix(_BOM))
+        except orjson.JSONDecodeError as error:
+            if is_object and first.strip() != b"{":  # lines, of which the first is damaged
+                return None
+            raise ValueError(f"log={self.path}: expected one complete JSON value, but {error}") from error
+        return value if isinstance(value, list) else [value]
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        """Yield numbered lines, or the numbered items of a JSON document."""
+        return self.lines() if self.document is None else iter(enumerate(self.document, 1))
+
+    def parsed(
+        self, parse: Callable[[Any, int], T | None], items: Iterator[tuple[int, Any]] | None = None
+    ) -> Iterator[T]:
+        """Yield what `parse` returns for each item and its number, except None; refuse items with an invalid field.
+
+        `items`  numbered items; None: all lines of the file, or all items of a JSON document
         """
-        for number, line in lines or self.lines():
+        for number, line in items or self.items():
             seen = self.unread.seen
             try:
+                size = len(line if isinstance(line, bytes) else orjson.dumps(line))
                 entry = parse(line, number)
             except BadFieldError as error:
-                self.refuse(number, str(error))
-                self.unread.leave("bad lines", len(line))
+                self.refuse(number, str(error), size)
+            except (RecursionError, orjson.JSONEncodeError):
+                self.refuse(number, "line: expected JSON of at most 250 levels")
             else:
                 if self.unread.seen == seen:
-                    self.unread.take(len(line))
+                    self.unread.take(size)
                     self.unread.finish()
                 if entry is not None:
                     yield entry
 
-    def refuse(self, line: int, problem: str) -> None:
-        """Report an invalid line: add a note if lines are skipped, else raise ValueError."""
-        message = f"{self.path}:{line}: {problem}"
+    def refuse(self, line: int, problem: str, size: int = 0) -> None:
+        """Report an invalid line of `size` bytes: count it by its field if lines are skipped, else raise ValueError."""
+        is_line = self.__dict__.get("document") is None
         if not self.skips:
-            raise ValueError(f"{message}; workload.log.bad_lines=skip skips such lines")
-        self.notes.append(message)
+            position = f":{line}" if is_line else f": item {line}"
+            raise ValueError(f"{self.path}{position}: {problem}; workload.log.bad_lines=skip skips such lines")
+        kind = re.sub(r"\[\d+\]", "[]", problem.partition(":")[0])
+        first = f"bad lines ({kind}, first in {'line' if is_line else 'item'} {line})"
+        self.unread.leave(self._bad.setdefault(kind, first), size)
+
+    def set_aside(self, what: str, count: int = 1) -> None:
+        """Count rows that are valid, but no part of any prompt; `what` is a plural."""
+        if count:
+            self._aside[what] += count
+
+    def check_length(self, tokens: int, name: str) -> int:
+        """Return the tokens of a prompt; BadFieldError, naming a field, if they exceed the limit."""
+        if tokens > self.prompt_tokens:
+            raise BadFieldError(
+                name,
+                f"a prompt of at most {self.prompt_tokens:,} tokens, not {tokens:,} (workload.log.prompt_tokens=N "
+                "allows more)",
+            )
+        return tokens
+
+    def start_over(self) -> None:
+        """Forget counts, since the file is read again."""
+        self.unread.clear()
+        self._bad.clear()
+        self._aside.clear()
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Return the notes of the formats, and what was set aside or left out."""
+        aside = (f"not counted: {number:,} {what}" for what, number in self._aside.items())
+        return (*dict.fromkeys(self.notes), *aside, *self.unread.notes())
 
 
 @dataclass(frozen=True)
@@ -234,6 +363,7 @@ class LogFormat:
     `read`        yields the requests of a file
     `ids`         meaning of its ids; None: inferred from the ids
     `block`       returns the tokens per block if the log divides prompts into blocks, else None
+    `fields`      names of fields or columns that a row needs, for messages about logs of unknown format
     """
 
     looks_for: str
@@ -241,6 +371,7 @@ class LogFormat:
     read: Callable[[LogFile], Iterator[Entry]]
     ids: Ids | None
     block: Callable[[LogFile], int | None] = lambda file: None
+    fields: tuple[str, ...] = ()
 
 
 def first_row(file: LogFile) -> dict[str, Any]:
@@ -250,12 +381,12 @@ def first_row(file: LogFile) -> dict[str, Any]:
 
 
 def head_rows(file: LogFile) -> list[dict[str, Any]]:
-    """Return the JSON objects among the first lines."""
-    lines = file.head().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
-    if lines and lines[0].strip() in (b"{", b"["):  # one object of many lines, which are not rows
-        return []
+    """Return the JSON objects among the first lines, or the first items of a JSON document."""
+    if file.document is not None:
+        return [item for item in file.document[:1000] if isinstance(item, dict)]
+    lines = file.head.splitlines(keepends=True)
     rows = [row for line in lines if (row := json_object(line)) is not None]
-    if not rows and file.head()[:1] == b"{" and len(lines) == 1:  # a single line, longer than the head
+    if not rows and file.head[:1] == b"{" and len(lines) == 1:  # a single line, longer than the head
         rows = [json_object(next(file.lines())[1]) or {}]
     return rows
 
@@ -268,14 +399,16 @@ def json_object(text: bytes) -> dict[str, Any] | None:
         return None
 
 
-def parse_object(line: bytes) -> Row:
-    """Parse a line that is a JSON object; raise BadFieldError for any other line."""
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise BadFieldError("line", "JSON") from error
+def parse_object(item: Any) -> Row:
+    """Parse a line that is a JSON object, or take an item of a document; raise BadFieldError for any other."""
+    row = item
+    if isinstance(item, bytes):
+        try:
+            row = orjson.loads(item)
+        except orjson.JSONDecodeError as error:
+            raise BadFieldError("line", "JSON") from error
     if not isinstance(row, dict):
-        raise BadFieldError("line", f"a JSON object{_actual(line.decode())}")
+        raise BadFieldError("line", f"a JSON object{actual(item.decode() if isinstance(item, bytes) else item)}")
     return Row(row)
 
 

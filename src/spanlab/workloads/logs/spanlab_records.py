@@ -9,7 +9,7 @@ from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.source import LogFile, LogFormat, Row, first_row, json_lines, lengths_only
 
-ONE_RUN = "only the run of the first seed and rate is read"
+OTHER_RUNS = "records of other runs than that of the first seed and rate"
 
 
 @LOG_FORMATS.register("spanlab_records")
@@ -20,17 +20,20 @@ def spanlab_records() -> LogFormat:
         recognises=lambda file: {"prompt_tokens", "reused_tokens", "arrived_s"} <= first_row(file).keys(),
         read=_read_entries,
         ids=Ids.NONE,
+        fields=("prompt_tokens", "reused_tokens", "arrived_s"),
     )
 
 
 def _read_entries(file: LogFile) -> Iterator[Entry]:
     """Yield the records of one run, sorted by arrival."""
-    first = Row(first_row(file))
-    run = first.get("seed"), first.get("rate_rps")
+    first_run: tuple[int, float | None] | None = None
 
     def parse(row: Row, line: int, file: LogFile) -> Entry | None:
-        if (row.get("seed"), row.get("rate_rps")) != run:
-            file.notes.append(ONE_RUN)
+        nonlocal first_run
+        run = row.count("seed", default=0), row.number("rate_rps")
+        first_run = first_run or run
+        if run != first_run:
+            file.set_aside(OTHER_RUNS)
             return None
         tokens, output = row.count("prompt_tokens"), row.count("output_tokens")
         entry = lengths_only(tokens, line, row.seconds("arrived_s"), output)

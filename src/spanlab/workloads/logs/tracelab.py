@@ -10,9 +10,9 @@ import numpy as np
 
 from spanlab.workloads.logs.csv_lines import csv_rows, has_header
 from spanlab.workloads.logs.formats import LOG_FORMATS
-from spanlab.workloads.logs.log import Entry, Ids
+from spanlab.workloads.logs.log import Entry, Identity, Ids
 from spanlab.workloads.logs.pieces import block_lengths
-from spanlab.workloads.logs.source import LogFile, LogFormat, Row
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, identity_of
 
 HEADER = ("round_idx", "prefix_len", "input_len", "output_len")
 ALONE = "sessions share nothing with each other, for the table says only what a round shares with the one before it"
@@ -28,6 +28,7 @@ def tracelab() -> LogFormat:
         recognises=lambda file: has_header(file, HEADER),
         read=_read_entries,
         ids=Ids.CHAINED,
+        fields=HEADER,
     )
 
 
@@ -40,6 +41,7 @@ class _Round:
     output: int
     arrived_s: float | None
     wait_s: float
+    identity: Identity
 
 
 def _round(row: Row, line: int) -> _Round:
@@ -51,6 +53,7 @@ def _round(row: Row, line: int) -> _Round:
         row.count("output_len"),
         row.seconds("arrival_time", scale=1e-3),
         row.duration("tool_wait_after_ms", scale=1e-3) or 0.0,
+        identity_of(row),
     )
 
 
@@ -71,11 +74,16 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
             )
             continue
         tokens = round_.prefix_tokens + round_.new_tokens
+        try:
+            file.check_length(tokens + round_.output, "input_len")
+        except BadFieldError as error:
+            file.refuse(round_.line, str(error))
+            continue
         keys = session.extend(round_, file.piece, fresh_keys)[: -(-tokens // file.piece)]
         entry = Entry(
             np.array(keys, dtype=np.int64), block_lengths(tokens, file.piece), round_.line, time, round_.output
         )
-        yield replace(entry, session=round_.session, wait=session.wait_s)
+        yield replace(entry, session=round_.session, wait=session.wait_s, identity=round_.identity)
         session.wait_s = round_.wait_s
 
 

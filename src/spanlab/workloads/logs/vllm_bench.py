@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +12,20 @@ import numpy as np
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import UNKNOWN, Moments
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, lengths_only, parse_object
+from spanlab.workloads.logs.source import (
+    BadFieldError,
+    LogFile,
+    LogFormat,
+    Row,
+    actual,
+    first_row,
+    lengths_only,
+    parse_object,
+)
 
 INPUTS = ("input_toks", "input_len", "prompt_tokens", "prompt_len")
 OUTPUTS = ("output_toks", "output_len", "completion_tokens", "output_tokens")
+FAILED = "failed requests, which count nowhere"
 TIMES = ("arrival_time", "start_time", "queued_ts", "timestamp")
 
 
@@ -27,6 +37,7 @@ def vllm_bench() -> LogFormat:
         recognises=_recognises,
         read=_read_entries,
         ids=Ids.NONE,
+        fields=("input_lens", "output_lens", "start_times"),
     )
 
 
@@ -37,7 +48,7 @@ def _recognises(file: LogFile) -> bool:
 
 
 def _read_entries(file: LogFile) -> Iterator[Entry]:
-    parsed = file.parsed(lambda text, line: [(line, request) for request in _requests(parse_object(text))])
+    parsed = file.parsed(lambda item, line: [(line, request) for request in _requests(parse_object(item), file)])
     for number, (line, request) in enumerate(chain.from_iterable(parsed), 1):
         entry = lengths_only(request.prompt, number, request.at, request.output)
         yield replace(entry, line=line, moments=request.moments)
@@ -52,16 +63,33 @@ class _Request(NamedTuple):
     moments: Moments = UNKNOWN
 
 
-def _requests(row: Row) -> list[_Request]:
+def _requests(row: Row, file: LogFile) -> list[_Request]:
+    """Return the requests of a line; failed ones are counted and left out."""
     if row.get("input_lens") is None:
+        if row.get("error") or row.get("success") is False:
+            file.set_aside(FAILED)
+            return []
         lengths = row.count(*INPUTS), row.count(*OUTPUTS, default=0)
         return [_Request(*lengths, row.seconds(*TIMES), _moments_of(row))]
-    inputs, outputs = row.counts("input_lens"), row.counts("output_lens")
+    inputs, outputs = row.counts("input_lens").tolist(), row.counts("output_lens").tolist()
     times = _start_times(row) or [None] * len(inputs)
     if not len(inputs) == len(outputs) == len(times):
         raise BadFieldError("input_lens", "as many as output_lens and start_times")
-    moments = _moments_of_lists(row, times)
-    return sorted(map(_Request, inputs, outputs, times, moments), key=lambda request: request.at or 0.0)
+    failed, moments = _failed(row, outputs), _moments_of_lists(row, times)
+    file.set_aside(FAILED, sum(failed))
+    requests = compress(map(_Request, inputs, outputs, times, moments), [not fails for fails in failed])
+    return sorted(requests, key=lambda request: request.at or 0.0)
+
+
+def _failed(row: Row, outputs: list[int]) -> list[bool]:
+    """Return whether each request of a result failed: it has an error's text, or no output and a first token at 0 s."""
+    absent = [None] * len(outputs)
+    errors, waits = (absent if row.get(name) is None else row.get(name) for name in ("errors", "ttfts"))
+    for name, values in (("errors", errors), ("ttfts", waits)):
+        if not isinstance(values, list) or len(values) != len(outputs):
+            raise BadFieldError(name, "a list, as long as output_lens")
+    of_request = zip(errors, waits, outputs, strict=True)
+    return [bool(error) or (wait == 0 and not output) for error, wait, output in of_request]
 
 
 def _start_times(row: Row) -> list[float | None]:
@@ -88,8 +116,15 @@ def _moments_of_lists(row: Row, times: list[float | None]) -> list[Moments]:
 
 def _moments_of(row: Row) -> Moments:
     """Return the times of a line with vLLM's field names."""
-    return Moments(*[_seconds(row, f"{name}_ts") for name in ("queued", "scheduled", "first_token", "last_token")])
+    times = Moments(*[_seconds(row, f"{name}_ts") for name in Moments._fields])
+    before = np.nan
+    for name, time in zip(Moments._fields, times, strict=True):
+        if time < before:
+            raise BadFieldError(f"{name}_ts", f"a time no earlier than the one before it, {before:.17g}{actual(time)}")
+        before = before if np.isnan(time) else time
+    return times
 
 
 def _seconds(row: Row, name: str) -> float:
-    return np.nan if row.get(name) is None else float(row.seconds(name) or 0.0)
+    time = row.seconds(name)
+    return np.nan if time is None else time

@@ -1,0 +1,144 @@
+"""Logs come as files, compressed files, pipes and JSON documents; all read alike."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from spanlab.workloads.log import local
+from spanlab.workloads.logs import LogSettings, read_log
+from spanlab.workloads.selection import Selection
+
+from .log_samples import SAMPLES, lines, write_sample
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstd])
+def test_compressed_log_reads_as_plain(tmp_path: Path, pack: Callable[[bytes], bytes]):
+    plain, packed = write_sample(tmp_path, "sglang"), tmp_path / "packed"
+    packed.write_bytes(pack(plain.read_bytes()))
+    assert read_log(packed, LogSettings()).fingerprint == read_log(plain, LogSettings()).fingerprint
+    packed.write_bytes(pack(plain.read_bytes())[:-9])
+    with pytest.raises(ValueError, match="packed: expected a complete compressed file, but it is damaged"):
+        read_log(packed, LogSettings())
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Callable[[bytes], Path]:
+    """Return a function that writes bytes into a new named pipe, while somebody reads it."""
+
+    def make(data: bytes) -> Path:
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+        threading.Thread(target=lambda: path.write_bytes(data), daemon=True).start()
+        return path
+
+    return make
+
+
+def test_pipe_reads_as_a_file(tmp_path: Path, pipe: Callable[[bytes], Path]):
+    plain, path = write_sample(tmp_path, "parquet"), pipe(SAMPLES["parquet"]())
+    workload = local(path, LogSettings(), Selection())
+    assert workload.log is not None
+    assert workload.log.fingerprint == read_log(plain, LogSettings()).fingerprint
+    assert f"{path} (a pipe, SHA-256 " in workload.provenance.detail
+    again = read_log(path, LogSettings(piece=1))  # a second reading of the copy
+    assert again.prompt_tokens.tolist() == [40, 48]
+
+
+def test_pipe_without_a_writer_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"pipe: no data for 0.01 s; expected a program that writes into this pipe"):
+        read_log(path, LogSettings(wait_s=0.01))
+    assert "pipe: waits for data, up to 0.01 s" in capsys.readouterr().err
+
+
+def test_pipe_above_the_limit_is_refused(pipe: Callable[[bytes], Path]):
+    with pytest.raises(
+        ValueError, match=r"expected at most 1.52588e-05 GiB from a pipe; workload.log.pipe_gib=N allows more"
+    ):
+        read_log(pipe(b"x" * 20_000), LogSettings(pipe_gib=2**-16))
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("/dev/zero", "log=/dev/zero: expected a file, a folder, a pipe, or - for standard input"),
+        ("/proc/self/mem", "log=/proc/self/mem: expected a readable file, not one with 'Input/output error'"),
+    ],
+)
+def test_what_is_no_log_is_named(path: str, problem: str):
+    with pytest.raises(ValueError, match=problem):
+        read_log(Path(path), LogSettings())
+
+
+def test_array_of_bodies_reads_as_lines(tmp_path: Path):
+    path, document = write_sample(tmp_path, "openai"), tmp_path / "bodies.json"
+    bodies = [json.loads(line) for line in path.read_text().splitlines()]
+    for text in (json.dumps(bodies), json.dumps(bodies, indent=1), "\ufeff" + json.dumps(bodies)):
+        document.write_text(text)
+        assert read_log(document, LogSettings()).fingerprint == read_log(path, LogSettings()).fingerprint
+
+
+def test_formatted_result_reads_as_one_line(tmp_path: Path):
+    path, document = write_sample(tmp_path, "vllm_bench"), tmp_path / "result.json"
+    document.write_text(json.dumps(json.loads(path.read_text()), indent=2))
+    assert read_log(document, LogSettings()).fingerprint == read_log(path, LogSettings()).fingerprint
+
+
+def test_failed_requests_count_nowhere(tmp_path: Path):
+    path = tmp_path / "result.json"
+    result = {"input_lens": [5, 6, 7, 8], "output_lens": [3, 0, 3, 0], "start_times": [1.0, 2.0, 3.0, 4.0]}
+    path.write_bytes(lines(result | {"ttfts": [0.5, 0.0, 0.5, 0.5], "itls": [[], [], [], []]}))
+    log = read_log(path, LogSettings())
+    assert log.prompt_tokens.tolist() == [5, 7, 8]
+    assert "not counted: 1 failed requests, which count nowhere" in log.notes
+    path.write_bytes(lines(result | {"errors": ["", "Connection lost", "", "Connection lost"]}))
+    assert read_log(path, LogSettings()).prompt_tokens.tolist() == [5, 7]
+    rows = [{"input_toks": 5, "arrival_time": 1.0}, {"input_toks": 6, "arrival_time": 2.0, "error": "lost"}]
+    path.write_bytes(lines(*rows))
+    assert read_log(path, LogSettings()).prompt_tokens.tolist() == [5]
+
+
+@pytest.mark.parametrize("field", ["hash_ids", "chunk_hashes"])
+@pytest.mark.parametrize(("ids", "others"), [([1, 2**63 + 1], [1, 2**63 + 2]), ([-5, -6], [-5, -7])])
+def test_hashes_of_64_bits_are_read(tmp_path: Path, field: str, ids: list[int], others: list[int]):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(lines(*({"input_length": 1024, field: row} for row in (ids, others, ids))))
+    first, second, third = read_log(path, LogSettings()).pieces.reshape(3, 2).tolist()
+    assert first == third
+    assert (first[0] == second[0], first[1] == second[1]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("2026-05-01T10:00:00Z", "2026-05-01T12:00:02+02:00"),
+        (1_777_000_000.0, 1_777_000_002.0),
+        (1_777_000_000_000, 1_777_000_002_000),
+        (1_777_000_000_000_000_000, 1_777_000_002_000_000_000),
+    ],
+)
+def test_times_of_proxies_are_read(tmp_path: Path, start: object, end: object):
+    path = tmp_path / "proxy.jsonl"
+    path.write_bytes(lines({"prompt": "one", "startTime": start, "endTime": end}, {"prompt": "two", "startTime": end}))
+    log = read_log(path, LogSettings())
+    assert log.arrived_ns.tolist() == [0, 2 * 10**9]
+    assert log.observed is not None
+    assert log.observed.last_token[0] == 2.0
