@@ -1,4 +1,4 @@
-"""Table and sentences of the page about limits of time and memory."""
+"""Tables and sentences of the pages about limits of time and memory, and about the coverage of intervals."""
 
 from __future__ import annotations
 
@@ -72,3 +72,33 @@ def million(results: Summary) -> str:
         f"{run['simulate_s']:.0f} s to simulate {run['steps']:,} steps, of one processor of {results['machine']}, "
         f"commit {results['commit']}; `benchmarks/must_hold/million.py`.\n"
     )
+
+
+def coverage_table(results: Summary) -> str:
+    """Return how often intervals hold the true value, by design and kind of interval."""
+    kinds = dict.fromkeys(kind for design in results["designs"] for kind in design["intervals"])
+    head = ("seeds × documents × questions", "values", "spreads", *kinds)
+    rows = [
+        (*_design(design), *(_coverage(design["intervals"].get(kind)) for kind in kinds))
+        for design in results["designs"]
+    ]
+    return (
+        f"{table(head, rows)}\n{results['studies']:,} studies each. Covered, and in brackets missed because the "
+        f"interval lies below the truth, and above it. Spreads: standard deviations of the effects of seeds, documents "
+        f"and questions, of the logarithm for lognormal values. Commit {results['commit']}; "
+        f"`benchmarks/coverage/measure.py`.\n"
+    )
+
+
+def _design(design: Summary) -> tuple[str, ...]:
+    questions = f"1 to {2 * design['questions'] - 1}" if design["unequal"] else design["questions"]
+    sizes = f"{design['seeds']} × {design['documents']} × {questions}"
+    values = "lognormal" if design["lognormal"] else "normal"
+    return sizes, values, ", ".join(f"{spread:g}" for spread in design["spreads"])
+
+
+def _coverage(interval: Mapping[str, float] | None) -> str:
+    if interval is None:
+        return ""
+    covered, below, above = (f"{100 * interval[name]:.1f}" for name in ("covered", "below", "above"))
+    return f"{covered} % ({below}, {above})"

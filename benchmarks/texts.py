@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from answer_texts import methods_of_answers
-from limit_texts import in_turns, limits_table, million, sweep_speed
+from limit_texts import coverage_table, in_turns, limits_table, million, sweep_speed
 from log_texts import explain_claim, plan_claim, twin_claim, twin_errors, twin_margins
 from pages import table
 from policy_texts import policies_claim, policies_table
@@ -259,6 +259,7 @@ TEXTS = {
     "timing": Text(("quality_sweep/timing_small/summary.json", "quality_sweep/timing_large/summary.json"), timing),
     "pic_claims": Text(("pic_sweep/summary.json",), pic_claims),
     "conformance_total": Text(("conformance/results.json",), conformance_total),
+    "coverage": Text(("coverage/results.json",), coverage_table),
     "must_hold": Text(("must_hold/results.json",), limits_table),
     "in_turns": Text(("must_hold/in_turns.json",), in_turns),
     "million": Text(("must_hold/million.json",), million),

@@ -184,6 +184,15 @@ def test_twins_are_counted_against_predictors_without_a_model(load):
     assert rows[3] == "|  |  | line | " + " | ".join(["-2.0 %, 2.0 %, 2.0 %"] * 3) + " |"
 
 
+def test_coverage_has_a_row_per_design(load):
+    design = {"seeds": 1, "documents": 25, "questions": 4, "spreads": [0, 0.5, 0.5], "lognormal": True, "unequal": True}
+    intervals = {"of any sign": {"covered": 0.94, "below": 0.041, "above": 0.019}}
+    results = {"studies": 1000, "commit": "abc", "designs": [design | {"intervals": intervals}]}
+    said = load("limit_texts").coverage_table(results)
+    assert said.splitlines()[2] == "| 1 × 25 × 1 to 7 | lognormal | 0, 0.5, 0.5 | 94.0 % (4.1, 1.9) |"
+    assert "1,000 studies each." in said
+
+
 def test_changed_numbers_are_listed_with_causes(load, monkeypatch, tmp_path):
     script = load("what_changed")
     arm = {"token_hit_rate": 0.5, "ttft_s": {"mean": 0.1, "p99": 0.2}, "speedup": {"mean": 2.0}}

@@ -69,7 +69,9 @@ def test_first_command_prints_what_readme_shows(tmp_path: Path):
     command = [SCRIPT, "-cn", "smoke", "output.figures=false", f"output.root={tmp_path}"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
-    shown = [line.split(maxsplit=1) for line in fenced(ROOT / "README.md", "")[0].splitlines() if "%" in line]
+    example = fenced(ROOT / "README.md", "")[0].splitlines()
+    assert example[-1].rstrip("…") in printed
+    shown = [line.split(maxsplit=1) for line in example if "%" in line and " ms" in line]
     assert len(shown) == 5
     for arm, numbers in shown:
         for number in re.split(r"\s{2,}", numbers):

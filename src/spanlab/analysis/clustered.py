@@ -31,8 +31,8 @@ def ratio_interval(above: Floats, below: Floats, groups: Groups, kind: Kind = SI
     `groups`  the document of each question. Questions of one document share passages and are not independent, so
               whole documents are drawn with replacement, and both sums are taken over the same draw
 
-    Bounds use t quantiles of the bootstrap's standard error (`analysis.bootstrap`). With 25 documents they cover the
-    true value at the nominal rate, where quantiles of the draws (BCa) are too narrow. One document gives no bounds.
+    Bounds use t quantiles of the bootstrap's standard error, and the skewness of the documents (`analysis.bootstrap`;
+    coverage: benchmarks/coverage). One document gives no bounds.
     """
     clusters = Clusters.of(np.zeros(len(groups), np.int64), groups)
     return kind(clusters.sums(above), clusters.sums(below))

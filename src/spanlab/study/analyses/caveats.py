@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from spanlab import build
+from spanlab.analysis.bootstrap import describe_few
 from spanlab.offline.pricing import DESCENT, LIMIT
 from spanlab.report import measures
 from spanlab.report.data import ArmData
@@ -35,6 +36,7 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
         *_drafted(study),
         *([f"no speedups, for {study.baseline} failed"] if study.baseline in failed else []),
         *_recorded(study),
+        *_few(arms),
         *_saturated(study, arms),
         *_unsettled(arms),
         *_warmup(study, arms),
@@ -78,6 +80,11 @@ def _inexact(study: Study) -> Iterator[str]:
 def _recorded(study: Study) -> Iterator[str]:
     if not study.draws_arrivals():
         yield "arrivals are given and nothing is drawn: one seed is run, and intervals are over groups only"
+
+
+def _few(arms: Sequence[ArmData]) -> Iterator[str]:
+    sizes = dict.fromkeys((len(arm.summary["seeds"]), arm.summary["groups"]) for arm in arms)
+    yield from filter(None, (describe_few(*size) for size in sizes))
 
 
 def with_verdict(arms: Sequence[ArmData], verdict: str) -> list[str]:

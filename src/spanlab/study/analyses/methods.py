@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from spanlab.analysis.bootstrap import describe_few
 from spanlab.analysis.clustered import Groups
 from spanlab.analysis.method_scores import ArmAnswers, References, floor_entry, loss_by, method_entry, pair_changes
 from spanlab.core.request import Request
@@ -82,6 +83,4 @@ def _caveats(entries: dict[str, Any], documents: int, noise: str) -> tuple[str, 
     caveats = [noise] if noise else []
     if not_shown:
         caveats.append(f"not shown by these questions: a gold loss other than the baseline's of {', '.join(not_shown)}")
-    if documents < 20:
-        caveats.append(f"intervals over {documents} documents may be too narrow: a bootstrap needs some twenty")
-    return tuple(caveats)
+    return (*caveats, *filter(None, [describe_few(1, documents)]))
