@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.families import MeasuredArm, compare_families, plain, without_ratios
+from spanlab.analysis.bootstrap import positive_ratio_p
+from spanlab.analysis.families import (
+    SMALLEST_LEAD,
+    MeasuredArm,
+    compare_families,
+    plain,
+    shown_together,
+    without_ratios,
+)
 
 FAMILIES = {"prefix": ["a", "b"], "pic": ["c", "absent"], "empty": ["absent"]}
 
@@ -58,6 +66,35 @@ def test_a_lead_of_a_few_percent_is_not_shown_however_steady(seconds, share, sho
     assert lead.shown == shown
 
 
+def test_arms_are_judged_on_seeds_that_did_not_choose_them(seconds):
+    """Arm b is lucky in seed 0 and c in seed 1: chosen on the other seeds, each has there the time of its family."""
+    lucky, late = seconds.copy(), 0.5 * seconds
+    lucky[0] /= 4
+    late[1] /= 4
+    arms = [arm("a", seconds), arm("b", lucky), arm("d", 0.5 * seconds), arm("c", late)]
+    _, lead = compare_families(arms, {"prefix": ["a", "b"], "pic": ["d", "c"]})
+    assert (lead.family, lead.next) == ("pic", "prefix")
+    # on seeds 1 and 2, a equals b and comes first; on seeds 0 and 2, d equals c
+    above, below = seconds.sum(), 0.5 * seconds.sum()
+    assert lead.held_out.mean == pytest.approx(above / below)
+    assert lead.ratio.mean == pytest.approx(lucky.sum() / late.sum())
+
+
+def test_a_lead_has_the_p_value_of_five_percent(seconds):
+    other = np.random.default_rng(5).permutation(seconds.ravel()).reshape(seconds.shape)
+    _, lead = compare_families([arm("a", seconds), arm("c", 0.7 * other)], FAMILIES)
+    assert lead.p == positive_ratio_p(seconds, 0.7 * other, SMALLEST_LEAD)
+    assert (lead.p < 0.05) == lead.shown
+    _, small = compare_families([arm("a", seconds), arm("c", 0.99 * seconds)], FAMILIES)
+    assert small.p == 1.0
+
+
+def test_leads_are_shown_together_by_holm():
+    """Five leads: 0.009 is below 0.05 / 5, 0.0124 below 0.05 / 4, and 0.02 is not below 0.05 / 3."""
+    leads = [{"p": 0.02}, {"p": 0.009}, None, {"p": None}, {"p": 0.0124}]
+    assert shown_together(leads) == [False, True, False, False, True]
+
+
 def test_one_seed_of_one_group_shows_no_lead():
     _, lead = compare_families([arm("a", np.array([[2.0]])), arm("c", np.array([[1.0]]))], FAMILIES)
     assert lead is not None
@@ -67,7 +104,7 @@ def test_one_seed_of_one_group_shows_no_lead():
 def test_a_growing_queue_ranks_last_and_has_no_ratio(seconds):
     entries, lead = compare_families([arm("a", seconds), arm("c", 0.1 * seconds, "saturated")], FAMILIES)
     assert lead is not None
-    assert (lead.family, lead.ratio, lead.shown) == ("prefix", None, False)
+    assert (lead.family, lead.ratio, lead.held_out, lead.p, lead.shown) == ("prefix", None, None, None, False)
     assert entries[1].speedup is None
 
 

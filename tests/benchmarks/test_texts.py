@@ -76,7 +76,9 @@ def test_dense_states_are_said_for_both_orders(load):
 
 
 def combination(workload: str, gib: str, ratio: float, shown: bool, preamble: str = "mixed") -> dict:
-    lead = {"family": "position_independent", "next": "checkpoints", "ratio": {"mean": ratio}, "shown": shown}
+    """A point whose lead is shown alone, and perhaps after the correction too."""
+    shows = {"shown_alone": ratio > 1.05, "shown": shown}
+    lead = {"family": "position_independent", "next": "checkpoints", "ratio": {"mean": ratio}, **shows}
     entries = [
         {"family": "prefix_caching", "speedup": None, "token_hit_rate": 0.1},
         {"family": "position_independent", "speedup": {"mean": 2.14}, "token_hit_rate": 0.748},
@@ -88,10 +90,12 @@ WINNERS = {"winners": [combination("quality", "16", 1.5, True), combination("qua
 
 
 def test_leads_are_counted_where_they_are_shown(load):
-    assert load("texts").winners(WINNERS).splitlines() == [
-        "- `position_independent` has the lowest mean TTFT at 1 of 2 combinations, that of the next family being "
-        "1.50 to 1.50 times as long, 1.1 times or more at 1.",
-        "- no lead above 5 % is shown at 1 of 2.",
+    doubtful = combination("rag", "64", 1.2, False)
+    assert load("texts").winners({"winners": [*WINNERS["winners"], doubtful]}).splitlines() == [
+        "- `position_independent` has the lowest mean TTFT at 2 of 3 combinations, each taken alone. After Holm's "
+        "correction for 3 comparisons, with arms chosen on other seeds, it has at 1; there, the mean TTFT of the next "
+        "family is 1.50 to 1.50 times as long, 1.1 times or more at 1.",
+        "- no lead above 5 % is shown at 2 of 3, corrected.",
     ]
 
 

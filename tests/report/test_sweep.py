@@ -176,7 +176,7 @@ def winner(workload: str, gib: str, speedup: float, shown: bool = True) -> Sweep
     """A point of two settings at which pic is ahead of prefixes by a factor."""
     point = make_point("workload store.total_gib", f"{workload}, {gib}")
     ratio = {"mean": speedup, "low": speedup - 0.1, "high": speedup + 0.1}
-    lead = {"family": "pic", "next": "prefix_caching", "ratio": ratio, "shown": shown}
+    lead = {"family": "pic", "next": "prefix_caching", "ratio": ratio, "p": 0.02, "shown": shown}
     entries = [family("prefix_caching", None), family("pic", speedup)]
     summary = point.summary | {"families": {"entries": entries, "lead": lead}}
     return replace(point, summary=summary, settings={"workload": workload, "store.total_gib": gib})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analysis.bootstrap import positive_ratio
-from spanlab.stats import Interval
+from spanlab.analysis.bootstrap import positive_ratio, positive_ratio_p
+from spanlab.stats import Interval, holm
 from spanlab.steady import SATURATED
 
-# Intervals ignore that the best of several arms is selected, and no timing model is accurate to a few percent.
+# No timing model is accurate to a few percent.
 SMALLEST_LEAD = 1.05
 
 
@@ -61,11 +62,18 @@ class FamilyEntry:
 
 @dataclass(frozen=True)
 class Lead:
-    """The family with the lowest mean TTFT, and the mean TTFT of the next family ÷ its own, with a 95 % interval."""
+    """The family with the lowest mean TTFT, and the mean TTFT of the next family ÷ its own, with a 95 % interval.
+
+    `ratio`     of the best arms; its interval ignores that these were chosen on the same seeds
+    `held_out`  the same where the arms of each seed were chosen on the other seeds; as `ratio` for one seed
+    `p`         two-sided p value of a held-out ratio of `SMALLEST_LEAD`; 1 where it is less, None without an interval
+    """
 
     family: str
     next: str
     ratio: Interval | None
+    held_out: Interval | None
+    p: float | None
 
     @property
     def shown(self) -> bool:
@@ -88,19 +96,51 @@ def compare_families(
     if len(ranked) < 2:
         return entries, None
     first, second = ranked[:2]
-    return entries, Lead(first, second, ratio_of(best[second], best[first]))
+    ratio = ratio_of(best[second], best[first])
+    return entries, Lead(first, second, ratio, *_judged_by_other_seeds(members[second], members[first]))
+
+
+def _judged_by_other_seeds(
+    slower: Sequence[MeasuredArm], faster: Sequence[MeasuredArm]
+) -> tuple[Interval | None, float | None]:
+    """Return the ratio of the best arms, those of each seed chosen on the others, and the p value of a small lead."""
+    chosen = [[_best_on_others(arms, seed) for seed in range(len(arms[0].ttft_sums))] for arms in (slower, faster)]
+    if any(arm.saturated for arms in chosen for arm in arms):
+        return None, None
+    above, below = (np.stack([arm.ttft_sums[seed] for seed, arm in enumerate(arms)]) for arms in chosen)
+    ratio, p = positive_ratio(above, below), positive_ratio_p(above, below, SMALLEST_LEAD)
+    return ratio, None if np.isnan(p) else p if ratio.mean > SMALLEST_LEAD else 1.0
+
+
+def _best_on_others(arms: Sequence[MeasuredArm], seed: int) -> MeasuredArm:
+    """Return the arm of least TTFT on all seeds but this one, saturated arms last; on the only seed if there is one."""
+    others = np.arange(len(arms[0].ttft_sums)) != seed
+    return min(arms, key=lambda arm: (arm.saturated, float(arm.ttft_sums[others if others.any() else ~others].sum())))
+
+
+def shown_together(leads: Sequence[Mapping[str, Any] | None]) -> list[bool]:
+    """Return which of several leads, as in `summary.json`, are shown after Holm's correction for their number."""
+    return holm([math.nan if lead is None or lead["p"] is None else lead["p"] for lead in leads])
 
 
 def without_ratios(entries: Sequence[FamilyEntry], lead: Lead | None) -> tuple[list[FamilyEntry], Lead | None]:
     """Return the comparison without speedups and ratio of the lead, for a machine that was too noisy."""
-    return [replace(entry, speedup=None) for entry in entries], lead and replace(lead, ratio=None)
+    return [replace(entry, speedup=None) for entry in entries], lead and replace(
+        lead, ratio=None, held_out=None, p=None
+    )
 
 
 def plain(entries: Sequence[FamilyEntry], lead: Lead | None) -> dict[str, Any]:
     """Return the comparison as an entry of `summary.json`."""
+    ratios = {} if lead is None else {"ratio": lead.ratio, "held_out": lead.held_out}
     return {
         "entries": [asdict(entry) | {"speedup": entry.speedup and entry.speedup._asdict()} for entry in entries],
-        "lead": lead and {**asdict(lead), "ratio": lead.ratio and lead.ratio._asdict(), "shown": lead.shown},
+        "lead": lead
+        and {
+            **asdict(lead),
+            **{name: ratio and ratio._asdict() for name, ratio in ratios.items()},
+            "shown": lead.shown,
+        },
     }
 
 

@@ -20,7 +20,8 @@ VERDICTS = {
 }
 NOTE = (
     "gain = mean TTFT of the best exact arm ÷ that of the family's best arm, same requests; of cached order: over "
-    "prefix caching; a family pays where the 95 % interval of its gain lies above 1.05"
+    "prefix caching; a family pays where the 95 % interval of its gain lies above 1.05: each gain alone, without a "
+    "correction for the number of points or for the choice of arms"
 )
 _STEP_FIELDS = (
     Field("family", "family", family_name, left=True),

@@ -62,6 +62,10 @@ _FIELDS = (
 )
 
 
+def _yes_or_no(shown: bool | None) -> Cell:
+    return Cell(bool(shown), "yes" if shown else "no")
+
+
 def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
     """One row per point: the leading family, its lead, and token hit rates of all families."""
     names = families_at(points)
@@ -70,13 +74,17 @@ def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
         Field("family", "lowest\nmean TTFT", family_name, "first.family", left=True),
         Field("arm", "its arm", word, "first.arm", left=True),
         Field("lead", "lead over\nthe next", ratio_interval, "lead.ratio"),
+        Field("lead_shown", "shown", _yes_or_no, "lead.shown"),
         *(family_field("speedup", "speedup", ratio_interval, name, 2) for name in names[1:]),
         *(family_field("token_hit_rate", "token hit rate", percent, name, 1) for name in names),
         Field("any_position_share", "any-position\nbound", percent, "first.any_position_share"),
     )
     first = family_text(names[0])
     note = f"speedup = mean TTFT of the best arm of {first} ÷ that of the family; {_NOTES[1].partition(';')[0]}"
-    leads = f"[a, b] = 95 % interval; where a lead's interval goes below {SMALLEST_LEAD:g}, {NO_LEAD} is shown"
+    leads = (
+        f"[a, b] = 95 % interval of each point alone; shown = after Holm's correction for all points, a lead is above "
+        f"{SMALLEST_LEAD:g}, with the arms of each seed chosen on the other seeds; else {NO_LEAD} is shown"
+    )
     return tabulate(table, "Which family has the lowest mean TTFT", fields, map(_winner, points), (note, leads))
 
 
