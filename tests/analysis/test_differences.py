@@ -38,7 +38,7 @@ def reversed_rows(columns):
 def test_equal_runs_are_the_same_in_any_order():
     result = differences(paired(run(noise=0.1), reversed_rows(run(noise=0.1))), saturated=False)
     assert {result.token_hit_rate.verdict, result.ttft.verdict, result.e2e.verdict} == {"same"}
-    assert (result.requests, result.seeds) == (48, 2)
+    assert (result.requests, result.seeds, result.groups) == (48, 2, 6)
 
 
 def test_constant_differences_are_exact():
@@ -46,6 +46,7 @@ def test_constant_differences_are_exact():
     assert result.token_hit_rate.verdict == "differs"
     assert result.token_hit_rate.interval == pytest.approx((0.1, 0.1, 0.1))
     assert result.ttft.interval == pytest.approx((0.5, 0.5, 0.5))
+    assert (result.hit_rates, result.ttft_means_s) == (pytest.approx((0.5, 0.6)), pytest.approx((0.1, 0.05)))
     assert result.e2e.interval == pytest.approx((0.5, 0.5, 0.5))
 
 

@@ -28,11 +28,15 @@ class Difference:
 class ArmDifferences:
     """One arm in two runs, over paired requests.
 
+    hit_rates, ttft_means_s  token hit rate and mean TTFT of either run
     ttft, e2e  None where the arm is saturated in a run: its mean delays grow with the run
     """
 
     requests: int
     seeds: int
+    groups: int
+    hit_rates: tuple[float, float]
+    ttft_means_s: tuple[float, float]
     token_hit_rate: Difference
     ttft: Difference | None
     e2e: Difference | None
@@ -41,7 +45,20 @@ class ArmDifferences:
 def differences(pairs: Pairs, saturated: bool) -> ArmDifferences:
     """Return the differences of one arm; no ratios of delays for a saturated arm."""
     delays = (None, None) if saturated else (mean_ttft(pairs), mean_e2e(pairs))
-    return ArmDifferences(len(pairs.first["seed"]), pairs.seeds, token_hit_rate(pairs), *delays)
+    first, other = pairs.first, pairs.other
+    return ArmDifferences(
+        len(first["seed"]),
+        pairs.seeds,
+        len(np.unique(first["group_id"])),
+        (_hit_rate(first), _hit_rate(other)),
+        (float(_delay(first, "first_token_s").mean()), float(_delay(other, "first_token_s").mean())),
+        token_hit_rate(pairs),
+        *delays,
+    )
+
+
+def _hit_rate(columns: Columns) -> float:
+    return float(columns["reused_tokens"].sum() / columns["prompt_tokens"].sum())
 
 
 def token_hit_rate(pairs: Pairs) -> Difference:

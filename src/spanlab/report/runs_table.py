@@ -13,10 +13,12 @@ from spanlab.report.tables import Cell, Column, Table
 Show = Callable[[float, units.Ends | None], str]
 
 _NOTES = (
-    "differences are over paired requests: the same request, seed and arrival time in both runs; token hit rate: run − "
-    "first, in points; TTFT, E2E: mean of run ÷ mean of first",
+    "all columns are over paired requests: the same request, seed and arrival time in both runs; where requests cannot "
+    "be paired, over all requests of each run",
+    "differences of token hit rate: run − first, in points; of TTFT, E2E: mean of run ÷ mean of first",
     "[a, b] = 95 % interval over groups (documents) and seeds, by bootstrap; same = equal for every request; not shown "
-    "= the interval includes no difference",
+    "= the interval includes no difference; each difference is tested alone: one in twenty that are zero differs by "
+    "chance",
 )
 
 
@@ -24,7 +26,7 @@ _NOTES = (
 class ArmRow:
     """One arm of a run, compared with the first run.
 
-    hits, ttft_s  token hit rate and mean TTFT of the first run and of this one, over all their seeds
+    hits, ttft_s  token hit rate and mean TTFT of the first run and of this one: over paired requests, else over all
     differences   paired differences; None where requests cannot be paired
     reason        why requests cannot be paired
     """
@@ -103,7 +105,7 @@ def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]
 
 
 _SERVING_NOTES = (
-    "metrics by the names of vLLM's benchmark, mean over seeds; ratio = run ÷ first",
+    "metrics by the names of vLLM's benchmark, mean over all seeds of each run, paired or not; ratio = run ÷ first",
     "error of single requests = |run − first| ÷ first over paired requests; empty where they cannot be paired",
 )
 

@@ -71,6 +71,19 @@ def test_other_arrivals_cannot_be_paired_and_other_arms_are_named(compared, caps
     assert "not in every run, run0: boundary" in capsys.readouterr().out
 
 
+def test_columns_are_over_the_pairs_of_their_differences(compared, capsys):
+    """Seed 1 of the second run, which has no pair, changes no column: equal pairs have equal columns."""
+    folder = compared(("seeds=[0]",), ("seeds=[0,1]",))
+    alone = {row["arm"]: row for row in rows(folder.parents[1] / "quality" / "run0", "arms")}
+    for row in rows(folder, "arms"):
+        assert row["token_hit_rate_verdict"] == row["ttft_verdict"] == "same"
+        for column in ("token_hit_rate_{}", "ttft_mean_{}_s"):
+            assert row[column.format("first")] == row[column.format("run")]
+        hit_rate = float(alone[row["arm"]]["token_hit_rate"])
+        assert float(row["token_hit_rate_first"]) == pytest.approx(hit_rate, rel=1e-12)
+    assert "95 % intervals over 2 groups (documents) are too narrow" in capsys.readouterr().out
+
+
 def test_every_run_is_compared_with_the_first(compared):
     folder = compared(("seeds=[0]",), ("seeds=[0,1]",), ("seeds=[1]",))
     verdicts = {(row["run"], row["arm"]): row["ttft_verdict"] for row in rows(folder, "arms")}

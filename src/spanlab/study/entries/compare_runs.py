@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from spanlab.analysis.bootstrap import describe_few
 from spanlab.analysis.differences import differences
 from spanlab.analysis.pairs import UnpairedError, paired
 from spanlab.analysis.settings_difference import differing
@@ -59,7 +60,14 @@ def _arms(runs: Sequence[FinishedRun]) -> Table:
     if not rows:
         raise ValueError(f"runs={[run.name for run in runs]}: expected an arm that two runs share")
     title = f"{' and '.join(other.name for other in others)} beside {first.name}"
-    return arms_table(title, rows, several=len(others) > 1, notes=_unshared_arms(runs))
+    notes = [*_few(rows), *_unshared_arms(runs)]
+    return arms_table(title, rows, several=len(others) > 1, notes=notes)
+
+
+def _few(rows: Sequence[ArmRow]) -> Iterator[str]:
+    """Yield a note where paired requests have too few seeds or groups for an interval."""
+    sizes = dict.fromkeys((row.differences.seeds, row.differences.groups) for row in rows if row.differences)
+    yield from filter(None, (describe_few(*size) for size in sizes))
 
 
 def _row(first: FinishedRun, other: FinishedRun, arm: str) -> ArmRow:
@@ -70,8 +78,11 @@ def _row(first: FinishedRun, other: FinishedRun, arm: str) -> ArmRow:
         pairs = paired(first.records(arm), other.records(arm))
     except UnpairedError as reason:
         return ArmRow(arm, other.name, hits, ttft_s, None, str(reason))
-    arm_differences = differences(pairs, first.saturated(arm) or other.saturated(arm))
-    return ArmRow(arm, other.name, hits, ttft_s, arm_differences)
+    saturated = first.saturated(arm), other.saturated(arm)
+    arm_differences = differences(pairs, any(saturated))
+    means_s = zip(arm_differences.ttft_means_s, saturated, strict=True)
+    first_s, other_s = (None if grows else mean_s for mean_s, grows in means_s)
+    return ArmRow(arm, other.name, arm_differences.hit_rates, (first_s, other_s), arm_differences)
 
 
 def _unshared_arms(runs: Sequence[FinishedRun]) -> list[str]:
