@@ -26,8 +26,8 @@ class OutputSettings:
 
     def __post_init__(self) -> None:
         one_of("output.if_exists", self.if_exists, ("replace", "resume", "fail"))
-        if "/" in self.run or self.run in (".", ".."):
-            raise ValueError(f"output.run={self.run}: expected the name of one folder")
+        if "/" in self.run or self.run.startswith((".", "-")):
+            raise ValueError(f"output.run={self.run}: expected the name of one folder, without . or - in front")
 
     def refuse_resuming(self) -> None:
         """Raise ValueError for `resume` in an entry that writes only complete runs."""

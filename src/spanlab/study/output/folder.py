@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -21,6 +22,7 @@ from spanlab.study.progress import print_line
 
 CONFIG = "config.yaml"
 _LONGEST_NAME = 120
+_COPIED = ".copied"  # in a folder that began as a copy of a finished run: the identity of that run
 
 
 def folder_name(text: str) -> str:
@@ -50,12 +52,15 @@ class RunFolder:
         self.path = root / workload / run
         self.work = root / workload / f".{run}.partial"
         self._old = root / workload / f".{run}.old"
-        self._resumes, self._complete = if_exists == "resume", False
+        self._complete = False
         self._lock = _lock(root / workload / f".{run}.lock", run)
+        for folder in (self.path, self.work, self._old):
+            if folder.is_symlink():  # another user of the folder above may have made it
+                raise ValueError(f"output.run={run}: {folder} is a symbolic link; expected a folder, or another name")
         self._recover_old()
         if if_exists == "fail":
             self._check_absent()
-        if self._resumes:
+        if if_exists == "resume":
             self._resume(config, growing)
         else:
             shutil.rmtree(self.work, ignore_errors=True)
@@ -64,10 +69,11 @@ class RunFolder:
 
     def _recover_old(self) -> None:
         """Complete the renames of a process that was killed in `finish`."""
-        if self._old.exists() and not self.path.exists():
-            os.rename(self._old, self.path)
-        elif self._old.exists():
-            self._archive_old()
+        if not self._old.exists():
+            return
+        if not self.path.exists():
+            os.rename(self.work if self.work.exists() else self._old, self.path)
+        self._settle_old()
 
     def _check_absent(self) -> None:
         run = f"output.run={self.path.name}"
@@ -82,6 +88,7 @@ class RunFolder:
             copied = self.work.with_suffix(".copy")
             shutil.rmtree(copied, ignore_errors=True)
             shutil.copytree(self.path, copied)
+            (copied / _COPIED).write_text(_identity(self.path))
             os.rename(copied, self.work)
         stored = self.work / CONFIG
         difference = first_difference(stored.read_text(), config, growing) if stored.exists() else ""
@@ -113,10 +120,17 @@ class RunFolder:
         if self.path.exists():
             os.rename(self.path, self._old)
         os.rename(self.work, self.path)
-        if self._resumes:
-            shutil.rmtree(self._old, ignore_errors=True)
-        elif self._old.exists():
-            self._archive_old()
+        self._settle_old()
+
+    def _settle_old(self) -> None:
+        """Remove the replaced run if the new one began as its copy; otherwise archive it."""
+        mark = self.path / _COPIED
+        if self._old.exists():
+            if mark.exists() and mark.read_text() == _identity(self._old):
+                shutil.rmtree(self._old, ignore_errors=True)
+            else:
+                self._archive_old()
+        mark.unlink(missing_ok=True)
 
     def _archive_old(self) -> None:
         """Rename the replaced run by its time stamp."""
@@ -128,10 +142,21 @@ class RunFolder:
         print_line(Console(stderr=True), f"the previous run was moved to {target}")
 
 
+def _identity(folder: Path) -> str:
+    """A text that a folder keeps when it is renamed, or killed while it is removed."""
+    status = folder.stat()
+    return f"{status.st_dev} {status.st_ino}"
+
+
 def _lock(path: Path, run: str) -> IO[str]:
     """Lock a run's name until the file is closed, so that two processes cannot write one folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.open("w")
+    try:
+        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "w")
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ValueError(f"output.run={run}: {path} is a symbolic link; expected a file, or another name") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
