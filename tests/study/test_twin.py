@@ -241,8 +241,8 @@ def test_fitted_requests_of_one_token_are_refused(tmp_path: Path):
 
 
 def test_too_few_requests_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"of 30 requests in log=.*: expected 20 requests or more on either side"):
-        twin(tmp_path, write(tmp_path / "log", served(30)))
+    with pytest.raises(ValueError, match=r"of 28 requests in log=.*: expected 15 requests or more on either side"):
+        twin(tmp_path, write(tmp_path / "log", served(28)))
 
 
 @needs(LOGS)

@@ -106,6 +106,13 @@ def test_coarse_time_stamps_are_spread():
     assert notes[0].startswith("2 time stamps are shared by up to 3 requests")
 
 
+def test_served_requests_keep_the_caveats_of_their_log(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(lines(*({"timestamp": 7, "input_ids": [1]} for _ in range(2))))
+    notes = served(local(path, LogSettings(), Selection()), Selection()).notes
+    assert notes == ("1 time stamps are shared by up to 2 requests, which are spread up to the next stamp",)
+
+
 def test_prompts_without_tokens_are_not_served(tmp_path: Path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(lines(*({"timestamp": time, "input_ids": [1] * (time % 2)} for time in range(4))))

@@ -262,7 +262,8 @@ class _StudyRun:
 
     def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
         """Contents of `summary.json` that are equal for two runs of the same settings."""
-        caveats = [*foreign_tokenizer(self.study), *(caveat for result in findings for caveat in result.caveats)]
+        caveats = [*foreign_tokenizer(self.study), *self.workload.notes]
+        caveats += [caveat for result in findings for caveat in result.caveats]
         summary = head(finished) | {"caveats": list(dict.fromkeys(caveats))}
         for result in findings:
             summary |= result.summary

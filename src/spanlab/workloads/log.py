@@ -6,6 +6,7 @@ A log format reads the requests into columns. Selected requests get token ids wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import overload
@@ -54,7 +55,7 @@ def served(workload: Workload, selection: Selection) -> Workload:
     """Return the selected requests of a log with token ids; its sessions count as documents."""
     assert workload.log is not None, "the workload was read from a log"
     refuse_length_limit("log", selection, "no limit on recorded prompts")
-    return select(_corpus(workload.log, workload.provenance), selection)
+    return replace(select(_corpus(workload.log, workload.provenance), selection), notes=workload.log.notes)
 
 
 class _Rows(Sequence[Row]):

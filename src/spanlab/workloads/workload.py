@@ -42,6 +42,7 @@ class Workload:
 
     `labels`  label names that analyses group requests by, each with a value per request, in request order.
     `log`     the log of a workload from a log, in columns; `requests` is empty until a study serves it.
+    `notes`   caveats about requests that a log was read into, one sentence each.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Workload:
     provenance: Provenance
     labels: Mapping[str, tuple[Label, ...]] = field(default_factory=dict)
     log: Log | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

@@ -65,7 +65,7 @@ def _study_data(finished: Finished) -> StudyData:
         store=describe_store(study),
         baseline=study.baseline,
         count_hit_as=study.count_hit_as,
-        caveats=caveats(study, arms, finished.failed),
+        caveats=(*finished.workload.notes, *caveats(study, arms, finished.failed)),
         failed=finished.failed,
         load_words=load_words(study),
     )

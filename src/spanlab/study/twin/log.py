@@ -13,7 +13,7 @@ from spanlab.workloads.logs.observed import Observed
 from spanlab_sim.fitted_server import Memory
 
 Floats = NDArray[np.float64]
-LEAST_REQUESTS = 20  # on either side of the split
+LEAST_REQUESTS = 15  # on either side of the split
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -185,17 +185,26 @@ def identity_of(row: Row, *prefixes: str) -> Identity:
 
     Requests with different identities share no cached tokens. `prefixes` precede the names of the fields.
     """
-    parts = []
-    for kind, names in _IDENTITY.items():
-        places = [f"{prefix}{name}" for name in names for prefix in prefixes or ("",)]
-        value = row.get(*places)
+    keys, fields = _identity_fields(prefixes or ("",))
+    if keys.isdisjoint(row.fields):
+        return ()
+    identity = []
+    for kind, names in fields:
+        value = row.get(*names)
         if kind == "media":
             value = hash_name(orjson.dumps(value)) if value else None
         elif value is not None:
-            value = row.label(*places)
+            value = row.label(*names)
         if value is not None and value != "":
-            parts.append((kind, value))
-    return tuple(parts)
+            identity.append((kind, value))
+    return tuple(identity)
+
+
+@cache
+def _identity_fields(prefixes: tuple[str, ...]) -> tuple[frozenset[str], list[tuple[str, list[str]]]]:
+    """Return the keys of a row that can hold an identity, and the fields by part of an identity."""
+    fields = [(kind, [f"{prefix}{name}" for name in names for prefix in prefixes]) for kind, names in _IDENTITY.items()]
+    return frozenset(name.partition(".")[0] for _, names in fields for name in names), fields
 
 
 def moments_of(row: Row) -> Moments:
