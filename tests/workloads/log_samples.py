@@ -45,6 +45,34 @@ def _events() -> bytes:
     return b"".join(msgpack.packb(batch) for batch in batches)
 
 
+def _maps(frames: bool) -> bytes:
+    """Return the events as today's servers send them, with all three frames of a message or its payload alone."""
+
+    def stored(blocks: list[int], parent: int | None) -> dict:
+        return {
+            "type": "BlockStored",
+            "block_hashes": blocks,
+            "parent_block_hash": parent,
+            "token_ids": [],
+            "block_size": 16,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            "extra_keys": [None] * len(blocks),
+            "group_idx": 0,
+        }
+
+    events = [
+        [stored([11, 12], None)],
+        [stored([21], 12), {"type": "BlockRemoved", "block_hashes": [21]}],
+        [stored([31], 12)],
+    ]
+    payloads = [msgpack.packb([time + 1.0, batch, 0]) for time, batch in enumerate(events)]
+    if not frames:
+        return b"".join(payloads)
+    return b"".join(b"kv" + number.to_bytes(8, "big") + payload for number, payload in enumerate(payloads))
+
+
 WORDS = "the same long opening of a chat that both of the requests begin with, word by word, to the end of it"
 TEXT_LOG = "\n".join(
     f"[2026-11-01 10:00:0{index}] Finish: obj=GenerateReqInput(rid='{index}', input_ids={ids}), "
@@ -117,6 +145,27 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     ),
     "parquet": _parquet,
     "vllm_events": _events,
+    "vllm_events maps": lambda: _maps(frames=False),
+    "vllm_events frames": lambda: _maps(frames=True),
+    "mooncake turns": lambda: lines(
+        {"session_id": "a", "timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},
+        {"session_id": "a", "delay": 500, "input_length": 700, "output_length": 6, "hash_ids": [2, 3]},
+        {"session_id": "b", "timestamp": 3000, "input_length": 700, "output_length": 6, "hash_ids": [0, 2]},
+    ),
+    "openai proxy": lambda: lines(
+        *(
+            {
+                "startTime": f"2026-11-01T10:00:0{index}Z",
+                "completionStartTime": f"2026-11-01T10:00:0{index + 1}Z",
+                "endTime": f"2026-11-01T10:00:0{index + 2}Z",
+                "model": "m",
+                "request": {"messages": [{"role": "user", "content": [{"type": "text", "text": WORDS}]}], "tools": []},
+                "response": {"usage": {"prompt_tokens": 40, "completion_tokens": 5}},
+            }
+            for index in range(2)
+        )
+    ),
+    "openai document": lambda: json.dumps([{"prompt": FIRST}, {"prompt": SECOND}], indent=1).encode(),
 }
 
 

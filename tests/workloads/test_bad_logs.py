@@ -125,15 +125,15 @@ def test_missing_log_is_named(tmp_path: Path):
         (
             "agent_sessions",
             b'{"requests": [{"think_time": -9, "hash_ids": [1]}]}',
-            r"requests\[0\].think_time: expected a number from 0 up, not '-9'",
+            r"requests\[0\].think_time: expected a number from 0 to 9e.09, not '-9'",
         ),
         (
             "agent_sessions",
             b'{"requests": [{"think_time": "2026-01-01", "hash_ids": [1]}]}',
-            r"requests\[0\].think_time: expected a number from 0 up",
+            r"requests\[0\].think_time: expected a number from 0 to 9e",
         ),
         ("spanlab_records", b'{"seed": "x"}', "seed: expected a whole number from 0 up, not 'x'"),
-        ("spanlab_records", b'{"seed": 0, "rate_rps": [1]}', "rate_rps: expected a number from 0 up"),
+        ("spanlab_records", b'{"seed": 0, "rate_rps": [1]}', "rate_rps: expected a number from 0 to 1e"),
         ("openai", b'{"messages": %b}' % (b"[" * 999 + b"]" * 999), "messages: expected a list of objects"),
         (
             "openai",
@@ -150,7 +150,7 @@ def test_missing_log_is_named(tmp_path: Path):
             b'{"input_toks": 1, "arrival_time": 1.5, "queued_ts": 5, "scheduled_ts": 4}',
             "scheduled_ts: expected a time no earlier than the one before it, 5, not '4.0'",
         ),
-        ("tracelab", b"s,1,32,8,8,1e30", "tool_wait_after_ms: expected at most 9e"),
+        ("tracelab", b"s,1,32,8,8,1e30", "tool_wait_after_ms: expected a number from 0 to 9e"),
         ("tracelab", b"s,1,99,8,8,0", "prefix_len: expected at most 48, the tokens so far, not 99"),
         ("vllm_bench", b'{"input_lens": [1], "output_lens": []}', "input_lens: expected as many as output_lens"),
         ("vllm_bench", b'{"input_lens": [-1], "output_lens": [1]}', "input_lens: expected a list of whole numbers"),

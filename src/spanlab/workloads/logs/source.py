@@ -104,21 +104,19 @@ class Row:
             raise BadFieldError(names[0], f"a text or a number{actual(value)}")
         return value
 
-    def number(self, *names: str) -> float | None:
-        """Return a field as a finite number from 0 up; None if no field is present."""
+    def number(self, *names: str, most: float = 1e9) -> float | None:
+        """Return a field as a number from 0 to `most`; None if no field is present."""
         value = self.get(*names)
         if value is None:
             return None
         number = _to_number(value)
-        if number is None or number < 0:
-            raise BadFieldError(names[0], f"a number from 0 up{actual(value)}")
+        if number is None or not 0 <= number <= most:
+            raise BadFieldError(names[0], f"a number from 0 to {most:.0e}{actual(value)}")
         return number
 
     def duration(self, *names: str, scale: float = 1.0) -> float | None:
         """Return a field in units of `scale` seconds as seconds, if 64-bit nanoseconds can hold it."""
-        number = self.number(*names)
-        if number is not None and number * scale > LONGEST_S:
-            raise BadFieldError(names[0], f"at most {LONGEST_S:.0e} s{actual(self.get(*names))}")
+        number = self.number(*names, most=LONGEST_S / scale)
         return None if number is None else number * scale
 
     def seconds(self, *names: str, scale: float = 1.0) -> float | None:
@@ -137,7 +135,7 @@ class Row:
         try:
             date = datetime.fromisoformat(value.strip())
             return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-        except (AttributeError, ValueError, OverflowError) as error:  # a value that is no text has no strip
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not every value is a text
             raise BadFieldError(names[0], f"a number or a date{actual(value)}") from error
 
 
