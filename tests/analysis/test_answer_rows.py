@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from spanlab.analysis.answer_rows import ArmResult, arm_rows
+from spanlab.analysis.bootstrap import positive_ratio, share
 from spanlab.analysis.divergence import Divergence
-from spanlab.analysis.intervals import McNemar, bootstrap_interval, share_interval
+from spanlab.analysis.intervals import McNemar, share_interval
 
 HEAVY = {"torch", "triton", "transformers", "simpy", "hydra", "omegaconf", "matplotlib", "spanlab_sim", "scipy"}
 GOLDS = [["47"], ["12", "twelve"], ["83"], ["60"]]
@@ -22,6 +24,11 @@ RIGHT = ArmResult("M0", ("47", "twelve", "83 quonts", "It is 60."), tuple(FLOOR)
 WRONG = ArmResult("M3", ("47", "13", "83, or 60", ""), FAR)
 
 
+def of_prompts(values, kind):
+    """The interval of a mean with one cluster per prompt."""
+    return kind(np.array([values]), np.ones((1, len(values))))
+
+
 def test_one_row_per_arm_in_the_order_given():
     rows = arm_rows([WRONG, RIGHT], GOLDS, FLOOR)
     assert [(row.arm, row.n) for row in rows] == [("M3", 4), ("M0", 4)]
@@ -32,7 +39,7 @@ def test_accuracy_by_hand():
     assert right.exact == share_interval(2, 4)
     assert right.stated == share_interval(4, 4)
     # F1: 1, 1, 2·1/3 and 2·1/4
-    assert right.f1 == pytest.approx(bootstrap_interval([1, 1, 2 / 3, 1 / 2]))
+    assert right.f1 == of_prompts([1, 1, 2 / 3, 1 / 2], share)
     assert wrong.exact == wrong.stated == share_interval(1, 4)
     assert wrong.against_reference == McNemar(3, 0, pytest.approx(0.25))
     assert right.against_reference == McNemar(0, 0, 1.0)
@@ -40,8 +47,8 @@ def test_accuracy_by_hand():
 
 def test_agreement_by_hand_with_the_floor_in_every_row():
     far, near = arm_rows([WRONG, RIGHT], GOLDS, FLOOR)
-    assert far.agreement.kl == bootstrap_interval([0.1, 0.2, 0.3, 0.4])
-    assert far.agreement.top1 == bootstrap_interval([1, 0.5, 1, 0.5])
+    assert far.agreement.kl == of_prompts([0.1, 0.2, 0.3, 0.4], positive_ratio)
+    assert far.agreement.top1 == of_prompts([1, 0.5, 1, 0.5], share)
     assert far.agreement.greedy == share_interval(2, 4)
     assert far.floor == near.floor == near.agreement
     assert far.floor.kl.mean == pytest.approx(2.5e-7)
@@ -85,3 +92,9 @@ def test_the_package_loads_nothing_heavy():
     code = f"import sys; from spanlab.analysis import {modules}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert HEAVY.isdisjoint(loaded.stdout.split())
+
+
+def test_a_divergence_that_is_no_number_is_refused():
+    arm = ArmResult("M3", divergences=(Divergence(8, float("nan"), 1.0, None), Divergence(8, 0.1, 1.0, None)))
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        arm_rows([arm], [["1"], ["2"]], ())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from spanlab.analysis.intervals import McNemar, bootstrap_interval, mcnemar, share_interval
+from spanlab.analysis.intervals import McNemar, mcnemar, share_interval
 
 outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60)
 
@@ -42,44 +41,9 @@ def test_mcnemar_by_hand():
     assert mcnemar(first, second) == McNemar(1, 5, pytest.approx(14 / 64))
 
 
-def test_bootstrap_bounds_are_quantiles_of_resampled_means():
-    values = np.array([0.0, 1.0])
-    # Means of two draws are 0, ½, 1 with chances ¼, ½, ¼.
-    assert bootstrap_interval(values) == (0.5, 0.0, 1.0)
-    assert bootstrap_interval(values, level=0.4) == (0.5, 0.5, 0.5)
-    assert bootstrap_interval([3.0] * 5) == (3.0, 3.0, 3.0)
-    assert bootstrap_interval([3.0]) == (3.0, None, None)
-
-
-def test_bootstrap_repeats_itself_and_stays_above_zero_for_skewed_values():
-    values = np.random.default_rng(0).exponential(1e-3, 16) ** 2
-    result = bootstrap_interval(values)
-    assert result == bootstrap_interval(values)
-    assert 0 < result.low < result.mean < result.high
-    assert result != bootstrap_interval(values, seed=1)
-
-
-def test_bootstrap_covers_about_as_often_as_it_says():
-    rng = np.random.default_rng(5)
-    intervals = [bootstrap_interval(rng.normal(10.0, 2.0, 50), 0.9, seed=run) for run in range(300)]
-    covered = sum(low <= 10.0 <= high for _, low, high in intervals)
-    # It is a little narrow for 50 values (z for t, n for n − 1: 0.888); three standard deviations of a binomial.
-    assert abs(covered - 0.888 * 300) < 3 * (300 * 0.888 * 0.112) ** 0.5
-
-
-def test_many_values_are_resampled_in_parts(monkeypatch):
-    values = np.arange(50.0)
-    at_once = bootstrap_interval(values)
-    monkeypatch.setattr("spanlab.analysis.intervals._MAX_DRAWN", 50 * 7)
-    assert bootstrap_interval(values) == at_once  # one stream of draws, however it is cut
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bootstrap_interval([]), r"values=\[\]: expected one row"),
-        (lambda: bootstrap_interval([1.0, float("nan")]), "expected one row of at least one finite number"),
-        (lambda: bootstrap_interval([1, 2], 95), "level=95: expected a probability"),
         (lambda: share_interval(3, 2), "right=3: expected 0 to 2"),
         (lambda: share_interval(0, 0), "right=0: expected 0 to 0, out of at least one"),
         (lambda: share_interval(0, 1, 0), "level=0: expected a probability"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from spanlab.analysis.answers import best_score, exact_match, stated, token_f1
+from spanlab.analysis.clustered import POSITIVE, SHARE, Kind, mean_interval
 from spanlab.analysis.divergence import Divergence
-from spanlab.analysis.intervals import McNemar, bootstrap_interval, mcnemar, share_interval
+from spanlab.analysis.intervals import McNemar, mcnemar, share_interval
 from spanlab.stats import Interval
 
 
@@ -88,7 +91,7 @@ def _accuracy(arm: ArmResult, golds: Sequence[Sequence[str]], reference: list[bo
     return Accuracy(
         exact=share_interval(exact, len(pairs)),
         stated=share_interval(sum(correct), len(pairs)),
-        f1=bootstrap_interval([best_score(token_f1, answer, gold) for answer, gold in pairs]),
+        f1=_mean([best_score(token_f1, answer, gold) for answer, gold in pairs], SHARE),
         against_reference=mcnemar(reference, correct),
     )
 
@@ -102,10 +105,18 @@ def _agreement(divergences: Sequence[Divergence]) -> Agreement | None:
         return None
     decoded = [divergence.greedy for divergence in divergences if divergence.greedy is not None]
     return Agreement(
-        kl=bootstrap_interval([divergence.kl for divergence in divergences]),
-        top1=bootstrap_interval([divergence.top1 for divergence in divergences]),
+        kl=_mean([divergence.kl for divergence in divergences], POSITIVE),
+        top1=_mean([divergence.top1 for divergence in divergences], SHARE),
         greedy=share_interval(sum(decoded), len(decoded)) if len(decoded) == len(divergences) else None,
     )
+
+
+def _mean(values: Sequence[float], kind: Kind) -> Interval:
+    """Return the mean over prompts with its 95 % interval; a prompt is one cluster."""
+    sample = np.array(values, dtype=np.float64)
+    if not np.isfinite(sample).all():
+        raise ValueError(f"values={values}: expected finite numbers")
+    return mean_interval(sample, np.arange(len(sample)), kind)
 
 
 def _check_lengths(arm: ArmResult, prompts: int) -> None:

@@ -1,34 +1,11 @@
-"""Uncertainty of quality over prompts: bootstrap intervals of means, exact intervals of shares, McNemar's test."""
+"""Uncertainty of right answers over prompts: exact intervals of shares, and McNemar's test."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from spanlab.stats import Interval, Values
-
-_RESAMPLES = 4000
-_MAX_DRAWN = 1 << 22  # values drawn at a time, which bounds memory
-
-
-def bootstrap_interval(values: Values, level: float = 0.95, seed: int = 0) -> Interval:
-    """Return mean and percentile-bootstrap interval (Efron 1979) of independent values: one per prompt, not per token.
-
-    For skewed quantities that are never negative, such as KL, where a t interval would reach below zero. One value has
-    no bounds; the same seed gives the same bounds.
-    """
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
-        raise ValueError(f"values={values}: expected one row of at least one finite number")
-    _check_level(level)
-    mean = float(sample.mean())
-    if sample.size == 1:
-        return Interval(mean, None, None)
-    low, high = np.quantile(_resampled_means(sample, seed), [(1 - level) / 2, (1 + level) / 2]).tolist()
-    return Interval(mean, low, high)
+from spanlab.stats import Interval
 
 
 def share_interval(right: int, total: int, level: float = 0.95) -> Interval:
@@ -66,13 +43,6 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
     only_second = sum(b and not a for a, b in zip(first, second, strict=True))
     rarer, both = min(only_first, only_second), only_first + only_second
     return McNemar(only_first, only_second, min(1.0, 2 * float(bdtr(rarer, both, 0.5))))
-
-
-def _resampled_means(sample: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    rng = np.random.default_rng(seed)
-    rows = max(1, _MAX_DRAWN // sample.size)
-    sizes = [min(rows, _RESAMPLES - start) for start in range(0, _RESAMPLES, rows)]
-    return np.concatenate([rng.choice(sample, (size, sample.size)).mean(axis=1) for size in sizes])
 
 
 def _check_level(level: float) -> None:
