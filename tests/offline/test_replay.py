@@ -156,12 +156,16 @@ def test_stack_distances_equal_lru_at_every_size(seed: int, size: int):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_cache_exceeds_the_optimum(seed: int):
-    requests, slots = requests_of(random_prompts(seed)), np.arange(60)
-    reuses = find_reuses(requests.paths.forest(16), ServiceOrder(slots, slots, slots, np.ones(60, bool)))
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_no_cache_exceeds_the_optimum(seed: int, multiple: int):
+    prompts = [prompt[: max(len(prompt) // multiple, 1) * multiple] for prompt in random_prompts(seed)]
+    requests, slots = requests_of(prompts), np.arange(len(prompts))
+    order = ServiceOrder(slots, slots, slots, np.ones(len(prompts), bool))
+    reuses = find_reuses(requests.paths.forest(16), order)
     for tokens in (300, 600, 1200):
         reused = replay(requests, CacheRules(16, 16, tokens)).reused.sum()
         assert reused <= most_reused_tokens(reuses, tokens - reuses.prompt_tokens)
+    assert reuses.infinite_tokens == replay(requests, CacheRules(16, 16, 10**9, outputs=False)).reused.sum()
 
 
 def contents(*prompts: tuple[tuple[int, ...], tuple[int, ...]]) -> Contents:

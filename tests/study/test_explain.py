@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from spanlab.main import compose
+from spanlab.study.explain.facts import Facts
+from spanlab.study.numbers.bounds import BoundCrossedError
 from spanlab.study.run import run_study
 
 from ..support.files import write_lines
@@ -171,3 +173,19 @@ def test_no_verdict_over_an_unread_share(tmp_path: Path, bad: int, stands: bool)
     assert (summary["unread"]["share"] <= 0.01) == stands
     assert summary["verdict"].startswith("no verdict stands, ") != stands
     assert any(note.startswith("left out of ") and "bad lines" in note for note in summary["caveats"])
+
+
+def test_page_without_a_true_bound_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(Facts, "offline_optimum", lambda facts, rules: 0)
+    with pytest.raises(BoundCrossedError, match=r"^arms\.vllm_0_32 reuses .* expected at most 0\.0000%, the bound off"):
+        explained(tmp_path, "workload.log.requests=400")
+
+
+@pytest.mark.parametrize("length", [1055, 1056, 1057])
+def test_best_eviction_holds_where_prompts_are_whole_blocks(tmp_path: Path, length: int):
+    prompts = [[*range(first, first + length)] for first in (0, 0, 5000, 5000)]
+    settings = (f"log={write_log(tmp_path, prompts)}", "model=qwen3.5-4b", "arms=engines_hybrid", "store=gib_64")
+    summary = explained(tmp_path, *settings)
+    blocks = (length - 1) // 528  # the last token of a prompt is computed
+    assert summary["presets"]["vllm_0_32"]["reused_tokens"] == 2 * blocks * 528
+    assert summary["bounds"]["offline_optimum"] == 2 * blocks * 528 / (4 * length)

@@ -70,17 +70,25 @@ class Paths:
         return self.per_request(np.where(self.first, 0, self.tokens[self.nodes]))
 
     def forest(self, size: int) -> Forest:
-        """Return the same paths in whole blocks, for bounds; at least one token of a prompt is computed."""
-        blocks = self.blocks(size)
-        visited = blocks[self.nodes] > 0
-        num_visited = np.concatenate([[0], np.cumsum(visited)])
-        usable = self.node_stop[self.nodes] // size * size < self.prompt_tokens[self.owner]
+        """Return the same paths in whole blocks, for bounds; at least one token of a prompt is computed.
+
+        A node in which a prompt of whole blocks ends becomes two: that prompt cannot reuse the last block alone.
+        """
+        blocks, nodes, last = self.blocks(size), len(self.tokens), self.nodes[self.starts[1:] - 1]
+        tail = np.zeros(nodes, dtype=np.int64)
+        tail[last] = (self.node_stop[last] % size == 0) & (blocks[last] > 1)
+        lengths = np.concatenate([blocks - tail, tail]) * size
+        stop = np.concatenate([self.node_stop // size - tail, self.node_stop // size]) * size
+        path_nodes = np.stack([self.nodes, self.nodes + nodes], axis=1).ravel()
+        owner = np.repeat(self.owner, 2)
+        visited = lengths[path_nodes] > 0
+        usable = visited & (stop[path_nodes] < self.prompt_tokens[owner])
         return Forest(
-            lengths=blocks * size,
-            path_nodes=self.nodes[visited],
-            path_starts=num_visited[self.starts],
-            path_usable=self.per_request((visited & usable).astype(np.int64)),
-            path_prompt=self.per_request(visited.astype(np.int64)),
+            lengths=lengths,
+            path_nodes=path_nodes[visited],
+            path_starts=np.concatenate([[0], np.cumsum(visited)])[2 * self.starts],
+            path_usable=np.bincount(owner, usable, self.requests).astype(np.int64),
+            path_prompt=np.bincount(owner, visited, self.requests).astype(np.int64),
             prompt_paths=np.arange(self.requests + 1),
             unit=size,
         )

@@ -19,6 +19,7 @@ from spanlab.study.explain.fixes import ExplainedArm, Fix, ranked_fixes, verdict
 from spanlab.study.explain.groups import groups_of, positions_of
 from spanlab.study.explain.rules import Rules, check_fits, rules_of
 from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.numbers.bounds import BoundCrossedError
 from spanlab.workloads.logs import Ids, Log
 from spanlab.workloads.logs.unread import Unread
 
@@ -90,6 +91,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     explained = _explained(study, facts, baseline, other_tokens)
     fixes = ranked_fixes(explained)
     bounds = _bounds(facts, explained)
+    _check_bounds(study, presets, bounds)
     return _head(log) | {
         "bounds": bounds,
         "explained": study.baseline,
@@ -139,6 +141,20 @@ def _bounds(facts: Facts, explained: ExplainedArm) -> dict[str, float | None]:
         "any_position": anywhere,
         "offline_optimum": facts.offline_optimum(explained.rules) / total,
     }
+
+
+def _check_bounds(study: Study, presets: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, float | None]) -> None:
+    """Raise where an arm exceeds a bound: the bound or the replay is wrong, and the page reports no result."""
+    for name, preset in presets.items():
+        finds_prefixes = study.arms[name].spans is None and study.arms[name].passages.are_default
+        checked = ["prefix"] * finds_prefixes + ["any_position"] + ["offline_optimum"] * (name == study.baseline)
+        for bound in checked:
+            share, most = preset["token_hit_rate"], bounds[bound]
+            if most is not None and share > most:
+                raise BoundCrossedError(
+                    f"arms.{name} reuses {share:.4%} of the prompt tokens: expected at most {most:.4%}, "
+                    f"the bound {bound}; this is a fault of the program"
+                )
 
 
 def _curve(study: Study, facts: Facts, block: int) -> list[dict[str, Any]]:
