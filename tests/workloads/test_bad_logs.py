@@ -109,6 +109,7 @@ def test_missing_log_is_named(tmp_path: Path):
         ("azure", b"2023-11-16 18:15:46,5,\xff", "line: expected one row of CSV as UTF-8 text, not b'2023"),
         ("azure", b"nan,5,5", "TIMESTAMP: expected a number or a date, not 'nan'"),
         ("azure", b"yesterday,5,5", "TIMESTAMP: expected a number or a date, not 'yesterday'"),
+        ("openai", b'{"prompt": "x", "message_mode": "delta"}', "message_mode: expected history, not delta"),
         ("openai", b'{"prompt": [5, -1]}', "prompt: expected a list of whole numbers from 0 to below 2"),
         ("openai", b'{"prompt": [5, true]}', "prompt: expected a list of whole numbers of 64 bits"),
         ("openai", b'{"prompt": "x", "model": {}}', "model: expected a text or a number"),

@@ -95,6 +95,13 @@ def test_increments_continue_their_session(tmp_path: Path):
     assert any(note.startswith("later rows of a session are the new tokens") for note in log.notes)
 
 
+def test_turns_without_ids_are_new_tokens(tmp_path: Path):
+    fields = [{"timestamp": 0}, {"delay": 1000}, {"delay": 500}]
+    rows = [{"session_id": "a", "input_length": 16, "output_length": 4} | delay for delay in fields]
+    log = read_rows(tmp_path, *rows)
+    assert (log.format, log.prompt_tokens.tolist(), reused_tokens(log)) == ("mooncake", [16, 36, 56], 16 + 36)
+
+
 def test_sessions_without_times_start_together(tmp_path: Path):
     log = read_rows(tmp_path, turn("a", 16, [1]), turn("a", 16, [2], delay=1000), turn("b", 16, [1]))
     assert log.prompt_tokens.tolist() == [16, 16, 42]

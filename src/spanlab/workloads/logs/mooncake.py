@@ -34,6 +34,7 @@ REPEATED = (
     "rows with a delay repeat the ids of the row before them: each is a whole prompt; workload.log.rows=increments "
     "takes them as the new tokens of a turn"
 )
+_TURN = {"input_length", "session_id"}
 TOGETHER = "sessions without a timestamp start together: nobody recorded when each one started"
 
 
@@ -41,13 +42,20 @@ TOGETHER = "sessions without a timestamp start together: nobody recorded when ea
 def mooncake() -> LogFormat:
     """One request, or one turn, per line; `timestamp` in milliseconds, or in seconds with `chat_id` (Bailian)."""
     return LogFormat(
-        looks_for="JSONL with hash_ids and input_length",
-        recognises=lambda file: {"hash_ids", "input_length"} <= first_row(file).keys(),
+        looks_for="JSONL with hash_ids and input_length, or turns with input_length, session_id and delay",
+        recognises=_recognises,
         read=_read_entries,
         ids=None,
         block=lambda file: None if INCREMENTS in file.notes else find_block_size(file),
         fields=("hash_ids", "input_length"),
     )
+
+
+def _recognises(file: LogFile) -> bool:
+    if {"hash_ids", "input_length"} <= first_row(file).keys():
+        return True
+    rows = [row.keys() for row in head_rows(file)]
+    return all(row >= _TURN for row in rows) and any("delay" in row for row in rows)
 
 
 def find_block_size(file: LogFile) -> int:
@@ -58,7 +66,9 @@ def find_block_size(file: LogFile) -> int:
         return declared.pop()
     fitting = {size: sum(_has_id_per_block(row, size) for row in rows) for size in BLOCKS}
     best = max(BLOCKS, key=lambda size: fitting[size])
-    if 2 * fitting[best] > len(rows):  # a line of another size raises its own error
+    if (
+        2 * fitting[best] > len(rows) or not rows
+    ):  # turns without ids have no blocks; a line of another size raises its own error
         return best
     sizes = ", ".join(map(str, sorted(BLOCKS)))
     raise ValueError(f"log={file.path}: hash_ids: expected one id per block of {sizes} tokens, or a field block_size")
@@ -115,13 +125,17 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
 def _entry(row: Row, line: int, size: int, file: LogFile) -> Entry:
     """Return the tokens of one row as a request."""
     row.count("block_size", least=1, default=size)
-    tokens, keys = file.check_length(row.count("input_length"), "input_length"), block_keys(row)
-    if len(keys) != -(-tokens // size):
-        raise BadFieldError("hash_ids", f"{-(-tokens // size)} ids for {tokens} tokens, not {len(keys)}")
+    tokens = file.check_length(row.count("input_length"), "input_length")
+    if row.get("hash_ids") is None and row.get("session_id") is not None:  # a turn of new tokens alone
+        keys, lengths = np.array([hash_name((line, "new"))], dtype=np.int64), np.array([tokens], dtype=np.int64)
+    else:
+        keys, lengths = block_keys(row), block_lengths(tokens, size)
+    if len(keys) != len(lengths):
+        raise BadFieldError("hash_ids", f"{len(lengths)} ids for {tokens} tokens, not {len(keys)}")
     scale = 1.0 if row.get("chat_id") is not None else 1e-3
     return Entry(
         keys,
-        block_lengths(tokens, size),
+        lengths,
         line,
         row.seconds("timestamp", scale=scale),
         row.count("output_length", default=0),

@@ -50,6 +50,8 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
     reader = BodyReader(file)
 
     def parse(row: Row, line: int, file: LogFile) -> Entry:
+        if row.get("message_mode") == "delta":
+            raise BadFieldError("message_mode", "history, not delta: the new messages of a turn are not read")
         prefix, body = _body_of(row)
         if body is None:
             raise BadFieldError("messages", "a list of messages, or prompt as text or token ids, and it is missing")
