@@ -234,6 +234,20 @@ def test_limits_name_how_to_raise_them(tmp_path: Path, settings: LogSettings, da
         read_log(path, settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("line_mib", 1e300), ("wait_s", 0.0), ("pipe_gib", -1), ("prompt_tokens", 0)]
+)
+def test_limits_are_positive_and_finite(name: str, value: float):
+    with pytest.raises(ValueError, match=rf"^workload.log.{name}={re.escape(str(value))}: expected "):
+        LogSettings(**{name: value})
+
+
+def test_quoted_header_is_recognised(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_text('"TIMESTAMP","ContextTokens","GeneratedTokens"\n"1","2","3"\n')
+    assert read_log(path, LogSettings()).prompt_tokens.tolist() == [2]
+
+
 def test_broken_document_is_named(tmp_path: Path):
     path = tmp_path / "log.json"
     path.write_bytes(b'[{"prompt": "x"},\n{"prompt"')

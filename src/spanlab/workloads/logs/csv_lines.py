@@ -13,8 +13,11 @@ T = TypeVar("T")
 
 def has_header(file: LogFile, names: tuple[str, ...]) -> bool:
     """Return whether the first line of a file names these columns."""
-    line = file.head.partition(b"\n")[0].decode(errors="replace")
-    return set(names) <= set(line.strip().split(","))
+    line = file.head.partition(b"\n")[0].strip().decode(errors="replace")
+    try:
+        return set(names) <= set(next(csv.reader([line]), []))
+    except csv.Error:
+        return False
 
 
 def csv_rows(parse: Callable[[Row, int], T], columns: tuple[str, ...]) -> Callable[[LogFile], Iterator[T]]:

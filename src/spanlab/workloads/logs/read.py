@@ -86,8 +86,10 @@ class LogSettings:
         one_of("workload.log.tools", self.tools, tuple(TOOLS))
         positive("workload.log.image_tokens", self.image_tokens)
         one_of("workload.log.rows", self.rows, ROWS)
-        for name in ("prompt_tokens", "line_mib", "wait_s", "pipe_gib"):
+        for name, most in {"prompt_tokens": 1 << 31, "line_mib": 1 << 20, "wait_s": 1e6, "pipe_gib": 1 << 20}.items():
             positive(f"workload.log.{name}", getattr(self, name))
+            if getattr(self, name) > most:
+                raise ValueError(f"workload.log.{name}={getattr(self, name)}: expected at most {most:,.0f}")
 
 
 @dataclass(frozen=True)

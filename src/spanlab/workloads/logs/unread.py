@@ -14,7 +14,7 @@ class Unread:
     """Bytes of a log that became tokens, and bytes that did not, by name of the part.
 
     `read`       bytes that became tokens or lengths
-    `left`       bytes left out, by part: a key of a body, `bad lines`, events of other media
+    `left`       bytes left out, by part: a key of a body, bad lines by their field
     `places`     number of times that each part was left out
     `requests`   requests that were read; `endless` are those with a part whose tokens the log does not determine
     """

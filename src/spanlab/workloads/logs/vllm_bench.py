@@ -25,7 +25,7 @@ from spanlab.workloads.logs.source import (
 
 INPUTS = ("input_toks", "input_len", "prompt_tokens", "prompt_len")
 OUTPUTS = ("output_toks", "output_len", "completion_tokens", "output_tokens")
-FAILED = "failed requests, which count nowhere"
+FAILED = "failed requests"
 TIMES = ("arrival_time", "start_time", "queued_ts", "timestamp")
 
 
