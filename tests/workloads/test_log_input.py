@@ -7,6 +7,8 @@ import gzip
 import json
 import lzma
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +61,26 @@ def test_pipe_reads_as_a_file(tmp_path: Path, pipe: Callable[[bytes], Path]):
     assert f"{path} (a pipe, SHA-256 " in workload.provenance.detail
     again = read_log(path, LogSettings(piece=1))  # a second reading of the copy
     assert again.prompt_tokens.tolist() == [40, 48]
+
+
+READ_TWICE = """
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+from spanlab.workloads.logs import LogSettings, read_log
+
+arguments = Path(sys.argv[1]), LogSettings()
+here = read_log(*arguments).fingerprint
+with get_context("spawn").Pool(1) as pool:
+    assert pool.apply(read_log, arguments).fingerprint == here
+"""
+
+
+def test_workers_read_the_copy_of_a_pipe(tmp_path: Path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    data = SAMPLES["mooncake"]()
+    subprocess.run([sys.executable, "-c", READ_TWICE, "-"], input=data, env=environment, check=True)
+    assert not list(tmp_path.glob("spanlab-log-*"))
 
 
 def test_pipe_without_a_writer_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -43,6 +43,8 @@ from spanlab.settings import (
 from spanlab.workloads import Workload, load_workload
 from spanlab.workloads.load import refuse_selection
 from spanlab.workloads.log import served
+from spanlab.workloads.logs.opening import is_pipe
+from spanlab.workloads.logs.read import open_log
 from spanlab_sim.arrivals import ARRIVALS, resample
 from spanlab_sim.replica import Replica
 from spanlab_sim.routing import ROUTERS, Route
@@ -88,6 +90,12 @@ def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = Tr
         return served(workload, settings.selection)
     refuse_selection(settings)
     return workload
+
+
+def copy_pipe(settings: WorkloadSettings) -> None:
+    """Copy a log that comes through a pipe, so that worker processes that start later can read it too."""
+    if settings.log is not None and settings.path is not None and is_pipe(Path(settings.path)):
+        open_log(Path(settings.path), settings.log)
 
 
 def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:

@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from rich.console import Console
 from rich.text import Text
 
+from spanlab import build
 from spanlab.errors import USER_ERRORS, sentence
 from spanlab.report import faces
 from spanlab.report.console import print_tables
@@ -70,6 +71,7 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
     """
     axes, run, config = parse_axes(study.sweep), study.output.run, asdict(study)
     check_login(study.tracking)
+    build.copy_pipe(study.workload)
     console = Console(stderr=True)
     with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings_yaml(config), GROWING) as folder:
         points = list(_Points(study, name, root, compose, console).run(axes))

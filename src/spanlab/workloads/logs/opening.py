@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import bz2
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import os
 import select
-import stat
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 STANDARD_INPUT = "-"
+_COPIES = "SPANLAB_COPIED_PIPES"  # environment variable with the copies of pipes as JSON
 _POLL_S = 2.0
 _CHUNK = 1 << 20
 
@@ -41,28 +42,57 @@ def content_of(path: Path, waits: Waits) -> Content:
 
     Raises ValueError if there is no such file, if it is a device, and if a pipe exceeds `waits`.
     """
-    if str(path) != STANDARD_INPUT:
-        if not path.exists():
-            raise ValueError(f"log={path}: no such file; expected a log, or a folder of the RAGPulse trace")
-        mode = path.stat().st_mode
-        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-            return Content(path)
-        if not stat.S_ISFIFO(mode):
-            raise ValueError(f"log={path}: expected a file, a folder, a pipe, or - for standard input")
-    copy, digest = _copied(str(path), waits)
-    return Content(Path(copy.name), digest)
+    if is_pipe(path):
+        return _copied(str(path), waits)
+    if not path.exists():
+        raise ValueError(f"log={path}: no such file; expected a log, or a folder of the RAGPulse trace")
+    if not path.is_file() and not path.is_dir():
+        raise ValueError(f"log={path}: expected a file, a folder, a pipe, or - for standard input")
+    return Content(path)
 
 
-@cache
-def _copied(name: str, waits: Waits) -> tuple[Any, str]:
-    """Copy a pipe into a temporary file, which is removed when the program ends; a pipe can be read only once."""
-    copy = tempfile.NamedTemporaryFile(prefix="spanlab-log-", buffering=0)  # noqa: SIM115 - open until the program ends
-    digest = hashlib.sha256()
+def is_pipe(path: Path) -> bool:
+    """Return whether a log comes through a pipe, which can be read only once."""
+    return str(path) == STANDARD_INPUT or path.is_fifo() or str(path) in _copies()
+
+
+def _copies() -> dict[str, list[str]]:
+    """Return file and SHA-256 of each pipe that was copied, by its name; worker processes inherit them."""
+    copies: dict[str, list[str]] = json.loads(os.environ.get(_COPIES, "{}"))
+    return copies
+
+
+def _copied(name: str, waits: Waits) -> Content:
+    """Return the temporary file that holds the data of a pipe; it is removed when the program ends."""
+    if name not in _copies():
+        descriptor, file = tempfile.mkstemp(prefix="spanlab-log-")
+        atexit.register(_remove, file, os.getpid())
+        with os.fdopen(descriptor, "wb", buffering=0) as copy:
+            digest = _copy(name, copy, waits)
+        os.environ[_COPIES] = json.dumps(_copies() | {name: [file, digest]})
+    file, digest = _copies()[name]
+    return Content(Path(file), digest)
+
+
+def _remove(file: str, process: int) -> None:
+    if os.getpid() == process:  # and not a fork of it
+        Path(file).unlink(missing_ok=True)
+
+
+def _copy(name: str, copy: IO[bytes], waits: Waits) -> str:
+    """Copy the data of a pipe, and return its SHA-256."""
+    digest, size = hashlib.sha256(), 0
     # Opening a pipe without a writer would block before any message.
     source = 0 if name == STANDARD_INPUT else os.open(name, os.O_RDONLY | os.O_NONBLOCK)
     try:
         while chunk := _next_chunk(source, name, waits.wait_s):
             digest.update(chunk)
+            size += len(chunk)
+            if size > waits.most_bytes:
+                raise ValueError(
+                    f"log={name}: expected at most {waits.most_bytes / (1 << 30):g} GiB from a pipe; "
+                    "workload.log.pipe_gib=N allows more"
+                )
             try:
                 copy.write(chunk)
             except OSError as error:
@@ -70,15 +100,10 @@ def _copied(name: str, waits: Waits) -> tuple[Any, str]:
                     f"log={name}: expected room for its data in {tempfile.gettempdir()}, but {error.strerror}; TMPDIR "
                     "names another folder"
                 ) from error
-            if copy.tell() > waits.most_bytes:
-                raise ValueError(
-                    f"log={name}: expected at most {waits.most_bytes / (1 << 30):g} GiB from a pipe; "
-                    "workload.log.pipe_gib=N allows more"
-                )
     finally:
         if source:
             os.close(source)
-    return copy, digest.hexdigest()
+    return digest.hexdigest()
 
 
 def _next_chunk(source: int, name: str, wait_s: float) -> bytes:
