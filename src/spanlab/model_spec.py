@@ -149,15 +149,15 @@ class ModelSpec:
         """Bytes of one checkpoint, recurrent and conv state together; 0 for an attention-only model.
 
         Recurrent: recurrent_layers · value_heads · d_k · d_v · state_itemsize. Conv: recurrent_layers · channels ·
-        conv_kernel · conv_itemsize, with channels = 2 · key_heads · d_k + value_heads · d_v; the tensor that
-        transformers stores has all conv_kernel columns, although kernel − 1 of them suffice.
+        (conv_kernel − 1) · conv_itemsize, with channels = 2 · key_heads · d_k + value_heads · d_v: the inputs that the
+        next output needs, as servers and this engine store them. A tensor of transformers has one column more.
         """
         return self.recurrent_layers * self._state_size * self.state_itemsize + self.conv_state_bytes
 
     @property
     def conv_state_bytes(self) -> int:
         """Bytes of the conv states of all recurrent layers, a part of `state_bytes`."""
-        return self.recurrent_layers * self._conv_channels * self.conv_kernel * self.conv_itemsize
+        return self.recurrent_layers * (self.conv_kernel - 1) * self._conv_column_bytes
 
     @property
     def state_groups(self) -> int:
@@ -169,10 +169,13 @@ class ModelSpec:
             return 0
         return -(-self.recurrent_layers // min(self.attention_layers, self.recurrent_layers))
 
-    def block_tokens_per_state(self, multiple: int) -> int:
-        """The least multiple of `multiple` tokens whose KV in one layer is no smaller than one layer's state."""
+    def block_tokens_per_state(self, multiple: int, drafts: int = 0) -> int:
+        """The least multiple of `multiple` tokens whose KV in one layer is no smaller than one layer's state.
+
+        With `drafts` tokens drafted ahead of a step, a conv state has as many further inputs (vLLM 0.32.0).
+        """
         kv = self.kv_bytes_per_token // self.attention_layers
-        state = self.state_bytes // self.recurrent_layers
+        state = self.state_bytes // self.recurrent_layers + drafts * self._conv_column_bytes
         return -(-state // (kv * multiple)) * multiple
 
     @property
@@ -182,6 +185,10 @@ class ModelSpec:
     @property
     def _value_channels(self) -> int:
         return self.recurrent_value_heads * self.recurrent_value_dim
+
+    @property
+    def _conv_column_bytes(self) -> int:
+        return self._conv_channels * self.conv_itemsize
 
     @property
     def _conv_channels(self) -> int:

@@ -45,7 +45,7 @@ def make_hybrid(**changes) -> ModelSpec:
     [("exact", None, 0, 36), ("scalar", None, 1, 0), ("low_rank", 2, 1, 24), ("sum", None, 0, 0), ("last", None, 0, 0)],
 )
 def test_a_map_weighs_its_numbers_and_the_conv_state(form, rank, factors, numbers, dtype):
-    model, heads, conv = make_hybrid(), 5 * 4, 5 * (2 * 2 * 6 + 4 * 8) * 4 * 2
+    model, heads, conv = make_hybrid(), 5 * 4, 5 * (2 * 2 * 6 + 4 * 8) * 3 * 2
     size = ITEMSIZES[dtype]
     assert map_bytes(MapRules(form, rank, dtype), model) == heads * (4 * factors + size * (numbers + 48)) + conv
     assert working_map_bytes(model) == heads * 4 * (36 + 48) + conv

@@ -10,6 +10,7 @@ from spanlab.engine.slot_pool import ALL
 from spanlab.engine.state_pool import StatePool, StateShape
 
 KERNEL, CHANNELS, LAYERS = 4, 5, 2
+HELD = KERNEL - 1  # inputs that a slot holds
 SHAPE = StateShape(LAYERS, 2, 3, 3, CHANNELS, KERNEL)
 CPU = torch.device("cpu")
 WEIGHT = torch.randn(CHANNELS, KERNEL, generator=torch.Generator().manual_seed(0))
@@ -25,14 +26,14 @@ def pool_of(slots: int) -> StatePool:
     """Slots that hold something."""
     pool, draw = StatePool(SHAPE, torch.float32, "cpu"), torch.Generator().manual_seed(1)
     for slot in [pool.allocate() for _ in range(slots)]:
-        pool.conv(ALL, slot).copy_(torch.randn(LAYERS, CHANNELS, KERNEL, generator=draw))
+        pool.conv(ALL, slot).copy_(torch.randn(LAYERS, CHANNELS, HELD, generator=draw))
     return pool
 
 
 def behind(before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs of rows [channels, T] behind inputs, and the last inputs then."""
     inputs = torch.cat([before, rows], dim=1)
-    return convolution(inputs[None], WEIGHT)[0, :, KERNEL:], inputs[:, -KERNEL:]
+    return convolution(inputs[None], WEIGHT)[0, :, HELD:], inputs[:, -HELD:]
 
 
 def test_sequences_are_kept_apart_and_their_last_inputs_kept():
@@ -50,7 +51,7 @@ def test_sequences_are_kept_apart_and_their_last_inputs_kept():
     out = ConvRows(windows, 15, CPU).convolve(1, convolution, rows, WEIGHT)
     expected, kept = behind(before[0], rows[0, :, 2:9])
     after, last = behind(kept, rows[0, :, 9:10])
-    begun, short = behind(torch.zeros(CHANNELS, KERNEL), rows[0, :, :2])
+    begun, short = behind(torch.zeros(CHANNELS, HELD), rows[0, :, :2])
     on, end = behind(short, rows[0, :, 10:])
     assert torch.allclose(out[0], torch.cat([begun, expected, after, on], dim=1), atol=1e-6)
     held = [pool.conv(1, place.slot) for place in (first, second, third, copy, unused)]

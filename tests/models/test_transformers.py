@@ -110,7 +110,9 @@ def test_bytes_are_those_of_a_real_cache(name: str):
     spec = written_spec(small_config(name))
     _, cache = run(small_config(name), 7)
     assert cache_bytes(cache, "keys", "values") == 7 * spec.kv_bytes_per_token
-    assert cache_bytes(cache, "recurrent_states", "conv_states") == spec.state_bytes
+    assert cache_bytes(cache, "recurrent_states") == spec.state_bytes - spec.conv_state_bytes
+    needed = spec.conv_kernel - 1  # transformers also keeps the input before those that the next output needs
+    assert cache_bytes(cache, "conv_states") * needed == spec.conv_state_bytes * (needed + 1)
     assert spec.is_hybrid == (spec.state_bytes > 0)
 
 

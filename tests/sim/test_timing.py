@@ -72,9 +72,9 @@ def test_roofline_prefill_by_hand():
 def test_roofline_decode_by_hand_with_state_and_host_time():
     hybrid = {"recurrent_layers": 1, "recurrent_key_heads": 1, "recurrent_value_heads": 1, "conv_kernel": 4}
     model = make_model(recurrent_key_dim=2, recurrent_value_dim=3, **hybrid)
-    assert model.state_bytes == 6 * 4 + (4 + 3) * 4 * 2 == 80
+    assert model.state_bytes == 6 * 4 + (4 + 3) * 3 * 2 == 66
     features = StepFeatures(num_decodes=2, decode_context=30, loaded_state_bytes=5, captured_state_bytes=7)
-    moved = 2 * model.layer_parameters + 2 * 40 + 8 * (30 + 2) + 2 * 80 * 2 + 5 + 7
+    moved = 2 * model.layer_parameters + 2 * 40 + 8 * (30 + 2) + 2 * 66 * 2 + 5 + 7
     slow_memory = make_hardware(bandwidth_bytes_per_s=1e3, bandwidth_efficiency=0.5, host_s=0.25)
     assert RooflineTiming(model, slow_memory).step(features) == moved * 2_000_000 + 250_000_000
 

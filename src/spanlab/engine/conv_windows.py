@@ -17,7 +17,7 @@ from spanlab.engine.slot_pool import Layers, SlotPool
 from spanlab_kernels.attention import Send, to_device
 
 Window = tuple[int, ...]
-"""The last `kernel` inputs of a sequence: rows of a forward (>= 0), zeros (-1), or stored inputs (<= -2)."""
+"""The last `kernel` − 1 inputs of a sequence: rows of a forward (>= 0), zeros (-1), or stored inputs (<= -2)."""
 
 _ZEROS = -1
 _STORED = -2
@@ -30,7 +30,7 @@ class SlotRef(NamedTuple):
     slot: int
 
     def memory(self, layer: Layers) -> Tensor:
-        """The slot's conv inputs [channels, kernel]; for all layers [layers · channels, kernel]."""
+        """The slot's conv inputs [channels, kernel − 1]; for all layers [layers · channels, kernel − 1]."""
         return self.pool.conv(layer, self.slot).flatten(0, -2)
 
 
@@ -38,7 +38,7 @@ class Windows:
     """Conv windows of slots, updated by the actions of a forward in order."""
 
     def __init__(self, kernel: int) -> None:
-        self.kernel = kernel
+        self.length = kernel - 1
         self.sources: list[SlotRef] = []
         self.by_slot: dict[SlotRef, Window] = {}
         self.changed: set[SlotRef] = set()
@@ -47,14 +47,14 @@ class Windows:
     def __getitem__(self, ref: SlotRef) -> Window:
         """Window of a slot; initially its stored window before the forward."""
         if ref not in self.by_slot:
-            first = _STORED - len(self.sources) * self.kernel
-            self.by_slot[ref] = tuple(range(first, first - self.kernel, -1))
+            first = _STORED - len(self.sources) * self.length
+            self.by_slot[ref] = tuple(range(first, first - self.length, -1))
             self.sources.append(ref)
         return self.by_slot[ref]
 
     def clear(self, ref: SlotRef) -> None:
         """Set a slot's window to zeros."""
-        self._set(ref, (_ZEROS,) * self.kernel)
+        self._set(ref, (_ZEROS,) * self.length)
 
     def copy(self, source: SlotRef, target: SlotRef) -> None:
         """Copy a slot's window to another slot."""
@@ -63,13 +63,16 @@ class Windows:
     def append(self, source: SlotRef, target: SlotRef, inputs: int) -> None:
         """Append the last `inputs` inputs of one slot to the window of another."""
         tail = self[source][-inputs:] if inputs else ()
-        self._set(target, (*self[target], *tail)[-self.kernel :])
+        self._set(target, self._last((*self[target], *tail)))
 
     def scan(self, ref: SlotRef, start: int, stop: int) -> None:
         """Advance a slot's window over rows `[start, stop)` of the forward."""
         before = self[ref]
-        self.before.append((start, before[1:]))
-        self._set(ref, (*before, *range(max(start, stop - self.kernel), stop))[-self.kernel :])
+        self.before.append((start, before))
+        self._set(ref, self._last((*before, *range(max(start, stop - self.length), stop))))
+
+    def _last(self, inputs: Window) -> Window:
+        return inputs[len(inputs) - self.length :]
 
     def _set(self, ref: SlotRef, window: Window) -> None:
         self.by_slot[ref] = window
@@ -85,11 +88,11 @@ class ConvRows:
 
     def __init__(self, windows: Windows, rows: int, device: torch.device, send: Send = to_device) -> None:
         before = sorted(windows.before)
-        reach, starts = windows.kernel - 1, np.array([start for start, _ in before], np.int64)
+        reach, starts = windows.length, np.array([start for start, _ in before], np.int64)
         self._length = rows + reach * len(before)
         scans = np.searchsorted(starts, np.arange(rows), side="right")
         self._row_indices = np.arange(rows) + reach * scans
-        self._sources, self._kernel = windows.sources, windows.kernel
+        self._sources, self._reach = windows.sources, reach
         self._targets = sorted(windows.changed, key=lambda ref: (id(ref.pool), ref.slot))
         windows_by_use = [window for _, window in before], [windows.by_slot[ref] for ref in self._targets]
         history = starts[:, None] + reach * np.arange(len(before))[:, None] + np.arange(reach)
@@ -118,14 +121,14 @@ class ConvRows:
     def _inputs(self, layer: Layers, rows: Tensor) -> Tensor:
         """Fill the table from `rows` [T, channels], update conv states, and return its rows [length, channels]."""
         channels, length = rows.shape[1], self._length
-        table = rows.new_empty(length + 1 + self._kernel * len(self._sources), channels)
+        table = rows.new_empty(length + 1 + self._reach * len(self._sources), channels)
         table[length] = 0
         if self._sources:
             stored = torch.stack([ref.memory(layer) for ref in self._sources])
-            torch.stack(tuple(stored.unbind(-1)), dim=1, out=table[length + 1 :].view(-1, self._kernel, channels))
+            torch.stack(tuple(stored.unbind(-1)), dim=1, out=table[length + 1 :].view(-1, self._reach, channels))
         table.index_copy_(0, self._rows, rows)
         table.index_copy_(0, self._history, table.index_select(0, self._history_sources))
         if self._targets:
-            windows = table.index_select(0, self._window_sources).view(-1, self._kernel, channels).mT
+            windows = table.index_select(0, self._window_sources).view(-1, self._reach, channels).mT
             torch._foreach_copy_([ref.memory(layer) for ref in self._targets], list(windows))
         return table[:length]

@@ -42,8 +42,8 @@ class DecodeRecurrence(LayeredRows):
         """See `LayeredRows`; every row is one batch element after its last conv inputs."""
         conv_states = self._pool.slab.tensor("conv", layer)
         before = conv_states.index_select(0, self._slab_rows)
-        inputs = torch.cat([before[..., 1:], rows[0].mT[..., None]], dim=-1)
-        conv_states.index_copy_(0, self._slab_rows, inputs)
+        inputs = torch.cat([before, rows[0].mT[..., None]], dim=-1)
+        conv_states.index_copy_(0, self._slab_rows, inputs[..., 1:])
         return convolution(inputs, *args)[..., -1].mT[None]
 
     def scan(self, layer: int, inputs: ScanInputs) -> Tensor:

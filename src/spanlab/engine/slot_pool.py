@@ -119,5 +119,5 @@ class SlotPool:
         return self._slots[slot][name][layer]
 
     def conv(self, layer: Layers, slot: int) -> Tensor:
-        """Conv state, the last inputs [channels, kernel] of the layer's convolution, zero-padded, as a view."""
+        """Conv state, the last inputs [channels, kernel − 1] of the layer's convolution, zero-padded, as a view."""
         return self.tensor("conv", layer, slot)

@@ -16,9 +16,9 @@ from spanlab.engine.slot_pool import Layers, SlotPool, TensorSpec
 
 @dataclass(frozen=True)
 class StateShape:
-    """Sizes of one state: recurrent layers; per layer, value heads of key_dim × value_dim, and conv channels × kernel.
+    """Sizes of one state: recurrent layers; per layer, value heads of key_dim × value_dim, and conv inputs.
 
-    The conv state has the last `kernel` inputs, as in transformers' caches, although one fewer would suffice.
+    The conv state has the last `kernel` − 1 inputs of each channel, which the next output needs.
     """
 
     layers: int
@@ -33,8 +33,8 @@ class StateShape:
         return TensorSpec((self.heads, self.key_dim, self.value_dim), dtype)
 
     def window_spec(self, dtype: torch.dtype) -> TensorSpec:
-        """Spec of a layer's conv state [channels, kernel]."""
-        return TensorSpec((self.channels, self.kernel), dtype)
+        """Spec of a layer's conv state [channels, kernel − 1]."""
+        return TensorSpec((self.channels, self.kernel - 1), dtype)
 
 
 class StatePool(SlotPool):
