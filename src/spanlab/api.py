@@ -22,10 +22,11 @@ from omegaconf import OmegaConf, open_dict
 
 from spanlab.compiled import CONF
 from spanlab.errors import is_user_error, sentence
-from spanlab.main import as_settings, register, run_settings
+from spanlab.main import register, run_settings
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study
+from spanlab.settings.composition import as_settings, compose_entry, without_sections
 from spanlab.study.output.folder import CONFIG, folder_name
 
 #: Column types by the type annotation of a row's field; frames omit fields of other types, which are nested.
@@ -135,8 +136,8 @@ def load(folder: str | Path) -> Result:
 
 def _run(entry: str, overrides: list[str]) -> Path:
     """Compose an entry, and run it under the name that the command line gives it; return its folder."""
-    config = hydra.compose(entry, overrides, return_hydra_config=True)
-    changed, tasks = config.hydra.job.override_dirname, list(config.hydra.overrides.task)
+    config = compose_entry(entry, overrides, return_hydra_config=True)
+    changed, tasks = without_sections(config.hydra.job.override_dirname), list(config.hydra.overrides.task)
     with open_dict(config):
         del config["hydra"]
     study = as_settings(config)

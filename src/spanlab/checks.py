@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 REQUIRED: Any = "???"  # OmegaConf's mark of a value that must be given
+_MANY = 12  # choices, above which the nearest is named first
 #: Former names of keys and of their values, which readers of older commands may type.
 RENAMED = {
     "token_budget": "max_num_batched_tokens",
@@ -84,5 +85,8 @@ def among(value: str, choices: Iterable[str]) -> str:
     likeness = 0.8 if len(word) <= 4 else 0.6  # short words are alike by chance, as nope and none
     near = difflib.get_close_matches(word, lower, 1, likeness)
     near = near or [name for name in lower if word and name.startswith(word)]
+    if near and len(choices) > _MANY:
+        others = ", ".join(choice for choice in choices if choice != lower[near[0]])
+        return f"one of {lower[near[0]]} (did you mean {lower[near[0]]}?), {others}"
     hint = f" (did you mean {lower[near[0]]}?)" if near else ""
     return f"one of {', '.join(choices)}{hint}"

@@ -14,7 +14,6 @@ from omegaconf.errors import (
     ConfigKeyError,
     MissingMandatoryValue,
     OmegaConfBaseException,
-    ValidationError,
 )
 
 from spanlab.checks import among
@@ -123,7 +122,7 @@ def _one_line(text: str) -> str:
 _SENTENCES = (
     ((ConfigAttributeError, ConfigKeyError), _unknown_key),
     (MissingMandatoryValue, _missing_value),
-    (ValidationError, _wrong_value),
+    (OmegaConfBaseException, _wrong_value),
     (MissingConfigException, _missing_config),
     (BrokenProcessPool, _broken),
     (CancelledError, _cancelled),

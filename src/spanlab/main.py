@@ -21,14 +21,22 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from spanlab.checks import refuse_unknown_keys
 from spanlab.cli.arguments import CommandLine, read
 from spanlab.cli.describe import listing, usage
 from spanlab.cli.environments import ensure_environment, start_in
 from spanlab.compiled import CONF, HOME
 from spanlab.errors import is_user_error, sentence
-from spanlab.plugins import load_plugins
 from spanlab.settings import Compare, MakeShape, Schedule, Study, schemas
+from spanlab.settings.composition import (
+    as_settings,
+    check_folder,
+    compose_entry,
+    explained,
+    keep_booleans,
+    schema_of,
+    with_sections,
+    without_sections,
+)
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
 from spanlab.settings.first_light import FirstLight
@@ -53,6 +61,7 @@ _SCHEMAS: dict[tuple[str | None, str], type[Any]] = {
 def register() -> None:
     """Register schemas, models and the resolver with Hydra; safe to call again."""
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
+    keep_booleans()
     register_models()
     _register_schemas()
 
@@ -149,7 +158,7 @@ def _run_name(output: OutputSettings) -> str:
     if output.run and hydra_run.mode != RunMode.MULTIRUN:
         return output.run
     name = output.run or str(hydra_run.job.config_name)
-    return folder_name(",".join(filter(None, (name, hydra_run.job.override_dirname))))
+    return folder_name(",".join(filter(None, (name, without_sections(hydra_run.job.override_dirname)))))
 
 
 def main() -> None:
@@ -166,9 +175,12 @@ def main() -> None:
             return
         if line.many:
             ensure_environment(_first_job(line))
-        sys.argv[1:] = line.arguments
+        if line.searched:
+            check_folder(line.searched)
+        sys.argv[1:] = with_sections(line.arguments)
         try:
-            _entry()
+            with explained(line.entry, line.overrides, line.searched):
+                _entry()
         except MissingConfigException as missing:  # a launcher that only another environment has
             if "submitit" in str(missing):
                 start_in("cluster")
@@ -191,8 +203,13 @@ def _answer(line: CommandLine) -> str:
     if not isinstance(settings, Study):
         return f"{line.entry}: the settings are valid"
     from spanlab.study.dry import describe_run
+    from spanlab.study.sweep.compose_points import PointComposer
+    from spanlab.study.sweep.run import check_sweep
 
-    return describe_run(settings, line.entry, HOME / settings.output.root)
+    text = describe_run(settings, line.entry, HOME / settings.output.root)
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        check_sweep(settings, PointComposer(line.entry, line.overrides, as_settings))
+    return text
 
 
 def _first_job(line: CommandLine) -> object:
@@ -241,14 +258,9 @@ def compose(entry: str, overrides: list[str], searched: str | None = None) -> An
 def _composed(entry: str, overrides: list[str], searched: str | None = None) -> DictConfig:
     register()
     keys = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
-    search_path = [f'hydra.searchpath=["file://{Path(searched).absolute()}"]'] if searched else []
+    if searched:
+        check_folder(searched)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return hydra.compose(entry, keys + search_path)
-
-
-def as_settings(config: DictConfig) -> object:
-    """Convert a composed config to checked settings; no other code reads a DictConfig."""
-    load_plugins(OmegaConf.select(config, "plugins") or ())
-    settings = OmegaConf.to_object(config)
-    refuse_unknown_keys(settings)
-    return settings
+        config = compose_entry(entry, keys, searched)
+    schema_of(config)
+    return config

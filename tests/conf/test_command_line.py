@@ -34,7 +34,9 @@ def test_list_shows_the_arms_of_an_entry(spanlab):
 
 
 def test_an_unknown_list_names_the_known_ones(spanlab, one_sentence):
-    one_sentence(spanlab("--list", "modls"), "--list=modls: expected one of entries, figures", "mean model?")
+    one_sentence(
+        spanlab("--list", "modls"), "--list=modls: expected one of model (did you mean model?), entries, figures"
+    )
 
 
 def test_help_explains_each_key(spanlab):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from spanlab.main import _composed, as_settings
+from spanlab.main import _composed
+from spanlab.settings.composition import as_settings
 
 from ..support.composition import HYDRA, Compositions, composing
 

@@ -81,13 +81,38 @@ USER_ERRORS = {
     "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
     "unknown meaning of a hit": ("count_hit_as=resumable", "count_hit_as=resumable: expected one of reused, matched"),
     "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of llama-3.1-8b"),
-    "unknown strategy": ("+strategy@arms.mine=radx", "strategy=radx: not in conf/strategy; expected one of ape"),
+    "unknown strategy": (
+        "+strategy@arms.mine=radx",
+        "strategy=radx: not in conf/strategy; expected one of radix (did you mean radix?), ape",
+    ),
     "a word for a whole number": (
         "batch.max_num_batched_tokens=many",
         "batch.max_num_batched_tokens: Value 'many'",
         "Integer",
     ),
     "a word for a number": ("arrivals.rate_rps=fast", "arrivals.rate_rps: Value 'fast'", "Float"),
+    "a setting of dp without dp": (
+        "arms.boundary.placement.dp.warmup=3",
+        "arms.boundary.placement.dp with placement.kind=boundary: expected arms.boundary.placement.dp=null",
+    ),
+    "a key of another workload": (
+        "workload.rag.k=3",
+        "workload.rag with workload.kind=quality, source=shape: expected",
+    ),
+    "a pool beside a placement": ("arms.dp_3.pool.block_size=32", "arms.dp_3.placement", "a pool of blocks has no"),
+    "a pool as a section": ("arms.dp_3.pool={block_size:32}", "arms.dp_3.placement", "a pool of blocks has no such"),
+    "spans of a hybrid without maps": ("arms.dp_3.spans.repair.kind=none", "arms.dp_3.spans with", "spans.maps"),
+    "text for a section": ("slo=${oc.env:HOME}", "slo=", "expected its keys, queue_mean_s"),
+    "an unset variable": ("slo=${oc.env:NOT_SET_ANYWHERE}", "slo: KeyError raised", "'NOT_SET_ANYWHERE' not found"),
+    "a list in a list": ("arms.dp_3.placement.also=[[1]]", "arms.dp_3.placement.also[0]=[1]: expected text"),
+    "a number for true or false": ("arms.dp_3.keep=-1", "arms.dp_3.keep: Value '-1'", "expected true or false"),
+    "a number of 401 digits": (f"slo.e2e_p50_s={10**400}", "slo.e2e_p50_s=1", "OverflowError", "expected a value"),
+    "a whole number above 64 bits": ("store.entries=9223372036854775808", "store.entries=9223", "of 64 bits"),
+    "more bytes than a number holds": ("store.total_gib=1e300", "store.total_gib=1e+300: expected zero, or a number"),
+    "an efficiency below all numbers": (
+        "hardware.compute_efficiency=1e-320",
+        "hardware.compute_efficiency=1e-320: expected zero, or a number from 1e-15 to 1e+18",
+    ),
     "half a worker": ("workers=1.5", "workers: Value '1.5'", "Integer"),
     "a word for yes or no": (
         "batch.enable_chunked_prefill=perhaps",
@@ -124,8 +149,8 @@ USER_ERRORS = {
     "an arm that is nowhere": ("only=[nope]", "only=nope: expected one of", "boundary"),
     "nothing where something is needed": ("output.run=null", "output.run:"),
     "negative rate": ("arrivals.rate_rps=-1", f"arrivals.rate_rps=-1.0: {ABOVE_ZERO}"),
-    "a rate that is no number": ("arrivals.rate_rps=nan", f"arrivals.rate_rps=nan: {ABOVE_ZERO}"),
-    "an infinite rate": ("arrivals.rate_rps=inf", "arrivals.rate_rps", "inf", "expected a number above zero"),
+    "a rate that is no number": ("arrivals.rate_rps=nan", "arrivals.rate_rps=nan: expected a finite number"),
+    "an infinite rate": ("arrivals.rate_rps=inf", "arrivals.rate_rps=inf: expected a finite number"),
     "no rate": ("arrivals.rate_rps=null", "arrivals.kind=poisson needs arrivals.rate_rps: expected"),
     "a rate for given times": ("arrivals=as_given", "arrivals.rate_rps=8.0 with arrivals.kind=as_given"),
     "burstiness without gamma": ("arrivals.burstiness=2", "arrivals.burstiness=2.0 with arrivals.kind=poisson"),
@@ -504,20 +529,11 @@ OF_A_RUN = (
     "an output root that is a file",
     "tracking online without an account",
 )
-# Not held yet: OmegaConf asserts on a key below a None, and there is no message to say in a sentence.
-OPEN = {"a dp setting for an arm without dp": ("+arms.boundary.placement.dp.warmup=3", "arms.boundary.placement.dp")}
 
 
 @pytest.mark.parametrize("mistake", [name for name in USER_ERRORS if name not in OF_A_RUN])
 def test_a_mistake_gets_its_sentence(mistake: str, spanlab, one_sentence, toy):
     typed, *words = USER_ERRORS[mistake]
-    one_sentence(spanlab("-cn", "smoke", "--dry", *toy, *typed.split()), *words)
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError)
-@pytest.mark.parametrize("mistake", OPEN)
-def test_a_mistake_will_get_its_sentence(mistake: str, spanlab, one_sentence, toy):
-    typed, *words = OPEN[mistake]
     one_sentence(spanlab("-cn", "smoke", "--dry", *toy, *typed.split()), *words)
 
 
@@ -543,7 +559,8 @@ def test_a_mistake_leaves_a_finished_run_as_it_is(
 
 def test_an_unknown_entry_lists_the_entries(spanlab, one_sentence):
     one_sentence(
-        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of batch_sim, break_even_sim, "
+        spanlab("-cn", "qualty_sim"),
+        "entry qualty_sim: not in conf/; expected one of quality_sim (did you mean quality_sim?), batch_sim, ",
     )
 
 

@@ -146,3 +146,9 @@ def test_a_folder_of_ones_own_choices_still_counts(tmp_path: Path):
 
 def test_the_choices_are_files_of_conf_model():
     assert find.CHOICES == ROOT / "conf" / "model"
+
+
+def test_deeply_nested_json_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(100_000 * "[")
+    with pytest.raises(ValueError, match=r"no JSON \(.*\); expected a config\.json"):
+        find_config(str(tmp_path))

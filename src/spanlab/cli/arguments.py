@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentError, Namespace
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -65,7 +65,12 @@ def _split_options(arguments: list[str]) -> tuple[list[str], str, str]:
 
 
 def _parsed(arguments: list[str]) -> Namespace:
-    parsed, unknown = get_args_parser().parse_known_intermixed_args(arguments)
+    parser = get_args_parser()
+    parser.exit_on_error = False  # which Hydra's function has no parameter for
+    try:
+        parsed, unknown = parser.parse_known_intermixed_args(arguments)
+    except ArgumentError as error:
+        raise ValueError(str(error).removeprefix("argument ")) from error
     if unknown:
         raise ValueError(f"{unknown[0]}: no such option; expected --dry, --list, --version, --help, --cfg or -m")
     return parsed

@@ -64,7 +64,7 @@ def _name(file: Path) -> str:
 def _read_config(file: Path, source: str, name: str) -> ModelConfig:
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # brackets in thousands of brackets
         raise ValueError(f"{source}: no JSON ({error}); expected a config.json") from error
     return ModelConfig.of(source, name, content)
 

@@ -7,12 +7,12 @@ from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
-import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+
+from spanlab.settings.composition import compose_entry, with_sections
 
 
 class PointComposer:
@@ -32,7 +32,7 @@ class PointComposer:
         """Return the settings with these overrides, each KEY=VALUE."""
         keys = tuple(f"{override.partition('=')[0]}=" for override in point_overrides)
         remaining = [override for override in self._overrides if not override.startswith(keys)]
-        parsed = OverridesParser.create().parse_overrides(list(point_overrides))
+        parsed = OverridesParser.create().parse_overrides(with_sections(point_overrides))
         if len(remaining) == len(self._overrides) and all(map(_sets_value, parsed)):
             changed = self._with_values(parsed)
             if changed is not None:
@@ -40,7 +40,7 @@ class PointComposer:
         return self._make(self._compose([*remaining, *point_overrides]))
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
-        return hydra.compose(self._entry, [*overrides, "sweep=[]"])
+        return compose_entry(self._entry, [*overrides, "sweep=[]"])
 
     @cached_property
     def _base_config(self) -> DictConfig:
@@ -52,7 +52,7 @@ class PointComposer:
         try:
             for override in overrides:
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-        except OmegaConfBaseException:
+        except Exception:  # of any type: the full composition says what is wrong
             return None
         return config
 

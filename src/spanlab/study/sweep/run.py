@@ -94,6 +94,17 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
     return folder.path
 
 
+def check_sweep(study: Study, compose: Compose) -> None:
+    """Compose every point of a study's sweep; ValueError for an invalid axis, and for the first invalid point."""
+    for axis in parse_axes(study.sweep):
+        for values in axis.combinations():
+            overrides = [f"{key}={value}" for key, value in zip(axis.keys, values, strict=True)]
+            try:
+                compose(*overrides)
+            except USER_ERRORS as mistake:
+                raise ValueError(f"sweep={study.sweep}: {','.join(overrides)}: {sentence(mistake)}") from mistake
+
+
 def parse_axes(texts: list[str]) -> list[Axis]:
     """Parse axes in Hydra's sweep syntax: KEY=A,B,C, further keys after spaces; ValueError for any other text."""
     return [_parse_axis(text) for text in texts]

@@ -1,0 +1,341 @@
+"""Composition of entries with Hydra: sections that are null are created, values keep their types, errors are sentences.
+
+OmegaConf converts numbers to true or false, accepts any number, and raises errors of Python on some overrides. This
+module checks what it composes, so that the settings' own checks see the types that they declare.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from types import NoneType, TracebackType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ValidationError
+from omegaconf.nodes import BooleanNode
+
+from spanlab.checks import among, refuse_unknown_keys
+from spanlab.compiled import CONF
+from spanlab.errors import USER_ERRORS, sentence
+from spanlab.plugins import load_plugins
+from spanlab.settings.entries import schemas
+
+_LIBRARIES = ("hydra", "omegaconf", "antlr4", "yaml")
+_GROUP = re.compile(r"Could not override '([^']+)'")
+_CREATED = re.compile(r"(^|,)[^,={}]+=(\{\w+:)+\{\}\}+(?=,|$)")  # an override by `with_sections`
+_LEAST, _MOST, _WHOLE = 1e-15, 1e18, 1 << 63
+_KNOWN_HINTS: dict[Any, dict[str, Any]] = {}  # resolving the annotations of a schema takes milliseconds
+_NODES = 100_000  # of one YAML file, aliases expanded
+
+
+def compose_entry(entry: str, overrides: Sequence[str], searched: str | None = None, **options: Any) -> DictConfig:
+    """Compose an entry where Hydra is initialized; ValueError with one sentence for what Hydra cannot compose.
+
+    `searched`  a folder of further choices (--config-dir)
+    `options`   further arguments of `hydra.compose`
+    """
+    with explained(entry, overrides, searched):
+        return _compose(entry, overrides, searched, **options)
+
+
+def _compose(entry: str, overrides: Sequence[str], searched: str | None, **options: Any) -> DictConfig:
+    if searched:  # as Hydra's own --config-dir; its override hydra.searchpath finds groups, but no entry
+        loader: Any = GlobalHydra.instance().config_loader()
+        path = loader.get_search_path()
+        path.prepend("command-line", f"file://{Path(searched).absolute()}", anchor="schema")  # which stays last
+        loader.repository.initialize_sources(path)
+    return hydra.compose(entry, with_sections(overrides), **options)
+
+
+def as_settings(config: DictConfig) -> object:
+    """Convert a composed config to checked settings; no other code reads a DictConfig."""
+    schema = schema_of(config)
+    load_plugins(OmegaConf.select(config, "plugins") or ())
+    _check_section("", OmegaConf.to_container(config, resolve=True), schema)
+    settings = OmegaConf.to_object(config)
+    refuse_unknown_keys(settings)
+    return settings
+
+
+def schema_of(config: DictConfig) -> type[Any]:
+    """Return the schema of a composed entry; ValueError if its defaults list has none."""
+    schema = OmegaConf.get_type(config)
+    if schema is None or not is_dataclass(schema):
+        names = ", ".join(name for group, name in schemas() if group is None)
+        raise ValueError(f"defaults: expected in the entry's list an entry to extend, such as smoke, or one of {names}")
+    return schema
+
+
+def check_folder(searched: str) -> None:
+    """Raise ValueError for a --config-dir that is no folder, or with YAML whose aliases expand without bound."""
+    folder = Path(searched)
+    if not folder.is_dir():
+        raise ValueError(f"--config-dir={searched}: expected a folder with entries, or with groups of choices")
+    for file in (path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}.yaml") if path.is_file()):
+        text = file.read_bytes()
+        if b"&" not in text or b"*" not in text:
+            continue
+        try:
+            size = _expanded(yaml.compose(text, Loader=yaml.SafeLoader), {})
+        except yaml.YAMLError:
+            continue  # Hydra names the line, if it reads the file
+        if size > _NODES:
+            raise ValueError(f"{file}: aliases expand to more than {_NODES} values; expected each written out")
+
+
+def _expanded(node: Any, known: dict[int, float]) -> float:
+    """Return the number of values below a YAML node with its aliases expanded; infinite for one inside itself."""
+    if isinstance(node, (yaml.MappingNode, yaml.SequenceNode)) and id(node) not in known:
+        known[id(node)] = math.inf
+        items = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_expanded(item, known) for item in items)
+    return known.get(id(node), 1)
+
+
+def with_sections(overrides: Sequence[str]) -> list[str]:
+    """Return overrides that first create the optional sections, with their defaults, below which they set keys.
+
+    OmegaConf cannot set a key of a section that is null. `arms.a.pool.block_size=32` thus follows `arms.a={pool:{}}`,
+    which changes no section that exists.
+    """
+    made: dict[str, None] = {}
+    result: list[str] = []
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        names = key.lstrip("+").split(".")
+        depth = len(names) - (not value.lstrip().startswith("{"))
+        optional = [at for at in range(1, depth + 1) if equals and _is_optional(".".join(names[:at]))]
+        if optional and not word.startswith("~"):
+            first, last = optional[0] - 1, optional[-1]
+            inner = "".join(f"{name}:{{" for name in names[first:last])
+            created = f"{'.'.join(names[:first])}={{{inner}{'}' * (last - first)}}}"
+            if created not in made:
+                made[created] = None
+                result.append(created)
+        result.append(word)
+    return result
+
+
+def without_sections(overrides: str) -> str:
+    """Return overrides joined by commas without those that `with_sections` added: they name no choice of the user."""
+    return _CREATED.sub("", overrides).lstrip(",")
+
+
+def _is_optional(key: str) -> bool:
+    return any(fnmatchcase(key, pattern) and key.count(".") == pattern.count(".") for pattern in optional_sections())
+
+
+@cache
+def optional_sections() -> tuple[str, ...]:
+    """Return the dotted keys of sections that may be null; `*` stands for a name, as of an arm."""
+    return tuple(
+        dict.fromkeys(key for (group, _), schema in schemas().items() if group is None for key in _optional(schema))
+    )
+
+
+def _optional(schema: type[Any], prefix: str = "") -> Iterator[str]:
+    for name, hint in _hints(schema).items():
+        key = f"{prefix}{name}{'.*' if get_origin(hint) is dict else ''}"
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and is_dataclass(kind):
+                if NoneType in get_args(hint):
+                    yield key
+                yield from _optional(kind, f"{key}.")
+
+
+@contextmanager
+def explained(entry: str, overrides: Sequence[str], searched: str | None = None) -> Iterator[None]:
+    """Raise ValueError with one sentence for an error that Hydra or OmegaConf raise in the block.
+
+    Errors of this program's code pass unchanged. The cause of the ValueError is the original error.
+    """
+    try:
+        yield
+    except MissingConfigException:
+        raise
+    except (ConfigAttributeError, ConfigKeyError) as error:
+        key = str(getattr(error, "full_key", None) or getattr(error, "key", "")).partition(".")[0]
+        raise ValueError(f"{sentence(error)}{_elsewhere(entry, key)}") from error
+    except HydraException as error:
+        group = _GROUP.match(str(error))
+        unknown = isinstance(error.__cause__, (ConfigAttributeError, ConfigKeyError))
+        if unknown:
+            key = str(getattr(error.__cause__, "full_key", None) or "").partition(".")[0]
+            raise ValueError(f"{sentence(error)}{_elsewhere(entry, key)}") from error
+        if group is None:
+            raise
+        raise ValueError(_no_group(entry, group[1])) from error
+    except USER_ERRORS:
+        raise
+    except Exception as error:
+        if not _raised_by_library(error.__traceback__):
+            raise
+        word = _faulty(entry, overrides, searched, type(error))
+        expected = "nesting of fewer levels" if isinstance(error, RecursionError) else "a value of the key's type"
+        what = f"{_short(word)}: " if word else ""
+        raise ValueError(f"{what}Hydra cannot compose it ({type(error).__name__}); expected {expected}") from error
+
+
+def _raised_by_library(trace: TracebackType | None) -> bool:
+    """Return whether Hydra or OmegaConf is behind the last call of this program in a traceback."""
+    below = False
+    while trace is not None:
+        package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        below = package in _LIBRARIES or (below and not package.startswith("spanlab"))
+        trace = trace.tb_next
+    return below
+
+
+def _faulty(entry: str, overrides: Sequence[str], searched: str | None, kind: type[Exception]) -> str:
+    """Return the first override with which the composition raises `kind`; empty if it does so without any."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        for count in range(len(overrides) + 1):
+            try:
+                _compose(entry, overrides[:count], searched)
+            except kind:
+                return overrides[count - 1] if count else ""
+            except Exception:
+                continue
+    return ""
+
+
+def _no_group(entry: str, group: str) -> str:
+    """Return the sentence about a group that the entry has no choice of."""
+    schema = _schema_of_entry(entry)
+    keys = [] if schema is None else list(_hints(schema))
+    same = [key for key in ([] if schema is None else _leaves(schema)) if key.rpartition(".")[2] == group]
+    hint = f"one of {', '.join(keys)} (did you mean {same[0]}?)" if same else among(group, keys)
+    return f"{group}: entry {entry} has no such group; expected {hint}{_elsewhere(entry, group)}"
+
+
+def _elsewhere(entry: str, key: str) -> str:
+    """Return which entries have a top-level key or a group that this entry lacks; empty for none."""
+    names = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in ("config", entry))
+    having = [name for name in names if key in _keys_of_entry(name)]
+    if not having or key in _keys_of_entry(entry):
+        return ""
+    shown = having if len(having) < 4 else having[:3]
+    more = f" and {len(having) - len(shown)} more" if len(having) > len(shown) else ""
+    return f"; entries with {key}: {', '.join(shown)}{more}"
+
+
+def _keys_of_entry(name: str) -> set[str]:
+    schema = _schema_of_entry(name)
+    return ({*_hints(schema)} if schema else set()) | {group for group, _ in _defaults(name) if group}
+
+
+def _schema_of_entry(name: str) -> type[Any] | None:
+    for group, choice in _defaults(name):
+        node = ConfigStore.instance().repo.get(f"{choice}.yaml") if not group else None
+        if node is not None:
+            return OmegaConf.get_type(node.node)
+    return None
+
+
+@cache
+def _defaults(name: str) -> tuple[tuple[str, str], ...]:
+    """Return (group, choice) of an entry of conf/ and of the entries that it extends; an empty group: a file."""
+    file = CONF / f"{name}.yaml"
+    listed = yaml.safe_load(file.read_bytes()).get("defaults", []) if file.is_file() else []
+    found: list[tuple[str, str]] = []
+    for item in listed:
+        for group, choice in item.items() if isinstance(item, dict) else [("", str(item))]:
+            found.append((group.removeprefix("override ").lstrip("/").partition("@")[0], str(choice)))
+            if not group:
+                found += _defaults(choice)
+    return tuple(found)
+
+
+def _hints(schema: Any) -> dict[str, Any]:
+    if schema not in _KNOWN_HINTS:
+        hints = get_type_hints(schema)
+        _KNOWN_HINTS[schema] = {field.name: hints[field.name] for field in fields(schema)}
+    return _KNOWN_HINTS[schema]
+
+
+def _leaves(schema: type[Any], prefix: str = "") -> Iterator[str]:
+    for name, hint in _hints(schema).items():
+        yield f"{prefix}{name}"
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and is_dataclass(kind) and get_origin(hint) is not dict:
+                yield from _leaves(kind, f"{prefix}{name}.")
+
+
+def _check_section(path: str, value: object, schema: Any) -> None:
+    """Raise ValueError for a value below a section that does not have the type of its key."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}={_short(value)}: expected its keys, {', '.join(_hints(schema))}")
+    hints = _hints(schema)
+    for name, item in value.items():
+        if name in hints:
+            _check(f"{path}.{name}" if path else str(name), item, hints[name])
+
+
+def _check(path: str, value: object, hint: Any) -> None:
+    """Raise ValueError for a value that is not of the declared type, or for a number out of range."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
+    if value == "???" or (value is None and (NoneType in get_args(hint) or hint is Any)):
+        return
+    kind = get_origin(kinds[0]) or kinds[0]
+    if is_dataclass(kind):
+        _check_section(path, value, kind)
+    elif kind is list or kind is dict:
+        _check_items(path, value, kind, get_args(kinds[0]))
+    elif kind is Any and isinstance(value, (list, dict)):
+        _check_items(path, value, type(value), (Any, Any))
+    else:
+        name = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(kind)
+        if name and not (type(value) is kind or (kind is float and type(value) is int)):
+            raise ValueError(f"{path}={_short(value)}: expected {name}")
+        _check_range(path, value)
+
+
+def _check_items(path: str, value: object, kind: type[Any], kinds: tuple[Any, ...]) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{path}={_short(value)}: expected {'a list' if kind is list else 'names with values'}")
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+        _check(f"{path}.{name}" if isinstance(value, dict) else f"{path}[{name}]", item, kinds[-1])
+
+
+def _check_range(path: str, value: object) -> None:
+    """Raise ValueError for a number that no computation with 64 bits can use."""
+    if type(value) is int and not -_WHOLE <= value < _WHOLE:
+        raise ValueError(f"{path}={_short(value)}: expected a whole number of 64 bits, from -2^63 to 2^63 - 1")
+    if type(value) is float and not math.isfinite(value):
+        raise ValueError(f"{path}={value}: expected a finite number")
+    if type(value) is float and value and not _LEAST <= abs(value) <= _MOST:
+        raise ValueError(f"{path}={value}: expected zero, or a number from {_LEAST:g} to {_MOST:g}")
+
+
+def _short(value: object) -> str:
+    text = (
+        str(value) if not isinstance(value, int) or abs(value) < 1 << 128 else f"a number of {value.bit_length()} bits"
+    )
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
+
+
+def keep_booleans() -> None:
+    """Let OmegaConf refuse numbers for true and false in every source of settings; safe to call again."""
+    BooleanNode._validate_and_convert_impl = _boolean  # type: ignore[method-assign, assignment]
+
+
+_convert = BooleanNode._validate_and_convert_impl
+
+
+def _boolean(node: BooleanNode, value: Any) -> bool:
+    if isinstance(value, (bool, str)) and not str(value).lstrip("+-").isdecimal():
+        return _convert(node, value)
+    raise ValidationError("Value '$VALUE' is not a valid bool (type $VALUE_TYPE); expected true or false")
