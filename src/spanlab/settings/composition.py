@@ -99,7 +99,7 @@ def _expanded(node: Any, known: dict[int, float]) -> float:
     """Return the number of values below a YAML node with its aliases expanded; infinite for one inside itself."""
     if isinstance(node, (yaml.MappingNode, yaml.SequenceNode)) and id(node) not in known:
         known[id(node)] = math.inf
-        items = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        items = [below for item in node.value for below in (item if isinstance(item, tuple) else (item,))]
         known[id(node)] = 1 + sum(_expanded(item, known) for item in items)
     return known.get(id(node), 1)
 
@@ -250,13 +250,13 @@ def _defaults(name: str) -> tuple[tuple[str, str], ...]:
     """Return (group, choice) of an entry of conf/ and of the entries that it extends; an empty group: a file."""
     file = CONF / f"{name}.yaml"
     listed = yaml.safe_load(file.read_bytes()).get("defaults", []) if file.is_file() else []
-    found: list[tuple[str, str]] = []
+    chosen: list[tuple[str, str]] = []
     for item in listed:
         for group, choice in item.items() if isinstance(item, dict) else [("", str(item))]:
-            found.append((group.removeprefix("override ").lstrip("/").partition("@")[0], str(choice)))
+            chosen.append((group.removeprefix("override ").lstrip("/").partition("@")[0], str(choice)))
             if not group:
-                found += _defaults(choice)
-    return tuple(found)
+                chosen += _defaults(choice)
+    return tuple(chosen)
 
 
 def _hints(schema: Any) -> dict[str, Any]:

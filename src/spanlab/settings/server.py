@@ -36,6 +36,10 @@ class TimingSettings:
         one_of("timing.kind", self.kind, TIMINGS)
         for key in ("seconds_per_computed_token", "seconds_per_decode_token", "seconds_per_step"):
             not_negative(f"timing.{key}", getattr(self, key))
+        if self.seconds_per_computed_token == 0 and not self.seconds_per_step:
+            step = "null" if self.seconds_per_step is None else 0
+            pair = f"timing.seconds_per_computed_token=0 with timing.seconds_per_step={step}"
+            raise ValueError(f"{pair}: expected a time above zero in one of them")
         TIMINGS.check("timing", self.kind, self.keys, self.options)
 
     @property
