@@ -33,4 +33,4 @@ def bars_table(points: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Tab
     ]
     decided = [row["verdict"] for row in rows if row["verdict"].judged]
     title = f"Bars: {sum(verdict.holds for verdict in decided)} of {len(decided)} are cleared"
-    return tabulate("bars", title, _FIELDS, rows)
+    return tabulate("bars", title, _FIELDS, rows, ("each bar is judged alone, without a correction for their number",))

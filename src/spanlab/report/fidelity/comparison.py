@@ -21,7 +21,8 @@ CELL_NOTES = (
 )
 GOAL_NOTES = (
     "within goal = plain count of cells; shown = of means, two one-sided tests over repeats at 5 % show that the error "
-    f"is within the goal (TOST); no verdict = one repeat, or A/A above {NOISE_LIMIT:g} times the goal",
+    "is within the goal (TOST), each cell tested alone; no verdict = one repeat, or A/A above "
+    f"{NOISE_LIMIT:g} times the goal",
 )
 AA_NOTE = "A/A = the same between the engine's own repeats"
 RANK_NOTES = (
