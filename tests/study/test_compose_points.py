@@ -49,7 +49,10 @@ def test_one_point_leaves_no_trace_in_the_next(composer):
     assert composer("arrivals.rate_rps=2").only == composed().only
 
 
-@pytest.mark.parametrize("override", ["arrivals.rate=2", "arrivals.rate_rps=fast"])
-def test_hydra_explains_a_mistake(composer, override):
-    with pytest.raises(ConfigCompositionException, match=r"arrivals\.rate"):
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [("arrivals.rate=2", ValueError), ("arrivals.rate_rps=fast", ConfigCompositionException)],
+)
+def test_a_full_composition_explains_a_mistake(composer, override, error):
+    with pytest.raises(error, match=r"arrivals\.rate"):
         composer(override)
