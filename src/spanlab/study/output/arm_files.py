@@ -166,6 +166,9 @@ def _find_inconsistency(rows: Rows, columns: Columns) -> str:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a temporary file and rename it, so that a full disk leaves no partial file."""
-    temporary = path.with_suffix(".new")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

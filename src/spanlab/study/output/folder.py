@@ -20,9 +20,11 @@ from spanlab.study.output.arm_files import replace_file
 from spanlab.study.output.config import first_difference
 from spanlab.study.progress import print_line
 
-CONFIG = "config.yaml"
+CONFIG, SUMMARY = "config.yaml", "summary.json"
+#: Said of a run that an error ended after its results: `spanlab.load(RUN).report` and the closing sentence.
+UNFINISHED_REPORT = "has all results, but its figures or its report are unfinished: output.if_exists=resume goes on"
+_COPIED = ".copied"  # in a partial folder that was copied from a finished run: the identity of that run
 _LONGEST_NAME = 120
-_COPIED = ".copied"  # in a folder that began as a copy of a finished run: the identity of that run
 
 
 def folder_name(text: str) -> str:
@@ -44,36 +46,43 @@ class RunFolder:
     `if_exists`  replace: start a new run, and rename the old one by its time stamp; resume: continue a run with the
                  same settings; fail: raise if the run exists
     `config`     the resolved settings as YAML; a resumed run must have the same, except for those in `growing`
+
+    A finished run is deleted only if the new run continued a copy of it; any other is renamed by its time stamp. Each
+    step is one rename, so that the next process completes what a killed one began.
     """
 
     def __init__(
         self, root: Path, workload: str, run: str, if_exists: str, config: str, growing: tuple[str, ...] = ()
     ) -> None:
-        self.path = root / workload / run
-        self.work = root / workload / f".{run}.partial"
-        self._old = root / workload / f".{run}.old"
+        folder = root / workload
+        self.path, self.work = folder / run, folder / f".{run}.partial"
+        self._old, self._scratch = folder / f".{run}.old", folder / f".{run}.scratch"
         self._complete = False
-        self._lock = _lock(root / workload / f".{run}.lock", run)
-        for folder in (self.path, self.work, self._old):
-            if folder.is_symlink():  # another user of the folder above may have made it
-                raise ValueError(f"output.run={run}: {folder} is a symbolic link; expected a folder, or another name")
-        self._recover_old()
+        self._lock = _lock(folder / f".{run}.lock", run)
+        self._refuse_links()
+        self._recover()
         if if_exists == "fail":
             self._check_absent()
         if if_exists == "resume":
             self._resume(config, growing)
         else:
-            shutil.rmtree(self.work, ignore_errors=True)
+            self._discard(self.work)
         self.work.mkdir(parents=True, exist_ok=True)
         replace_file(self.work / CONFIG, config.encode())
 
-    def _recover_old(self) -> None:
+    def _refuse_links(self) -> None:
+        """Raise where a name of this class is a symbolic link, which would lead its files to another place."""
+        for path in (self.path, self.work, self._old, self._scratch):
+            if path.is_symlink():
+                raise _link_error(path, self.path.name)
+
+    def _recover(self) -> None:
         """Complete the renames of a process that was killed in `finish`."""
-        if not self._old.exists():
-            return
-        if not self.path.exists():
-            os.rename(self.work if self.work.exists() else self._old, self.path)
-        self._settle_old()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._old.exists():
+            if not self.path.exists():
+                os.rename(self.work if self.work.exists() else self._old, self.path)
+            self._settle_old()
 
     def _check_absent(self) -> None:
         run = f"output.run={self.path.name}"
@@ -84,19 +93,24 @@ class RunFolder:
 
     def _resume(self, config: str, growing: tuple[str, ...]) -> None:
         """Continue from the partial folder, or from a copy of the finished one."""
-        if not self.work.exists() and self.path.exists():
-            copied = self.work.with_suffix(".copy")
-            shutil.rmtree(copied, ignore_errors=True)
-            shutil.copytree(self.path, copied)
-            (copied / _COPIED).write_text(_identity(self.path))
-            os.rename(copied, self.work)
-        stored = self.work / CONFIG
+        source = self.work if self.work.exists() else self.path
+        stored = source / CONFIG
         difference = first_difference(stored.read_text(), config, growing) if stored.exists() else ""
         if difference:
             raise ValueError(
-                f"output.if_exists=resume: {self.work} has other settings ({difference}); "
+                f"output.if_exists=resume: {source} has other settings ({difference}); "
                 "expected the same, or output.if_exists=replace"
             )
+        if source == self.path and self.path.exists():
+            shutil.copytree(self.path, self._scratch)
+            (self._scratch / _COPIED).write_text(_identity(self.path))
+            os.rename(self._scratch, self.work)
+
+    def _discard(self, folder: Path) -> None:
+        """Delete a folder; a process that is killed meanwhile leaves no part of it under its name."""
+        if folder.exists():
+            os.rename(folder, self._scratch)
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -107,6 +121,10 @@ class RunFolder:
         try:
             if self._complete:
                 self.finish()
+                if error is not None:
+                    error.add_note(f"{self.path} {UNFINISHED_REPORT}")
+            elif error is not None:
+                self._recover()  # after an error between the renames of `finish`
         finally:
             self._lock.close()
 
@@ -117,24 +135,26 @@ class RunFolder:
     def finish(self) -> None:
         """Replace the old run by the new one."""
         self._complete = False
+        for path in sorted(self.work.rglob(".*")):  # temporary files of a killed process
+            if path.is_file() and path.name != _COPIED:
+                path.unlink()
         if self.path.exists():
             os.rename(self.path, self._old)
         os.rename(self.work, self.path)
         self._settle_old()
 
     def _settle_old(self) -> None:
-        """Remove the replaced run if the new one began as its copy; otherwise archive it."""
+        """Delete the replaced run if the new one continued a copy of it, else rename it by its time stamp."""
         mark = self.path / _COPIED
-        if self._old.exists():
-            if mark.exists() and mark.read_text() == _identity(self._old):
-                shutil.rmtree(self._old, ignore_errors=True)
-            else:
-                self._archive_old()
+        if self._old.exists() and mark.exists() and mark.read_text() == _identity(self._old):
+            self._discard(self._old)
+        elif self._old.exists():
+            self._archive_old()
         mark.unlink(missing_ok=True)
 
     def _archive_old(self) -> None:
         """Rename the replaced run by its time stamp."""
-        source = next(path for path in (self._old / "summary.json", self._old) if path.exists())
+        source = next(path for path in (self._old / SUMMARY, self._old) if path.exists())
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(source.stat().st_mtime))
         names = (f"{self.path.name}.{stamp}{f'_{n}' if n > 1 else ''}" for n in itertools.count(1))
         target = next(path for path in map(self.path.with_name, names) if not path.exists())
@@ -143,20 +163,24 @@ class RunFolder:
 
 
 def _identity(folder: Path) -> str:
-    """A text that a folder keeps when it is renamed, or killed while it is removed."""
+    """A text that a folder keeps when it is renamed."""
     status = folder.stat()
     return f"{status.st_dev} {status.st_ino}"
+
+
+def _link_error(path: Path, run: str) -> ValueError:
+    return ValueError(f"output.run={run}: {path} is a symbolic link; expected no link, or another name")
 
 
 def _lock(path: Path, run: str) -> IO[str]:
     """Lock a run's name until the file is closed, so that two processes cannot write one folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "w")
+    try:  # a link of another user would lead to any file
+        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "w")
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise ValueError(f"output.run={run}: {path} is a symbolic link; expected a file, or another name") from None
+        raise _link_error(path, run) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
