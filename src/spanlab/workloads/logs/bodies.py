@@ -88,6 +88,11 @@ class Message:
     blocks: tuple[Block, ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_system(self) -> bool:
+        """Whether the message belongs to the system prompt."""
+        return self.role in ("system", "developer") or self.path in ("system", "instructions")
+
 
 @dataclass(frozen=True, eq=False)
 class Prompt:

@@ -78,17 +78,13 @@ def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
     if options.template is not None and not (prompt.messages and prompt.messages[0].path == "prompt"):
         return history + _rendered(prompt, options.template)
     system = 0
-    while system < len(prompt.messages) and _is_system(prompt.messages[system]):
+    while system < len(prompt.messages) and prompt.messages[system].is_system:
         system += 1
     tools = [Section("tools", as_json(list(prompt.tools)))] if prompt.tools else []
     lead = [section for message in prompt.messages[:system] for section in _message_sections(message)]
     documents = [Section("documents", _text_of(document)) for document in prompt.documents]
     others = [section for message in prompt.messages[system:] for section in _message_sections(message)]
     return [*history, *(tools + lead if options.tools == "first" else lead + tools), *documents, *others]
-
-
-def _is_system(message: Message) -> bool:
-    return message.role in ("system", "developer") or message.path in ("system", "instructions")
 
 
 def _text_of(document: Any) -> str:
@@ -160,7 +156,7 @@ def _for_template(message: Message, opaque: list[Opaque], takes_lists: bool) -> 
     fields = dict(message.fields)
     if isinstance(fields.get("tool_calls"), list):
         fields["tool_calls"] = [_call_for_template(call) for call in fields["tool_calls"]]
-    return {"role": message.role or ("system" if _is_system(message) else "user"), "content": content, **fields}
+    return {"role": message.role or ("system" if message.is_system else "user"), "content": content, **fields}
 
 
 def _call_for_template(call: Any) -> Any:
