@@ -116,7 +116,7 @@ def test_a_narrow_terminal_drops_the_highest_keep_first():
     assert widths[40] == ["arm", "ttft_mean_s", "steady", "requests"]
     assert widths[30] == ["arm", "ttft_mean_s", "requests"]
     assert widths[20] == widths[4] == ["arm", "ttft_mean_s"]
-    assert fitted(TABLE, 20)[1] == ["steady state", "requests"]
+    assert [column.heading for column in fitted(TABLE, 20)[1]] == ["steady\nstate", "requests"]
     assert as_text([TABLE], 30).splitlines()[-1] == "too narrow for: steady state"
 
 
@@ -155,3 +155,12 @@ def test_a_file_gets_all_columns_unless_columns_is_set(monkeypatch):
     assert "1,200" in printed()
     monkeypatch.setenv("COLUMNS", "20")
     assert "too narrow for:" in " ".join(printed().split())
+
+
+def test_dropped_explanations_become_notes():
+    columns = (Column("fix", "fix", left=True), Column("says", "what it is", keep=1, left=True, explains=True))
+    table = Table("fixes", "fixes", columns, ((Cell(1, "block_1"), Cell(2, "blocks of one token " * 4)),))
+    wide, narrow = as_text([table], 200), as_text([table], 60)
+    assert "block_1: " not in wide
+    assert "block_1: blocks of one token" in narrow
+    assert "too narrow" not in narrow

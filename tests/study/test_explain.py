@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,128 @@ def test_best_eviction_holds_where_prompts_are_whole_blocks(tmp_path: Path, leng
     blocks = (length - 1) // 528  # the last token of a prompt is computed
     assert summary["presets"]["vllm_0_32"]["reused_tokens"] == 2 * blocks * 528
     assert summary["bounds"]["offline_optimum"] == 2 * blocks * 528 / (4 * length)
+
+
+_WORDS = "amber basin cobalt dune estuary fjord glacier harbour inlet jetty kelp lagoon meadow nectar orchard"
+WORDS = _WORDS.split()
+
+
+def invented(count: int, seed: int = 0) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def explained_bodies(folder: Path, *bodies: Any, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    rows = ({"timestamp": 1000 + 20 * index, **body} for index, body in enumerate(bodies))
+    return explained(folder, f"log={write_lines(folder / 'log.jsonl', *rows)}", *settings)
+
+
+def fixes_of(summary: dict[str, Any]) -> dict[str, float]:
+    return {fix["name"]: fix["token_hit_rate"] for fix in summary["fixes"]}
+
+
+def chat(system: Any, user: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "system", "content": system}, {"role": "user", "content": user}], **more}
+
+
+SHARED = invented(1500)
+VOLATILE = {
+    "clock": lambda n: f"Time: 2026-05-04 10:{n // 3:02}.",
+    "identifier": lambda n: f"request {random.Random(n).getrandbits(128):032x}",
+}
+
+
+@pytest.mark.parametrize("kind", VOLATILE)
+@pytest.mark.parametrize("where", ["start", "middle"])
+def test_volatile_line_is_moved_behind_the_rest(tmp_path: Path, kind: str, where: str):
+    rest = [SHARED[:6000], SHARED[6000:]] if where == "middle" else [SHARED]
+
+    def system(number: int) -> str:
+        return "\n".join([*rest[:-1], VOLATILE[kind](number), rest[-1]])
+
+    summary = explained_bodies(tmp_path, *(chat(system(n), f"{n} {invented(30, n)}") for n in range(1, 41)))
+    moved = fixes_of(summary)["volatile_last"]
+    length = summary["tokens"]["prompt"] / 40
+    assert moved == pytest.approx(39 / 40 * len(SHARED) / 4 / length, abs=0.02)
+    assert moved > summary["presets"]["vllm_0_32"]["token_hit_rate"] + 0.1
+    assert not summary["verdict"].startswith("nothing will help")
+
+
+def test_identifier_that_opens_a_user_turn_is_moved(tmp_path: Path):
+    bodies = [chat("S", f"{VOLATILE['identifier'](n)}\n{SHARED}\n{invented(20, n)}") for n in range(30)]
+    assert fixes_of(explained_bodies(tmp_path, *bodies))["volatile_last"] > 0.9
+
+
+def test_changing_system_prompt_spares_the_conversation_at_the_end(tmp_path: Path):
+    turns = [{"role": "user", "content": invented(400, 7)}, {"role": "assistant", "content": invented(400, 8)}]
+    bodies = [
+        {"system": f"x {n:08}\n{SHARED}", "messages": [*turns, {"role": "user", "content": invented(9, n)}]}
+        for n in range(30)
+    ]
+    fixes = fixes_of(explained_bodies(tmp_path, *bodies))
+    assert fixes["volatile_at_end"] > 0.93 > fixes["volatile_last"] > 0.5
+
+
+def test_tools_in_one_order_are_shared(tmp_path: Path):
+    tools = [{"type": "function", "function": {"name": f"t{k}", "description": invented(60, k)}} for k in range(30)]
+    bodies = [chat(invented(200), invented(20, n), tools=random.Random(n).sample(tools, 30 - n % 2)) for n in range(40)]
+    summary = explained_bodies(tmp_path, *bodies)
+    assert summary["presets"]["vllm_0_32"]["token_hit_rate"] < 0.1
+    assert fixes_of(summary)["tools_sorted"] > 0.7
+
+
+def test_text_in_front_of_images_is_shared(tmp_path: Path):
+    def body(number: int) -> dict[str, Any]:
+        url = f"https://example.org/{number}.png"
+        image = {"type": "image_url", "image_url": {"url": url}}
+        return chat("", [image, {"type": "text", "text": SHARED[:2400]}])
+
+    bodies = [body(number) for number in range(8)]
+    summary = explained_bodies(tmp_path, *bodies, settings=("workload.log.image_tokens=1000",))
+    assert fixes_of(summary)["volatile_last"] == pytest.approx(7 / 8 * 600 / 1600, abs=0.01)
+    unknown = explained_bodies(tmp_path / "unknown", *bodies)
+    assert unknown["verdict"].startswith("no verdict stands, because too much of the log is unknown: ")
+
+
+def test_prompts_in_good_order_get_no_other_one(tmp_path: Path):
+    bodies = [chat(f"{SHARED}\nTime: {n}", f"{n} {invented(30, n)}") for n in range(1, 31)]
+    assert not {"volatile_last", "tools_sorted", "all_orders"} & set(fixes_of(explained_bodies(tmp_path, *bodies)))
+
+
+@pytest.mark.parametrize(
+    ("usage", "rate", "requests", "prompt"),
+    [
+        ({"prompt_tokens": 1600, "prompt_tokens_details": {"cached_tokens": 0}}, 0.0, 20, 1600),
+        ({"prompt_tokens": 1600, "prompt_tokens_details": {"cached_tokens": 400}}, 0.25, 20, 1600),
+        ({"prompt_tokens": 1600, "prompt_tokens_details": None}, None, 0, 1600),
+        ({"prompt_tokens": 1600, "prompt_tokens_details": {"cached_tokens": None}}, None, 0, 1600),
+        ({"input_tokens": 100, "cache_read_input_tokens": 1200, "cache_creation_input_tokens": 300}, 0.75, 20, 1600),
+        ({"input_tokens": 100, "cache_read_input_tokens": None, "cache_creation_input_tokens": 300}, None, 0, None),
+        ({"prompt_tokens": 1600, "prompt_cache_hit_tokens": 800, "prompt_cache_miss_tokens": 800}, 0.5, 20, 1600),
+        ({"input_tokens": 1600, "input_tokens_details": {"cached_tokens": 1200}}, 0.75, 20, 1600),
+        ({"prompt_tokens": 1600, "prompt_tokens_details": {"cached_tokens": 1700}}, None, 0, None),
+        ({"prompt_tokens": 1600, "cache_read_input_tokens": 400}, 0.25, 20, 1600),
+    ],
+)
+def test_measured_reuse_stands_beside_the_possible(
+    tmp_path: Path, usage: Any, rate: float | None, requests: int, prompt: int | None
+):
+    bodies = [{"request": chat(SHARED, invented(30, n)), "response": {"usage": usage}} for n in range(20)]
+    summary = explained_bodies(tmp_path, *bodies)
+    reported = summary["reported"] or {"token_hit_rate": None, "requests": 0, "prompt_tokens": None}
+    assert (reported["token_hit_rate"], reported["requests"], reported["prompt_tokens"]) == (rate, requests, prompt)
+    if rate is not None:
+        assert reported["possible"] == summary["presets"]["vllm_0_32"]["token_hit_rate"]
+        page = (tmp_path / "explain" / "x" / "report.html").read_text()
+        line = f"the server reports {100 * rate:.1f} % of the prompt tokens as cached"
+        assert line in page
+        assert summary["measured"][0].startswith(line)
+        assert summary["verdict"].startswith("first find out why the server reuses less than it can")
+
+
+def test_partly_reported_counts_say_for_how_many(tmp_path: Path):
+    usage = {"prompt_tokens": 1600, "prompt_tokens_details": {"cached_tokens": 1200}}
+    bodies = [chat(SHARED, invented(30, n), **({"usage": usage} if n % 4 else {})) for n in range(20)]
+    summary = explained_bodies(tmp_path, *bodies)
+    assert summary["reported"]["requests"] == 15
+    assert "(15 of 20 requests report it)" in summary["measured"][0]

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from spanlab.report.tables import Table
+from spanlab.report.tables import Column, Table
 
 DEFAULT_WIDTH = 160
 _GAP = 3  # padding, and a blank in place of the vertical line of a box
@@ -25,8 +25,16 @@ def as_renderable(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> Group:
     for table in tables:
         shown, dropped = fitted(table, width)
         parts += [Text(table.title), Text(), _rich(shown, width), Text()]
-        notes |= dict.fromkeys([*table.notes, *([f"too narrow for: {', '.join(dropped)}"] if dropped else [])])
+        names = [column.heading.replace("\n", " ") for column in dropped if not column.explains]
+        too_narrow = [f"too narrow for: {', '.join(names)}"] if names else []
+        notes |= dict.fromkeys([*table.notes, *too_narrow, *_explanations(table, dropped)])
     return Group(*parts, Text("\n".join(notes), style="dim"))
+
+
+def _explanations(table: Table, dropped: Sequence[Column]) -> list[str]:
+    """Return a note for each row about the cells of dropped columns that explain rows."""
+    numbers = [number for number, column in enumerate(table.columns) if column in dropped and column.explains]
+    return [f"{row[0].text}: {row[number].text}" for number in numbers for row in table.rows]
 
 
 def as_text(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> str:
@@ -48,8 +56,8 @@ def _gaps(table: Table) -> int:
     return _GAP * (len(table.shown().columns) - 1)
 
 
-def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
-    """The table with the columns that fit into `width` characters, and the headings of the others."""
+def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
+    """The table with the columns that fit into `width` characters, and the other columns."""
     shown = table.shown()
     numbers = list(range(len(shown.columns)))
     widths = _widths(shown)
@@ -58,7 +66,7 @@ def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
         if last == 0:
             break
         numbers = [n for n in numbers if shown.columns[n].keep < last]
-    dropped = [column.heading.replace("\n", " ") for n, column in enumerate(shown.columns) if n not in numbers]
+    dropped = [column for n, column in enumerate(shown.columns) if n not in numbers]
     return shown.with_columns(numbers), dropped
 
 

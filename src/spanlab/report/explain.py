@@ -36,7 +36,8 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[T
 
 def _head(summary: Summary) -> str:
     tokens = summary["tokens"]["prompt"]
-    return f"{summary['requests']:,} requests, {tokens:,} prompt tokens\n{summary['verdict']}"
+    lines = [*summary["measured"], f"{summary['requests']:,} requests, {tokens:,} prompt tokens", summary["verdict"]]
+    return "\n".join(lines)
 
 
 def _lengths(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
@@ -98,7 +99,7 @@ def _fixes(summary: Summary) -> Table:
         Field("gain_points", "gain\n(points)", _gain, whole),
         Field("extra_gib", "more\nGiB", number(".4g"), keep=2),
         Field("gain_per_gib", "points\nper GiB", _gain_per_gib, keep=3),
-        Field("says", "what it is", _description, whole, keep=4, left=True),
+        Field("says", "what it is", _description, whole, keep=4, left=True, explains=True),
     )
     return tabulate("fixes", "What would help, by gain for its memory; each is simulated", fields, summary["fixes"])
 

@@ -14,7 +14,7 @@ from spanlab.report.tables import Cell, Column, Table, Value
 class Field:
     """One column of a table, and its cell of any row.
 
-    name, heading, keep, left  as in `Column`
+    name, heading, keep, left, explains  as in `Column`
     cell   the format: makes the cell of a value, also of a missing one
     value  the value of a row: a path such as `ttft_s.mean` or `speedup.-1` of keys, attributes and indices, which is
            None where an entry on the way is None; or a function of the row. The path is `name` where it is not given
@@ -28,6 +28,7 @@ class Field:
     keep: int = 0
     left: bool = False
     empty: tuple[Value, ...] = ()
+    explains: bool = False
 
     def of(self, row: Any) -> Cell:
         """Return the cell of a row."""
@@ -40,7 +41,7 @@ class Field:
     def column(self, cells: Sequence[Cell]) -> Column:
         """Return the column of these cells, hidden where none has information."""
         shown = not cells or any(cell.value not in self.empty for cell in cells)
-        return Column(self.name, self.heading if shown else "", self.keep, self.left)
+        return Column(self.name, self.heading if shown else "", self.keep, self.left, self.explains)
 
 
 def _entry(row: Any, key: str) -> Any:

@@ -64,8 +64,9 @@ def _tables(page: Page) -> Iterator[dict[str, Any]]:
 
     for table in page.tables:
         if table.shown().columns:
-            heading = table.title.partition("\n")[0]
-            yield {"name": table.name, "heading": heading, "html": Markup(html(table)), "notes": table.notes}
+            heading, *lines = table.title.split("\n")
+            shown = {"heading": heading, "lines": lines, "html": Markup(html(table))}
+            yield {"name": table.name, "notes": table.notes, **shown}
 
 
 def _figures(page: Page) -> Iterator[dict[str, str]]:

@@ -32,12 +32,14 @@ class Column:
     heading  heading for readers, two lines at most; empty: only CSV and the tracker have the column
     keep     order in which a narrow terminal drops columns, the highest first; 0: never dropped
     left     aligned to the left, as names are
+    explains  whether its cells describe the rows: where it is dropped, they are notes below the table
     """
 
     name: str
     heading: str
     keep: int = 0
     left: bool = False
+    explains: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from spanlab.study.analyses.head import footer
 from spanlab.study.explain.facts import Facts, curve_of, rates
 from spanlab.study.explain.fixes import ExplainedArm, Fix, ranked_fixes, verdict
 from spanlab.study.explain.groups import groups_of, positions_of
+from spanlab.study.explain.reported import is_surprising, reported_lines, reported_of
 from spanlab.study.explain.rules import Rules, check_fits, rules_of
 from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.numbers.bounds import BoundCrossedError
@@ -59,6 +60,8 @@ def _lengths(log: Log) -> dict[str, Any]:
         "capacity_curve": [],
         "fixes": [],
         "lost_by_cause": {},
+        "reported": None,
+        "measured": [],
         "verdict": "no verdict: the log has lengths and times, and no ids of shared content",
     }
 
@@ -92,6 +95,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     fixes = ranked_fixes(explained)
     bounds = _bounds(facts, explained)
     _check_bounds(study, presets, bounds)
+    reported = reported_of(facts, baseline.replayed.reused)
     return _head(log) | {
         "bounds": bounds,
         "explained": study.baseline,
@@ -101,15 +105,19 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "lost_by_cause": presets[study.baseline]["lost_by_cause"],
         "losses": groups_of(facts, baseline.replayed),
         "checkpoint_positions": positions_of(facts),
-        "verdict": _verdict(log.unread, verdict(explained, fixes, bounds["prefix"] or 0.0)),
+        "reported": reported,
+        "measured": reported_lines(reported, study.baseline, log.requests),
+        "verdict": _verdict(log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)),
     }
 
 
-def _verdict(unread: Unread, sentence: str) -> str:
+def _verdict(unread: Unread, reported: dict[str, Any] | None, sentence: str) -> str:
     """Return the verdict, or why none stands: it would be about the part of the log that was read."""
-    if unread.allows_verdict:
-        return sentence
-    return f"no verdict stands, because too much of the log is unknown: {unread.reason}"
+    if not unread.allows_verdict:
+        return f"no verdict stands, because too much of the log is unknown: {unread.reason}"
+    if is_surprising(reported):
+        return f"first find out why the server reuses less than it can, such as a prefix cache that is off; {sentence}"
+    return sentence
 
 
 def _is_computable(study: Study, facts: Facts, name: str) -> bool:

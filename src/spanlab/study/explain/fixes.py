@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from spanlab.offline.replay import CacheRules, replay
 from spanlab.offline.stack import stack_distances
 from spanlab.study.explain.facts import Facts
 from spanlab.study.explain.rules import SpanRules
+from spanlab.workloads.logs.bodies import Prompt
+from spanlab.workloads.logs.reorder import Reorder, Survey
 
 LEAST_GAIN = 0.005  # share of the prompt tokens; a fix with a smaller gain does not help
 MEMORIES = (2, 4, 16, 64)  # multiples of the store
@@ -22,6 +25,23 @@ BLOCKS = (1, 16, 64, 256)
 LEGO_LINK_TOKENS = 16
 CACHE_BLEND_SHARE = 0.15
 UNREACHED = "a bound: it needs to know future requests, so no real eviction order reaches it"
+CHANGES_ORDER = "changes the order of what a model reads"
+#: Fixes that put a log's prompts in another order: what each does, and the fields of its `Reorder`.
+REORDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "volatile_last": (
+        "lines and images that change between requests moved to the end of their message",
+        {"volatile": "message"},
+    ),
+    "volatile_at_end": (
+        "lines of the system prompt that change between requests moved to the end of the last message",
+        {"volatile": "prompt"},
+    ),
+    "tools_sorted": ("tools in one order, those of most requests first", {"tools": True}),
+    "all_orders": (
+        "tools in one order, and changing lines and images at the end of their message",
+        {"volatile": "message", "tools": True},
+    ),
+}
 CHANGES_ANSWERS = "changes answers: how good they are is unknown here"
 
 
@@ -82,7 +102,7 @@ class ExplainedArm:
 
 def ranked_fixes(explained: ExplainedArm) -> list[Fix]:
     """Return fixes that help, first without memory by gain, then by gain per byte; then bounds, then the others."""
-    generators = (_arms, _eviction, _blocks, _checkpoints, _order, _anywhere, _memory)
+    generators = (_arms, _eviction, _blocks, _checkpoints, _order, _reorders, _anywhere, _memory)
     return sorted([fix for generate in generators for fix in generate(explained)], key=_rank)
 
 
@@ -209,6 +229,30 @@ def _order(arm: ExplainedArm) -> Iterator[Fix]:
     tokens = int(replay(arm.facts.reordered, arm.rules).reused.sum())
     says = "passages in the order in which they are cached"
     yield arm.fix("cached_order", says, tokens, caution="changes the order of passages that a model reads")
+
+
+def _reorders(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield the replay of the log with volatile text behind text that recurs, and with tools in one order."""
+    log = arm.facts.log
+    if log.source is None or log.lines is None:
+        return
+    survey = Survey(frozenset(log.lines.tolist()))
+    log.source.visit(survey.add)
+    orders = {name: Reorder(survey, **how) for name, (_, how) in REORDERS.items()} if survey.requests else {}
+    changed = dict.fromkeys(orders, 0)
+
+    def count_changes(line: int, prompt: Prompt) -> None:
+        for name, reorder in orders.items():
+            changed[name] += line in survey.lines and reorder(line, prompt) is not prompt
+
+    if orders:
+        log.source.visit(count_changes)
+    for name, reorder in orders.items():
+        if changed[name] and (name != "all_orders" or (changed["volatile_last"] and changed["tools_sorted"])):
+            facts = Facts(log.source.rewritten(reorder))
+            rate = int(replay(facts.in_logged_order, arm.rules).reused.sum()) / facts.prompt_tokens
+            says = f"{REORDERS[name][0]}; it changes {changed[name]:,} prompts"
+            yield Fix(name, says, rate, rate - arm.rate, caution=CHANGES_ORDER)
 
 
 def _anywhere(arm: ExplainedArm) -> Iterator[Fix]:
