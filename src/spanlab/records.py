@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 #: Causes of prompt tokens that were not reused; with `reused` they sum exactly to the prompt of each request.
 LOSS_CAUSES = (
     "never_seen",  # no earlier prompt began with it
-    "never_stored",  # computed before, by a policy that stores nothing
-    "kv_evicted",  # stored and evicted
+    "never_stored",  # computed before and not stored since, or being computed again by another request
+    "kv_evicted",  # stored and evicted since; one eviction explains one miss
     "state_evicted",  # KV is resident, but the recurrent state to resume from was evicted
     "state_never_placed",  # KV is resident, but no recurrent state was stored to resume from
-    "alignment",  # behind the last block or kernel-grid boundary
+    "alignment",  # behind the last block or kernel-grid boundary, or stored behind a block that is missing
     "last_token",  # the whole prompt matched: one token is computed for its logits
     "locked",  # not stored: all evictable memory was locked, or the admission rule rejected it
     "repair",  # reused, and recomputed by a repair with the whole prompt in view

@@ -1,12 +1,15 @@
 """The ledger: prefixes that were ever computed, refused or stored, from which the causes of missed reuse follow.
 
+Tokens of the computed tree are marked (`Node.uses`) while they are stored, and after their eviction until a request
+misses them: one eviction explains one miss. Tokens without a mark were not stored since they were last computed.
+
 It observes a policy and decides nothing: without it, the same tokens are reused. Learning placements read its
 observations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from spanlab.core.token_string import EMPTY, TokenString
@@ -66,6 +69,33 @@ class Ledger:
         refused = self._refused.match(roots.refused, tokens)[1]
         return computed, refused if refused > self._stored_since.match(roots.stored_since, tokens)[1] else 0
 
+    def evicted(self, key: Hashable, tokens: TokenString, above: int, upto: int) -> int:
+        """Return how many of the tokens `[above, upto)`, none of which is stored, were evicted and not missed since."""
+        return sum([stop - start for _, start, stop in self._marked(key, tokens, above, upto)])
+
+    def missed(self, key: Hashable, tokens: TokenString, above: int, upto: int) -> None:
+        """Record that a request computes the tokens `[above, upto)` again."""
+        for node, start, stop in list(self._marked(key, tokens, above, upto)):
+            if stop < node.depth:
+                node = self._computed.split(node, stop)
+            if start > node.start:
+                self._computed.split(node, start)
+            node.uses = 0
+
+    def _marked(self, key: Hashable, tokens: TokenString, above: int, upto: int) -> Iterator[tuple[Node, int, int]]:
+        """Yield the marked nodes that tokens `[above, upto)` are in, deepest first, with their range of these."""
+        roots = self._roots.get(key)
+        if roots is None or above >= upto:
+            return
+        start = self._lookup_cursor.start(roots.computed, tokens, len(tokens))
+        node, depth = self._computed.match(start, tokens)
+        upto = min(upto, depth)
+        for step in node.path():
+            if step.depth <= above:
+                return
+            if step.uses and step.start < upto:
+                yield step, max(step.start, above), min(step.depth, upto)
+
     def computed(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Record that the first `length` tokens have been computed."""
         root = self._roots_of(key).computed
@@ -78,6 +108,10 @@ class Ledger:
 
     def stored(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Record that the first `length` tokens have been stored."""
+        self.computed(key, tokens, length)
+        root = self._roots_of(key).computed
+        for node in self._record_cursor.start(root, tokens, length).path():
+            node.uses = 1
         if self._refused.num_tokens:
             self._stored_since.extend(self._roots_of(key).stored_since, tokens, length, 0)
 
@@ -95,6 +129,13 @@ class NoLedger(Ledger):
     def lookup(self, key: Hashable, tokens: TokenString) -> tuple[int, int]:
         """Return zeros."""
         return 0, 0
+
+    def evicted(self, key: Hashable, tokens: TokenString, above: int, upto: int) -> int:
+        """Return zero."""
+        return 0
+
+    def missed(self, key: Hashable, tokens: TokenString, above: int, upto: int) -> None:
+        """Record nothing."""
 
     def computed(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Record nothing."""

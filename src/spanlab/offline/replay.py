@@ -18,7 +18,7 @@ from spanlab.offline.forest import Ints
 from spanlab.offline.paths import Paths
 
 #: Causes of `spanlab.records` that occur in a replay, which stores all, locks nothing and repairs nothing.
-CAUSES = ("never_seen", "kv_evicted", "state_evicted", "state_never_placed", "alignment", "last_token")
+CAUSES = ("never_seen", "never_stored", "kv_evicted", "state_evicted", "state_never_placed", "alignment", "last_token")
 Entry = int | tuple[int, int]  # KV of a node; output of a request, below zero; a node's state at a position
 
 
@@ -114,6 +114,7 @@ class _Cache:
         self._start, self._stop = paths.node_start.tolist(), paths.node_stop.tolist()
         self._bytes, self._entries = 0, OrderedDict[Entry, int]()
         self._ever: dict[int, list[int]] = {}  # positions of a node at which a state was ever stored
+        self._kept: dict[int, int] = {}  # blocks of a node after its last use
 
     def match(self, path: list[int], prompt: int, seen: int, boundaries: tuple[int, ...]) -> PrefillInfo:
         """Return the stored and reusable prefix of a prompt; read-only."""
@@ -128,16 +129,30 @@ class _Cache:
         unit = self.rules.block if self.rules.placer is None else max(self.rules.unit, self.rules.block)
         usable = min(prefill.seen, max(prefill.prompt - 1, 0))
         aligned = usable // unit * unit
-        present = min(prefill.matched, aligned) // unit * unit
+        matched = min(prefill.matched, usable)
+        present = min(matched // unit * unit, aligned)
+        unaligned = min(matched % unit, aligned - present)  # stored, in a unit of which the rest is missing
+        missing = aligned - present - unaligned
+        kv_evicted = min(self._evicted(path, usable), missing)
         tombstone = prefill.resume if self.rules.placer is None else self._tombstone(path, prefill.resume, present)
         states = (0, 0) if self.rules.placer is None else (tombstone - prefill.resume, present - tombstone)
         return (
             prefill.prompt - prefill.seen,
-            aligned - present,
+            missing - kv_evicted,
+            kv_evicted,
             *states,
-            usable - aligned,
+            usable - aligned + unaligned,
             prefill.seen - usable,
         )
+
+    def _evicted(self, path: list[int], limit: int) -> int:
+        """Return the tokens up to `limit` that the last use of their node stored, and that were evicted since."""
+        tokens, block = 0, self.rules.block
+        for node in path:
+            begin = self._start[node] // block
+            once, stored = self._kept.get(node, 0), self._entries.get(node, 0) // self.rules.block_bytes
+            tokens += max(0, min(begin + once, limit // block) - (begin + stored)) * block
+        return tokens
 
     def use_output(self, request: int, blocks: int) -> None:
         """Store blocks of output tokens."""
@@ -162,6 +177,7 @@ class _Cache:
             self._entries.move_to_end(node)
         elif size:
             self._store(node, size)
+        self._kept[node] = self._entries.get(node, 0) // self.rules.block_bytes
 
     def _store(self, entry: Entry, size: int) -> None:
         self._bytes += size - self._entries.pop(entry, 0)

@@ -21,6 +21,7 @@ class BlockMatcher:
     """Looks up prompts, and caches their digests.
 
     `ever_stored`  digests at which a state was ever stored
+    `kept`         digests of blocks that are stored, or were evicted and no request has missed them since
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class BlockMatcher:
         self._ledger = ledger
         self._chains: dict[int, Chain] = {}
         self.ever_stored: set[int] = set()
+        self.kept: set[int] = set()
 
     def chain(self, request: Request) -> Chain:
         """Return the digests of a request, which are cached until `forget`."""
@@ -91,16 +93,24 @@ class BlockMatcher:
         present = min(self._rules.usable(matched), aligned)
         evicted = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
         tombstone = next(evicted, resume) if self._states else present
+        missing = aligned - present
+        kv_evicted = min(len(self.evicted(digests[matched : usable // size])), missing)
+        stored = sum([self._pool.find(0, digest) is not None for digest in digests[matched : usable // size]])
+        unreachable = min(stored, missing - kv_evicted)  # behind a block that is missing
         return Losses(
             never_seen=length - seen,
-            never_stored=0,
-            kv_evicted=(aligned - present) * size,
+            never_stored=(missing - kv_evicted - unreachable) * size,
+            kv_evicted=kv_evicted * size,
             state_evicted=(tombstone - resume) * size,
             state_never_placed=(present - tombstone) * size,
-            alignment=usable - aligned * size,
+            alignment=usable - (aligned - unreachable) * size,
             last_token=seen - usable,
             locked=0,
         )
+
+    def evicted(self, digests: Sequence[int]) -> list[int]:
+        """Return the digests whose blocks were evicted and that no request has missed since."""
+        return [digest for digest in digests if digest in self.kept and self._pool.find(0, digest) is None]
 
     def checkpoints(self, request: Request) -> list[int]:
         """Return the positions of the stored states along a prompt, increasing."""

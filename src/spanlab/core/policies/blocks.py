@@ -102,6 +102,9 @@ class BlockPolicy:
         tables = [BlockTable() for _ in self._groups]
         for group, table, reused in zip(self._groups, tables, plan.reused_blocks, strict=True):
             group.attach(table, reused)
+        if plan.losses.kv_evicted:
+            digests = self._matcher.chain(plan.request).digests[plan.matched // self.blocks.size :]
+            self._matcher.kept.difference_update(self._matcher.evicted(digests))
         work = PrefillRange(0, plan.resume, plan.prompt + generated)
         return BlockAllocation(plan, (work,), tables)
 
@@ -203,6 +206,7 @@ class BlockPolicy:
         source = self._matcher.chain(plan.request).source(stop)
         for index in self._attention.publish(allocation.tables[0], digests, count, boundaries):
             allocation.tables[0].blocks[index].source = source
+            self._matcher.kept.add(digests[index])
         for group, table in zip(self._states, allocation.tables[1:], strict=True):
             published = group.publish(table, digests, count, boundaries)
             for index in published:

@@ -90,6 +90,8 @@ class TreePolicy:
                 store.touch_state(span_plan.resume_state)
         granted = store.reserve(kv, state_bytes)
         assert granted, "`fits_beside` has counted these bytes"
+        if not generated:
+            self._record_misses(plan)
         captures = self._plan_captures(plan, now)
         captured = self._captures.bytes_of(plan, captures)
         store.reserve(0, captured)
@@ -107,6 +109,12 @@ class TreePolicy:
             reserved_to,
             links=links,
         )
+
+    def _record_misses(self, plan: ReusePlan) -> None:
+        for span_plan in plan.cache_spans:
+            if span_plan.losses.kv_evicted:
+                span, matched = span_plan.cache_span, span_plan.matched
+                self.ledger.missed(self.index.key(plan.request, span), span.tokens, matched, span.stop - span.start)
 
     def _stored_reads(self, plan: ReusePlan) -> tuple[list[int], list[State]]:
         """Return what a request reads from the store: tokens by cache span, and states."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from spanlab.core.cache_spans import CacheSpan, repeats, without_tails
 from spanlab.core.ledger import Ledger
 from spanlab.core.policies.captures import Captures
@@ -57,7 +59,12 @@ class Matcher:
         state, resume = self._resume(node, min(matched, limit))
         resumable = resume if matched <= limit else self._resume(node, matched)[1]
         unit = self._captures.unit(cache_span)
-        losses = self._losses(unit, length, seen, refused, min(seen, limit), matched, resume, node)
+        usable = min(seen, limit)
+        losses = Losses(length - seen, 0, 0, 0, 0, 0, seen - usable, 0)
+        if usable > resume:
+            evicted = self._ledger.evicted(self._index.key(request, cache_span), cache_span.tokens, matched, usable)
+            match = _Match(unit, usable, min(matched, usable), resume, node)
+            losses = self._losses(losses, match, refused, evicted)
         anchor = node
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
@@ -81,17 +88,38 @@ class Matcher:
         """Return how many of the matched tokens are reused: whole units, without the last one with `drops_last`."""
         return max(0, tokens // unit - self._rules.drops_last) * unit
 
-    def _losses(
-        self, unit: int, length: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
-    ) -> Losses:
-        """Attribute the tokens between the resume point and the end of the cache span to causes."""
-        aligned = self._usable(usable, unit)
-        never_seen, last_token, alignment = length - seen, seen - usable, usable - aligned
+    def _losses(self, losses: Losses, match: _Match, refused: int, evicted: int) -> Losses:
+        """Attribute the tokens between the resume position and the end of the usable ones to causes.
+
+        `refused`  tokens of the longest prefix that the store refused; `evicted` tokens behind the matched ones
+        """
+        aligned = self._usable(match.usable, match.unit)
+        alignment = match.usable - aligned
         if not self._rules.keeps:
-            return Losses(never_seen, aligned, 0, 0, 0, alignment, last_token, 0)
-        present = self._usable(min(matched, usable), unit)
-        locked = max(0, min(refused, aligned) - present)
-        tombstone = node.deepest_loss(resume, present) if resume < present else resume
-        state_evicted, never_placed = tombstone - resume, present - tombstone
-        kv_evicted = aligned - present - locked
-        return Losses(never_seen, 0, kv_evicted, state_evicted, never_placed, alignment, last_token, locked)
+            return losses._replace(never_stored=aligned, alignment=alignment)
+        present = self._usable(match.matched, match.unit)
+        unaligned = min(
+            match.matched % match.unit, aligned - present
+        )  # present, in a unit of which the rest is missing
+        missing = aligned - present - unaligned
+        locked = min(max(0, refused - match.matched), missing)
+        kv_evicted = min(evicted, missing - locked)
+        tombstone = match.node.deepest_loss(match.resume, present) if match.resume < present else match.resume
+        return losses._replace(
+            never_stored=missing - locked - kv_evicted,
+            kv_evicted=kv_evicted,
+            state_evicted=tombstone - match.resume,
+            state_never_placed=present - tombstone,
+            alignment=alignment + unaligned,
+            locked=locked,
+        )
+
+
+class _Match(NamedTuple):
+    """A match: the unit of reuse, usable tokens, matched ones among them, the resume position and the deepest node."""
+
+    unit: int
+    usable: int
+    matched: int
+    resume: int
+    node: Node

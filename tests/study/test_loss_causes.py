@@ -1,0 +1,54 @@
+"""A token counts as evicted only if it was evicted: in every arm, with and without limits of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from spanlab.main import compose
+from spanlab.records import LOSS_CAUSES
+from spanlab.study.output.arm_files import ArmFiles
+from spanlab.study.run import run_study
+
+FEW = {
+    "quality_sim": ("workload.documents=6", "workload.questions_per_document=4"),
+    "pic_sim": ("workload.rag.requests=80",),
+}
+SHORT = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "output.run=x", "tracking=none")
+UNLIMITED, TIGHT = "store=unlimited", "store.total_gib=3"
+DEFAULT = [("quality_sim", "own_rules"), ("pic_sim", "presets")]
+HYBRID = ("presets_hybrid", "hybrid_policies", "checkpoints", "state_rules", "intervals", "evictions")
+ATTENTION = ("pic", "prefixes", "families_transformer", "evictions")
+OTHERS = [*(("quality_sim", arms) for arms in HYBRID), *(("pic_sim", arms) for arms in ATTENTION)]
+CASES = [*DEFAULT, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
+
+
+def arms_of(root: Path, entry: str, *overrides: str) -> Iterator[tuple[str, int, list[dict[str, Any]], int]]:
+    """Arm, bytes per token, records and evicted bytes of each arm of a small study."""
+    study = compose(entry, [*SHORT, *overrides])
+    folder = run_study(study, entry, root, show=False)
+    for arm in study.chosen():
+        files = ArmFiles.of_arm(folder, arm)
+        records = [orjson.loads(line) for line in files.records.read_bytes().splitlines()]
+        evicted = sum(run["evicted_bytes"] for run in files.finished())
+        yield arm, study.model.kv_bytes_per_token, records, evicted
+
+
+@pytest.mark.parametrize(("entry", "arms"), CASES)
+@pytest.mark.parametrize("memory", [UNLIMITED, TIGHT])
+def test_evicted_tokens_were_evicted(tmp_path: Path, entry: str, arms: str, memory: str):
+    seen = 0
+    for arm, token_bytes, records, evicted in arms_of(tmp_path, entry, *FEW[entry], f"arms={arms}", memory):
+        booked = sum(record["lost_kv_evicted"] for record in records)
+        assert booked * token_bytes <= evicted, arm
+        if not evicted:
+            assert not sum(record["lost_state_evicted"] for record in records), arm
+        for record in records:
+            lost = sum(record[f"lost_{cause}"] for cause in LOSS_CAUSES)
+            assert record["reused_tokens"] + lost == record["prompt_tokens"], arm
+        seen += evicted
+    assert bool(seen) == (memory == TIGHT)
