@@ -315,3 +315,33 @@ def test_partly_reported_counts_say_for_how_many(tmp_path: Path):
     summary = explained_bodies(tmp_path, *bodies)
     assert summary["reported"]["requests"] == 15
     assert "(15 of 20 requests report it)" in summary["measured"][0]
+
+
+def test_break_is_shown_with_the_text_of_both_sides(tmp_path: Path):
+    def body(number: int) -> dict[str, Any]:
+        return chat(f"{SHARED[:320]}<b>\x1b[1m time {1000 + number} {SHARED}", invented(9, number))
+
+    summary = explained_bodies(tmp_path, *map(body, range(10)))
+    first = summary["breaks"][0]
+    start = len("system\n") + 320 + len("<b>\x1b[1m time 100")
+    assert (first["path"], first["character"], first["requests"]) == ("messages[0]", start, 9)
+    assert first["position"] == start // 64 * 16
+    lengths = [
+        -(-len(f"{message['role']}\n{message['content']}") // 4) for n in range(10) for message in body(n)["messages"]
+    ]
+    assert first["tokens"] == sum(lengths[2:]) - 9 * first["position"]
+    assert first["earlier"].split("|")[0] == first["later"].split("|")[0]
+    assert "<b>\\x1b[1m time 100" in first["later"]
+    assert {side.split("|")[1][0] for side in (first["earlier"], first["later"])} <= set("0123456789")
+    page = (tmp_path / "explain" / "x" / "report.html").read_text()
+    assert "&lt;b&gt;\\x1b[1m time" in page
+    assert "\x1b" not in page
+    hidden = explained_bodies(tmp_path / "hidden", *map(body, range(10)), settings=("workload.log.show_text=false",))
+    assert hidden["breaks"][0] == first | {"earlier": None, "later": None}
+    assert "time 100" not in (tmp_path / "hidden" / "explain" / "x" / "report.html").read_text()
+
+
+def test_conversation_that_goes_on_is_no_break(tmp_path: Path):
+    turns = [{"role": ("user", "assistant")[n % 2], "content": invented(50, n)} for n in range(12)]
+    bodies = [{"messages": turns[: 2 * count + 1]} for count in range(6)]
+    assert explained_bodies(tmp_path, *bodies)["breaks"] == []

@@ -26,7 +26,7 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[T
     """Return the tables for which the log has numbers; `caveats` are notes of the first table."""
     if not summary["presets"]:
         return (_lengths(summary, title, caveats),)
-    tables = [make(summary) for make in (_bounds, _fixes, _curve, _positions)]
+    tables = [make(summary) for make in (_bounds, _breaks, _fixes, _curve, _positions)]
     return (
         _presets(summary, title, caveats),
         *tables,
@@ -90,6 +90,25 @@ def _bounds(summary: Summary) -> Table:
 
 def _bound(share: float | None) -> Cell:
     return placeholder("unknown: chained ids") if share is None else percent(share)
+
+
+def _breaks(summary: Summary) -> Table:
+    fields = (
+        Field("position", "position\n(tokens)", number(",")),
+        Field("requests", "requests", count),
+        Field("tokens", "tokens\nbehind", count),
+        Field("path", "in", _text, left=True, keep=1, empty=(None,)),
+        Field("character", "character", number(","), keep=2, empty=(None,)),
+        Field("earlier", "an earlier prompt", _text, left=True, keep=3, empty=(None,), explains=True),
+        Field("later", "a later prompt", _text, left=True, keep=3, empty=(None,), explains=True),
+    )
+    title = "Where prompts part from earlier ones: most tokens behind the break"
+    notes = ("texts: of the prompt that loses most, | is the break; workload.log.show_text=false hides them",)
+    return tabulate("breaks", title, fields, summary["breaks"], notes)
+
+
+def _text(text: str | None) -> Cell:
+    return MISSING if text is None else word(text)
 
 
 def _fixes(summary: Summary) -> Table:

@@ -14,6 +14,7 @@ from spanlab.report.explain import tables_of
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study.analyses.head import footer
+from spanlab.study.explain.breaks import breaks_of
 from spanlab.study.explain.facts import Facts, curve_of, rates
 from spanlab.study.explain.fixes import ExplainedArm, Fix, ranked_fixes, verdict
 from spanlab.study.explain.groups import groups_of, positions_of
@@ -105,6 +106,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "lost_by_cause": presets[study.baseline]["lost_by_cause"],
         "losses": groups_of(facts, baseline.replayed),
         "checkpoint_positions": positions_of(facts),
+        "breaks": breaks_of(facts),
         "reported": reported,
         "measured": reported_lines(reported, study.baseline, log.requests),
         "verdict": _verdict(log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)),

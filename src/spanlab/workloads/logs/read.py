@@ -21,7 +21,7 @@ from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.formats import LOG_FORMATS, detect_format
 from spanlab.workloads.logs.log import Columns, Entry, Log
 from spanlab.workloads.logs.opening import Content, Waits, content_of
-from spanlab.workloads.logs.rendering import TOOLS, BodyOptions
+from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, Section, sections_of
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat
 from spanlab.workloads.tokenizer import find_tokenizer
 
@@ -113,6 +113,19 @@ class LogSource:
         file = _file(self.path, self.settings, self.tokenizer, see)
         for _ in islice(_format(file, self.settings.format)[1].read(file), self.settings.requests):
             pass
+
+    def sections(self, lines: frozenset[int]) -> dict[int, list[Section]]:
+        """Return the sections of the prompts in these lines."""
+        file = _file(self.path, self.settings, self.tokenizer, None)
+        options = file.bodies or BodyOptions()
+        prompts: dict[int, list[Section]] = {}
+
+        def keep(line: int, prompt: Prompt) -> None:
+            if line in lines:
+                prompts[line] = sections_of(prompt, options)
+
+        self.visit(keep)
+        return prompts
 
 
 def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None, rewrite: Rewrite | None = None) -> Log:
