@@ -3,7 +3,7 @@
     .venvs/sim/bin/python benchmarks/conformance/measure.py FIRST STOP
 
 Seeds FIRST to STOP of `tests/oracle/vllm_cases.py`, plain, with drafts of n-grams and of EAGLE, with several groups of
-states, planned ahead, and with prompts that contain answers not yet delivered, are scheduled by vLLM's scheduler, which
+states, planned ahead, with prompts that contain answers not yet delivered, and with salts, are scheduled by vLLM, which
 `bash tests/run.sh -m oracle` installs into `.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM decided is kept in
 `outputs/conformance`, so that a second run only repeats ours.
 Writes `results.json` and the page beside it; `publish.py conformance` tells the front page.
@@ -38,6 +38,7 @@ MAKERS = {
     "make_grouped_case": "hybrid, 2 to 4 groups",
     "make_async_case": "all, async scheduling",
     "make_continued_case": "all, answers not yet delivered",
+    "make_salted_case": "all, cache salts",
 }
 
 
@@ -88,6 +89,8 @@ def main() -> None:
         cases = {str(seed): getattr(module, maker)(seed) for seed in range(start, end)}
         stem = f"{maker}_{start}_{end}"
         told, made = theirs(stem, cases), ours(stem)
+        for decided in made.values():
+            decided["steps"] = module.listed(decided["steps"])
         for seed, case in cases.items():
             row = rows.setdefault(name or group_of(int(seed), case, list(module.KINDS)), Counter())
             count(row, told[seed], made[seed])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spanlab.schedule.cases import read_cases
+from spanlab.schedule.run import schedule, vllm_0_32
 
 CASE: dict[str, Any] = {
     "block_size": 16,
@@ -29,6 +30,16 @@ WRONG = {
     "a drafter of nothing": (CASE | {"draft_method": "eagle"}, "a.draft_method=eagle: expected draft_tokens beside it"),
     "an unknown key": (CASE | {"blocks": 2}, "a.blocks: no such key; expected async_scheduling, block_size"),
     "no size": ({key: CASE[key] for key in CASE if key != "num_blocks"}, "a.num_blocks is missing"),
+    "a step that no number holds": (
+        CASE | {"requests": [{"tokens": [1], "output_len": 1, "arrive_step": 2**53}]},
+        "a.requests[0].arrive_step=9007199254740992: expected at most 9007199254740991",
+    ),
+    "a salt that is a number": (
+        CASE | {"requests": [{"tokens": [1], "output_len": 1, "cache_salt": 3}]},
+        "a.requests[0].cache_salt=3: expected a text",
+    ),
+    "a switch as a size": (CASE | {"block_size": True}, "a.block_size=True: expected a whole number of 1 or more"),
+    "no requests": (CASE | {"requests": []}, "a.requests=[]: expected a list of requests"),
     "no tokens": (CASE | {"requests": [{"tokens": [], "output_len": 1}]}, "a.requests[0].tokens: expected a list"),
 }
 
@@ -37,7 +48,7 @@ WRONG = {
 def test_a_wrong_case_is_one_sentence(tmp_path, wrong):
     given, sentence = WRONG[wrong]
     (tmp_path / "cases.json").write_text(json.dumps({"a": given}))
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+    with pytest.raises(ValueError, match=f"^cases={re.escape(str(tmp_path))}/cases.json: {re.escape(sentence)}"):
         read_cases(tmp_path / "cases.json")
 
 
@@ -45,3 +56,26 @@ def test_a_wrong_case_is_one_sentence(tmp_path, wrong):
 def test_states_have_one_group_where_nothing_is_said(tmp_path, case, groups):
     (tmp_path / "cases.json").write_text(json.dumps({"a": case}))
     assert [one.state_groups for one in read_cases(tmp_path / "cases.json")] == [groups]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "NaN", '{"a": NaN}', "[" * 200_000, '{"a": 1, "a": 2}', "9" * 5000, '"\xff"']
+)
+def test_a_damaged_file_of_cases_is_one_sentence(tmp_path, content):
+    path = tmp_path / "cases.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"^cases={re.escape(str(path))}: expected [^\n]+$"):
+        read_cases(path)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_empty_steps_are_one_entry(tmp_path, asynchronous):
+    requests = [{"tokens": [1, 2], "output_len": 2, "arrive_step": step} for step in (0, 10**15)]
+    (tmp_path / "cases.json").write_text(
+        json.dumps({"a": CASE | {"requests": requests, "async_scheduling": asynchronous}})
+    )
+    (case,) = read_cases(tmp_path / "cases.json")
+    decided = schedule(case, vllm_0_32(case))
+    both = [{"0": 2}, {"0": 1}], [{"1": 2}, {"1": 1}]
+    assert decided.steps == [*both[0], {"empty": 10**15 - 2}, *both[1]]
+    assert decided.num_steps == 10**15 + 2

@@ -20,12 +20,14 @@ from spanlab.schedule.cases import Case, read_cases
 from spanlab.schedule.run import schedule, vllm_0_32
 
 from .vllm_cases import (
+    listed,
     make_async_case,
     make_case,
     make_continued_case,
     make_drafted_case,
     make_eagle_case,
     make_grouped_case,
+    make_salted_case,
     make_uncached_async_case,
     make_uncached_case,
     make_uncached_eagle_case,
@@ -64,7 +66,7 @@ def decide(folder: Path, cases: dict) -> dict:
             "reused_on_admission": one.reused_on_admission,
             "preemptions": one.preemptions,
             "num_steps": one.num_steps,
-            "steps": one.steps,
+            "steps": listed(one.steps),
         }
         for name, one in decided.items()
     }
@@ -90,6 +92,7 @@ MAKERS = {
     "grouped_cases": make_grouped_case,
     "async_cases": make_async_case,
     "uncached_async_cases": make_uncached_async_case,
+    "salted_cases": make_salted_case,
     "continued_cases": make_continued_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]

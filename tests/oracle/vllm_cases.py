@@ -26,6 +26,11 @@ def answer(length: int) -> list[int]:
     return [FIRST_ANSWER_TOKEN + index % ANSWER_TOKENS for index in range(length)]
 
 
+def listed(steps: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Steps one by one, as vLLM's driver lists them: `{"empty": n}` becomes n empty steps."""
+    return [one for step in steps for one in ([{}] * step["empty"] if "empty" in step else [step])]
+
+
 def make_case(seed: int) -> Case:
     """One random case; the seed decides kind, sizes and memory."""
     draw = random.Random(seed)
@@ -118,6 +123,14 @@ def make_continued_case(seed: int) -> Case:
     case["num_blocks"] = _memory(draw, case)
     if kind == "drafts":  # a server's pool has room for one request of any length, its drafts among it
         case["num_blocks"] += -(-2 * case["draft_tokens"] // block)
+    return case
+
+
+def make_salted_case(seed: int) -> Case:
+    """`make_async_case` or `make_case` whose requests have one of two salts, or none."""
+    draw = random.Random(f"salts {seed}")
+    case = draw.choice((make_case, make_async_case))(seed)
+    case["requests"] = [one | {"cache_salt": draw.choice((None, "a", "b"))} for one in case["requests"]]
     return case
 
 

@@ -193,7 +193,8 @@ def drive(case: dict) -> dict:
             at = coming.pop(0)
             asked = SamplingParams(max_tokens=given[at]["output_len"], ignore_eos=True)
             tokens = given[at]["tokens"]
-            scheduler.add_request(Request(str(at), tokens, asked, None, block_hasher=hasher))
+            salt = given[at].get("cache_salt")
+            scheduler.add_request(Request(str(at), tokens, asked, None, cache_salt=salt, block_hasher=hasher))
         out = scheduler.schedule()
         for new in out.scheduled_new_reqs:
             reused.setdefault(new.req_id, new.num_computed_tokens)

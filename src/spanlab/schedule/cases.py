@@ -3,17 +3,18 @@
 The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null
 block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align),
 `state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens`,
-`draft_method` (ngram or eagle), `async_scheduling` and `requests`, each with `tokens`, `output_len` and `arrive_step`.
+`draft_method` (ngram or eagle), `async_scheduling` and `requests`, each with `tokens`, `output_len`, `arrive_step` and
+`cache_salt` (null or a text; requests with different salts share nothing).
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
 from spanlab.core.request import Request, Span
 
@@ -23,7 +24,12 @@ _MODES = (None, "align")
 _METHODS = ("ngram", "eagle")
 _CHOICES = {"mamba_mode", "state_groups", "retention", "draft_tokens", "draft_method", "async_scheduling"}
 _KEYS = {*_SIZES, *_CHOICES, "requests"}
-_REQUEST_KEYS = {"tokens", "output_len", "arrive_step"}
+_REQUEST_KEYS = {"tokens", "output_len", "arrive_step", "cache_salt"}
+_LARGEST = 2**31 - 1  # of a size
+_MOST_GROUPS = _MOST_DRAFTS = 1024
+_LAST_STEP = 2**53 - 1  # whole numbers up to it are exact in every reader of JSON
+_LONGEST_OUTPUT = 2**20
+_SHOWN = 60  # characters of a wrong value in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +56,65 @@ def accepted(request: int, generated: int, drafts: int) -> int:
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The cases of a JSON file; ValueError names the first invalid key."""
+    """The cases of a JSON file; ValueError is one sentence with the file, the case and the first invalid key."""
     try:
-        content = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
+        content = json.loads(path.read_bytes(), object_pairs_hook=_without_repeats, parse_constant=_no_number)
+    except OSError as error:
+        raise ValueError(f"cases={path}: expected a readable file ({error.strerror})") from error
+    except RecursionError as error:
+        raise ValueError(f"cases={path}: expected a JSON file of less depth") from error
+    except ValueError as error:
         raise ValueError(f"cases={path}: expected a JSON file ({error})") from error
     if not isinstance(content, dict) or not content:
         raise ValueError(f"cases={path}: expected an object of cases by name")
-    return [_case(name, case) for name, case in content.items()]
+    try:
+        return [_case(name, case) for name, case in content.items()]
+    except ValueError as error:
+        raise ValueError(f"cases={path}: {error}") from error
 
 
-def _case(name: str, content: Any) -> Case:
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    by_key = dict(pairs)
+    if len(by_key) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{_shown(next(key for key in keys if keys.count(key) > 1))} occurs twice in one object")
+    return by_key
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _shown(value: Any) -> str:
+    """A value as a message shows it: on one line, and not longer than a few words."""
+    shown = ascii(value) if isinstance(value, str) and not value.isprintable() else str(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
+def _case(given_name: str, content: Any) -> Case:
+    _check_text("a case's name", given_name)
+    name = _shown(given_name)
     _check_keys(name, content, _KEYS, {*_SIZES, "requests"})
     for key in _SIZES:
         _check_count(f"{name}.{key}", content[key], 1)
     mode, retention = content.get("mamba_mode"), content.get("retention")
     if mode not in _MODES:
-        raise ValueError(f"{name}.mamba_mode={mode}: expected null or align, the modes of vLLM 0.32.0")
+        raise ValueError(f"{name}.mamba_mode={_shown(mode)}: expected null or align, the modes of vLLM 0.32.0")
     if retention is not None:
         _check_count(f"{name}.retention", retention, 0)
         if mode and retention % content["block_size"]:
             expected = f"expected a multiple of block_size={content['block_size']}"
             raise ValueError(f"{name}.retention={retention}: {expected}")
     drafts = content.get("draft_tokens", 0)
-    _check_count(f"{name}.draft_tokens", drafts, 0)
+    _check_count(f"{name}.draft_tokens", drafts, 0, _MOST_DRAFTS)
     if drafts and mode:
         raise ValueError(
             f"{name}.draft_tokens={drafts} with mamba_mode={mode}: expected 0, for states are not taken back"
         )
-    if not isinstance(content["requests"], list):
-        raise ValueError(f"{name}.requests={content['requests']}: expected a list")
+    if not isinstance(content["requests"], list) or not content["requests"]:
+        raise ValueError(f"{name}.requests={_shown(content['requests'])}: expected a list of requests")
     return Case(
-        name=name,
+        name=given_name,
         **{key: content[key] for key in _SIZES},
         mamba_mode=mode,
         state_groups=_state_groups(name, content, mode),
@@ -97,7 +130,7 @@ def _draft_method(name: str, content: dict[str, Any], drafts: int) -> str:
     """Method of the drafts, by default n-grams."""
     method: str = content.get("draft_method", "ngram")
     if method not in _METHODS:
-        raise ValueError(f"{name}.draft_method={method}: expected ngram or eagle")
+        raise ValueError(f"{name}.draft_method={_shown(method)}: expected ngram or eagle")
     if "draft_method" in content and not drafts:
         raise ValueError(f"{name}.draft_method={method}: expected draft_tokens beside it")
     return method
@@ -107,7 +140,7 @@ def _asynchronous(name: str, content: dict[str, Any], drafts: int) -> bool:
     """Whether a step is scheduled while the previous one runs."""
     asynchronous = content.get("async_scheduling", False)
     if type(asynchronous) is not bool:
-        raise ValueError(f"{name}.async_scheduling={asynchronous}: expected true or false")
+        raise ValueError(f"{name}.async_scheduling={_shown(asynchronous)}: expected true or false")
     if asynchronous and drafts:
         raise ValueError(f"{name}.async_scheduling=true with draft_tokens={drafts}: expected false")
     return asynchronous
@@ -116,7 +149,7 @@ def _asynchronous(name: str, content: dict[str, Any], drafts: int) -> bool:
 def _state_groups(name: str, content: dict[str, Any], mode: str | None) -> int:
     """Number of groups of recurrent layers: by default one, and 0 without such layers."""
     groups: int = content.get("state_groups", int(mode is not None))
-    _check_count(f"{name}.state_groups", groups, int(mode is not None))
+    _check_count(f"{name}.state_groups", groups, int(mode is not None), _MOST_GROUPS)
     if groups and mode is None:
         raise ValueError(f"{name}.state_groups={groups}: expected mamba_mode=align beside it")
     return groups
@@ -125,12 +158,15 @@ def _state_groups(name: str, content: dict[str, Any], mode: str | None) -> int:
 def _request(name: str, index: int, content: Any) -> Request:
     key = f"{name}.requests[{index}]"
     _check_keys(key, content, _REQUEST_KEYS, {"tokens", "output_len"})
-    _check_count(f"{key}.output_len", content["output_len"], 1)
+    _check_count(f"{key}.output_len", content["output_len"], 1, _LONGEST_OUTPUT)
     arrived = content.get("arrive_step", 0)
-    _check_count(f"{key}.arrive_step", arrived, 0)
+    _check_count(f"{key}.arrive_step", arrived, 0, _LAST_STEP)
+    salt = content.get("cache_salt")
+    if salt is not None:
+        _check_text(f"{key}.cache_salt", salt)
     tokens = _tokens(key, content["tokens"])
     output = FIRST_OUTPUT_ID + np.arange(content["output_len"], dtype=np.int32) % OUTPUT_IDS
-    return Request(index, 0, (Span(tokens),), content["output_len"], arrived, output=output)
+    return Request(index, 0, (Span(tokens),), content["output_len"], arrived, salt or "", output=output)
 
 
 def _tokens(key: str, tokens: Any) -> np.ndarray:
@@ -144,14 +180,25 @@ def _tokens(key: str, tokens: Any) -> np.ndarray:
 
 def _check_keys(name: str, content: Any, allowed: set[str], required: set[str]) -> None:
     if not isinstance(content, dict):
-        raise ValueError(f"{name}={content}: expected an object")
+        raise ValueError(f"{name}={_shown(content)}: expected an object")
     for key in content:
         if key not in allowed:
-            raise ValueError(f"{name}.{key}: no such key; expected {', '.join(sorted(allowed))}")
+            raise ValueError(f"{name}.{_shown(key)}: no such key; expected {', '.join(sorted(allowed))}")
     for key in sorted(required - content.keys()):
         raise ValueError(f"{name}.{key} is missing")
 
 
-def _check_count(key: str, value: Any, least: int) -> None:
+def _check_count(key: str, value: Any, least: int, most: int = _LARGEST) -> None:
     if type(value) is not int or value < least:
-        raise ValueError(f"{key}={value}: expected a whole number of {least} or more")
+        raise ValueError(f"{key}={_shown(value)}: expected a whole number of {least} or more")
+    if value > most:
+        raise ValueError(f"{key}={_shown(value)}: expected at most {most}")
+
+
+def _check_text(key: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{key}={_shown(value)}: expected a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{key}={_shown(value)}: expected a text of Unicode characters") from None

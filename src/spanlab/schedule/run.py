@@ -44,12 +44,25 @@ PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {"vllm_0_32": vllm_0_32}
 
 @dataclass(slots=True)
 class Decisions:
-    """Decisions of a case: tokens by step and request, and tokens reused at the first admission."""
+    """Decisions of a case: tokens by step and request, and tokens reused at the first admission.
+
+    A run of empty steps is one entry of `steps`, `{"empty": number of steps}`; `num_steps` counts each of them.
+    """
 
     reused_on_admission: list[int]
     preemptions: int = 0
     num_steps: int = 0
     steps: list[dict[str, int]] = field(default_factory=list)
+
+    def add(self, tokens: dict[str, int], times: int = 1) -> None:
+        """Add a step, or `times` empty ones."""
+        self.num_steps += times
+        if tokens:
+            self.steps.append(tokens)
+        elif self.steps and "empty" in self.steps[-1]:
+            self.steps[-1]["empty"] += times
+        else:
+            self.steps.append({"empty": times})
 
 
 def run_schedule(settings: Schedule) -> None:
@@ -81,9 +94,11 @@ def schedule(case: Case, policy: Policy) -> Decisions:
             scheduler.add(waiting.popleft())
         scheduler.enqueue_added()  # a case specifies the step from which a request may run, not its arrival time
         step = scheduler.schedule(now)
-        decisions.num_steps += 1
-        decisions.steps.append({} if step is None else _tokens(step))
-        if step is not None:
+        decisions.add({} if step is None else _tokens(step))
+        if step is None:
+            if waiting and scheduler.idle:  # nothing can happen before the next request
+                decisions.add({}, waiting[0].arrived_at - decisions.num_steps)
+        else:
             accepted_drafts = [_accepted(sequence, drafts) for sequence, drafts in _drafts(step)]
             ended = _ended(step, accepted_drafts)
             scheduler.complete(step, now + 1, ended, accepted_drafts)
