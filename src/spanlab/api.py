@@ -27,7 +27,7 @@ from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study
 from spanlab.settings.composition import as_settings, compose_entry, without_sections
-from spanlab.study.output.folder import CONFIG, folder_name
+from spanlab.study.output.folder import CONFIG, UNFINISHED, UNFINISHED_REPORT, folder_name
 
 #: Column types by the type annotation of a row's field; frames omit fields of other types, which are nested.
 _KINDS: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -107,7 +107,9 @@ class Result:
 
     @property
     def report(self) -> Path:
-        """The report of the run, one HTML file."""
+        """The report of the run, one HTML file; ValueError where the run was stopped before it was written."""
+        if self.details.get("report") == UNFINISHED:
+            raise ValueError(f"{self.folder} {UNFINISHED_REPORT}")
         return self.folder / REPORT
 
 

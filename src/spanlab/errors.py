@@ -21,25 +21,35 @@ from spanlab.compiled import CONF
 from spanlab.out_of_memory import out_of_memory
 
 _LIBRARY_ERRORS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
+_OFTEN_MEMORY = (RuntimeError, ImportError)  # user errors where their text is about memory
 USER_ERRORS = (ValueError, MemoryError, *_LIBRARY_ERRORS)
 
 
 def is_user_error(error: BaseException) -> bool:
     """Return whether an error is reported as a sentence instead of a traceback."""
-    return isinstance(error, USER_ERRORS) or (isinstance(error, RuntimeError) and _runtime_error(error) is not None)
+    return isinstance(error, USER_ERRORS) or (isinstance(error, _OFTEN_MEMORY) and _runtime_error(error) is not None)
 
 
-def _runtime_error(error: RuntimeError) -> str | None:
-    """Return the sentence of a RuntimeError about memory or about a launcher without its scheduler; else None."""
+def _runtime_error(error: BaseException) -> str | None:
+    """Return the sentence of an error about memory or about a launcher without its scheduler; else None."""
     if "slurm cluster" in str(error):
         return f"hydra/launcher: expected a machine with Slurm ({_one_line(str(error))}); joblib runs jobs here"
     return None if out_of_memory(error) is None else _memory(error)
 
 
 def sentence(mistake: BaseException) -> str:
-    """Return one line about a user error, never empty."""
-    if isinstance(mistake, (MemoryError, RuntimeError)) and not isinstance(mistake, _LIBRARY_ERRORS):
-        text = _runtime_error(mistake) if isinstance(mistake, RuntimeError) else _memory(mistake)
+    """Return one line about a user error with its notes, never empty."""
+    return with_notes(_sentence(mistake), mistake)
+
+
+def with_notes(text: str, error: BaseException) -> str:
+    """Append the notes of an error, such as what was published in spite of it."""
+    return "; ".join([text, *map(_one_line, getattr(error, "__notes__", ()))])
+
+
+def _sentence(mistake: BaseException) -> str:
+    if isinstance(mistake, (MemoryError, *_OFTEN_MEMORY)) and not isinstance(mistake, _LIBRARY_ERRORS):
+        text = _memory(mistake) if isinstance(mistake, MemoryError) else _runtime_error(mistake)
         if text is not None:
             return text
     for error in _chain(mistake) if isinstance(mistake, _LIBRARY_ERRORS) else []:

@@ -25,7 +25,7 @@ from spanlab.cli.arguments import CommandLine, read
 from spanlab.cli.describe import listing, usage
 from spanlab.cli.environments import ensure_environment, start_in
 from spanlab.compiled import CONF, HOME
-from spanlab.errors import is_user_error, sentence
+from spanlab.errors import is_user_error, sentence, with_notes
 from spanlab.settings import Compare, MakeShape, Schedule, Study, schemas
 from spanlab.settings.composition import (
     as_settings,
@@ -238,7 +238,8 @@ def _in_one_sentence() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         code = 128 + (signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT)
-        _exit("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", code)
+        text = "interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"
+        _exit(with_notes(text, interrupt), code)
     except Exception as mistake:  # all but user errors are raised again
         if os.environ.get("SPANLAB_TRACEBACK") or not is_user_error(mistake):
             raise

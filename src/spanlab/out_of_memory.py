@@ -8,7 +8,7 @@ class OutOfMemoryError(ValueError):
 
 
 #: Exceptions to catch where memory may run out; `out_of_memory` tells them from other errors.
-CAUGHT = (MemoryError, RuntimeError, OutOfMemoryError)
+CAUGHT = (MemoryError, RuntimeError, ImportError, OutOfMemoryError)
 
 # torch has an error class for GPU memory only, and the simulator's environment cannot import it.
 _PHRASES = (
@@ -18,6 +18,7 @@ _PHRASES = (
     "cannot allocate memory",
     "alloc_failed",
     "can't start new thread",  # its stack has no room
+    "failed to map segment",  # of a shared library
 )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import walk_tb
 from typing import NamedTuple
 
+from spanlab.checks import among
 from spanlab.registry import forget
 
 
@@ -22,6 +25,7 @@ class _Loaded(NamedTuple):
 
 
 _loaded: dict[str, _Loaded] = {}
+_files: set[str] = set()  # of every plugin that this process has run, modules included
 
 
 def located(name: str) -> str:
@@ -41,6 +45,7 @@ def load_plugins(names: Iterable[str]) -> None:
             forget(loaded.file)
             del _loaded[name]
     for name, (spec, contents) in specs.items():
+        _files.add(str(spec.origin))
         if not _is_file(name):
             _import(name)
         elif name not in _loaded:
@@ -77,7 +82,7 @@ def _find(name: str) -> tuple[ModuleSpec, str]:
 def _import(name: str) -> None:
     try:
         import_module(name)
-    except Exception as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise _failed(name, error) from error
 
 
@@ -86,12 +91,56 @@ def _run(name: str, spec: ModuleSpec) -> None:
     module = sys.modules[spec.name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         forget(str(spec.origin))
         del sys.modules[spec.name]
         raise _failed(name, error) from error
 
 
-def _failed(name: str, error: Exception) -> ValueError:
+def _failed(name: str, error: BaseException) -> ValueError:
     """Return the user error for an exception that a plugin raised."""
     return ValueError(f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run")
+
+
+class PluginError(ValueError):
+    """Code of a plugin raised an error, or ended the program."""
+
+
+@contextmanager
+def named_errors() -> Iterator[None]:
+    """Raise errors of plugins as PluginError with file and line; a user error gets them as a note."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        origin, location = _origin(error)
+        if not location or isinstance(error, PluginError):
+            raise
+        if isinstance(error, (ValueError, OSError, MemoryError)):
+            if not any("raised in" in note for note in getattr(error, "__notes__", ())):
+                error.add_note(f"raised in {location}")
+            raise
+        raise PluginError(
+            f"plugins={location}: {_described(origin)}; SPANLAB_TRACEBACK=1 shows the traceback"
+        ) from error
+
+
+def _origin(error: BaseException) -> tuple[BaseException, str]:
+    """The first of an error's causes that passed a plugin, with file and line of the innermost call of the plugin.
+
+    The location is empty where no plugin was called. The simulator's event loop raises a copy of an error, whose cause
+    is the error itself.
+    """
+    if error.__cause__ is not None:
+        origin, location = _origin(error.__cause__)
+        if location:
+            return origin, location
+    lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    return error, next((f"{file}:{line}" for file, line in reversed(lines) if file in _files), "")
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it ended the program with {error.code!r}; expected a return value, or an error"
+    names = [name for name in dir(error.obj) if name[0] != "_"] if isinstance(error, AttributeError) else []
+    expected = f"; expected {among(str(error.name), names)}" if names and isinstance(error, AttributeError) else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{expected}"

@@ -94,9 +94,13 @@ class Registry(Generic[T]):
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """Return the options of a name, in the order of its parameters; annotations are resolved to types."""
         factory = self[name]
-        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
         parameters = inspect.signature(factory).parameters.values()
         options = [parameter for parameter in parameters if parameter.name not in self._given]
+        for option in options:
+            if option.annotation is inspect.Parameter.empty:
+                signature = f"{file_of(factory)}: {factory.__name__}({option})"
+                raise ValueError(f"{signature}: {self._what} {name}: expected a type, such as {option.name}: int = 3")
+        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
         return {option.name: option.replace(annotation=hints[option.name]) for option in options}
 
     def needs_options(self, name: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spanlab.errors import sentence
 from spanlab.main import compose
 from spanlab.study.run import run_study
 
@@ -154,3 +155,55 @@ def test_module_is_a_plugin_that_stays(here: Path, monkeypatch: pytest.MonkeyPat
     arm = ("+strategy@arms.mine=radix", "arms.mine.placement.kind=module_of_mine")
     assert compose("smoke", ["plugins=[module_of_mine]", *arm]).plugins == ["module_of_mine"]
     assert compose("smoke", ["plugins=[spanlab.core.eviction]", *arm]).arms["none"].eviction == "lru"
+
+
+MINE = ("+strategy@arms.mine=radix", "arms.mine.placement.kind=middle", "only=[mine,kv_only]", *SMALL)
+RULE = "return Rule(lambda info: (max(1, int(share * info.prompt)),))"
+
+
+@pytest.mark.parametrize("workers", ["workers=1", "workers=2", "executor=here"])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            "info.promt",
+            r"AttributeError: 'PrefillInfo' object has no attribute 'promt'; expected one of .*mean prompt\?\)",
+        ),
+        ("1 // 0", r"ZeroDivisionError: .*"),
+        ("exit(0)", r"it ended the program with 0; expected a return value, or an error"),
+        ("exit('done')", r"it ended the program with 'done'; .*"),
+    ],
+)
+def test_error_in_a_plugin_names_its_line(workers: str, wrong: str, words: str, here: Path):
+    (here / "bad.py").write_text(FILES["middle.py"].replace("info.prompt", wrong))
+    line = 1 + (here / "bad.py").read_text().splitlines().index(f"    {RULE.replace('info.prompt', wrong)}")
+    with pytest.raises(ValueError, match=rf"^plugins={here}/bad.py:{line}: {words}; SPANLAB_TRACEBACK=1 shows"):
+        run(here, "plugins=[bad.py]", workers, *MINE)
+
+
+def test_user_error_of_a_plugin_gets_its_line(here: Path):
+    (here / "bad.py").write_text(FILES["middle.py"].replace("info.prompt", "int('many')"))
+    with pytest.raises(ValueError, match=r"^invalid literal for int\(\) with base 10: 'many'") as error:
+        run(here, "plugins=[bad.py]", *MINE)
+    assert re.fullmatch(rf"invalid literal .* 'many'; raised in {here}/bad.py:\d+", sentence(error.value))
+
+
+def test_error_in_an_analysis_names_its_line(here: Path):
+    name = next(name for name, code in FILES.items() if "ANALYSES.register" in code)
+    code = re.sub(r"(@ANALYSES.register.*\n(?:def|class) .*\n)", r"\1    finished.folders\n", FILES[name])
+    (here / "bad.py").write_text(code)
+    analysis = re.search(r'ANALYSES.register\("(\w+)"', code)[1]
+    with pytest.raises(ValueError, match=rf"^plugins={here}/bad.py:\d+: AttributeError: .*did you mean folder\?"):
+        run(here, "plugins=[bad.py]", f"analyses=[summary,{analysis}]", "only=[none,kv_only]", *SMALL)
+
+
+def test_plugin_that_exits_while_it_is_loaded_is_named(here: Path):
+    (here / "bad.py").write_text("raise SystemExit(0)")
+    assert refused("plugins=[bad.py]") == f"plugins={here}/bad.py: SystemExit: 0; expected a file that can be run"
+
+
+def test_option_without_a_type_is_named(here: Path):
+    (here / "bad.py").write_text(FILES["middle.py"].replace("share: float = 0.5", "share=0.5"))
+    assert refused("plugins=[bad.py]", *MINE[:2]) == (
+        f"{here}/bad.py: middle(share=0.5): placement middle: expected a type, such as share: int = 3"
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from spanlab import build
-from spanlab.plugins import fingerprints
+from spanlab.plugins import fingerprints, named_errors
 from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
 from spanlab.study import checks
@@ -41,7 +41,7 @@ from spanlab.study.output.arm_files import ArmFiles
 from spanlab.study.output.config import GROWING, as_yaml
 from spanlab.study.output.folder import RunFolder
 from spanlab.study.output.report import Report
-from spanlab.study.output.results import write_results
+from spanlab.study.output.results import finish_report, write_before_report
 from spanlab.study.prepare import LoadFunction, check_and_load
 from spanlab.study.progress import arm_progress, print_line
 from spanlab.workloads import Workload
@@ -62,6 +62,7 @@ class Host:
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
 
+@named_errors()
 def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host | None = None) -> Path:
     """Run a study, write its run folder, and return that folder.
 
@@ -168,13 +169,12 @@ class _StudyRun:
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
             if self.study.plugins:
                 summary["plugins"] = fingerprints(self.study.plugins)
-            write_results(summary, [table for result in findings for table in result.every_table], self.folder.work)
-            self.folder.complete()
+            write_before_report(summary, [table for result in findings for table in result.every_table], self.folder)
             figures = self._draw(arms, findings) if self.study.output.figures else []
         paths = [path.relative_to(self.folder.work) for path in figures]
         report = Report(self.study, self.name, footer(finished), summary, findings, paths)
         report.write_page(self.folder.work)
-        self.folder.finish()
+        finish_report(summary, self.folder)
         return report
 
     def _drop_corrupt(self) -> None:

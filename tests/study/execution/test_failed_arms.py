@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from spanlab.api import load
 from spanlab.errors import is_user_error, sentence
 from spanlab.main import compose
 from spanlab.out_of_memory import OutOfMemoryError, out_of_memory
@@ -178,17 +181,47 @@ def test_a_process_killed_while_it_draws_gets_a_sentence(run_here, monkeypatch, 
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
 
 
-def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch, tmp_path: Path):
-    def write_figure(*arguments):
-        raise MemoryError
+@pytest.mark.parametrize(
+    ("error", "begins"),
+    [
+        (MemoryError(), "memory ran out outside an arm (no more memory); expected more memory"),
+        (ImportError("libarrow.so: failed to map segment from shared object"), "memory ran out outside an arm (lib"),
+        (OSError(errno.ENOSPC, "No space left on device"), "output.root: the disk is full"),
+        (OSError(errno.EMFILE, "Too many open files"), "[Errno 24] Too many open files"),
+        (KeyboardInterrupt(), ""),
+    ],
+)
+def test_run_stopped_while_it_draws_is_marked_until_resumed(
+    error: BaseException, begins: str, run_here, monkeypatch, tmp_path: Path
+):
+    drawing = ("smoke", *NAMED, "only=[none,kv_only]", "output.figures=true")
 
-    monkeypatch.setattr("spanlab.report.drawing.write.write_figure", write_figure)
-    with pytest.raises(MemoryError) as caught:
-        run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
-    assert (tmp_path / "quality" / "mine" / "summary.json").exists()
-    assert is_user_error(caught.value)
-    message = sentence(caught.value)
-    assert message.startswith("memory ran out outside an arm (no more memory); expected more memory")
+    def write_figure(draw, stem):
+        stem.parent.mkdir(exist_ok=True)
+        stem.with_name(f".{stem.name}.pdf.31360").touch()  # as a killed process leaves it
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr("spanlab.report.drawing.write.write_figure", write_figure)
+        with pytest.raises(type(error)) as caught:
+            run_here(tmp_path, *drawing, "executor=here")
+    folder = tmp_path / "quality" / "mine"
+    caught.value.__traceback__ = None  # its frames keep the run's lock
+    said = f"{folder} has all results, but its figures or its report are unfinished: output.if_exists=resume goes on"
+    assert caught.value.__notes__ == [said]
+    if begins:
+        assert is_user_error(caught.value)
+        assert sentence(caught.value).startswith(begins)
+        assert sentence(caught.value).endswith(f"; {said}")
+    assert json.loads((folder / "summary.json").read_bytes())["report"] == "unfinished"
+    assert [path for path in folder.rglob(".*") if path.is_file()] == []
+    with pytest.raises(ValueError, match=re.escape(said)):
+        _ = load(folder).report
+    again = run_here(tmp_path, *drawing, "output.if_exists=resume")
+    assert "report" not in json.loads((again / "summary.json").read_bytes())
+    assert load(again).report.is_file()
+    assert (again / "figures" / "pareto_ttft.png").is_file()
+    assert list(again.parent.glob("mine.*")) == []
 
 
 @pytest.mark.parametrize("error", [*ERRORS, "a thread"])

@@ -21,6 +21,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from joblib.externals.loky import process_executor
 from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
+from spanlab.plugins import named_errors
 from spanlab.settings import ExecutorSettings
 from spanlab.study.execution.worker import Worker
 
@@ -42,7 +43,7 @@ class Executor(ABC, Generic[W]):
 
     def submit(self, work: Callable[Concatenate[W, P], T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
         """Start `work(worker, *arguments)` as soon as a lane is free."""
-        return self._threads.submit(self._run, partial(work, **named), *arguments)
+        return self._threads.submit(self._run, partial(_with_named_errors, work, **named), *arguments)
 
     def close(self, abandon: bool) -> None:
         """Wait for all work, or kill it where `abandon` is true."""
@@ -57,6 +58,12 @@ class Executor(ABC, Generic[W]):
     @abstractmethod
     def _stop(self, abandon: bool) -> None:
         """Stop the processes; where `abandon` is true, also those that are busy."""
+
+
+def _with_named_errors(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Run `work` in its process, where the traceback of an error still has the frames of plugins."""
+    with named_errors():
+        return work(*arguments, **named)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from spanlab.study.progress import print_line
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"
 #: Said of a run that an error ended after its results: `spanlab.load(RUN).report` and the closing sentence.
+REPORT, UNFINISHED = "report", "unfinished"  # key of `summary.json` and its value in such a run
 UNFINISHED_REPORT = "has all results, but its figures or its report are unfinished: output.if_exists=resume goes on"
 _COPIED = ".copied"  # in a partial folder that was copied from a finished run: the identity of that run
 _LONGEST_NAME = 120

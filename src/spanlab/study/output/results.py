@@ -13,8 +13,9 @@ from rich.console import Console
 from spanlab.report import faces
 from spanlab.report.console import print_tables
 from spanlab.report.tables import Table
+from spanlab.study.output.arm_files import replace_file
 from spanlab.study.output.config import settings_yaml
-from spanlab.study.output.folder import RunFolder
+from spanlab.study.output.folder import REPORT, SUMMARY, UNFINISHED, RunFolder
 from spanlab.study.progress import print_line
 from spanlab.terminal import printed
 
@@ -29,9 +30,28 @@ def entry_folder(settings: Any, name: str, run: str, root: Path) -> RunFolder:
 
 def write_results(summary: dict[str, Any], tables: Sequence[Table], folder: Path) -> None:
     """Write `summary.json` and all tables into a folder."""
-    text = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    (folder / "summary.json").write_bytes(text)
+    _write_summary(summary, folder)
     faces.write(tables, folder)
+
+
+def write_before_report(summary: dict[str, Any], tables: Sequence[Table], folder: RunFolder) -> None:
+    """Write summary and tables of a run whose figures and report follow; from here on, an error publishes it.
+
+    Until `finish_report`, the summary has the key `report` with the value `unfinished`.
+    """
+    write_results(summary | {REPORT: UNFINISHED}, tables, folder.work)
+    folder.complete()
+
+
+def finish_report(summary: dict[str, Any], folder: RunFolder) -> None:
+    """Publish a run whose figures and report are written, with its final summary."""
+    _write_summary(summary, folder.work)
+    folder.finish()
+
+
+def _write_summary(summary: dict[str, Any], folder: Path) -> None:
+    text = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    replace_file(folder / SUMMARY, text)
 
 
 def draw_figures(draws: Mapping[str, Callable[[], Figure | None]], folder: Path) -> list[Path]:

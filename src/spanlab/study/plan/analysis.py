@@ -27,6 +27,7 @@ def plan(finished: Finished) -> Findings:
     planner = Planner(study, finished.workload.requests, trials)
     results = {name: SEARCHES[name](planner) for name in study.plan.searches}
     summary = _summary(planner, results)
+    trials.sort()
     title = f"{finished.name} · {footer(finished)}"
     caveats = (*_caveats(planner), *(caveat for result in results.values() for caveat in result.caveats))
     curves = [name for name, result in results.items() if result.curve]

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from spanlab.settings import Study
+from spanlab.study.output.arm_files import replace_file
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.point import Point, RunResult, serve
 from spanlab.study.progress import print_line
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 class Trials:
     """Runs of points under common random numbers: the same seeds, or the same shakes, at every point.
 
-    `path`  file of finished runs, one line each, which a resumed plan reads
+    `path`  file of finished runs, one line each, which a resumed plan reads; `sort` puts the lines into order
     """
 
     def __init__(self, study: Study, arms: Arms, path: Path, console: Console) -> None:
         self._study, self._arms, self._path, self._console = study, arms, path, console
         self._results = dict(_read_results(path))
+        self._order: dict[tuple[str, int], None] = {}  # cells in the order in which the plan asked for them
 
     def outcomes(self, points: Sequence[Point], labels: Sequence[str], every: bool = False) -> list[Outcome]:
         """Return the outcomes of points, run in parallel; `labels` name them in the progress.
@@ -52,6 +54,7 @@ class Trials:
 
     def _run(self, cells: Sequence[tuple[Point, int]]) -> None:
         """Run the cells that have no result yet."""
+        self._order |= dict.fromkeys((point.key, number) for point, number in cells)
         missing = {(point.key, number): point for point, number in cells if (point.key, number) not in self._results}
         jobs = {self._arms.submit(serve, point, cell[1]): cell for cell, point in missing.items()}
         silent = not (jobs and self._console.is_terminal)
@@ -61,11 +64,20 @@ class Trials:
     def _record_result(self, cell: tuple[str, int], result: RunResult) -> None:
         self._results[cell] = result
         with self._path.open("ab") as file:
-            file.write(orjson.dumps({"point": cell[0], "replication": cell[1]} | result) + b"\n")
+            file.write(_line(cell, result))
+
+    def sort(self) -> None:
+        """Order the lines as the plan asked for them, which no order of completion changes; others last."""
+        cells = [*self._order, *sorted(self._results.keys() - self._order.keys())]
+        replace_file(self._path, b"".join(_line(cell, self._results[cell]) for cell in cells))
 
     def _outcome(self, point: Point, runs: int) -> Outcome:
         results = [self._results[point.key, number] for number in self._replications(point)[:runs]]
         return Outcome(point, self._study.slo.targets, results, self._study.draws_arrivals())
+
+
+def _line(cell: tuple[str, int], result: RunResult) -> bytes:
+    return orjson.dumps({"point": cell[0], "replication": cell[1]} | result, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _read_results(path: Path) -> list[tuple[tuple[str, int], RunResult]]:

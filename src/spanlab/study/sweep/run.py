@@ -32,7 +32,7 @@ from spanlab.study.findings import Findings, draws
 from spanlab.study.output import provenance
 from spanlab.study.output.config import GROWING, settings_key, settings_yaml
 from spanlab.study.output.folder import CONFIG, RunFolder, folder_name
-from spanlab.study.output.results import draw_figures, write_results
+from spanlab.study.output.results import draw_figures, finish_report, write_before_report
 from spanlab.study.progress import print_line
 from spanlab.study.sweep.lanes import ConcurrentPoints, PointOutcome, SequentialPoints, points_of
 from spanlab.terminal import printed
@@ -85,7 +85,7 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
         summary = _write(points, findings, tables, folder)
         figures = _draw(points, findings, folder.work / "figures") if study.output.figures else []
         write_page(_page(name, points, tables, figures, summary, folder), folder.work)
-        folder.finish()
+        finish_report(summary, folder)
         _print(points, findings)
         with tracked(study.tracking, run, name, config, folder.path) as tracker:
             _track(tables, folder.path, tracker)
@@ -187,8 +187,7 @@ def _write(
     summary = sweep_summary(points)
     for analysis_findings in findings:
         summary |= analysis_findings.summary
-    write_results(summary, tables, folder.work)
-    folder.complete()
+    write_before_report(summary, tables, folder)
     return summary
 
 
