@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import orjson
 import polars as pl
 from omegaconf import OmegaConf, open_dict
 
@@ -28,6 +27,7 @@ from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study
 from spanlab.settings.composition import as_settings, compose_entry, without_sections
 from spanlab.study.output.folder import CONFIG, UNFINISHED, UNFINISHED_REPORT, folder_name
+from spanlab.study.output.results import read_summary
 
 #: Column types by the type annotation of a row's field; frames omit fields of other types, which are nested.
 _KINDS: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -60,8 +60,7 @@ class Result:
     @cached_property
     def details(self) -> dict[str, Any]:
         """All of `summary.json`: caveats, failed arms, intervals, provenance, commit, versions."""
-        summary: dict[str, Any] = orjson.loads((self.folder / "summary.json").read_bytes())
-        return summary
+        return read_summary(self.folder, "commit")
 
     @cached_property
     def tables(self) -> dict[str, pl.DataFrame]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
+from spanlab.api import load
+from spanlab.errors import sentence
 from spanlab.main import compose
 from spanlab.study.entries.compare_runs import run_compare
+from spanlab.study.run import run_study
 
 TOY = (
     "workload.documents=2",
@@ -116,3 +121,43 @@ def test_records_of_another_version_are_refused_by_name(run_here: Callable[..., 
     settings = compose("compare", [f"runs=[{runs[0]},{runs[1]}]"])
     with pytest.raises(ValueError, match=r"none\.jsonl: expected records of this version: a record has no group_id"):
         run_compare(settings, "compared", tmp_path)
+
+
+NO_SUMMARY = [b"", b"{", b"[]", b"{}", b"7", b'{"commit": "x"}', b"\xff", b"[1, 2]"]
+NO_CONFIG = [b"", b"[]", b"a: [", b"arrivals: 3", b"arrivals: {}", b"\xff"]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("summary.json", data) for data in NO_SUMMARY]
+    + [("config.yaml", data) for data in NO_CONFIG]
+    + [("records/none.jsonl", data) for data in (b"", b"{}", b"[]", b"7", b"{", b'{"seed": "x"}', b"\xff")],
+)
+def test_damaged_run_is_refused_with_its_file(file: str, damage: bytes, one_run: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    shutil.copytree(one_run, other)
+    (other / file).write_bytes(damage)
+    settings = compose("compare", [f"runs=[{one_run},{other}]"])
+    with pytest.raises((ValueError, OSError)) as error:
+        run_compare(settings, "compared", tmp_path)
+    assert str(other / file) in sentence(error.value)
+    if file == "summary.json" and b"commit" not in damage:
+        with pytest.raises(ValueError, match=re.escape(str(other / file))):
+            _ = load(other).details["caveats"]
+
+
+def test_each_missing_key_of_a_summary_is_named(one_run: Path, tmp_path: Path):
+    summary = orjson.loads((one_run / "summary.json").read_bytes())
+    other = tmp_path / "other"
+    shutil.copytree(one_run, other)
+    for key in ("commit", "machine", "caveats", "failed", "model", "workload"):
+        (other / "summary.json").write_bytes(orjson.dumps({name: summary[name] for name in summary if name != key}))
+        with pytest.raises(ValueError, match=rf"^{other}/summary.json: no {key}.*; expected the folder of a run that"):
+            run_compare(compose("compare", [f"runs=[{one_run},{other}]"]), "compared", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory) -> Path:
+    """A finished run, which tests copy."""
+    quiet = ("output.figures=false", "tracking.kind=none", "analyses=[summary]", "output.run=one")
+    return run_study(compose("smoke", [*quiet, *TOY]), "smoke", tmp_path_factory.mktemp("one"), show=False)

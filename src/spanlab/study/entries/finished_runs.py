@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from spanlab.steady import SATURATED
 from spanlab.study.numbers import summary as sums
 from spanlab.study.output.config import read_settings
-from spanlab.study.output.folder import CONFIG
+from spanlab.study.output.folder import CONFIG, SUMMARY
+from spanlab.study.output.results import check_keys, read_summary
+
+_NEEDED = ("commit", "machine", "caveats", "failed", "model", "workload.detail")  # of a summary, for a comparison
+_NEEDED_OF_ARM = ("token_hit_rate", "ttft_s.mean", "stationarity.verdict", "seeds")
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,28 @@ class FinishedRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Contents of `summary.json`."""
-        summary: dict[str, Any] = orjson.loads((self.folder / "summary.json").read_bytes())
+        summary = read_summary(self.folder, *_NEEDED)
+        path = self.folder / SUMMARY
+        arms, rows = summary.get("arms", {}), summary.get("serving", [])
+        if not isinstance(arms, dict) or not isinstance(rows, list):
+            raise ValueError(f"{path}: arms or serving: expected the folder of a run that this version finished")
+        for name in arms:
+            check_keys(path, arms[name], _NEEDED_OF_ARM)
+        for row in rows:
+            check_keys(path, row, ("arm", "rate_rps", "metrics"))
         return summary
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Settings, fingerprint of the requests, commit and machine."""
         origin = {name: self.summary[name] for name in ("commit", "machine")}
-        return read_settings((self.folder / CONFIG).read_text()) | origin
+        path = self.folder / CONFIG
+        try:
+            settings = read_settings(path.read_text())
+        except (ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
+            raise ValueError(f"{path}: expected the settings of a finished run, as YAML") from error
+        check_keys(path, settings, ("arrivals.rate_rps",))
+        return settings | origin
 
     def records(self, arm: str) -> sums.Columns:
         """Records of an arm at the study's load."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,29 @@ if TYPE_CHECKING:
 def entry_folder(settings: Any, name: str, run: str, root: Path) -> RunFolder:
     """Return the run folder of an entry that is no study; it is in the folder `name` of all its runs."""
     return RunFolder(root, name, run, settings.output.if_exists, settings_yaml(asdict(settings)))
+
+
+def read_summary(folder: Path, *keys: str) -> dict[str, Any]:
+    """Read `summary.json`; ValueError with its path where it is no JSON object or lacks one of the keys, as A.B."""
+    path = folder / SUMMARY
+    try:
+        summary: Any = orjson.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected the summary of a finished run: {error}") from error
+    if not isinstance(summary, dict):
+        raise ValueError(f"{path}: expected the summary of a finished run, an object with {', '.join(keys)}")
+    check_keys(path, summary, keys)
+    return summary
+
+
+def check_keys(path: Path, contents: Any, keys: Iterable[str]) -> None:
+    """Raise ValueError where one of the keys, as A.B, is missing in nested objects that were read from a file."""
+    for key in keys:
+        value = contents
+        for name in key.split("."):
+            if not isinstance(value, dict) or name not in value:
+                raise ValueError(f"{path}: no {key}; expected the folder of a run that this version finished")
+            value = value[name]
 
 
 def write_results(summary: dict[str, Any], tables: Sequence[Table], folder: Path) -> None:
