@@ -60,6 +60,39 @@ def test_highest_load_of_equal_gaps_is_service_rate(tmp_path: Path):
     assert summary["verdict"].startswith("a load of up to ")
 
 
+def pairs(folder: Path, gap_s: float) -> Path:
+    """A log of 120 pairs of equal requests, one pair a second."""
+    times = (datetime(2024, 1, 1) + timedelta(seconds=index // 2 + index % 2 * gap_s) for index in range(240))
+    rows = (f"{time:%Y-%m-%d %H:%M:%S.%f},100,1" for time in times)
+    return write_lines(folder / "pairs.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", *rows)
+
+
+@pytest.mark.parametrize("gap_s", [0.01, 0.0001])
+def test_load_is_searched_down_to_the_answer(tmp_path: Path, gap_s: float):
+    settings = "plan.search=[load]", "plan.shakes=1", "plan.resolution=0.02", "slo.ttft_mean_s=0.12"
+    summary = planned(tmp_path, f"log={pairs(tmp_path, gap_s)}", *settings)
+    wait = 2 * (0.12 - SERVICE_S)  # of the second of a pair, which arrives the gap ÷ the load after the first
+    highest = gap_s / (SERVICE_S - wait)
+    assert highest / 1.02 <= summary["highest_load"] <= highest * 1.0001
+    assert summary["verdict"].startswith("a load of up to ")
+    loads = [point["times"] for point in summary["curves"]["load"]]
+    assert loads == sorted(set(loads))
+
+
+def test_requests_that_come_together_meet_at_no_load(tmp_path: Path):
+    settings = f"log={pairs(tmp_path, 1e-6)}", "plan.search=[load]", "plan.shakes=1"
+    summary = planned(tmp_path, *settings, "slo.ttft_mean_s=0.12")
+    assert summary["highest_load"] is None
+    assert summary["verdict"] == (
+        "this will not help: no load meets ttft_mean_s ≤ 0.12 with 16 GiB, though one request at a time does: "
+        "with 3,600 s between requests on average, ttft_mean_s is 147 [147, 147] ms, for some come close together"
+    )
+    below = planned(tmp_path / "below", *settings, "slo.ttft_mean_s=0.05")["verdict"]
+    assert (
+        "less load will not help: one request at a time, ttft_mean_s is 100 [100, 100] ms, more than 0.05 s:" in below
+    )
+
+
 def test_highest_load_of_md1_meets_closed_form(tmp_path: Path):
     log = lengths(tmp_path, 1500, gap_s=1.0)
     drawn = "arrivals=poisson", "arrivals.rate_rps=1.0", "plan.search=[load]", "plan.resolution=0.02"

@@ -120,3 +120,10 @@ def test_targets_are_met_by_upper_end_of_interval():
     assert outcome(*runs, limit=high + 1e-9, drawn=True).meets
     assert not outcome(*runs, limit=9, drawn=True, grows=[True, True]).meets
     assert outcome(*runs, limit=9, drawn=True, grows=[True]).meets
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_interval_of_few_runs_is_not_cut(drawn: bool):
+    interval = outcome((0.1, 1.0), (5.0, 1.0), limit=9, drawn=drawn).intervals["ttft_mean_s"]
+    assert interval.low < 0
+    assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)

@@ -85,7 +85,9 @@ def test_every_arm_has_metrics_with_intervals(ran: Path):
         assert values["request_goodput:all"] == values["request_throughput"]
         assert values["request_goodput:chat"]["mean"] <= values["request_throughput"]["mean"]
         for name in ("mean_ttft_ms", "p99_itl_ms", "batch_size", "mean_waiting", "token_hit_rate"):
-            assert 0 <= values[name]["low"] <= values[name]["mean"] <= values[name]["high"]
+            mean, low, high = (values[name][end] for end in ("mean", "low", "high"))
+            assert low <= mean <= high
+            assert mean - low == pytest.approx(high - mean)  # Student's interval, not cut at zero
 
 
 def test_mean_gap_is_decode_time_over_tokens(ran: Path):

@@ -102,13 +102,12 @@ def _values(columns: sums.Columns, run: dict[str, Any], tokens: dict[str, Any], 
 
 
 def _over_runs(runs: list[Values]) -> dict[str, Interval]:
-    """Return mean and interval of each metric that all runs have; intervals are clipped at zero, as metrics are."""
+    """Return mean and interval of each metric that all runs have.
+
+    Student's interval is not cut: a lower end below zero shows that the runs hardly determine the metric.
+    """
     names = [name for name in runs[0] if all(name in run for run in runs)]
-    intervals = {name: t_interval([run[name] for run in runs]) for name in names}
-    return {
-        name: interval if interval.low is None else interval._replace(low=max(interval.low, 0.0))
-        for name, interval in intervals.items()
-    }
+    return {name: t_interval([run[name] for run in runs]) for name in names}
 
 
 def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:

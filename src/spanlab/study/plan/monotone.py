@@ -56,6 +56,14 @@ class Border:
         meeting = {b: [a for a, outcome in self.outcomes.items() if a < b and outcome.meets] for b in failing}
         return [(max(worse), b) for b, worse in meeting.items() if worse]
 
+    def continued(self, better: Border) -> Border:
+        """Return this border with a better grid behind it, whose first value is the last one of this grid."""
+        offset = len(self.grid) - 1
+        assert self.grid[offset] == better.grid[0], "both grids have the value at which they meet"
+        outcomes = self.outcomes | {index + offset: outcome for index, outcome in better.outcomes.items()}
+        first = None if better.first is None else better.first + offset
+        return Border([*self.grid, *better.grid[1:]], outcomes, first)
+
     def caveats(self, search: str, values: str) -> list[str]:
         """Caveats about reversals; `values` is a format for a value that meets the targets and one that does not."""
         pairs = [(self.grid[a], self.grid[b]) for a, b in self.reversals]

@@ -38,6 +38,7 @@ class Outcome:
         """Return Student's t interval over draws; for one sample path, from errors of bootstrap and shakes, added.
 
         Degrees of freedom are Satterthwaite's. Without an error, for example for very few requests, there are no ends.
+        A lower end below zero is not cut, because it shows that the runs hardly determine the statistic.
         """
         by_run = [run["estimates"][target.delay] for run in self.runs]
         if None in by_run:
@@ -50,7 +51,7 @@ class Outcome:
         if estimates[0][1] is not None and not (self.drawn and variances):
             variances.append((float(np.mean([error**2 for _, error in estimates])), self.runs[0]["blocks"] - 1))
         mean, half = float(values.mean()), _half_width(variances)
-        return Interval(mean, None, None) if half is None else Interval(mean, max(0.0, mean - half), mean + half)
+        return Interval(mean, None, None) if half is None else Interval(mean, mean - half, mean + half)
 
     @property
     def grows(self) -> bool:

@@ -45,10 +45,11 @@ def why_memory_fails(planner: Planner) -> str:
 def why_load_fails(planner: Planner) -> str:
     """Return why no load meets the targets with this memory."""
     alone, floor = planner.references["alone"], planner.references["floor"]
-    cause = _PARTS[alone.worst.delay] if alone.fails else UNSURE
-    alone_text = f"one request at a time, {value_of(alone, alone.worst)}: {cause}"
+    worst = alone.worst
+    above = f", more than {worst.limit_s:g} s: {_PARTS[worst.delay]}" if alone.fails else f": {UNSURE}"
+    alone_text = f"one request at a time, {value_of(alone, worst)}{above}"
     if floor.meets:
-        return f"{alone_text} with {planner.memory_text}; with memory without limit {value_of(floor, alone.worst)}"
+        return f"{alone_text} with {planner.memory_text}; with memory without limit {value_of(floor, worst)}"
     return f"{alone_text}, with memory without limit too"
 
 
