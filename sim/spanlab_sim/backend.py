@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spanlab.core.backend import StepResult, finished_after, finished_prompts
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.scheduled import ScheduledStep, Sequence
@@ -44,19 +47,20 @@ class ModelledBackend:
         remaining = self._remaining_steps(step.decodes)
         times = 1 if step.chunks or not self._jump else min(remaining, step.max_repeats)
         if times == 1:
-            duration_ns = self._timing.step(counts)
+            duration_ns, ends = self._timing.step(counts), None
         else:
-            times, duration_ns = self._span(counts, times, deadline_ns)
+            ends = self._ends(counts, times, deadline_ns)
+            times, duration_ns = len(ends), int(ends[-1])
         self._remaining -= times
         finished = finished_after(step, times) if remaining == times else finished_prompts(step)
-        result = StepResult(duration_ns, finished, times)
+        result = StepResult(duration_ns, finished, times, ends=() if ends is None else ends)
         return with_drafts(result, step, self._speculation, self._timing) if step.drafts else result
 
-    def _span(self, counts: StepFeatures, most: int, deadline_ns: int | None) -> tuple[int, int]:
-        """Return how many equal decode steps, up to `most`, pass until the deadline, and their duration."""
-        ends = self._timing.span(counts, most).cumsum()
+    def _ends(self, counts: StepFeatures, most: int, deadline_ns: int | None) -> NDArray[np.int64]:
+        """Return the ends of the equal decode steps, up to `most`, that pass until the deadline."""
+        ends: NDArray[np.int64] = self._timing.span(counts, most).cumsum()
         times = most if deadline_ns is None else min(most, 1 + int(ends.searchsorted(deadline_ns, side="right")))
-        return times, int(ends[times - 1])
+        return ends[:times]
 
     def _remaining_steps(self, decodes: list[Sequence]) -> int:
         """Return the steps until the first decoding sequence finishes; 1 where none decodes."""

@@ -108,7 +108,7 @@ class LockstepBackend:
         ends = self._timing.span_together(ranks, times).cumsum()
         if deadline_ns is not None:
             times = min(times, 1 + int(ends.searchsorted(deadline_ns, side="right")))
-        return StepResult(int(ends[times - 1]), finished_after(step, times), times)
+        return StepResult(int(ends[times - 1]), finished_after(step, times), times, ends=ends[:times])
 
     def completed(self, step: ScheduledStep) -> None:
         """Do nothing: this backend stores no KV."""

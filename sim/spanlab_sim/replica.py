@@ -149,7 +149,7 @@ class Replica:
         if self._loads is not None:
             result = replace(result, duration_ns=self._loads.step_duration(result.duration_ns))
         if result.repeats > 1:
-            self.scheduler.repeat(step, result.repeats)
+            self.scheduler.repeat(step, result.repeats, lambda repeat: self._on_change(now + result.end_of(repeat)))
         self._on_step(step, now, result)
         self._step_ends = now + result.duration_ns
         yield self._env.timeout(result.duration_ns)

@@ -108,7 +108,7 @@ def _prepare(
             backend,
             partial(finished, number, policy),
             on_step,
-            usage.advance,
+            partial(usage.advance, number),
             loads,
             arranger or as_given,
         )
@@ -117,7 +117,8 @@ def _prepare(
     server = Server(env, source, replicas, route(replicas))
 
     def row() -> RunRow:
-        usage.advance(int(env.now))
+        for number in range(len(engines)):
+            usage.advance(number, int(env.now))
         for replica_row, replica in zip(replica_rows, replicas, strict=True):
             replica_row.busy_s, replica_row.steps = replica.busy_ns * 1e-9, replica.steps
         preemptions = sum([row.preemptions for row in replica_rows])

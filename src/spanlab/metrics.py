@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
@@ -26,13 +27,31 @@ class CacheUsage:
     _samples: list[tuple[int, int, int]] = field(default_factory=list)
     _every: int = 1
     _count: int = 0
+    _ahead: list[deque[tuple[int, int, int]]] = field(default_factory=list)  # of several stores: contents until a time
 
-    def advance(self, now: int) -> None:
-        """Account for the time since the last call; the contents have not changed in between."""
+    def advance(self, number: int, now: int) -> None:
+        """Account for the time of one store since its last call; its contents have not changed in between.
+
+        A store may be ahead of the others, where equal steps pass as one.
+        """
+        store = self.stores[number]
+        if len(self.stores) == 1:
+            self._add(now, store.kv_cached, store.state_cached)
+            return
+        if not self._ahead:
+            self._ahead = [deque() for _ in self.stores]
+        self._ahead[number].append((now, store.kv_cached, store.state_cached))
+        while all(self._ahead):
+            until = min([contents[0][0] for contents in self._ahead])
+            self._add(until, *(sum([contents[0][column] for contents in self._ahead]) for column in (1, 2)))
+            for contents in self._ahead:
+                if contents[0][0] == until:
+                    contents.popleft()
+
+    def _add(self, now: int, kv: int, state: int) -> None:
+        """Account for the time since the last call, in which all stores held these bytes."""
         if now == self._last:
             return
-        kv = sum([store.kv_cached for store in self.stores])
-        state = sum([store.state_cached for store in self.stores])
         elapsed = now - self._last
         self._kv_area += kv * elapsed
         self._state_area += state * elapsed

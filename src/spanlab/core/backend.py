@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spanlab.core.scheduled import ScheduledStep, Sequence
+
+Ends = Ordered[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +22,7 @@ class StepResult:
     `duration_ns`  from the end of the previous step, or from `resume`, to the end of this one
     `finished`     sequences whose output is complete
     `repeats`      equal decode steps that ran in a row
+    `ends`         time of the end of each of them, from the start of the first; empty where only the last is known
     `accepted`     number of accepted drafts for each of the step's `decodes`; empty without drafts
     `phases`       seconds of each phase by name; empty where nothing is measured
     """
@@ -25,6 +32,12 @@ class StepResult:
     repeats: int = 1
     phases: Mapping[str, float] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
+    ends: Ends = ()
+
+    def end_of(self, repeat: int) -> int:
+        """Return the end of a repeat, counted from 0; all take equally long where only the last end is known."""
+        end = self.ends[repeat] if len(self.ends) else self.duration_ns * (repeat + 1) // self.repeats
+        return min(int(end), self.duration_ns)
 
 
 class Backend(Protocol):

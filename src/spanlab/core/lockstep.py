@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 
+from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.request import Request
 from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.scheduler import Scheduler
@@ -55,12 +56,12 @@ class LockstepScheduler(Scheduler):
             max_repeats=min(step.max_repeats for step in working),
         )
 
-    def repeat(self, step: ScheduledStep, times: int) -> None:
-        """Repeat the decode-only step of every rank that decodes, `times` times in all."""
+    def repeat(self, step: ScheduledStep, times: int, before: BeforeChange = unnoticed) -> None:
+        """Repeat the decode-only step of every rank that decodes, `times` times in all; `before` is for the first."""
         step.repeats = times
         for rank, rank_step in zip(self.ranks, self.rank_steps, strict=True):
             if rank_step.decodes:
-                rank.repeat(rank_step, times)
+                rank.repeat(rank_step, times, before if rank is self.ranks[0] else unnoticed)
 
     def complete(
         self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence], accepted: Collection[int] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from spanlab.core.need import Need
@@ -9,6 +10,13 @@ from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.work import Work
+
+BeforeChange = Callable[[int], None]
+"""before_change(step): what is stored is about to change in this step of several equal ones, counted from 0."""
+
+
+def unnoticed(step: int) -> None:
+    """Do nothing before a change."""
 
 
 class StoredBytes(Protocol):
@@ -94,8 +102,11 @@ class Policy(Protocol):
         """
         ...
 
-    def repeat(self, allocations: list[Any], starts: list[int], times: int) -> None:
-        """Extend each allocation by `times` tokens from its start, one per step; memory must suffice."""
+    def repeat(self, allocations: list[Any], starts: list[int], times: int, before: BeforeChange) -> None:
+        """Extend each allocation by `times` tokens from its start, one per step; memory must suffice.
+
+        `before`  called before each step that changes what is stored
+        """
         ...
 
     def spare_steps(self, allocations: list[Any]) -> int:

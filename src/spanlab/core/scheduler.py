@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.chunk_sizes import ChunkSizes
-from spanlab.core.protocol import Allocation, Policy
+from spanlab.core.protocol import Allocation, BeforeChange, Policy, unnoticed
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.scheduled import DecodeBatch, ScheduledChunk, ScheduledStep, Sequence, chunk_of
@@ -99,7 +99,7 @@ class Scheduler:
         count = len(batch.sequences)
         if not 0 < count <= budget or self.policy.spare_steps(batch.allocations) < 1:
             return 0
-        self.policy.repeat(batch.allocations, batch.starts(0), 1)
+        self.policy.repeat(batch.allocations, batch.starts(0), 1, unnoticed)
         step.decodes = batch.sequences
         return count
 
@@ -247,10 +247,13 @@ class Scheduler:
         batch = self._decode_batch
         return batch if batch is not None and batch.sequences is step.decodes else DecodeBatch(step.decodes)
 
-    def repeat(self, step: ScheduledStep, times: int) -> None:
-        """Repeat a decode-only step `times` times, at most `max_repeats`, and reserve the memory it writes."""
+    def repeat(self, step: ScheduledStep, times: int, before: BeforeChange = unnoticed) -> None:
+        """Repeat a decode-only step `times` times, at most `max_repeats`, and reserve the memory it writes.
+
+        `before`  called before each repeat, counted from 0, that changes what is stored
+        """
         batch = self._batch_of(step)
-        self.policy.repeat(batch.allocations, batch.starts(1), times - 1)
+        self.policy.repeat(batch.allocations, batch.starts(1), times - 1, before)
         step.repeats = times
 
     # -- committing ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey
 from spanlab.core.policies.block_rules import BlockRules
 from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.refusal import Refusal
+from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
@@ -225,11 +226,17 @@ class BlockPolicy:
             allocation.captures = [(index + 1) * self.blocks.size for index in published]
             allocation.captured += len(published)
 
-    def repeat(self, allocations: list[BlockAllocation], starts: list[int], times: int) -> None:
+    def repeat(
+        self, allocations: list[BlockAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
+    ) -> None:
         """Append step by step, so that blocks are published and states freed as if each step were scheduled."""
         for step in range(times):
+            changes = False
             for allocation, start in zip(allocations, starts, strict=True):
                 if start + step >= allocation.room:
+                    if not changes:
+                        changes = True
+                        before(step)
                     granted = self.append(allocation, start + step, start + step + 1)
                     assert granted, "more steps were scheduled than memory allows"
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from spanlab.core.need import Need
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
@@ -102,9 +103,9 @@ class OverTiers(ABC, Generic[P]):
         self.tiers.settle(self._now)
         return granted
 
-    def repeat(self, allocations: list[Any], starts: list[int], times: int) -> None:
+    def repeat(self, allocations: list[Any], starts: list[int], times: int, before: BeforeChange = unnoticed) -> None:
         """Allocate memory for several equal decode steps; writes to tiers begin at the first of them."""
-        self._policy.repeat(allocations, starts, times)
+        self._policy.repeat(allocations, starts, times, before)
         self.tiers.settle(self._now)
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:

@@ -6,6 +6,8 @@ reserves before it, `insert` stores after it, and `free` releases the remaining 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from spanlab.core.audit import recount
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
@@ -15,6 +17,7 @@ from spanlab.core.policies.request_states import RequestStates
 from spanlab.core.policies.tree_match import Matcher
 from spanlab.core.policies.tree_need import need_of, private_tokens, working_map_bytes
 from spanlab.core.prefix_index import PrefixIndex, RootKey
+from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.request import Request
 from spanlab.core.reuse import CacheSpanPlan, ReusePlan, TreeAllocation, prefix_lengths
 from spanlab.core.reuse_rules import ReuseRules
@@ -169,20 +172,40 @@ class TreePolicy:
         self._states.follow(allocation, start, stop)
         return True
 
-    def repeat(self, allocations: list[TreeAllocation], starts: list[int], times: int) -> None:
-        """Reserve `times` more tokens for each allocation at once."""
-        token_bytes, total = self.store.token_bytes, 0
+    def repeat(
+        self, allocations: list[TreeAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
+    ) -> None:
+        """Reserve `times` more tokens for each allocation, at once where nothing is evicted for them."""
+        token_bytes, slack = self.store.token_bytes, []  # tokens of each allocation that are reserved already
         for index, allocation in enumerate(allocations):
+            slack.append(allocation.reserved_to - starts[index])
             missing = starts[index] + times - allocation.reserved_to
             if missing > 0:
                 allocation.kv_bytes += missing * token_bytes
                 allocation.reserved_to += missing
-                total += missing
-        granted = self.store.reserve(total * token_bytes, 0)
-        assert granted, "more steps were scheduled than memory allows"
+        done, reserved = 0, 0
+        while done < times:
+            fitting = self._steps_without_eviction(slack, reserved, times)
+            if fitting <= done:  # the next step evicts
+                before(done)
+                fitting = done + 1
+            done, total = fitting, _tokens_after(slack, fitting)
+            granted = self.store.reserve((total - reserved) * token_bytes, 0)
+            assert granted, "more steps were scheduled than memory allows"
+            reserved = total
         if self.rules.progress is not None:
             for index, allocation in enumerate(allocations):
                 self._states.follow(allocation, starts[index], starts[index] + times)
+
+    def _steps_without_eviction(self, slack: list[int], reserved: int, times: int) -> int:
+        """Return the most steps, up to `times`, whose tokens beside `reserved` ones fit into free memory."""
+        free, token_bytes = self.store.free_bytes(), self.store.token_bytes
+        if (_tokens_after(slack, times) - reserved) * token_bytes <= free:
+            return times
+        return (
+            bisect_right(range(times), free, key=lambda steps: (_tokens_after(slack, steps) - reserved) * token_bytes)
+            - 1
+        )
 
     def spare_steps(self, allocations: list[TreeAllocation]) -> int:
         """Return the number of tokens that certainly fit for each of `allocations`."""
@@ -305,3 +328,8 @@ class TreePolicy:
     def check(self) -> None:
         """Verify the store by recounting."""
         recount(self.store, self.index.all())
+
+
+def _tokens_after(slack: list[int], steps: int) -> int:
+    """Return the tokens that allocations need after some steps, beside those that they have reserved already."""
+    return sum([steps - spare for spare in slack if steps > spare])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from spanlab.core.need import Need
 from spanlab.core.policies.block_groups import blocks_of
+from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Losses, ReusePlan
@@ -181,8 +182,20 @@ class UnsharedPolicy:
             allocation.full = full
         allocation.stop = stop
 
-    def repeat(self, allocations: list[CountedAllocation], starts: list[int], times: int) -> None:
-        """Extend each allocation by `times` tokens."""
+    def repeat(
+        self, allocations: list[CountedAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
+    ) -> None:
+        """Extend each allocation by `times` tokens, in the steps in which its blocks fill."""
+        fills: dict[int, list[tuple[CountedAllocation, int]]] = {}  # by the remainder of the step
+        if self._caches and times > 1:
+            for allocation, start in zip(allocations, starts, strict=True):
+                fills.setdefault((-start - 1) % self.size, []).append((allocation, start))
+        for step in range(times if fills else 0):
+            if full := fills.get(step % self.size):
+                before(step)
+                for allocation, start in full:
+                    stop = start + step + 1
+                    self._extend(allocation, blocks_of(stop, self.size) - allocation.num_blocks, stop)
         for allocation, start in zip(allocations, starts, strict=True):
             stop = start + times
             self._extend(allocation, blocks_of(stop, self.size) - allocation.num_blocks, stop)
