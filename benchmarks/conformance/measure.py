@@ -39,6 +39,7 @@ MAKERS = {
     "make_async_case": "all, async scheduling",
     "make_continued_case": "all, answers not yet delivered",
     "make_salted_case": "all, cache salts",
+    "make_limited_case": "all, limits of prompts' tokens per step",
 }
 
 

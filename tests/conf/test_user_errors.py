@@ -382,6 +382,14 @@ USER_ERRORS = {
         "batch.max_num_batched_tokens=8",
         "batch.max_num_batched_tokens=8: expected at least batch.max_num",
     ),
+    "a limit of prompts without chunks": (
+        "batch=single batch.long_prefill_token_threshold=8",
+        "batch.long_prefill_token_threshold=8: expected 0, for batch.enable_chunked_prefill=false",
+    ),
+    "an adaptive limit of nothing": (
+        "batch.long_prefill_token_threshold_adaptive=true",
+        "batch.long_prefill_token_threshold_adaptive=true: expected batch.long_prefill_token_threshold beside it",
+    ),
     "Zipf without a number of requests": ("workload.popularity.zipf=1", "workload.popularity.zipf is set: expected"),
     "a bracket that stays open": ("only=[none", "only=[none: expected KEY=VALUE"),
     "a word without a value": ("foo", "foo: expected KEY=VALUE"),

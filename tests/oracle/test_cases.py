@@ -39,6 +39,14 @@ WRONG = {
         "a.requests[0].cache_salt=3: expected a text",
     ),
     "a switch as a size": (CASE | {"block_size": True}, "a.block_size=True: expected a whole number of 1 or more"),
+    "an adaptive limit of nothing": (
+        CASE | {"long_prefill_token_threshold_adaptive": True},
+        "a.long_prefill_token_threshold_adaptive=true: expected long_prefill_token_threshold beside it",
+    ),
+    "a budget below the requests": (
+        CASE | {"max_num_batched_tokens": 1},
+        "a.max_num_batched_tokens=1: expected at least max_num_seqs=2",
+    ),
     "no requests": (CASE | {"requests": []}, "a.requests=[]: expected a list of requests"),
     "no tokens": (CASE | {"requests": [{"tokens": [], "output_len": 1}]}, "a.requests[0].tokens: expected a list"),
 }

@@ -27,6 +27,7 @@ from .vllm_cases import (
     make_drafted_case,
     make_eagle_case,
     make_grouped_case,
+    make_limited_case,
     make_salted_case,
     make_uncached_async_case,
     make_uncached_case,
@@ -94,8 +95,9 @@ MAKERS = {
     "uncached_async_cases": make_uncached_async_case,
     "salted_cases": make_salted_case,
     "continued_cases": make_continued_case,
+    "limited_cases": make_limited_case,
 }
-STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
+STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED.get(kind, {}), key=int)]
 
 
 @pytest.mark.parametrize(("kind", "seed"), STORED)

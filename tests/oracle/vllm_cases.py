@@ -134,6 +134,18 @@ def make_salted_case(seed: int) -> Case:
     return case
 
 
+def make_limited_case(seed: int) -> Case:
+    """A case of the other makers, whose prompts share a step under a limit, fixed or adaptive."""
+    draw = random.Random(f"limits {seed}")
+    makers = (make_case, make_case, make_grouped_case, make_async_case, make_drafted_case, make_eagle_case)
+    case = draw.choice((*makers, make_continued_case))(seed)
+    block = case["block_size"]
+    limit = draw.choice((1, 2, 3, block - 1, block, block + 1, 2 * block, draw.randint(1, 4 * block)))
+    case["long_prefill_token_threshold"] = max(1, limit)
+    case["long_prefill_token_threshold_adaptive"] = draw.random() < 0.4
+    return case
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

@@ -43,6 +43,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 LONGEST = 131_072
+LIMITS = ("long_prefill_token_threshold", "long_prefill_token_threshold_adaptive")
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -123,6 +124,7 @@ def make_scheduler(case: dict) -> Scheduler:
         enable_chunked_prefill=True,
         is_encoder_decoder=False,
         async_scheduling=case.get("async_scheduling", False),
+        **{key: case[key] for key in LIMITS if key in case},
     )
     config = VllmConfig(
         model_config=model,

@@ -87,6 +87,21 @@ def test_two_overlapping_requests_with_prompts_first():
     assert times_ms(records[1]) == [5, 13, 39, 53]
 
 
+@pytest.mark.parametrize(
+    ("adaptive", "steps"),
+    [
+        (False, [(18, ((0, 8, 10, ()), (1, 0, 2, ())), (), 1, ()), (32, ((1, 2, 4, ()),), (0,), 1, ())]),
+        (True, [(18, ((0, 8, 10, ()), (1, 0, 4, ())), (), 1, ()), (34, (), (0,), 1, ())]),  # at most 8 / 2 tokens
+    ],
+)
+def test_long_prompts_are_limited_beside_others(adaptive, steps):
+    limit = {"long_prefill_token_threshold": 2, "long_prefill_token_threshold_adaptive": adaptive}
+    requests = [make_request(0, 0, 2, range(10)), make_request(1, 5, 1, range(100, 104))]
+    records, log, _ = serve(requests, BatchRules(max_num_batched_tokens=8, max_num_seqs=2, **limit))
+    assert log == [(0, ((0, 0, 8, ()),), (), 1, ()), *steps]
+    assert times_ms(records[0]) == [0, 0, steps[1][0], 46]
+
+
 def test_the_golden_run():
     """A hybrid model, states every 4 tokens, a prompt in two chunks, an arrival exactly at a step's end, a loaded
     state, and a jump over three equal steps."""

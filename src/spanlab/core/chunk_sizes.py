@@ -13,10 +13,22 @@ class ChunkSizes:
     """Chunk sizes within the batch rules, cut where the policy ends a chunk."""
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
-        self._policy, self._most, self._chunked = policy, rules.max_num_batched_tokens, rules.enable_chunked_prefill
+        self._policy, self._rules, self._chunked = policy, rules, rules.enable_chunked_prefill
+        self._most_rows = rules.max_num_batched_tokens
+
+    def start_step(self, num_requests: int) -> None:
+        """Begin a step of `num_requests` that run or wait, of which each gets a limited number of rows."""
+        self._most_rows = self._rules.most_rows(num_requests)
+
+    def share(self, budget: int) -> int:
+        """Return the part of a step's remaining budget that one sequence may use."""
+        return min(budget, self._most_rows)
 
     def rows(self, sequence: Sequence, work: Work, computed: int, budget: int) -> int:
-        """Return the rows of a work that one step computes after the first `computed` rows."""
+        """Return the rows of a work that one step computes after the first `computed` rows.
+
+        `budget` is the rest of the sequence's share.
+        """
         take = work.tokens - computed
         if not self._chunked:
             return take
@@ -26,7 +38,7 @@ class ChunkSizes:
             return min(take, budget) if plan.repair.cuts else take
         start = work.start + computed
         stop = start + min(take, budget)
-        return self._policy.chunk_end(plan, start, stop, self._most, sequence.generated) - start
+        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, sequence.generated) - start
 
     def may_start(self, step: ScheduledStep, plan: ReusePlan, generated: int, budget: int) -> bool:
         """Whether the budget has a token for the first chunk, or enough for a prompt that runs in one step."""
@@ -35,4 +47,5 @@ class ChunkSizes:
             return not step.chunks or plan.rows + generated <= budget
         if start >= length:
             return True
-        return self._policy.chunk_end(plan, start, min(length, start + budget), self._most, generated) > start
+        stop = min(length, start + self.share(budget))
+        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated) > start

@@ -65,6 +65,7 @@ class Scheduler:
         """
         step, self._preempted_this_step = ScheduledStep([], [], []), False
         self.policy.start_step(now)
+        self._sizes.start_step(self._num_running + len(self.waiting) + len(self.loading))
         budget = self.rules.max_num_batched_tokens
         first = [s for s in self.running if not s.prefilled] if self.rules.prefill_first else self.running
         budget = self._serve_running(step, first, budget, now)
@@ -155,12 +156,13 @@ class Scheduler:
     def _schedule_chunks(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
         """Schedule as much of a sequence's work as the budget allows; returns the rows used.
 
-        Without chunked prefill, all of its work is scheduled at once. A repair that is not cut runs whatever the
-        remaining budget, unless other work of the sequence precedes it in this call. The rows that it drops on the
-        way count too.
+        A limit of one sequence's rows counts as its budget. Without chunked prefill, all of its work is scheduled at
+        once. A repair that is not cut runs whatever the remaining budget, unless other work of the sequence precedes it
+        in this call. The rows that it drops on the way count too.
         """
         used, computed, allocation = 0, sequence.rows_done, sequence.allocation
         assert allocation is not None, "only admitted sequences have work"
+        budget = self._sizes.share(budget)
         for index in range(sequence.work_index, len(sequence.work)):
             work = sequence.work[index]
             take = self._sizes.rows(sequence, work, computed, budget - used)

@@ -28,7 +28,8 @@ class SpeculativeScheduler(Scheduler):
     def _decode(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
         """Decode one token and verify drafts; returns the rows used, 0 where the sequence was preempted."""
         start = sequence.held_tokens
-        drafts = self._append_with_drafts(sequence, start, start + 1, now, min(self._most, budget - 1))
+        most = min(self._most, self._sizes.share(budget) - 1)
+        drafts = self._append_with_drafts(sequence, start, start + 1, now, most)
         if drafts is None:
             return 0
         step.decodes.append(sequence)
@@ -64,7 +65,7 @@ class SpeculativeScheduler(Scheduler):
     def _drafts_behind(self, plan: ReusePlan, generated: int, budget: int) -> int:
         """Return how many of the drafts that follow the first chunk lie behind the prompt."""
         remaining = plan.prompt + generated - plan.resume
-        chunk = min(remaining, budget) if self.rules.enable_chunked_prefill else remaining
+        chunk = min(remaining, self._sizes.share(budget)) if self.rules.enable_chunked_prefill else remaining
         return max(0, chunk + self._lookahead - remaining)
 
     def _horizon(self, step: ScheduledStep) -> int:

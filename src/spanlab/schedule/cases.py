@@ -3,8 +3,9 @@
 The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null
 block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align),
 `state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens`,
-`draft_method` (ngram or eagle), `async_scheduling` and `requests`, each with `tokens`, `output_len`, `arrive_step` and
-`cache_salt` (null or a text; requests with different salts share nothing).
+`draft_method` (ngram or eagle), `async_scheduling`, `long_prefill_token_threshold` (0: no limit) and
+`long_prefill_token_threshold_adaptive`, as `batch` describes them, and `requests`, each with `tokens`, `output_len`,
+`arrive_step` and `cache_salt` (null or a text; requests with different salts share nothing).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
 _MODES = (None, "align")
 _METHODS = ("ngram", "eagle")
 _CHOICES = {"mamba_mode", "state_groups", "retention", "draft_tokens", "draft_method", "async_scheduling"}
-_KEYS = {*_SIZES, *_CHOICES, "requests"}
+_THRESHOLD, _ADAPTIVE = "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"
+_KEYS = {*_SIZES, *_CHOICES, _THRESHOLD, _ADAPTIVE, "requests"}
 _REQUEST_KEYS = {"tokens", "output_len", "arrive_step", "cache_salt"}
 _LARGEST = 2**31 - 1  # of a size
 _MOST_GROUPS = _MOST_DRAFTS = 1024
@@ -47,6 +49,8 @@ class Case:
     draft_tokens: int
     draft_method: str
     async_scheduling: bool
+    long_prefill_token_threshold: int
+    long_prefill_token_threshold_adaptive: bool
     requests: tuple[Request, ...]
 
 
@@ -97,6 +101,9 @@ def _case(given_name: str, content: Any) -> Case:
     _check_keys(name, content, _KEYS, {*_SIZES, "requests"})
     for key in _SIZES:
         _check_count(f"{name}.{key}", content[key], 1)
+    if content["max_num_batched_tokens"] < content["max_num_seqs"]:
+        expected = f"expected at least max_num_seqs={content['max_num_seqs']}"
+        raise ValueError(f"{name}.max_num_batched_tokens={content['max_num_batched_tokens']}: {expected}")
     mode, retention = content.get("mamba_mode"), content.get("retention")
     if mode not in _MODES:
         raise ValueError(f"{name}.mamba_mode={_shown(mode)}: expected null or align, the modes of vLLM 0.32.0")
@@ -122,6 +129,7 @@ def _case(given_name: str, content: Any) -> Case:
         draft_tokens=drafts,
         draft_method=_draft_method(name, content, drafts),
         async_scheduling=_asynchronous(name, content, drafts),
+        **_threshold(name, content),
         requests=tuple(_request(name, index, fields) for index, fields in enumerate(content["requests"])),
     )
 
@@ -138,12 +146,26 @@ def _draft_method(name: str, content: dict[str, Any], drafts: int) -> str:
 
 def _asynchronous(name: str, content: dict[str, Any], drafts: int) -> bool:
     """Whether a step is scheduled while the previous one runs."""
-    asynchronous = content.get("async_scheduling", False)
-    if type(asynchronous) is not bool:
-        raise ValueError(f"{name}.async_scheduling={_shown(asynchronous)}: expected true or false")
+    asynchronous = _switch(name, content, "async_scheduling", default=False)
     if asynchronous and drafts:
         raise ValueError(f"{name}.async_scheduling=true with draft_tokens={drafts}: expected false")
     return asynchronous
+
+
+def _switch(name: str, content: dict[str, Any], key: str, *, default: bool) -> bool:
+    value = content.get(key, default)
+    if type(value) is not bool:
+        raise ValueError(f"{name}.{key}={_shown(value)}: expected true or false")
+    return value
+
+
+def _threshold(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The limit of one prompt's tokens in a step, and whether it adapts to the number of requests."""
+    threshold, adaptive = content.get(_THRESHOLD, 0), _switch(name, content, _ADAPTIVE, default=False)
+    _check_count(f"{name}.{_THRESHOLD}", threshold, 0)
+    if adaptive and not threshold:
+        raise ValueError(f"{name}.{_ADAPTIVE}=true: expected {_THRESHOLD} beside it")
+    return {_THRESHOLD: threshold, _ADAPTIVE: adaptive}
 
 
 def _state_groups(name: str, content: dict[str, Any], mode: str | None) -> int:
