@@ -2,8 +2,7 @@
 
     .venvs/sim/bin/python benchmarks/conformance/measure.py FIRST STOP
 
-Seeds FIRST to STOP of `tests/oracle/vllm_cases.py`, plain, with drafts of n-grams and of EAGLE, with several groups of
-states, planned ahead, with prompts that contain answers not yet delivered, and with salts, are scheduled by vLLM, which
+Seeds FIRST to STOP of the `MAKERS` in `tests/oracle/vllm_cases.py` are scheduled by vLLM, which
 `bash tests/run.sh -m oracle` installs into `.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM decided is kept in
 `outputs/conformance`, so that a second run only repeats ours.
 Writes `results.json` and the page beside it; `publish.py conformance` tells the front page.

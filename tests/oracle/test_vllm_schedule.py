@@ -97,7 +97,7 @@ MAKERS = {
     "continued_cases": make_continued_case,
     "limited_cases": make_limited_case,
 }
-STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED.get(kind, {}), key=int)]
+STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 
 
 @pytest.mark.parametrize(("kind", "seed"), STORED)
