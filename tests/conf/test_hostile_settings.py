@@ -46,6 +46,12 @@ def test_one_key_switches_an_optional_section_on():
     assert (pool.block_size, pool.retention, pool.junctions) == (64, 0, True)
 
 
+def test_unread_lists_may_name_arms_of_other_choices():
+    study = compose("smoke", ["arms=attention", "model=llama-3.2-1b", "load.rates_rps=[]"])
+    assert study.load.arms == ["none", "dp_3"]
+    assert "dp_3" not in study.arms
+
+
 def _refused_or_settings(entry: str, override: str) -> None:
     with suppress(*USER_ERRORS):  # any other error is a fault
         compose(entry, [override])

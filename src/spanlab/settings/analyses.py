@@ -8,6 +8,7 @@ from spanlab.analysis.break_even import STEPS
 from spanlab.checks import one_of, require
 from spanlab.engine.settings import reads_baseline
 from spanlab.registry import Registry
+from spanlab.settings.arms import check_names
 from spanlab.settings.bars import check_bars
 from spanlab.settings.decay import DECAY, check_decay
 from spanlab.settings.methods import METHODS, check_methods
@@ -153,13 +154,15 @@ def _check_repeats(study: Study, name: str) -> None:
 
 def check_families(study: Study) -> None:
     """Raise ValueError for fewer than two families, and for unknown arms."""
+    is_read = not {"families", "policies", "break_even"}.isdisjoint(study.chosen_analyses())
     if {"families", "policies"} & set(study.chosen_analyses()) and len(study.families) < 2:
         raise ValueError(f"families={study.families}: expected two families or more")
     if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
         raise ValueError(f"families={study.families} with analyses=break_even: expected {', '.join(STEPS)}")
     for name, arms in study.families.items():
-        for arm in arms:
-            one_of(f"families.{name}", arm, study.arms)
+        check_names(f"families.{name}", arms, study.arms, is_read)
+        if not arms and is_read:
+            raise ValueError(f"families.{name}=[]: expected one or more of {', '.join(study.arms)}")
 
 
 def check_teacher(study: Study) -> None:

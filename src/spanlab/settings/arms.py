@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
+import yaml
+
+from spanlab.analysis.settings_difference import leaves
 from spanlab.checks import one_of, positive
+from spanlab.compiled import CONF
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
@@ -124,9 +130,10 @@ class Strategy:
 
     def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
         """Raise ValueError for a key that a pool of blocks does not read and that differs from `usual`."""
-        for key in [key for key in vars(usual) if key not in ("family", "passages")]:
-            if getattr(self, key) != getattr(usual, key):
-                raise ValueError(f"{arm}.{key}={getattr(self, key)} with {chosen}: a pool of blocks has no such choice")
+        expected = dict(leaves(asdict(usual)))
+        for key, value in leaves(asdict(self)):
+            if key.partition(".")[0] not in ("family", "passages") and (key, value) not in expected.items():
+                raise ValueError(f"{arm}.{key}={value} with {chosen}: a pool of blocks has no such choice")
 
     def _check_spans(self, arm: str, spans: SpanSettings) -> None:
         spans.check(f"{arm}.spans")
@@ -149,6 +156,29 @@ class Strategy:
             value, expected = getattr(self.cache, key), getattr(usual, key)
             if value != expected:
                 raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
+
+
+@cache
+def packaged_arms() -> frozenset[str]:
+    """Return the names of the arms in all choices of conf/arms."""
+    names: set[str] = set()
+    for path in (CONF / "arms").glob("*.yaml"):
+        arms = yaml.safe_load(path.read_bytes())
+        names.update(arms)
+        names.update(
+            key.partition("@")[2] for item in arms.get("defaults", ()) if isinstance(item, dict) for key in item
+        )
+    return frozenset(names)
+
+
+def check_names(key: str, names: Iterable[str], arms: Iterable[str], is_read: bool) -> None:
+    """Raise ValueError for a name of no arm of the study; an arm of other choices of conf/arms passes if unread.
+
+    An entry's own lists thus need no change where `arms=` replaces its arms and nothing reads the list.
+    """
+    for name in names:
+        if is_read or name not in packaged_arms():
+            one_of(key, name, arms)
 
 
 def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from spanlab.checks import one_of
 from spanlab.registry import Registry
+from spanlab.settings.arms import check_names
 
 if TYPE_CHECKING:
     from spanlab.analysis.bars import Verdict
@@ -21,14 +22,14 @@ for _name in ("prefill_speedup", "expected_prefix", "computed_once", "near_infin
 
 def check_bars(study: Study) -> None:
     """Raise ValueError for unknown bars and arms, and for workloads that a bar does not support."""
-    if "bars" not in study.chosen_analyses():
+    is_read = "bars" in study.chosen_analyses()
+    for name, arms in study.bars.items():
+        one_of("bars", name, BARS)
+        check_names(f"bars.{name}", arms, study.arms, is_read)
+    if not is_read:
         return
     if not study.bars:
         raise ValueError("bars={} with analyses=bars: expected arms of a bar, as in bars.near_infinite=[radix]")
-    for name, arms in study.bars.items():
-        one_of("bars", name, BARS)
-        for arm in arms:
-            one_of(f"bars.{name}", arm, study.arms)
     if "expected_prefix" in study.bars and study.workload.kind != _REORDERED:
         raise ValueError(f"bars.expected_prefix with workload.kind={study.workload.kind}: expected {_REORDERED}")
     if "prefill_speedup" in study.bars:

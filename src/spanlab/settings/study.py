@@ -13,7 +13,7 @@ from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, LOG, POINTS, check_analyses, check_design, check_shares, needed
-from spanlab.settings.arms import Strategy, check_arm
+from spanlab.settings.arms import Strategy, check_arm, check_names
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.goodput import RequestGoal, check_goodput
 from spanlab.settings.limit import parse_limit
@@ -162,10 +162,8 @@ class Study:
             self.seeds, self.load.seeds = self.seeds[:1], self.load.seeds[:1]
         if self.baseline != "none" or "none" in self.arms:
             one_of("baseline", self.baseline, self.arms)
-        for name in self.only:
-            one_of("only", name, self.arms)
-        for name in self.load.arms if self.load.rates_rps else ():
-            one_of("load.arms", name, self.arms)
+        check_names("only", self.only, self.arms, is_read=True)
+        check_names("load.arms", self.load.arms, self.arms, is_read=bool(self.load.rates_rps))
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
         settle_packaged(self)
