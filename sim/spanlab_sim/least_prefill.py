@@ -18,26 +18,31 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LeastPrefill:
-    """Seconds that prompt tokens `[start, stop)` take at least, however they are cut into steps and batched.
+    """Nanoseconds that prompt tokens `[start, stop)` take at least, however they are cut into steps and batched.
 
-    Both terms are below the time of any such steps: each computes its share of the FLOPs besides its host time, and
-    the last one is no quicker than a step for one token. Steps are rounded to nanoseconds, which is left out.
+    `step_ns` is the shortest step. Each step computes its share of the FLOPs besides its host time, and the timing
+    model cuts it, half a nanosecond longer, off to a whole number. So one step for all tokens takes exactly
+    floor(`computing`) where it computes nothing else, and k steps at least that if k - 1 host times exceed the k
+    nanoseconds cut off. A shorter host time is made up for by a share of the FLOPs: k is at most time ÷ `step_ns`.
     """
 
     model: ModelSpec
     hardware: HardwareSpec
-    step_s: float
+    step_ns: int
 
     def computing(self, start: Ints, stop: Ints) -> Floats:
-        """Return FLOPs of the tokens and of one row of logits ÷ rate, plus host time."""
+        """Return FLOPs of the tokens and of one row of logits ÷ rate, plus host time and the half to be cut off."""
         flops = self.model.prefill_flops(start, stop) + self.model.head_flops
-        seconds: Floats = flops / self.hardware.flops_per_s + self.hardware.host_s
-        return seconds
+        host_ns = self.hardware.host_s * 1e9
+        share = 1 / (1 + max(0.0, 1 - host_ns) / self.step_ns)
+        nanoseconds: Floats = flops * (1e9 / self.hardware.flops_per_s) * share + (host_ns + 0.5)
+        return nanoseconds
 
 
 def least_prefill(timing: TimingModel, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
-    """Return the bound of a timing model; None where its terms are not known to be sums over tokens and pairs."""
+    """Return the bound of a timing model; None where its terms are no sums over tokens and pairs, or steps take 0 ns."""
     if not isinstance(timing, RooflineTiming):
         return None
     token = StepFeatures(prefill_tokens=1, prefill_pairs=1, num_prefills=1, num_first_tokens=1)
-    return LeastPrefill(model, hardware, timing.step(token) * 1e-9)
+    step_ns = timing.step(token)
+    return LeastPrefill(model, hardware, step_ns) if step_ns else None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from spanlab import build
@@ -24,11 +24,16 @@ from spanlab.offline.infinite import any_position_rules, prefix_rules
 from spanlab.offline.latency import Prefill, least_ttft
 from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order
 from spanlab.records import Record
+from spanlab.study.numbers.bounds import whole_ns
 from spanlab.study.numbers.storage import storage_of
+from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.least_prefill import LeastPrefill, least_prefill
 from spanlab_sim.run import simulate
+from spanlab_sim.timing import RooflineTiming
 
 from .test_random_runs import DEVICES, EXAMPLES, KV, MODEL, STATE, TIMINGS, Scenario, run, scenarios, tokens
+
+TIMES = "arrived_s", "first_token_s"
 
 
 def reuses_of(records: list[Record], requests, rules: StorageRules, reserved=True) -> Reuses:
@@ -61,14 +66,50 @@ def check_scenario(scenario: Scenario) -> None:
 
 
 def check_latency(records: list[Record], scenario: Scenario, least: LeastPrefill, reuses: Reuses, memory) -> None:
-    """TTFTs, queueing included, add up to no less than their bound."""
+    """TTFTs, queueing included, add up to no less than their bound, in whole nanoseconds."""
     numbers = {request.id: index for index, request in enumerate(scenario.requests)}
     ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
     prompt_lengths = np.array([record.prompt_tokens for record in ordered])
-    prefill = Prefill(prompt_lengths, np.ones(len(prompt_lengths), np.bool_), least.computing, least.step_s)
+    prefill = Prefill(prompt_lengths, np.ones(len(prompt_lengths), np.bool_), least.computing, least.step_ns)
     bound = least_ttft(reuses, memory, prefill).value
-    assert bound <= sum(record.first_token_s - record.arrived_s for record in records) + 1e-9 * len(records)
-    assert bound > 0
+    columns = {name: np.array([getattr(record, name) for record in records]) for name in TIMES}
+    assert isinstance(bound, int)
+    assert 0 < bound <= whole_ns(columns)
+
+
+@EXAMPLES
+@given(
+    scenario=scenarios(),
+    peak_flops=st.floats(1e11, 1e14),
+    host_s=st.sampled_from([0.0, 4e-10, 5e-10, 1e-9, 2.5e-9]),
+    bandwidth=st.floats(1e10, 1e12),
+)
+def test_steps_of_few_nanoseconds_keep_their_bound(scenario, peak_flops, host_s, bandwidth):
+    """Where rounding to whole nanoseconds is a large part of every step."""
+    device = HardwareSpec("quick", peak_flops, bandwidth, 1.0, 1.0, 1.0, host_s=host_s)
+    timing = RooflineTiming(MODEL, device)
+    least = least_prefill(timing, MODEL, device)
+    assume(least is not None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TIMINGS, "quick", timing)
+        patch.setitem(DEVICES, "quick", device)
+        check_scenario(replace(scenario, timing="quick", reuse=replace(scenario.reuse, last_token=False)))
+
+
+def test_a_prompt_alone_takes_exactly_its_bound():
+    for host_s, length in ((1e-6, 7), (3.3e-8, 50), (1.2345e-9, 23)):
+        device = HardwareSpec("quick", 1e13, 1e18, 1.0, 1.0, 1.0, host_s=host_s)
+        timing = RooflineTiming(MODEL, device)
+        request = Request(0, 0, (Span(np.arange(length, dtype=np.int32)),), 1)
+        scenario = Scenario((request,), BatchRules(64, 1), ReuseRules(True, False), Budget())
+        records: list[Record] = []
+        simulate(scenario.requests, scenario.policy(), scenario.rules, timing, records.append)
+        least = least_prefill(timing, MODEL, device)
+        prefill = Prefill(np.array([length]), np.ones(1, np.bool_), least.computing, least.step_ns)
+        bound = least_ttft(
+            reuses_of(records, [request], prefix_rules(False, False)), CacheMemory(Budget(), KV), prefill
+        )
+        assert bound.value == round(records[0].first_token_s * 1e9) > 1
 
 
 def with_outputs(scenario: Scenario) -> Scenario:
