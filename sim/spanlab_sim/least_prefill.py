@@ -40,7 +40,7 @@ class LeastPrefill:
 
 
 def least_prefill(timing: TimingModel, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
-    """Return the bound of a timing model; None where its terms are no sums over tokens and pairs, or steps take 0 ns."""
+    """Return the bound of a timing model; None where its terms are no sums over tokens, or steps take 0 ns."""
     if not isinstance(timing, RooflineTiming):
         return None
     token = StepFeatures(prefill_tokens=1, prefill_pairs=1, num_prefills=1, num_first_tokens=1)
