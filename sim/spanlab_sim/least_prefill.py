@@ -35,8 +35,8 @@ class LeastPrefill:
         flops = self.model.prefill_flops(start, stop) + self.model.head_flops
         host_ns = self.hardware.host_s * 1e9
         share = 1 / (1 + max(0.0, 1 - host_ns) / self.step_ns)
-        nanoseconds: Floats = flops * (1e9 / self.hardware.flops_per_s) * share + (host_ns + 0.5)
-        return nanoseconds
+        nanoseconds = flops * (1e9 / self.hardware.flops_per_s) * share + (host_ns + 0.5)
+        return np.asarray(nanoseconds, np.float64)
 
 
 def least_prefill(timing: TimingModel, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
