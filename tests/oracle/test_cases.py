@@ -47,6 +47,18 @@ WRONG = {
         CASE | {"max_num_batched_tokens": 1},
         "a.max_num_batched_tokens=1: expected at least max_num_seqs=2",
     ),
+    "states of whole prompts": (
+        HYBRID | {"enable_chunked_prefill": False},
+        "a.enable_chunked_prefill=false with mamba_mode=align: expected true",
+    ),
+    "whole prompts beyond a step": (
+        CASE | {"enable_chunked_prefill": False, "requests": [{"tokens": [1] * 60, "output_len": 5}]},
+        "a.max_num_batched_tokens=64: expected at least 65, the most tokens of a request and its drafts",
+    ),
+    "a limit of whole prompts": (
+        CASE | {"enable_chunked_prefill": False, "long_prefill_token_threshold": 4},
+        "a.long_prefill_token_threshold=4: expected 0, for enable_chunked_prefill=false computes a prompt in one step",
+    ),
     "no requests": (CASE | {"requests": []}, "a.requests=[]: expected a list of requests"),
     "no tokens": (CASE | {"requests": [{"tokens": [], "output_len": 1}]}, "a.requests[0].tokens: expected a list"),
 }

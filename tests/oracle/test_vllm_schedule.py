@@ -32,6 +32,7 @@ from .vllm_cases import (
     make_uncached_async_case,
     make_uncached_case,
     make_uncached_eagle_case,
+    make_whole_case,
 )
 
 HERE = Path(__file__).parent
@@ -96,6 +97,7 @@ MAKERS = {
     "salted_cases": make_salted_case,
     "continued_cases": make_continued_case,
     "limited_cases": make_limited_case,
+    "whole_cases": make_whole_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 

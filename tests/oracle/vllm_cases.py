@@ -146,6 +146,24 @@ def make_limited_case(seed: int) -> Case:
     return case
 
 
+def make_whole_case(seed: int) -> Case:
+    """A case of attention layers, with drafts or planned ahead, whose prompts run in one step each."""
+    draw = random.Random(f"whole prompts {seed}")
+    maker = draw.choice((make_case, make_async_case, make_continued_case, make_drafted_case, make_eagle_case))
+    case = next(one for one in map(maker, count(seed, 1_000_000)) if not one.get("mamba_mode"))
+    packed = draw.choice((1, 3, 10))  # the more arrive at once, the more prompts find the rest of a step too small
+    case["requests"] = [one | {"arrive_step": one["arrive_step"] // packed} for one in case["requests"]]
+    long = max(len(one["tokens"]) for one in case["requests"])
+    for one in case["requests"]:
+        if 4 * len(one["tokens"]) > 3 * long:  # fits into a step, but not beside many decodes
+            one["output_len"] = draw.randint(1, 3)
+    longest = max(len(one["tokens"]) + one["output_len"] for one in case["requests"]) + 2 * case.get("draft_tokens", 0)
+    case["max_num_seqs"] = draw.choice((4, 16, 64))
+    case["max_num_batched_tokens"] = max(case["max_num_seqs"], int(longest * draw.choice((1, 1, 1.1, 1.3, 2))))
+    case["num_blocks"] = _memory(draw, case) + -(-2 * case.get("draft_tokens", 0) // case["block_size"])
+    return case | {"enable_chunked_prefill": False}
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

@@ -108,6 +108,8 @@ def speculation(case: dict) -> SpeculativeConfig | None:
 
 def make_scheduler(case: dict) -> Scheduler:
     """A scheduler over a pool of `num_blocks` blocks."""
+    chunked = case.get("enable_chunked_prefill", True)
+    longest = LONGEST if chunked else case["max_num_batched_tokens"]  # no request may be longer than a step
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(
@@ -115,13 +117,13 @@ def make_scheduler(case: dict) -> Scheduler:
             tokenizer=folder,
             skip_tokenizer_init=True,
             dtype="bfloat16",
-            max_model_len=LONGEST,
+            max_model_len=longest,
         )
     batch = SchedulerConfig(
         max_num_seqs=case["max_num_seqs"],
         max_num_batched_tokens=case["max_num_batched_tokens"],
-        max_model_len=LONGEST,
-        enable_chunked_prefill=True,
+        max_model_len=longest,
+        enable_chunked_prefill=chunked,
         is_encoder_decoder=False,
         async_scheduling=case.get("async_scheduling", False),
         **{key: case[key] for key in LIMITS if key in case},

@@ -41,10 +41,14 @@ class ChunkSizes:
         return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, sequence.generated) - start
 
     def may_start(self, step: ScheduledStep, plan: ReusePlan, generated: int, budget: int) -> bool:
-        """Whether the budget has a token for the first chunk, or enough for a prompt that runs in one step."""
+        """Whether the budget has a token for the first chunk, or enough for a prompt that runs in one step.
+
+        A prompt with more rows than the budget of a whole step runs beside no other one.
+        """
         start, length = plan.resume, plan.prompt + generated
         if not self._chunked:
-            return not step.chunks or plan.rows + generated <= budget
+            rows = plan.rows + generated
+            return rows <= budget or (rows > self._rules.max_num_batched_tokens and not step.chunks)
         if start >= length:
             return True
         stop = min(length, start + self.share(budget))

@@ -3,9 +3,9 @@
 The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null
 block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align),
 `state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens`,
-`draft_method` (ngram or eagle), `async_scheduling`, `long_prefill_token_threshold` (0: no limit) and
-`long_prefill_token_threshold_adaptive`, as `batch` describes them, and `requests`, each with `tokens`, `output_len`,
-`arrive_step` and `cache_salt` (null or a text; requests with different salts share nothing).
+`draft_method` (ngram or eagle), `async_scheduling`, `enable_chunked_prefill`, `long_prefill_token_threshold` (0: no
+limit) and `long_prefill_token_threshold_adaptive`, as `batch` describes them, and `requests`, each with `tokens`,
+`output_len`, `arrive_step` and `cache_salt` (null or a text; requests with different salts share nothing).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from spanlab.core.request import Request, Span
+from spanlab.core.speculation import Speculation
 
 FIRST_OUTPUT_ID, OUTPUT_IDS = 7, 13
 _SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
@@ -25,7 +26,8 @@ _MODES = (None, "align")
 _METHODS = ("ngram", "eagle")
 _CHOICES = {"mamba_mode", "state_groups", "retention", "draft_tokens", "draft_method", "async_scheduling"}
 _THRESHOLD, _ADAPTIVE = "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"
-_KEYS = {*_SIZES, *_CHOICES, _THRESHOLD, _ADAPTIVE, "requests"}
+_CHUNKED = "enable_chunked_prefill"
+_KEYS = {*_SIZES, *_CHOICES, _CHUNKED, _THRESHOLD, _ADAPTIVE, "requests"}
 _REQUEST_KEYS = {"tokens", "output_len", "arrive_step", "cache_salt"}
 _LARGEST = 2**31 - 1  # of a size
 _MOST_GROUPS = _MOST_DRAFTS = 1024
@@ -49,6 +51,7 @@ class Case:
     draft_tokens: int
     draft_method: str
     async_scheduling: bool
+    enable_chunked_prefill: bool
     long_prefill_token_threshold: int
     long_prefill_token_threshold_adaptive: bool
     requests: tuple[Request, ...]
@@ -120,6 +123,8 @@ def _case(given_name: str, content: Any) -> Case:
         )
     if not isinstance(content["requests"], list) or not content["requests"]:
         raise ValueError(f"{name}.requests={_shown(content['requests'])}: expected a list of requests")
+    method = _draft_method(name, content, drafts)
+    requests = tuple(_request(name, index, fields) for index, fields in enumerate(content["requests"]))
     return Case(
         name=given_name,
         **{key: content[key] for key in _SIZES},
@@ -127,10 +132,11 @@ def _case(given_name: str, content: Any) -> Case:
         state_groups=_state_groups(name, content, mode),
         retention=retention,
         draft_tokens=drafts,
-        draft_method=_draft_method(name, content, drafts),
+        draft_method=method,
         async_scheduling=_asynchronous(name, content, drafts),
+        enable_chunked_prefill=_chunked(name, content, requests, Speculation(drafts, method=method)),
         **_threshold(name, content),
-        requests=tuple(_request(name, index, fields) for index, fields in enumerate(content["requests"])),
+        requests=requests,
     )
 
 
@@ -159,10 +165,27 @@ def _switch(name: str, content: dict[str, Any], key: str, *, default: bool) -> b
     return value
 
 
+def _chunked(name: str, content: dict[str, Any], requests: tuple[Request, ...], drafts: Speculation) -> bool:
+    """Whether a prompt may be computed in several steps; if not, vLLM runs no request that is longer than a step."""
+    chunked = _switch(name, content, _CHUNKED, default=True)
+    if not chunked and content.get("mamba_mode"):
+        raise ValueError(f"{name}.{_CHUNKED}=false with mamba_mode={content['mamba_mode']}: expected true, as in vLLM")
+    longest = max(request.num_tokens + request.output_len for request in requests)
+    longest += drafts.draft_tokens + drafts.lookahead  # vLLM takes no memory behind its longest request
+    if not chunked and longest > content["max_num_batched_tokens"]:
+        tokens = "the most tokens of a request and its drafts"
+        expected = f"expected at least {longest}, {tokens}, with {_CHUNKED}=false, as in vLLM"
+        raise ValueError(f"{name}.max_num_batched_tokens={content['max_num_batched_tokens']}: {expected}")
+    return chunked
+
+
 def _threshold(name: str, content: dict[str, Any]) -> dict[str, Any]:
     """The limit of one prompt's tokens in a step, and whether it adapts to the number of requests."""
     threshold, adaptive = content.get(_THRESHOLD, 0), _switch(name, content, _ADAPTIVE, default=False)
     _check_count(f"{name}.{_THRESHOLD}", threshold, 0)
+    if threshold and content.get(_CHUNKED) is False:
+        reason = f"{_CHUNKED}=false computes a prompt in one step"
+        raise ValueError(f"{name}.{_THRESHOLD}={threshold}: expected 0, for {reason}")
     if adaptive and not threshold:
         raise ValueError(f"{name}.{_ADAPTIVE}=true: expected {_THRESHOLD} beside it")
     return {_THRESHOLD: threshold, _ADAPTIVE: adaptive}

@@ -82,6 +82,7 @@ def schedule(case: Case, policy: Policy) -> Decisions:
     rules = BatchRules(
         case.max_num_batched_tokens,
         case.max_num_seqs,
+        enable_chunked_prefill=case.enable_chunked_prefill,
         long_prefill_token_threshold=case.long_prefill_token_threshold,
         long_prefill_token_threshold_adaptive=case.long_prefill_token_threshold_adaptive,
         async_scheduling=case.async_scheduling,
