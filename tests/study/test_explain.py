@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spanlab.main import compose
+from spanlab.study import checks
 from spanlab.study.explain.facts import Facts
 from spanlab.study.numbers.bounds import BoundCrossedError
 from spanlab.study.run import run_study
@@ -100,8 +101,51 @@ def test_more_memory_helps_where_prompts_take_turns(tmp_path: Path):
     summary = explained(tmp_path, f"log={log}", f"store.total_gib={tokens * 131_072 / 2**30}")
     assert summary["presets"]["vllm_0_32"]["reused_tokens"] == 0
     best = next(fix for fix in summary["fixes"] if fix["helps"] and fix["extra_gib"])
-    assert best["name"] == "memory_for_all"
+    assert best["name"] == "memory_times_2"
     assert best["token_hit_rate"] == pytest.approx(4 / 5 * 304 / 320)
+
+
+def on_small_device(room_gib: float, *settings: str) -> tuple[str, ...]:
+    """Settings of a device on which the weights leave this room."""
+    weights = compose("explain", list(settings)).model.weight_bytes / 2**30
+    return *settings, f"hardware.memory_gib={room_gib + weights}"
+
+
+@pytest.mark.parametrize("kind", [(), ("model=qwen3.5-0.8b", "arms=engines_hybrid")])
+def test_settings_of_fixes_are_accepted_and_reach_their_rate(tmp_path: Path, kind: tuple[str, ...]):
+    rng, own, room = random.Random(3), 0.2, 0.7
+    numbers = rng.choices(range(30), [1 / rank for rank in range(1, 31)], k=120)
+    log = write_log(tmp_path, [list(range(2000 * number, 2000 * number + 1200)) for number in numbers])
+    settings = f"log={log}", *on_small_device(room, *kind), f"store.total_gib={own}"
+    summary = explained(tmp_path, *settings)
+    settable = [fix for fix in summary["fixes"] if fix["settings"]]
+    assert {"memory_times_2", "memory_of_device"} < {fix["name"] for fix in settable}
+    for number, fix in enumerate(settable):
+        overrides = [*settings, *fix["settings"]]
+        checks.check_memory(compose("explain", [*overrides, "analyses=[summary]"]))
+        again = explained(tmp_path / str(number), *overrides)
+        assert again["presets"][again["explained"]]["token_hit_rate"] == fix["token_hit_rate"], fix["name"]
+    assert all(fix["fits"] == (own + fix["extra_gib"] <= room + 1e-9) for fix in summary["fixes"])
+    assert not any(fix["settings"] for fix in summary["fixes"] if not fix["fits"])
+    helpful = [fix["fits"] for fix in summary["fixes"] if fix["helps"] and not fix["is_bound"]]
+    assert helpful == sorted(helpful, reverse=True)
+    assert set(helpful) == {True, False}
+    assert summary["verdict"].startswith(f"first {summary['fixes'][0]['says']}: ")
+    assert "points with tiers or replicas" in summary["verdict"]
+
+
+def test_memory_of_several_devices_is_last_resort(tmp_path: Path):
+    prompts = [list(range(2000 * number, 2000 * number + 1600)) for number in range(30)] * 3
+    settings = f"log={write_log(tmp_path, prompts)}", *on_small_device(1), "store.total_gib=0.4"
+    summary = explained(tmp_path, *settings)
+    helpful = [fix["name"] for fix in summary["fixes"] if fix["helps"] and not fix["is_bound"]]
+    assert helpful == ["memory_for_all"]
+    assert summary["verdict"].startswith("first every reusable block is held, ")
+    assert summary["verdict"].endswith("; one h200 holds 1 GiB beside the weights, so it needs tiers or replicas")
+    size = summary["fixes"][0]["extra_gib"] + 0.4
+    study = compose("explain", [*settings, f"store.total_gib={size}", "analyses=[summary]"])
+    with pytest.raises(ValueError, match=r"^store of .* GiB on hardware.name=h200: expected at most 1 GiB"):
+        checks.check_memory(study)
 
 
 def test_small_block_helps_short_prompts_of_hybrids(tmp_path: Path):

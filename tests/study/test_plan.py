@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spanlab.main import compose
+from spanlab.study import checks
 from spanlab.study.run import run_study
 
 from ..support.files import write_lines
@@ -148,6 +149,33 @@ def test_log_without_times_has_no_load(tmp_path: Path):
     assert summary["least_gib"] is not None
     assert summary["verdict"].endswith("expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE")
     assert summary["curves"]["load"] == []
+
+
+@pytest.mark.parametrize(("blocks", "meets"), [(200, True), (120, False)])
+def test_memory_search_ends_at_what_the_device_holds(tmp_path: Path, blocks: int, meets: bool):
+    log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
+    room = blocks * 16 * TOKEN_GIB
+    device = "timing=roofline", f"hardware.memory_gib={room + 14.95703125}", "hardware.host_s=0"
+    settings = "plan.search=[memory]", "plan.shakes=1", "workload.output_tokens=1", "store=unlimited"
+    overrides = [f"log={log}", *settings, "slo.ttft_p50_s=0.006"]
+    folder = run_study(
+        compose("plan", ["output.figures=false", "output.run=x", "workers=1", *overrides, *device]),
+        "plan",
+        tmp_path,
+        show=False,
+    )
+    summary = json.loads((folder / "summary.json").read_bytes())
+    sizes = [point["gib"] for point in summary["curves"]["memory"]]
+    assert (summary["least_gib"] is not None) == meets
+    for size in sizes:
+        checks.check_memory(compose("plan", [*overrides, *device, f"store.total_gib={size!r}"]))
+    if not meets:
+        assert sizes[-1] == pytest.approx(room, rel=1e-4)
+        why = (
+            "this will not help: memory of one device will not help: one h200 holds 0.23437 GiB beside the weights of "
+        )
+        assert summary["verdict"].startswith(why)
+        assert summary["verdict"].endswith("; more memory meets ttft_p50_s ≤ 0.006, so it needs tiers or replicas")
 
 
 def test_several_targets_hold_at_once(tmp_path: Path):

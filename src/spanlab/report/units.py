@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 MISSING = "–"
 Ends = tuple[float, float]
@@ -58,6 +59,21 @@ def nats(value: float, ends: Ends | None = None) -> str:
 def significant(value: float) -> str:
     """Three significant digits, trailing zeros kept, never an exponent: 0.0420, 4.20, 42.0, 420."""
     return f"{value:.{_decimals(value)}f}"
+
+
+def rounded_up(value: float, digits: int = 5) -> float:
+    """Return the value rounded up to `digits` significant digits, up to floating-point error."""
+    return _rounded(value, digits, lambda units: math.ceil(units - 1e-9))
+
+
+def rounded_down(value: float, digits: int = 5) -> float:
+    """Return the value rounded down to `digits` significant digits, up to floating-point error."""
+    return _rounded(value, digits, lambda units: math.floor(units + 1e-9))
+
+
+def _rounded(value: float, digits: int, to_whole: Callable[[float], int]) -> float:
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return float(f"{to_whole(value / unit) * unit:.{digits}g}")
 
 
 def _with_ends(scale: float, value: float, ends: Ends | None) -> str:

@@ -10,6 +10,7 @@ from spanlab.core.budget import UNLIMITED
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.model_spec import ModelSpec
+from spanlab.report.units import rounded_down
 from spanlab.settings import Strategy, Study, arms
 from spanlab.settings.decay import DECAY
 from spanlab.study.analyses.decay import streams_of
@@ -123,20 +124,30 @@ def _memory_key(arm: Strategy, model: ModelSpec) -> Hashable:
 def check_memory(study: Study) -> None:
     """Raise where budget and weights exceed the card's memory; `constant` timing has no card and is not checked."""
     budget = _pool_bytes(study)
-    if study.timing.kind == "constant" or budget >= UNLIMITED:
+    room = room_gib(study)
+    if room is None or budget >= UNLIMITED:
         return
-    weights = study.model.weight_bytes / GIB
-    room = study.hardware.memory_gib - weights
-    if room <= 0:
+    if not room:
         raise ValueError(
-            f"model.name={study.model.name}: its weights take {weights:.3g} GiB; expected less than the "
-            f"{study.hardware.memory_gib:.3g} GiB of hardware.name={study.hardware.name}"
+            f"model.name={study.model.name}: its weights take {study.model.weight_bytes / GIB:.3g} GiB; expected less "
+            f"than the {study.hardware.memory_gib:.3g} GiB of hardware.name={study.hardware.name}"
         )
     if budget / GIB > room:
         raise ValueError(
-            f"store of {budget / GIB:.3g} GiB on hardware.name={study.hardware.name}: expected at most {room:.3g} GiB, "
+            f"store of {budget / GIB:.5g} GiB on hardware.name={study.hardware.name}: expected at most {room:g} GiB, "
             f"next to the weights of {study.model.name}"
         )
+
+
+def room_gib(study: Study) -> float | None:
+    """Return the largest store of one device, beside the weights; None for constant timing, which has no device."""
+    return None if study.timing.kind == "constant" else _room_gib(study.hardware.memory_gib, study.model)
+
+
+def _room_gib(memory_gib: float, model: ModelSpec) -> float:
+    """Return the memory that the weights leave, rounded down, so that a store of the printed size is accepted."""
+    room = memory_gib - model.weight_bytes / GIB
+    return rounded_down(room) if room > 0 else 0.0
 
 
 def arrival_note(study: Study, requests: tuple[Request, ...]) -> str | None:
@@ -151,10 +162,10 @@ def arrival_note(study: Study, requests: tuple[Request, ...]) -> str | None:
 def check_device(study: Study, facts: EngineFacts) -> None:
     """Raise where budget and weights exceed the memory of the device that the engine really runs on."""
     budget = _pool_bytes(study)
-    room = max(0, facts.memory_bytes - study.model.weight_bytes)
-    if room < budget < UNLIMITED:
+    room = _room_gib(facts.memory_bytes / GIB, study.model)
+    if room < budget / GIB and budget < UNLIMITED:
         raise ValueError(
-            f"store of {budget / GIB:.3g} GiB on {facts.device}: expected at most {room / GIB:.3g} GiB, "
+            f"store of {budget / GIB:.5g} GiB on {facts.device}: expected at most {room:g} GiB, "
             f"because it has {facts.memory_bytes / GIB:.3g} GiB and the weights of {study.model.name} take "
             f"{study.model.weight_bytes / GIB:.3g}"
         )

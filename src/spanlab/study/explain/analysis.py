@@ -139,7 +139,7 @@ def _explained(study: Study, facts: Facts, arm: _Arm, other_tokens: Mapping[str,
     if not isinstance(arm.rules, CacheRules):
         raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
     rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
-    return ExplainedArm(facts, arm.rules, study.model, rate, study.store.total_gib, other_tokens)
+    return ExplainedArm(study, facts, arm.rules, rate, other_tokens)
 
 
 def _bounds(facts: Facts, explained: ExplainedArm) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 from spanlab.build import GIB
 from spanlab.core.placement.contract import PrefillInfo, Rule
 from spanlab.core.policies.named import BLOCK
-from spanlab.model_spec import ModelSpec
 from spanlab.offline.replay import CacheRules, replay
 from spanlab.offline.stack import stack_distances
+from spanlab.report.units import rounded_up
+from spanlab.settings import Study
+from spanlab.study.checks import room_gib
 from spanlab.study.explain.facts import Facts
 from spanlab.study.explain.rules import SpanRules
 from spanlab.workloads.logs.bodies import Prompt
@@ -53,6 +56,8 @@ class Fix:
     `extra_gib`  memory that it needs in addition to the store
     `says`       description of the change; `caution` describes side effects
     `is_bound`   an upper bound that no real change reaches
+    `settings`   overrides of this study that make the change; empty where no setting of one device does
+    `fits`       whether one device holds the memory
     """
 
     name: str
@@ -62,6 +67,8 @@ class Fix:
     extra_gib: float = 0.0
     caution: str = ""
     is_bound: bool = False
+    settings: tuple[str, ...] = ()
+    fits: bool = True
 
     @property
     def helps(self) -> bool:
@@ -78,16 +85,15 @@ class Fix:
 class ExplainedArm:
     """The arm whose hit rate is explained, and the log.
 
+    `study`         the study, whose baseline is the arm
     `rate`          token hit rate of the arm
-    `memory_gib`    the study's store; None without a limit
     `other_tokens`  tokens that the study's other arms reuse, by name
     """
 
+    study: Study
     facts: Facts
     rules: CacheRules
-    model: ModelSpec
     rate: float
-    memory_gib: float | None
     other_tokens: Mapping[str, int]
 
     def fix(self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = "") -> Fix:
@@ -101,40 +107,54 @@ class ExplainedArm:
 
 
 def ranked_fixes(explained: ExplainedArm) -> list[Fix]:
-    """Return fixes that help, first without memory by gain, then by gain per byte; then bounds, then the others."""
+    """Return fixes that help, first without memory by gain, then by gain per byte; then the others.
+
+    Memory that one device does not hold follows all that it does, then bounds, then fixes that do not help.
+    """
     generators = (_arms, _eviction, _blocks, _checkpoints, _order, _reorders, _anywhere, _memory)
     return sorted([fix for generate in generators for fix in generate(explained)], key=_rank)
 
 
-def _rank(fix: Fix) -> tuple[bool, bool, bool, float]:
+def _rank(fix: Fix) -> tuple[bool, bool, bool, bool, float]:
     per_gib = fix.gain_per_gib
-    return not fix.helps, fix.is_bound, per_gib is not None, -(fix.gain if per_gib is None else per_gib)
+    return not fix.helps, fix.is_bound, not fix.fits, per_gib is not None, -(fix.gain if per_gib is None else per_gib)
 
 
 def _arms(arm: ExplainedArm) -> Iterator[Fix]:
     """Yield the other arms, which have the same memory."""
     for name, tokens in arm.other_tokens.items():
-        yield arm.fix(f"as_{name}", f"cache as {name} does", tokens)
+        fix = arm.fix(f"as_{name}", f"cache as {name} does", tokens)
+        yield replace(fix, settings=(f"baseline={name}",))
 
 
 def _memory(arm: ExplainedArm) -> Iterator[Fix]:
-    """Yield larger memories, up to the size that holds every reusable block."""
-    sufficient = _sufficient_bytes(arm)
-    if arm.memory_gib is None or arm.rules.capacity_bytes >= sufficient:
+    """Yield larger memories: multiples, all that one device holds, and the size that holds every reusable block."""
+    store_gib, room = arm.study.store.total_gib, room_gib(arm.study)
+    if store_gib is None:
         return
-    for times in MEMORIES:
-        size = arm.rules.capacity_bytes * times
-        if size < sufficient:
-            tokens = arm.replayed(replace(arm.rules, capacity_bytes=size))
-            says = f"{times} times the memory, {times * arm.memory_gib:.5g} GiB"
-            yield arm.fix(f"memory_times_{times}", says, tokens, size - arm.rules.capacity_bytes)
-    tokens = arm.replayed(replace(arm.rules, capacity_bytes=sufficient))
-    says = f"{_gib(sufficient)} GiB, which hold every reusable block"
-    yield arm.fix("memory_for_all", says, tokens, sufficient - arm.rules.capacity_bytes)
+    around = store_gib * GIB - arm.rules.capacity_bytes  # bytes of the store that hold no entry
+    sufficient = rounded_up((_sufficient_bytes(arm) + around) / GIB)
+    sizes = {f"times_{times}": (times * store_gib, f"{times} times the memory, ") for times in MEMORIES}
+    if room is not None and room not in [size for size, _ in sizes.values()]:
+        sizes["of_device"] = room, f"all that one {arm.study.hardware.name} holds beside the weights, "
+    smaller = {name: (size, says) for name, (size, says) in sizes.items() if store_gib < size < sufficient}
+    everything = {"for_all": (sufficient, "every reusable block is held, ")} if store_gib < sufficient else {}
+    for name, (size, says) in (smaller | everything).items():
+        tokens = arm.replayed(replace(arm.rules, capacity_bytes=math.ceil(size * GIB - around)))
+        fix = arm.fix(f"memory_{name}", f"{says}{_gib(size)} GiB", tokens, (size - store_gib) * GIB)
+        if room is None or size <= room:
+            yield replace(fix, settings=(f"store.total_gib={size!r}",))
+        else:
+            yield replace(fix, fits=False, caution=_beyond(arm, room))
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.3g}" if size < 1000 * GIB else f"{size / GIB:.0f}"
+def _beyond(arm: ExplainedArm, room: float) -> str:
+    """Return that memory needs more than one device."""
+    return f"one {arm.study.hardware.name} holds {_gib(room)} GiB beside the weights, so it needs tiers or replicas"
+
+
+def _gib(size: float) -> str:
+    return f"{size:.5g}" if size < 1000 else f"{size:,.0f}"
 
 
 def _sufficient_bytes(arm: ExplainedArm) -> int:
@@ -183,7 +203,7 @@ def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
 
 def _fine_grained(arm: ExplainedArm) -> CacheRules:
     """Return rules with default blocks, and states at every position that the model's kernels support."""
-    model, size = arm.model, min(BLOCK, arm.rules.block)
+    model, size = arm.study.model, min(BLOCK, arm.rules.block)
     unit = max(model.grid, size)
     return replace(
         arm.rules, block=size, block_bytes=size * model.kv_bytes_per_token, state_bytes=model.state_bytes, unit=unit
@@ -279,14 +299,22 @@ def _anywhere(arm: ExplainedArm) -> Iterator[Fix]:
 
 
 def verdict(explained: ExplainedArm, fixes: list[Fix], prefix: float) -> str:
-    """Return the best fix in one sentence, or the reason why no fix helps."""
+    """Return the best fix in one sentence, or the reason why no fix helps.
+
+    Memory that one device does not hold comes first only where no other fix helps.
+    """
     helpful = [fix for fix in fixes if fix.helps and not fix.is_bound]
     if helpful:
-        best = max(helpful, key=lambda fix: fix.gain)
         first = helpful[0]
+        best = max((fix for fix in helpful if fix.fits == first.fits), key=lambda fix: fix.gain)
         largest = "" if best is first else f"; the most comes from {best.name}: +{100 * best.gain:.1f} points"
-        memory = f" for {_gib(int(first.extra_gib * GIB))} GiB" if first.extra_gib else " in the same memory"
-        return f"first {first.says}: +{100 * first.gain:.1f} points{memory}{largest}"
+        memory = f" for {_gib(first.extra_gib)} GiB more" if first.extra_gib else " in the same memory"
+        beyond = max(helpful, key=lambda fix: fix.gain)
+        if not first.fits:
+            limit = f"; {first.caution}"
+        else:
+            limit = "" if beyond.fits else f"; more memory gains +{100 * beyond.gain:.1f} points with tiers or replicas"
+        return f"first {first.says}: +{100 * first.gain:.1f} points{memory}{largest}{limit}"
     if prefix < LEAST_GAIN:
         why = f"prompts share {100 * prefix:.1f} % of their tokens as prefixes"
     else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from spanlab.report.units import rounded_up
 from spanlab.study.plan.outcome import Outcome
 
 #: Returns outcomes of values; with `True` after all runs of each, otherwise further runs only where unclear.
@@ -18,12 +19,6 @@ def geometric(low: float, high: float, resolution: float) -> list[float]:
     steps = max(1, math.ceil(math.log(high / low) / math.log1p(resolution) - 1e-9)) if high > low else 0
     values = [rounded_up(low * (high / low) ** (step / steps)) for step in range(steps)] if steps else []
     return sorted({*values, rounded_up(high if steps else low)})
-
-
-def rounded_up(value: float, digits: int = 5) -> float:
-    """Return the value rounded up to `digits` significant digits, up to floating-point error."""
-    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    return float(f"{math.ceil(value / unit - 1e-9) * unit:.{digits}g}")
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,6 @@ class Planner:
         return Pools(kv / GIB, states / GIB)
 
     @property
-    def room_gib(self) -> float | None:
-        """Memory of the device that the weights leave free; None for constant timing, which has no device."""
-        if self.study.timing.kind == "constant":
-            return None
-        return self.study.hardware.memory_gib - self.study.model.weight_bytes / GIB
-
-    @property
     def memory_text(self) -> str:
         """The study's own memory as text."""
         gib = self.study.store.total_gib
