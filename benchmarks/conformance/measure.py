@@ -39,6 +39,7 @@ MAKERS = {
     "make_continued_case": "all, answers not yet delivered",
     "make_salted_case": "all, cache salts",
     "make_whole_case": "attention, prompts in one step each",
+    "make_aborted_case": "all, aborts",
     "make_limited_case": "all, limits of prompts' tokens per step",
 }
 

@@ -59,6 +59,10 @@ WRONG = {
         CASE | {"enable_chunked_prefill": False, "long_prefill_token_threshold": 4},
         "a.long_prefill_token_threshold=4: expected 0, for enable_chunked_prefill=false computes a prompt in one step",
     ),
+    "an abort before the arrival": (
+        CASE | {"requests": [{"tokens": [1], "output_len": 1, "arrive_step": 4, "abort_step": 3}]},
+        "a.requests[0].abort_step=3: expected a whole number of 4 or more",
+    ),
     "no requests": (CASE | {"requests": []}, "a.requests=[]: expected a list of requests"),
     "no tokens": (CASE | {"requests": [{"tokens": [], "output_len": 1}]}, "a.requests[0].tokens: expected a list"),
 }
@@ -99,3 +103,11 @@ def test_empty_steps_are_one_entry(tmp_path, asynchronous):
     both = [{"0": 2}, {"0": 1}], [{"1": 2}, {"1": 1}]
     assert decided.steps == [*both[0], {"empty": 10**15 - 2}, *both[1]]
     assert decided.num_steps == 10**15 + 2
+
+
+def test_steps_end_where_all_requests_are_aborted(tmp_path):
+    requests = [{"tokens": [1], "output_len": 9, "abort_step": 1}, {"tokens": [1], "output_len": 9, "abort_step": 0}]
+    (tmp_path / "cases.json").write_text(json.dumps({"a": CASE | {"requests": requests}}))
+    (case,) = read_cases(tmp_path / "cases.json")
+    decided = schedule(case, vllm_0_32(case))
+    assert (decided.steps, decided.reused_on_admission) == ([{"0": 1}], [0, None])

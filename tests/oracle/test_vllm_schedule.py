@@ -21,6 +21,7 @@ from spanlab.schedule.run import schedule, vllm_0_32
 
 from .vllm_cases import (
     listed,
+    make_aborted_case,
     make_async_case,
     make_case,
     make_continued_case,
@@ -98,6 +99,7 @@ MAKERS = {
     "continued_cases": make_continued_case,
     "limited_cases": make_limited_case,
     "whole_cases": make_whole_case,
+    "aborted_cases": make_aborted_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 
@@ -126,6 +128,17 @@ def answered(arrive_step: int, **model: object) -> dict:
 )
 def test_end_of_an_answer_is_stored_when_delivered(tmp_path, model, arrive_step, reused):
     decided = decide(tmp_path, {"case": answered(arrive_step, **model)})["case"]
+    assert decided["reused_on_admission"] == [0, 0, reused]
+
+
+@pytest.mark.parametrize(
+    ("model", "abort_step", "reused"),  # what vLLM reused
+    [({}, 7, 8), ({}, 8, 10), ({"mamba_mode": "align"}, 8, 8), ({"mamba_mode": "align"}, 9, 10)],
+)
+def test_answer_aborted_before_its_delivery_lacks_its_end(tmp_path, model, abort_step, reused):
+    case = answered(9, **model)
+    case["requests"][0]["abort_step"] = abort_step
+    decided = decide(tmp_path, {"case": case})["case"]
     assert decided["reused_on_admission"] == [0, 0, reused]
 
 

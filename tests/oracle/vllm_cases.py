@@ -164,6 +164,19 @@ def make_whole_case(seed: int) -> Case:
     return case | {"enable_chunked_prefill": False}
 
 
+def make_aborted_case(seed: int) -> Case:
+    """A case of the other makers, a third of whose requests are aborted: waiting, running, preempted or ended."""
+    draw = random.Random(f"aborts {seed}")
+    makers = (make_case, make_grouped_case, make_async_case, make_async_case, make_drafted_case, make_eagle_case)
+    case = draw.choice((*makers, make_continued_case, make_continued_case))(seed)
+    for one in case["requests"]:
+        if draw.random() < 0.35:
+            end = one["output_len"] + draw.randint(-1, 2)  # near the last step of a request that never waits
+            most = draw.choice((2, 8, end, 3 * end + 20))
+            one["abort_step"] = one.get("arrive_step", 0) + draw.choice((end, draw.randint(0, most)))
+    return case
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

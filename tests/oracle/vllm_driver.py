@@ -39,7 +39,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 LONGEST = 131_072
@@ -165,7 +165,10 @@ def complete(scheduler: Scheduler, out: SchedulerOutput, sampled: dict[str, bool
         req_ids=ids,
         req_id_to_index={request: at for at, request in enumerate(ids)},
         sampled_token_ids=[
-            output_of(scheduler.requests[one], len(drafted.get(one, ()))) if sampled[one] else [] for one in ids
+            output_of(scheduler.requests[one], len(drafted.get(one, ())))
+            if sampled[one] and one in scheduler.requests  # the output of an aborted request is dropped
+            else []
+            for one in ids
         ],
         logprobs=None,
         prompt_logprobs_dict={},
@@ -199,6 +202,11 @@ def drive(case: dict) -> dict:
             tokens = given[at]["tokens"]
             salt = given[at].get("cache_salt")
             scheduler.add_request(Request(str(at), tokens, asked, None, cache_salt=salt, block_hasher=hasher))
+        for at, one in enumerate(given):
+            if one.get("abort_step") is not None and one["abort_step"] <= len(steps) and at not in coming:
+                scheduler.finish_requests(str(at), RequestStatus.FINISHED_ABORTED)  # once it has ended: no change
+        if not coming and not scheduler.has_unfinished_requests():
+            break
         out = scheduler.schedule()
         for new in out.scheduled_new_reqs:
             reused.setdefault(new.req_id, new.num_computed_tokens)
@@ -213,7 +221,7 @@ def drive(case: dict) -> dict:
             ids = list(out.num_scheduled_tokens)
             scheduler.update_draft_token_ids(DraftTokenIds(ids, [[1] * case["draft_tokens"] for _ in ids]))
     return {
-        "reused_on_admission": [reused[str(at)] for at in range(len(given))],
+        "reused_on_admission": [reused.get(str(at)) for at in range(len(given))],
         "preemptions": preemptions,
         "num_steps": len(steps),
         "steps": steps,

@@ -88,6 +88,14 @@ class AsyncScheduler(Scheduler):
         else:
             super()._preempt_last(now)
 
+    def abort(self, request: Request, now: int) -> Sequence | None:
+        """Remove a request; one whose output is complete, but not processed yet, does not store its end."""
+        for finished in [finished for finished in self._finished if finished.sequence.request is request]:
+            self._finished.remove(finished)
+            self.policy.free(finished.allocation, now)
+            self._refused = False
+        return super().abort(request, now)
+
     def _end_finished(self, now: int) -> None:
         """Store the outputs of sequences that finished in the previous step, and free their allocations."""
         for finished in self._finished:

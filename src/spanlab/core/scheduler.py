@@ -288,6 +288,21 @@ class Scheduler:
     def _store_output(self, sequence: Sequence, allocation: Allocation, now: int) -> None:
         self.policy.finish(allocation, sequence.held_tokens - sequence.prompt, now)
 
+    def abort(self, request: Request, now: int) -> Sequence | None:
+        """Remove a request that waits or runs, and free its memory; None where it does neither.
+
+        Its computed tokens stay stored as after a preemption. Requests that load from a lower tier are not aborted.
+        """
+        sequence = next((s for s in (*self.waiting, *self.running) if s.request is request), None)
+        if sequence is None:
+            return None
+        if sequence.allocation is None:
+            self.waiting.remove(sequence)
+            self._refused = False
+        else:
+            self._release(sequence, now)
+        return sequence
+
     def _advance(self, chunk: ScheduledChunk, now: int) -> None:
         allocation = chunk.sequence.allocation
         assert allocation is not None

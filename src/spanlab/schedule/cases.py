@@ -5,7 +5,8 @@ block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null 
 `state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens`,
 `draft_method` (ngram or eagle), `async_scheduling`, `enable_chunked_prefill`, `long_prefill_token_threshold` (0: no
 limit) and `long_prefill_token_threshold_adaptive`, as `batch` describes them, and `requests`, each with `tokens`,
-`output_len`, `arrive_step` and `cache_salt` (null or a text; requests with different salts share nothing).
+`output_len`, `arrive_step`, `abort_step` (null, or the step before which it is aborted) and `cache_salt` (null or a
+text; requests with different salts share nothing).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ _CHOICES = {"mamba_mode", "state_groups", "retention", "draft_tokens", "draft_me
 _THRESHOLD, _ADAPTIVE = "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"
 _CHUNKED = "enable_chunked_prefill"
 _KEYS = {*_SIZES, *_CHOICES, _CHUNKED, _THRESHOLD, _ADAPTIVE, "requests"}
-_REQUEST_KEYS = {"tokens", "output_len", "arrive_step", "cache_salt"}
+_REQUEST_KEYS = {"tokens", "output_len", "arrive_step", "abort_step", "cache_salt"}
 _LARGEST = 2**31 - 1  # of a size
 _MOST_GROUPS = _MOST_DRAFTS = 1024
 _LAST_STEP = 2**53 - 1  # whole numbers up to it are exact in every reader of JSON
@@ -36,9 +37,16 @@ _LONGEST_OUTPUT = 2**20
 _SHOWN = 60  # characters of a wrong value in a message
 
 
+class Abort(NamedTuple):
+    """The step before which a request is aborted, and the request's number."""
+
+    step: int
+    request: int
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One workload and one cache; a request's `arrived_at` counts steps."""
+    """One workload and one cache; a request's `arrived_at` counts steps; `aborts` are in order."""
 
     name: str
     block_size: int
@@ -55,6 +63,7 @@ class Case:
     long_prefill_token_threshold: int
     long_prefill_token_threshold_adaptive: bool
     requests: tuple[Request, ...]
+    aborts: tuple[Abort, ...]
 
 
 def accepted(request: int, generated: int, drafts: int) -> int:
@@ -137,6 +146,7 @@ def _case(given_name: str, content: Any) -> Case:
         enable_chunked_prefill=_chunked(name, content, requests, Speculation(drafts, method=method)),
         **_threshold(name, content),
         requests=requests,
+        aborts=_aborts(name, content["requests"], requests),
     )
 
 
@@ -212,6 +222,17 @@ def _request(name: str, index: int, content: Any) -> Request:
     tokens = _tokens(key, content["tokens"])
     output = FIRST_OUTPUT_ID + np.arange(content["output_len"], dtype=np.int32) % OUTPUT_IDS
     return Request(index, 0, (Span(tokens),), content["output_len"], arrived, salt or "", output=output)
+
+
+def _aborts(name: str, given: list[dict[str, Any]], requests: tuple[Request, ...]) -> tuple[Abort, ...]:
+    """Aborts in order of steps and then of requests."""
+    aborts = []
+    for request, content in zip(requests, given, strict=True):
+        step = content.get("abort_step")
+        if step is not None:
+            _check_count(f"{name}.requests[{request.id}].abort_step", step, request.arrived_at, _LAST_STEP)
+            aborts.append(Abort(step, request.id))
+    return tuple(sorted(aborts))
 
 
 def _tokens(key: str, tokens: Any) -> np.ndarray:

@@ -44,12 +44,12 @@ PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {"vllm_0_32": vllm_0_32}
 
 @dataclass(slots=True)
 class Decisions:
-    """Decisions of a case: tokens by step and request, and tokens reused at the first admission.
+    """Decisions of a case: tokens by step and request, and tokens reused at the first admission, None without one.
 
     A run of empty steps is one entry of `steps`, `{"empty": number of steps}`; `num_steps` counts each of them.
     """
 
-    reused_on_admission: list[int]
+    reused_on_admission: list[int | None]
     preemptions: int = 0
     num_steps: int = 0
     steps: list[dict[str, int]] = field(default_factory=list)
@@ -88,14 +88,20 @@ def schedule(case: Case, policy: Policy) -> Decisions:
         async_scheduling=case.async_scheduling,
         speculation=Speculation(case.draft_tokens, method=case.draft_method),
     )
-    scheduler, decisions = make_scheduler(policy, rules), Decisions([0] * len(case.requests))
+    scheduler, decisions = make_scheduler(policy, rules), Decisions([None] * len(case.requests))
     waiting = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
-    finished: list[Sequence] = []
+    aborts = deque(case.aborts)
+    ended_sequences: list[Sequence] = []
     while waiting or not scheduler.idle:
         now = decisions.num_steps
         while waiting and waiting[0].arrived_at <= now:
             scheduler.add(waiting.popleft())
         scheduler.enqueue_added()  # a case specifies the step from which a request may run, not its arrival time
+        while aborts and aborts[0].step <= now:
+            aborted = scheduler.abort(case.requests[aborts.popleft().request], now)
+            ended_sequences += [aborted] if aborted is not None else []
+        if scheduler.idle and not waiting:  # all that remained was aborted
+            break
         step = scheduler.schedule(now)
         decisions.add({} if step is None else _tokens(step))
         if step is None:
@@ -105,8 +111,8 @@ def schedule(case: Case, policy: Policy) -> Decisions:
             accepted_drafts = [_accepted(sequence, drafts) for sequence, drafts in _drafts(step)]
             ended = _ended(step, accepted_drafts)
             scheduler.complete(step, now + 1, ended, accepted_drafts)
-            finished += ended
-    _record_outcomes(decisions, finished)
+            ended_sequences += ended
+    _record_outcomes(decisions, ended_sequences)
     return decisions
 
 
@@ -133,8 +139,8 @@ def _ended(step: ScheduledStep, accepted_drafts: list[int]) -> list[Sequence]:
 
 def _record_outcomes(decisions: Decisions, ended: list[Sequence]) -> None:
     for sequence in ended:
-        assert sequence.first_plan is not None, "an ended request was admitted"
-        decisions.reused_on_admission[sequence.request.id] = sequence.first_plan.resume
+        if sequence.first_plan is not None:
+            decisions.reused_on_admission[sequence.request.id] = sequence.first_plan.resume
         decisions.preemptions += sequence.preemptions
 
 
