@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spanlab.cli.arguments import CommandLine, read
 from spanlab.cli.describe import listing, usage
@@ -149,12 +149,12 @@ def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool 
     return run_study(study, entry, root, show)
 
 
-def _run_name(output: OutputSettings) -> str:
+def _run_name(output: OutputSettings, hydra_run: Any = None) -> str:
     """Return the name of the run folder: the chosen name, or the entry with its overrides.
 
     Other settings thus never replace this run. With `-m` a chosen name gets the overrides too, for all jobs share it.
     """
-    hydra_run = HydraConfig.get()
+    hydra_run = hydra_run or HydraConfig.get()
     if output.run and hydra_run.mode != RunMode.MULTIRUN:
         return output.run
     name = output.run or str(hydra_run.job.config_name)
@@ -199,17 +199,25 @@ def _answer(line: CommandLine) -> str:
         return usage(line.entry, _composed(line.entry, line.overrides, line.searched))
     if line.many:
         raise ValueError("--dry with -m: expected one study, or sweep=[KEY=A,B,C]")
-    settings = compose(line.entry, line.overrides, line.searched)
-    if not isinstance(settings, Study):
-        return f"{line.entry}: the settings are valid"
-    from spanlab.study.dry import describe_run
-    from spanlab.study.sweep.compose_points import PointComposer
-    from spanlab.study.sweep.run import check_sweep
+    return _dry(line)
 
-    text = describe_run(settings, line.entry, HOME / settings.output.root)
+
+def _dry(line: CommandLine) -> str:
+    """Check all that a run checks before it starts, and return a description of the run."""
+    from spanlab.study.dry import check_entry, describe_run
+    from spanlab.study.sweep.compose_points import PointComposer
+
+    config = _composed(line.entry, line.overrides, line.searched, return_hydra_config=True)
+    hydra_run = config.hydra
+    with open_dict(config):
+        del config["hydra"]
+    settings = as_settings(config)
+    output = getattr(settings, "output", OutputSettings())
+    output.run, root = _run_name(output, hydra_run), HOME / output.root
+    if not isinstance(settings, Study):
+        return check_entry(settings, line.entry, output.run, root)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        check_sweep(settings, PointComposer(line.entry, line.overrides, as_settings))
-    return text
+        return describe_run(settings, line.entry, root, PointComposer(line.entry, line.overrides, as_settings))
 
 
 def _first_job(line: CommandLine) -> object:
@@ -256,12 +264,12 @@ def compose(entry: str, overrides: list[str], searched: str | None = None) -> An
     return as_settings(_composed(entry, overrides, searched))
 
 
-def _composed(entry: str, overrides: list[str], searched: str | None = None) -> DictConfig:
+def _composed(entry: str, overrides: list[str], searched: str | None = None, **options: Any) -> DictConfig:
     register()
-    keys = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
+    keys = overrides if options else [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
     if searched:
         check_folder(searched)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = compose_entry(entry, keys, searched)
+        config = compose_entry(entry, keys, searched, **options)
     schema_of(config)
     return config

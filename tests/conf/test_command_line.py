@@ -13,6 +13,8 @@ from spanlab.cli.arguments import read
 from spanlab.cli.describe import entries
 from spanlab.errors import is_user_error, sentence
 
+from ..support.files import write_lines
+
 
 def test_version_names_version_and_commit(spanlab):
     said = spanlab("--version")
@@ -58,6 +60,46 @@ def test_dry_says_what_would_run_and_runs_nothing(spanlab, toy, tmp_path):
 @pytest.mark.parametrize("typed", ["store.total_gib=0.001", "seeds=[]", "only=[nope]"])
 def test_dry_checks_what_a_run_checks(typed, spanlab, one_sentence):
     one_sentence(spanlab("-cn", "smoke", "--dry", typed), typed.partition("=")[0], "expected")
+
+
+@pytest.mark.parametrize(
+    ("entry", "typed", "words"),
+    [
+        ("explain", "log={here}/none.jsonl", "none.jsonl"),
+        ("explain", "log={here}/one.jsonl store.kv_gib=1", "store.kv_gib=1.0 with analyses=explain"),
+        ("explain", "log={here}/one.jsonl store.total_gib=0.00001", "store.total_gib=1e-05: expected at least"),
+        ("twin", "log={here}/one.jsonl", "one.jsonl"),
+        ("plan", "log={here}/one.jsonl slo.ttft_p50_s=1 plan.search=[tier]", "store.tiers={} with plan.search=tier"),
+        ("smoke", "output.if_exists=resume output.run=x", "output.if_exists=resume: "),
+        ("smoke", "output.if_exists=fail output.run=x sweep=['store.total_gib=1,2']", "output.run=x"),
+        ("smoke", "workload.path={here}/none.jsonl", "workload.path="),
+        ("smoke", "sweep=[nonsense]", "sweep=nonsense: expected KEY=A,B"),
+        ("schedule", "cases={here}/none.json out={here}/out.json", "none.json"),
+        ("schedule", "cases={here}/one.jsonl out={here}/out.json preset=vlm", "preset=vlm: expected one of vllm_0_32"),
+        ("compare", "runs=[{here}/a,{here}/b]", "expected the folder of a finished run"),
+        ("export", "writer.format=openai writer.path={here}/one.jsonl", "writer.path="),
+    ],
+)
+def test_dry_says_what_a_run_says(entry, typed, words, spanlab, one_sentence, toy, tmp_path):
+    write_lines(tmp_path / "one.jsonl", {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]})
+    (tmp_path / "quality" / "x").mkdir(parents=True)
+    (tmp_path / "quality" / "x" / "config.yaml").write_text("{arms: {}, seeds: [7]}")
+    study = (f"output.root={tmp_path}",) if entry not in ("schedule", "export") else ()
+    given = [*study, *(toy if entry == "smoke" else ()), *typed.format(here=tmp_path).split()]
+    said = [spanlab("-cn", entry, *dry, *given) for dry in (["--dry"], [])]
+    one_sentence(said[0], "")
+    assert words in said[0].ours[0]
+    assert said[0].ours == said[1].ours
+
+
+def test_dry_checks_each_point_of_a_sweep_as_its_run(spanlab, one_sentence, toy, tmp_path):
+    given = ("-cn", "smoke", *toy, "only=[none]", f"output.root={tmp_path}", "store.total_gib=0.001")
+    points = "sweep=['store.total_gib=0.002,0.001']"
+    said, ended = spanlab(*given, "--dry", points), spanlab(*given, points)
+    one_sentence(said, "sweep=['store.total_gib=0.002,0.001']: store.total_gib=0.002: store.total_gib=0.002: expected")
+    one_sentence(ended, "no point of the sweep completed, the first error: ")
+    assert ended.ours[0].endswith(said.ours[0].partition("]: ")[2])
+    assert spanlab(*given, "--dry", "sweep=['store.total_gib=2,4']").code == 0  # no run has the memory of the base
 
 
 def test_dry_of_an_engine_entry_needs_no_torch(spanlab, monkeypatch):

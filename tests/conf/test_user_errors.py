@@ -544,7 +544,7 @@ USER_ERRORS = {
     ),
 }
 
-# Refused when a run starts; the others are refused by --dry too, which composes once.
+# Refused because of what is outside the settings: --dry and a run say the same.
 OF_A_RUN = (
     "unknown key of Hydra",
     "sessions of an open workload",
@@ -576,7 +576,9 @@ def test_a_mistake_leaves_a_finished_run_as_it_is(
     typed, *words = USER_ERRORS[mistake]
     before = bytes_below(finished)
     here = (f"output.root={finished.parents[1]}", "output.run=kept")
-    one_sentence(spanlab("-cn", "smoke", *TOY, *here, *typed.split()), *words)
+    said = [spanlab("-cn", "smoke", *dry, *TOY, *here, *typed.split()) for dry in ([], ["--dry"])]
+    one_sentence(said[0], *words)
+    assert said[1].ours == said[0].ours
     assert bytes_below(finished) == before
 
 

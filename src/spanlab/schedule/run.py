@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 
+from spanlab.checks import one_of
 from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.backend import finished_prompts
 from spanlab.core.batch_rules import BatchRules
@@ -67,13 +68,19 @@ class Decisions:
 
 def run_schedule(settings: Schedule) -> None:
     """Read the cases, schedule each, and write the decisions."""
-    policy_of = PRESETS.get(settings.preset)
-    if policy_of is None:
-        raise ValueError(f"preset={settings.preset}: expected {', '.join(PRESETS)}")
-    cases = read_cases(Path(settings.cases))
-    decided = {case.name: schedule(case, policy_of(case)) for case in cases}
+    cases = checked_cases(settings)
+    decided = {case.name: schedule(case, PRESETS[settings.preset](case)) for case in cases}
     Path(settings.out).write_bytes(orjson.dumps(decided))
     print(f"{len(decided)} cases, {sum(case.num_steps for case in decided.values()):,} steps: {settings.out}")
+
+
+def checked_cases(settings: Schedule) -> list[Case]:
+    """Return the cases; ValueError for an unknown preset, an unreadable file, or a request that exceeds the memory."""
+    one_of("preset", settings.preset, PRESETS)
+    cases = list(read_cases(Path(settings.cases)))
+    for case in cases:
+        _check_fits(case, PRESETS[settings.preset](case))
+    return cases
 
 
 def schedule(case: Case, policy: Policy) -> Decisions:

@@ -50,6 +50,10 @@ ANALYSES.later(DECAY, "spanlab.study.analyses.decay")
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 ANALYSES.later(PLAN, "spanlab.study.plan.analysis", needs=(POINTS,))
 ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
+#: Functions of a study and its log; each raises ValueError for a log that its analysis cannot use.
+LOG_CHECKS: Registry[None] = Registry("checks of a log", given=("study", "log"))
+LOG_CHECKS.later("explain", "spanlab.study.explain.analysis")
+LOG_CHECKS.later("twin", "spanlab.study.twin.analysis")
 #: Functions of the points of a sweep that ran, for analyses that also compare the points.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 _COMPARED = ("prefill", "families", "policies", "bars", "state_ratio", "break_even", "perfect_eviction", "tiers")

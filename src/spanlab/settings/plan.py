@@ -76,3 +76,25 @@ def check_plan(study: Study) -> None:
             for key in ("kv_gib", "state_gib", "state_ratio", "entries")
         ),
     )
+    for name in study.plan.searches:
+        _check_search(study, name)
+
+
+def _check_search(study: Study, name: str) -> None:
+    """Raise ValueError for a search without the store, router, model or arm that it changes."""
+    hybrid, pool = study.model.is_hybrid, study.arms[study.baseline].pool is not None
+    arm = f"model.name={study.model.name} and baseline={study.baseline}"
+    tree = (arm, "a hybrid model and an arm that keeps a tree")
+    needs = {
+        "tier": [(bool(study.store.tiers), "store.tiers={}", "a tier, as in +tier@store.tiers.host=dram")],
+        "replicas": [(study.replicas.routing is not None, "replicas.routing=null", "a routing, as least_loaded")],
+        "interval": [(hybrid and not pool, *tree)],
+        "ratio": [
+            (hybrid and not pool, *tree),
+            (study.store.total_gib is not None, "store.total_gib=null", "the memory that is split"),
+        ],
+        "block": [(not (hybrid and pool), arm, "an arm whose blocks need not hold a state")],
+    }
+    for met, given, expected in needs.get(name, ()):
+        if not met:
+            raise ValueError(f"{given} with plan.search={name}: expected {expected}")

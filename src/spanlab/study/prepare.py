@@ -10,7 +10,7 @@ from rich.console import Console
 from spanlab import build
 from spanlab.plugins import load_plugins
 from spanlab.settings import Study, WorkloadSettings
-from spanlab.settings.analyses import DESIGNED
+from spanlab.settings.analyses import DESIGNED, LOG_CHECKS
 from spanlab.study import checks
 from spanlab.study.fidelity.shapes import designed_workload
 from spanlab.study.given_answers import with_given_answers
@@ -40,6 +40,9 @@ def load_workload(
     workload = with_given_answers(study, workload)
     print_line(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     if not study.serves:
+        for analysis in study.chosen_analyses():
+            if analysis in LOG_CHECKS:
+                LOG_CHECKS[analysis](study, workload.log)
         return workload
     if (note := checks.arrival_note(study, workload.requests)) is not None:
         print_line(console, note)
@@ -49,4 +52,6 @@ def load_workload(
     checks.check_passages(study, workload.requests)
     checks.check_streams(study, workload.requests)
     checks.check_learning(study, workload.requests)
+    if not designed:
+        build.build_arrivals(study, workload.requests, study.seeds[0], study.arrivals.rate_rps)
     return workload

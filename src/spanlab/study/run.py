@@ -73,11 +73,8 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
     started, host = time.perf_counter(), host or Host()
     console = host.console
     workload = check_and_load(study, name, root, console, host.load)
-    run = study.output.run or name
-    config = as_yaml(asdict(study), workload)
-    interleaved = _interleaves_calibration(study)
-    growing = () if interleaved or study.workload.kind == DESIGNED else GROWING  # shapes depend on the arms
-    with RunFolder(root, study.folder, run, study.output.if_exists, config, growing) as folder:
+    run, interleaved = study.output.run or name, _interleaves_calibration(study)
+    with RunFolder(*folder_names(study, name, root, workload)) as folder:
         report = _StudyRun(study, name, root, workload, folder, console, interleaved).with_loads().report(started)
         if show:
             report.show()
@@ -87,6 +84,13 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
     results.raise_limit(study.fail_on, report.summary)
     results.raise_missed(report.summary)
     return folder.path
+
+
+def folder_names(study: Study, name: str, root: Path, workload: Workload) -> tuple[Any, ...]:
+    """Return the arguments of `RunFolder`, and of the check of its names, for a study."""
+    config, run = as_yaml(asdict(study), workload), study.output.run or name
+    shapes = _interleaves_calibration(study) or study.workload.kind == DESIGNED  # they depend on the arms
+    return root, study.folder, run, study.output.if_exists, config, () if shapes else GROWING
 
 
 def _interleaves_calibration(study: Study) -> bool:

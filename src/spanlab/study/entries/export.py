@@ -11,21 +11,15 @@ from spanlab import build
 from spanlab.core.request import Request
 from spanlab.engine.remap_tokens import remap_tokens
 from spanlab.settings.export import Export
+from spanlab.workloads import Workload
 from spanlab.workloads.writers.formats import WRITERS
 
 
 def run_export(settings: Export, root: Path) -> str:
     """Write the file and return one line that describes it; `root` is the folder of outputs."""
     path, writer = Path(settings.writer.path), settings.writer
-    if path.exists():
-        raise ValueError(f"writer.path={path}: the file exists; expected a new name")
+    workload, arrived = arrived_requests(settings, root)
     write = WRITERS.make(writer.format, writer.keys, writer.options)
-    workload = build.build_workload(settings.workload, str(root / ".cache"))
-    requests = workload.requests
-    if settings.vocab_size is not None:
-        requests = tuple(remap_tokens(requests, settings.vocab_size))
-    arrived = build.build_arrivals(settings, requests, settings.seed, settings.arrivals.rate_rps)
-    _check_times(arrived)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
@@ -34,6 +28,19 @@ def run_export(settings: Export, root: Path) -> str:
     partial.rename(path)
     tokens = sum(request.num_tokens for request in arrived)
     return f"{path}: {len(arrived):,} requests, {tokens:,} prompt tokens · {workload.provenance.line()}"
+
+
+def arrived_requests(settings: Export, root: Path) -> tuple[Workload, list[Request]]:
+    """Return the workload and its requests with times; ValueError for a file that exists, or without times."""
+    if Path(settings.writer.path).exists():
+        raise ValueError(f"writer.path={settings.writer.path}: the file exists; expected a new name")
+    workload = build.build_workload(settings.workload, str(root / ".cache"))
+    requests = workload.requests
+    if settings.vocab_size is not None:
+        requests = tuple(remap_tokens(requests, settings.vocab_size))
+    arrived = build.build_arrivals(settings, requests, settings.seed, settings.arrivals.rate_rps)
+    _check_times(arrived)
+    return workload, arrived
 
 
 def _check_times(requests: Iterable[Request]) -> None:

@@ -12,7 +12,7 @@ from spanlab.build import GIB
 from spanlab.offline.replay import CacheRules, ReplayResult
 from spanlab.report.explain import tables_of
 from spanlab.settings import Study
-from spanlab.settings.analyses import ANALYSES
+from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
 from spanlab.study.analyses.head import footer
 from spanlab.study.explain.breaks import breaks_of
 from spanlab.study.explain.facts import Facts, curve_of, rates
@@ -35,6 +35,18 @@ CHAINED = (
     "the ids of the log are chained: each identifies a block and all blocks before it, so reuse at other positions "
     "cannot be computed from it"
 )
+
+
+@LOG_CHECKS.register("explain")
+def check_log(study: Study, log: Log) -> None:
+    """Raise ValueError for an arm that no replay of a log can express, or that its longest prompt alone exceeds."""
+    if log.ids == Ids.NONE:
+        return
+    facts = Facts(log)
+    computable = [name for name in study.chosen() if _is_computable(study, facts, name)]
+    rules = {name: _rules(study, log, name) for name in computable}
+    if not isinstance(rules.get(study.baseline), CacheRules):
+        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
 
 
 @ANALYSES.register("explain")
@@ -127,17 +139,21 @@ def _is_computable(study: Study, facts: Facts, name: str) -> bool:
     return facts.names_contents or study.arms[name].spans is None
 
 
+def _rules(study: Study, log: Log, name: str) -> Rules:
+    longest = int(np.argmax(log.prompt_tokens))
+    tokens = int(log.prompt_tokens[longest])
+    rules = rules_of(study, name, tokens)
+    check_fits(study, rules, tokens, longest)
+    return rules
+
+
 def _arm(study: Study, facts: Facts, name: str) -> _Arm:
-    prompt = facts.paths.prompt_tokens
-    longest = int(np.argmax(prompt))
-    rules = rules_of(study, name, int(prompt[longest]))
-    check_fits(study, rules, int(prompt[longest]), longest)
+    rules = _rules(study, facts.log, name)
     return _Arm(rules, facts.reused(rules))
 
 
 def _explained(study: Study, facts: Facts, arm: _Arm, other_tokens: Mapping[str, int]) -> ExplainedArm:
-    if not isinstance(arm.rules, CacheRules):
-        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
+    assert isinstance(arm.rules, CacheRules), "the check of the log lets no other arm pass"
     rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
     return ExplainedArm(study, facts, arm.rules, rate, other_tokens)
 

@@ -62,10 +62,9 @@ class RunFolder:
         self._lock = _lock(folder / f".{run}.lock", run)
         self._refuse_links()
         self._recover()
-        if if_exists == "fail":
-            self._check_absent()
+        check_names(root, workload, run, if_exists, config, growing)
         if if_exists == "resume":
-            self._resume(config, growing)
+            self._resume()
         else:
             self._discard(self.work)
         self.work.mkdir(parents=True, exist_ok=True)
@@ -85,24 +84,9 @@ class RunFolder:
                 os.rename(self.work if self.work.exists() else self._old, self.path)
             self._settle_old()
 
-    def _check_absent(self) -> None:
-        run = f"output.run={self.path.name}"
-        if self.path.exists():
-            raise ValueError(f"{run}: {self.path} exists; expected a new name, or output.if_exists=replace")
-        if self.work.exists():
-            raise ValueError(f"{run}: {self.work} is unfinished; expected output.if_exists=resume or replace")
-
-    def _resume(self, config: str, growing: tuple[str, ...]) -> None:
+    def _resume(self) -> None:
         """Continue from the partial folder, or from a copy of the finished one."""
-        source = self.work if self.work.exists() else self.path
-        stored = source / CONFIG
-        difference = first_difference(stored.read_text(), config, growing) if stored.exists() else ""
-        if difference:
-            raise ValueError(
-                f"output.if_exists=resume: {source} has other settings ({difference}); "
-                "expected the same, or output.if_exists=replace"
-            )
-        if source == self.path and self.path.exists():
+        if self.path.exists() and not self.work.exists():
             shutil.copytree(self.path, self._scratch)
             (self._scratch / _COPIED).write_text(_identity(self.path))
             os.rename(self._scratch, self.work)
@@ -161,6 +145,33 @@ class RunFolder:
         target = next(path for path in map(self.path.with_name, names) if not path.exists())
         os.rename(self._old, target)
         print_line(Console(stderr=True), f"the previous run was moved to {target}")
+
+
+def check_names(
+    root: Path, workload: str, run: str, if_exists: str, config: str, growing: tuple[str, ...] = ()
+) -> None:
+    """Raise what `RunFolder` raises for runs of this name that exist, or for a root that is no folder; writes nothing.
+
+    Arguments are those of `RunFolder`.
+    """
+    folder = root / workload
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    path, work = folder / run, folder / f".{run}.partial"
+    if if_exists == "fail" and path.exists():
+        raise ValueError(f"output.run={run}: {path} exists; expected a new name, or output.if_exists=replace")
+    if if_exists == "fail" and work.exists():
+        raise ValueError(f"output.run={run}: {work} is unfinished; expected output.if_exists=resume or replace")
+    source = work if work.exists() else path
+    if if_exists != "resume" or not (source / CONFIG).exists():
+        return
+    difference = first_difference((source / CONFIG).read_text(), config, growing)
+    if difference:
+        raise ValueError(
+            f"output.if_exists=resume: {source} has other settings ({difference}); "
+            "expected the same, or output.if_exists=replace"
+        )
 
 
 def _identity(folder: Path) -> str:

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 def entry_folder(settings: Any, name: str, run: str, root: Path) -> RunFolder:
     """Return the run folder of an entry that is no study; it is in the folder `name` of all its runs."""
-    return RunFolder(root, name, run, settings.output.if_exists, settings_yaml(asdict(settings)))
+    return RunFolder(*entry_names(settings, name, run, root))
+
+
+def entry_names(settings: Any, name: str, run: str, root: Path) -> tuple[Path, str, str, str, str]:
+    """Return the arguments of `RunFolder`, and of the check of its names, for an entry that is no study."""
+    return root, name, run, settings.output.if_exists, settings_yaml(asdict(settings))
 
 
 def read_summary(folder: Path, *keys: str) -> dict[str, Any]:

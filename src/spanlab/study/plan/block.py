@@ -18,9 +18,6 @@ SIZES = (16, 32, 64, 128, 256, 512)
 def block(planner: Planner) -> SearchResult:
     """Try powers of two from 16 and the arm's own size, where the largest request fits the study's memory."""
     strategy, total = planner.strategy, planner.study.store.total_gib
-    if planner.study.model.is_hybrid and strategy.pool is not None:
-        settings = f"model.name={planner.study.model.name} and baseline={planner.study.baseline}"
-        raise ValueError(f"plan.search=block with {settings}: expected an arm whose blocks need not hold a state")
     arm_size = strategy.block_size if strategy.pool is None else strategy.pool.block_size
     sizes = sorted({*SIZES, arm_size or SIZES[0]})
     arms = {size: _with_blocks(strategy, size) for size in sizes}

@@ -17,9 +17,6 @@ AXIS = Axis("interval", "tokens between two states")
 def interval(planner: Planner) -> SearchResult:
     """Try states at every multiple of an interval, doubled up to the longest prompt; eviction and matching stay."""
     study, strategy = planner.study, planner.strategy
-    if not study.model.is_hybrid or strategy.pool is not None:
-        settings = f"model.name={study.model.name} and baseline={study.baseline}"
-        raise ValueError(f"plan.search=interval with {settings}: expected a hybrid model and an arm that keeps a tree")
     unit, longest = max(strategy.block_size, study.model.grid), max(request.num_tokens for request in planner.requests)
     steps = [unit << power for power in range(max(1, (longest // unit).bit_length()))]
     placements = {step: PlacementSettings(kind="block", interval=step) for step in steps}

@@ -27,11 +27,7 @@ RATIOS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, SGLANG_DEFAULT, 1.3, 2.0, 3.0, 5.0, 8.
 def ratio(planner: Planner) -> SearchResult:
     """Try the study's memory as two pools, at every ratio that the largest request fits."""
     study, total = planner.study, planner.study.store.total_gib
-    if not study.model.is_hybrid or planner.strategy.pool is not None:
-        settings = f"model.name={study.model.name} and baseline={study.baseline}"
-        raise ValueError(f"plan.search=ratio with {settings}: expected a hybrid model and an arm that keeps a tree")
-    if total is None:
-        raise ValueError("store.total_gib=null with plan.search=ratio: expected the memory that is split")
+    assert total is not None, "the settings let no other memory pass"
     rule = balanced(study.model, planner.requests)
     ratios = sorted({*RATIOS, float(f"{rule:.3g}")})
     stores = {value: replace(study.store, state_ratio=value) for value in ratios}

@@ -20,8 +20,6 @@ TIMES = 4  # multiple of the replicas that the work needs at least, with full ba
 def replicas(planner: Planner) -> SearchResult:
     """Try one replica up to four times as many as the work needs, each with the study's store."""
     study = planner.study
-    if study.replicas.routing is None:
-        raise ValueError("replicas.routing=null with plan.search=replicas: expected a routing, as least_loaded")
     utilisation = planner.references["own"].mean("utilisation")
     most = max(LEAST_MOST, math.ceil(TIMES * study.replicas.count * (utilisation or 0.0)))
     grid = [float(count) for count in range(1, most + 1)]

@@ -20,8 +20,6 @@ SMALLEST = 1024  # divisor of everything that is ever stored, for the smallest s
 def tier(planner: Planner) -> SearchResult:
     """Try sizes from 1/1024 to twice the bytes that are ever stored."""
     store = planner.study.store
-    if not store.tiers:
-        raise ValueError("store.tiers={} with plan.search=tier: expected a tier, as in +tier@store.tiers.host=dram")
     name, rules = list(store.tiers.items())[-1]
 
     def point(size: float) -> Point:

@@ -7,6 +7,7 @@ An axis varies one setting, or runs every combination of several. Every point is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -73,7 +74,7 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
     check_login(study.tracking)
     build.copy_pipe(study.workload)
     console = Console(stderr=True)
-    with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings_yaml(config), GROWING) as folder:
+    with RunFolder(*sweep_names(study, root)) as folder:
         points = list(_Points(study, name, root, compose, console).run(axes))
         _check_any_completed(points)
         ran = [point for point in points if point.summary is not None]
@@ -94,15 +95,39 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
     return folder.path
 
 
-def check_sweep(study: Study, compose: Compose) -> None:
-    """Compose every point of a study's sweep; ValueError for an invalid axis, and for the first invalid point."""
+def sweep_names(study: Study, root: Path) -> tuple[Any, ...]:
+    """Return the arguments of `RunFolder`, and of the check of its names, for a sweep."""
+    config = settings_yaml(asdict(study))
+    return root, study.workload.kind, study.output.run, study.output.if_exists, config, GROWING
+
+
+def points_of_sweep(study: Study, compose: Compose) -> Iterator[tuple[str, Study]]:
+    """Yield name and study of each point, equal settings once; ValueError for the first that cannot be composed."""
+    known = set()
     for axis in parse_axes(study.sweep):
         for values in axis.combinations():
             overrides = [f"{key}={value}" for key, value in zip(axis.keys, values, strict=True)]
-            try:
-                compose(*overrides)
-            except USER_ERRORS as mistake:
-                raise ValueError(f"sweep={study.sweep}: {','.join(overrides)}: {sentence(mistake)}") from mistake
+            with named_point(study, ",".join(overrides)):
+                point = _of_point(study, compose(*overrides), overrides)
+            if (key := settings_key(asdict(point))) not in known:
+                known.add(key)
+                yield ",".join(overrides), point
+
+
+@contextmanager
+def named_point(study: Study, point: str) -> Iterator[None]:
+    """Name the point of a sweep in a user error of the block."""
+    try:
+        yield
+    except USER_ERRORS as mistake:
+        raise ValueError(f"sweep={study.sweep}: {point}: {sentence(mistake)}") from mistake
+
+
+def _of_point(study: Study, point: Study, overrides: Sequence[str]) -> Study:
+    """Return the study of a point with its own run folder."""
+    run = folder_name(",".join([study.output.run, *overrides]))
+    point.output = replace(study.output, run=run, figures=False)
+    return point
 
 
 def parse_axes(texts: list[str]) -> list[Axis]:
@@ -158,8 +183,7 @@ class _Points:
             print_line(self._console, f"failed: {failure}")
             self._points[point] = SweepPoint("", "", "", None, failure)
             return point
-        run = folder_name(",".join([self._study.output.run, *overrides]))
-        study.output = replace(self._study.output, run=run, figures=False)
+        study = _of_point(self._study, study, overrides)
         name = self._names.setdefault(settings_key(asdict(study)), point)
         if name not in self._studies:
             self._studies[name] = study

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from spanlab.report.twin import tables_of
-from spanlab.settings.analyses import ANALYSES
+from spanlab.settings import Study
+from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
 from spanlab.study.analyses.head import footer
 from spanlab.study.findings import Findings, Finished, draws
 from spanlab.study.output.provenance import commit
@@ -17,10 +18,18 @@ from spanlab.study.twin.errors import errors, measured_times, predicted_times, p
 from spanlab.study.twin.fit import IDENTIFIED, Fit, Fitting
 from spanlab.study.twin.log import TimedLog, check_memory, read_timed_log
 from spanlab.study.twin.server import server_of
+from spanlab.workloads.logs import Log
 from spanlab_sim.fitted_profile import FittedProfile
 
 PROFILE = "profile.json"
 OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
+
+
+@LOG_CHECKS.register("twin")
+def check_log(study: Study, log: Log) -> None:
+    """Raise ValueError for a log without the data of a fit, and for facts that no server has."""
+    path = study.workload.path or "null"
+    check_memory(read_timed_log(log, path, study.twin.train_share), server_of(study).memory, path)
 
 
 @ANALYSES.register("twin")
