@@ -119,15 +119,16 @@ find_uv() {
 
 # --target is a private folder: allowed where the system's Python is managed by the distribution.
 install_uv() {
-    local name
+    local name said
     say "installing uv into .tools/uv"
     rm -rf "$root/.tools/uv"
     for name in "$python" python3 python; do
         "$name" -m pip --version >/dev/null 2>&1 || continue
-        PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+        # what pip says of its sources and retries matters only where it fails
+        said="$(PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
             "$name" -m pip install --quiet --no-deps --only-binary :all: --require-hashes \
-            --target "$root/.tools/uv" --requirement "$1" && return
-        fail "pip could not install uv (see above); the same command tries again"
+            --target "$root/.tools/uv" --requirement "$1" 2>&1)" && return
+        fail "pip could not install uv: $(tail -n 1 <<<"$said"); with a network, the same command tries again"
     done
     fail "neither uv nor pip was found: install one of them, for instance the system's package python3-pip"
 }

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from spanlab.study.execution import worker
 
 from .conftest import FILES, RESUME
 
@@ -66,3 +70,15 @@ def test_a_config_that_was_half_written_stops_no_resume(toy, monkeypatch):
             toy("only=[none]")
     folder = toy("only=[none]", RESUME)
     assert {path.name for path in folder.iterdir()} == FILES
+
+
+def test_runs_that_are_deleted_midway_are_a_sentence(toy, monkeypatch):
+    run_arm = worker.run_arm
+
+    def deleting(runtime: Any, task: Any, progress: Any) -> Iterator[None]:
+        yield from run_arm(runtime, task, progress)
+        task.files.runs.unlink()
+
+    monkeypatch.setattr(worker, "run_arm", deleting)
+    with pytest.raises(ValueError, match=r"none\.jsonl lacks \d+ of \d+ finished runs; expected a folder that nothing"):
+        toy("only=[none]")

@@ -126,7 +126,13 @@ class Worker:
     def _result(self, task: Task) -> ArmResult | None:
         if not task.last or task.calibrates:
             return None
-        task.files.sort_cells(cells(self.study, task.arm))
+        expected = cells(self.study, task.arm)
+        if missing := set(expected) - {Cell.of(row) for row in task.files.finished()}:
+            raise ValueError(
+                f"arms.{task.arm}: {task.files.runs} lacks {len(missing)} of {len(expected)} finished runs; expected "
+                "a folder that nothing else changes until the study ends"
+            )
+        task.files.sort_cells(expected)
         if not needed(self.study, ARMS):
             return None
         return read_arm(self.study, task.arm, task.files, self._bounds)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from spanlab import build
-from spanlab.errors import USER_ERRORS, sentence
+from spanlab.errors import is_user_error, sentence
 from spanlab.settings import ExecutorSettings, Study, WorkloadSettings, worker_count
 from spanlab.study.execution.arms import KILLED
 from spanlab.study.execution.executors import Executor, executor
@@ -66,7 +66,9 @@ class Lane:
             run_study(study, self._name, self._root, show=False, host=self._host)
         except (ArmsFailedError, BarMissedError) as error:
             return PointOutcome(True, f"{point}: {error}")  # the run folder is complete
-        except USER_ERRORS as mistake:
+        except Exception as mistake:
+            if not is_user_error(mistake):
+                raise
             text = f"{point}: {sentence(mistake)}"
             print_line(self._host.console, f"failed: {text}")
             return PointOutcome(False, text)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from spanlab import build
-from spanlab.errors import USER_ERRORS, sentence
+from spanlab.errors import is_user_error, sentence
 from spanlab.report import faces
 from spanlab.report.console import print_tables
 from spanlab.report.page import Page, facts_of, write_page
@@ -119,7 +119,9 @@ def named_point(study: Study, point: str) -> Iterator[None]:
     """Name the point of a sweep in a user error of the block."""
     try:
         yield
-    except USER_ERRORS as mistake:
+    except Exception as mistake:
+        if not is_user_error(mistake):
+            raise
         raise ValueError(f"sweep={study.sweep}: {point}: {sentence(mistake)}") from mistake
 
 
@@ -178,7 +180,9 @@ class _Points:
         point = ",".join(overrides)
         try:
             study = self._compose(*overrides)
-        except USER_ERRORS as mistake:
+        except Exception as mistake:
+            if not is_user_error(mistake):
+                raise
             failure = f"{point}: {sentence(mistake)}"
             print_line(self._console, f"failed: {failure}")
             self._points[point] = SweepPoint("", "", "", None, failure)
