@@ -389,3 +389,50 @@ def test_conversation_that_goes_on_is_no_break(tmp_path: Path):
     turns = [{"role": ("user", "assistant")[n % 2], "content": invented(50, n)} for n in range(12)]
     bodies = [{"messages": turns[: 2 * count + 1]} for count in range(6)]
     assert explained_bodies(tmp_path, *bodies)["breaks"] == []
+
+
+def seen_contents(bodies: list[dict[str, Any]]) -> float:
+    """Share of prompt tokens in beginnings of messages that were seen before, in steps of 64 bytes of 4 per token."""
+    seen, known, total = set[str](), 0, 0
+    for body in bodies:
+        for message in body["messages"]:
+            text = f"{message['role']}\n{message['content']}"
+            for start in range(0, len(text), 64):
+                tokens = -(-len(text[start : start + 64]) // 4)
+                known, total = known + tokens * (text[: start + 64] in seen), total + tokens
+                seen.add(text[: start + 64])
+    return known / total
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_contents_seen_at_any_position_bound_every_arm(tmp_path: Path, seed: int):
+    rng = random.Random(seed)
+    texts = [invented(rng.randint(1, 60), number)[: rng.choice([57, 64, 121, 400])] for number in range(8)]
+    bodies = [
+        {"messages": [{"role": "user", "content": text} for text in rng.choices(texts, k=rng.randint(2, 6))]}
+        for _ in range(25)
+    ]
+    arms = "+strategy@arms.pic=pic", "+strategy@arms.lego=lego_link"
+    summary = explained_bodies(tmp_path, *bodies, settings=arms)
+    bound = summary["bounds"]["any_position"]
+    assert bound == pytest.approx(seen_contents(bodies), abs=1e-12)
+    fixes = fixes_of(summary)
+    reused = [*(preset["token_hit_rate"] for preset in summary["presets"].values())]
+    reused += [fixes[name] for name in ("pic", "lego_link", "cache_blend", "as_pic", "as_lego", "block_1")]
+    assert 0.3 < max(reused) <= bound
+
+
+def test_reuse_at_other_positions_is_unknown_for_text_prompts(tmp_path: Path):
+    texts = [invented(60, number) for number in range(4)]
+    orders = [random.Random(number).sample(texts, 4) for number in range(12)]
+    prompts = [{"prompt": "\n".join(order)} for order in orders]
+    messages = [{"messages": [{"role": "user", "content": text} for text in order]} for order in orders]
+    whole = explained_bodies(tmp_path / "text", *prompts, settings=("+strategy@arms.pic=pic",))
+    divided = explained_bodies(tmp_path / "messages", *messages)
+    assert divided["bounds"]["any_position"] > 0.9
+    assert whole["bounds"]["any_position"] is None
+    assert not {"pic", "lego_link", "cache_blend", "as_pic"} & set(fixes_of(whole))
+    assert "pic" not in whole["presets"]
+    assert any(note.startswith("no prompt is divided into messages or passages: ") for note in whole["caveats"])
+    page = (tmp_path / "text" / "explain" / "x" / "report.html").read_text()
+    assert "unknown: only beginnings are compared" in page

@@ -315,7 +315,7 @@ def test_template_argument_changes_only_the_end(tmp_path: Path):
     log = read(tmp_path, *bodies, template=str(folder), piece=1)
     short, long = sorted(set(log.prompt_tokens.tolist()))
     assert reused_tokens(log) == short + short + long
-    assert log.ids == Ids.CONTENT
+    assert log.ids == Ids.CHAINED  # rendered prompts are not divided
     assert "chat_template_kwargs" in read(tmp_path, *bodies).unread.left
 
 

@@ -27,7 +27,7 @@ KNOWN = {
     "mooncake": ([600, 700], 512, CHAINED),
     "sglang": ([40, 48], 32, CHAINED),
     "sglang text": ([40, 48], 32, CHAINED),
-    "openai prompt": ([40, 48], 32, CONTENT),
+    "openai prompt": ([40, 48], 32, CHAINED),
     "lmcache": ([40, 48], 32, CHAINED),
     "agent_sessions": ([40, 48], 32, CHAINED),
     "tracelab": ([40, 48], 32, CHAINED),

@@ -81,7 +81,7 @@ def _bounds(summary: Summary) -> Table:
     bounds = summary["bounds"]
     rows = [
         {"bound": "prefix, no limit of memory", "token_hit_rate": bounds["prefix"]},
-        {"bound": "any position, no limit of memory", "token_hit_rate": bounds["any_position"]},
+        {"bound": "contents seen before, at any position", "token_hit_rate": bounds["any_position"]},
         {"bound": f"best eviction, memory of {summary['explained']}", "token_hit_rate": bounds["offline_optimum"]},
     ]
     fields = (Field("bound", "bound", word, left=True), Field("token_hit_rate", "token\nhit rate", _bound))
@@ -89,7 +89,7 @@ def _bounds(summary: Summary) -> Table:
 
 
 def _bound(share: float | None) -> Cell:
-    return placeholder("unknown: chained ids") if share is None else percent(share)
+    return placeholder("unknown: only beginnings are compared") if share is None else percent(share)
 
 
 def _breaks(summary: Summary) -> Table:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from spanlab.report.drawing import style
 
-BOUNDS = {"prefix": "prefix, no limit", "any_position": "any position, no limit", "offline_optimum": "best eviction"}
+BOUNDS = {"prefix": "prefix, no limit", "any_position": "seen before, any position", "offline_optimum": "best eviction"}
 
 
 def draw_curve(summary: Mapping[str, Any], title: str) -> Figure:

@@ -26,6 +26,10 @@ Identity = tuple[tuple[str, Any], ...]
 
 _BATCH = 1 << 20  # pieces that are numbered at once
 LONGEST_S = 9e9  # between first and last request: the range of 64-bit nanoseconds, 285 years
+UNDIVIDED = (
+    "no prompt is divided into messages or passages: only equal beginnings of prompts are compared, and a text that "
+    "comes again at another position is not found"
+)
 
 
 class Ids(StrEnum):
@@ -183,9 +187,16 @@ class Columns:
         self._tenants.add(entry.tenant)
 
     def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...], subject: str = "log") -> Log:
-        """Return the log; `ids` None infers from the ids whether they are chained; errors begin with `subject`."""
+        """Return the log; `ids` None infers from the ids whether they are chained; errors begin with `subject`.
+
+        Content ids are chained within a span. Where each prompt is one span, all ids are therefore chained.
+        """
         pieces = _numbered(np.frombuffer(self._keys, dtype=np.int64))
         starts = np.array(self._starts, dtype=np.int64)
+        opens = np.frombuffer(bytes(self._opens), dtype=np.bool_)
+        undivided = ids == Ids.CONTENT and int(opens.sum()) == np.count_nonzero(np.diff(starts))
+        if undivided:
+            ids = Ids.CHAINED
         waits = np.rint(np.array(self._waits) * 1e9).astype(np.int64)
         times = np.array(self._times, dtype=np.float64)
         arrived, spread = arrival_times(times, subject)
@@ -196,7 +207,7 @@ class Columns:
             ids=ids or (Ids.CHAINED if is_chained(pieces, starts) else Ids.CONTENT),
             pieces=pieces,
             lengths=np.array(self._lengths, dtype=np.int32),
-            opens=np.frombuffer(bytes(self._opens), dtype=np.bool_),
+            opens=opens,
             free=np.frombuffer(bytes(self._free), dtype=np.bool_),
             starts=starts,
             arrived_ns=arrived,
@@ -206,7 +217,7 @@ class Columns:
             tenant_names=tuple(str(name) for name in self._tenants.numbers),
             waits_ns=waits if waits.any() else None,
             block=block,
-            notes=(*notes, *self._apart(), *spread),
+            notes=(*notes, *self._apart(), *spread, *([UNDIVIDED] if undivided else [])),
             observed=align_times(times, moments, np.array(self._lines, dtype=np.int64), subject),
             lines=np.array(self._lines, dtype=np.int64),
             usage=None if np.isnan(usage).all() else usage,
