@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Ordered
 from functools import partial
 from typing import Any, TypedDict, Unpack
@@ -19,10 +19,10 @@ from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduled import Sequence
 from spanlab.core.step_features import SpanReads
-from spanlab.metrics import CacheUsage, as_record, as_round
+from spanlab.metrics import CacheUsage, Recorder, as_round
 from spanlab.records import ArrangedRecord, Record, ReplicaRow, RoutedRecord, RunRow
 from spanlab_sim.backend import ModelledBackend
-from spanlab_sim.replica import OnStep, Replica, as_given
+from spanlab_sim.replica import OnStep, Replica
 from spanlab_sim.routing import Route
 from spanlab_sim.server import Server, route_to_first
 from spanlab_sim.source import Source
@@ -46,6 +46,7 @@ class RunOptions(TypedDict, total=False):
     clients: int | None
     on_step: OnStep
     passages: PassageRules | None
+    seen: Mapping[int, int] | None
 
 
 class SimulationOptions(RunOptions, total=False):
@@ -72,6 +73,7 @@ def _prepare(
     loads: OverTiers[Any] | None = None,
     on_step: OnStep = lambda step, now, result: None,
     passages: PassageRules | None = None,
+    seen: Mapping[int, int] | None = None,
 ) -> tuple[Server, Callable[[], RunRow]]:
     """Return the server of a run, and the function that returns the run's row once it has served.
 
@@ -83,17 +85,24 @@ def _prepare(
     `clock`    a key of `CLOCKS`.
     `loads`    the policy over lower tiers, for one engine alone; None where there are no tiers.
     `passages` selects and orders passages, for one engine alone; records then have the order. None: as given.
+    `seen`     the longest seen prefix of each request by id, for passages as given; None: found in the run.
     """
     assert passages is None or len(engines) == 1, "replicas would serve passages in different orders"
     usage = CacheUsage([policy.store for policy, _ in engines])
     env, source = CLOCKS[clock](), Source(requests, clients, warmup)
+    recorder = Recorder(seed, rate_rps, seen if passages is None else None)
     rounds: list[dict[str, int | list[int]]] = []
     replica_rows = [ReplicaRow() for _ in engines]
     arranger = None if passages is None else Arranger(passages, engines[0][0])
 
+    def arrived(request: Request, now: int) -> Request:
+        request = request if arranger is None else arranger(request, now)
+        recorder.arrived(request)
+        return request
+
     def finished(number: int, policy: Policy, sequence: Sequence) -> None:
         counted = sequence.request.id not in source.early
-        record = as_record(sequence, policy, seed, rate_rps, counted)
+        record = recorder.record(sequence, policy, counted)
         replica_rows[number].add(record)
         if arranger is not None:
             record = ArrangedRecord.of(record, arranger.take_order(record.request_id))
@@ -110,7 +119,7 @@ def _prepare(
             on_step,
             partial(usage.advance, number),
             loads,
-            arranger or as_given,
+            arrived,
         )
         for number, (policy, backend) in enumerate(engines)
     ]

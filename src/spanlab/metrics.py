@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from spanlab.core.protocol import Policy, StoredBytes
+from spanlab.core.request import Request
 from spanlab.core.scheduled import Sequence
+from spanlab.core.token_string import string_of
+from spanlab.core.tree import Node, PrefixTree
 from spanlab.records import Record, RunRow
 
 NS = 1e-9
@@ -91,49 +95,100 @@ class CacheUsage:
         )
 
 
-def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | None, counted: bool) -> Record:
-    """A finished sequence as one flat row."""
-    plan = sequence.first_plan
-    assert plan is not None, "a finished request was planned"
-    rules, state_bytes = policy.rules, policy.store.state_bytes
-    loads = rules.needs_states and plan.resume > 0
-    loaded = state_bytes * loads if rules.maps is None else sum([state.num_bytes for state in plan.states])
-    maps = sequence.captured_maps
-    losses = plan.losses
-    return Record(
-        seed=seed,
-        rate_rps=rate_rps,
-        request_id=sequence.request.id,
-        group_id=sequence.request.group_id,
-        counted=counted,
-        arrived_s=sequence.request.arrived_at * NS,
-        admitted_s=sequence.admitted_at * NS,
-        first_token_s=sequence.first_token_at * NS,
-        finished_s=sequence.finished_at * NS,
-        prompt_tokens=plan.prompt,
-        output_tokens=sequence.generated,
-        seen_tokens=plan.seen,
-        matched_tokens=plan.matched,
-        resumable_tokens=plan.resumable,
-        reused_tokens=plan.reused,
-        computed_tokens=plan.prompt - plan.reused,
-        repaired_tokens=plan.repaired,
-        copied_tokens=sum([work.copied for work in sequence.first_work]),
-        lost_never_seen=losses.never_seen,
-        lost_never_stored=losses.never_stored,
-        lost_kv_evicted=losses.kv_evicted,
-        lost_state_evicted=losses.state_evicted,
-        lost_state_never_placed=losses.state_never_placed,
-        lost_alignment=losses.alignment,
-        lost_last_token=losses.last_token,
-        lost_locked=losses.locked,
-        lost_repair=losses.repair,
-        loaded_state_bytes=loaded,
-        captured_states=sequence.captured,
-        captured_state_bytes=(sequence.captured - maps) * state_bytes + maps * rules.map_bytes,
-        preemptions=sequence.preemptions,
-        recomputed_tokens=sequence.recomputed,
-    )
+@dataclass(slots=True)
+class SeenPrefixes:
+    """Finds the longest prefix that each request shares with those before it, in order of arrival."""
+
+    _arrived: PrefixTree = field(default_factory=PrefixTree)
+    _roots: dict[str, Node] = field(default_factory=dict)
+
+    def arrived(self, request: Request) -> int:
+        """Return the length of a request's longest seen prefix; later ones may share its known answer too."""
+        salt, tree, tokens = request.cache_salt, self._arrived, request.string
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = tree.new_root()
+        node, seen = tree.match(root, tokens)
+        if request.output is not None:
+            tokens += string_of([request.output[: request.output_len]])
+        if node.depth > seen:
+            assert node.parent is not None, "the root ends at zero"
+            node = node.parent
+        tree.extend(node, tokens, len(tokens), 0)
+        return seen
+
+
+def seen_tokens(requests: Ordered[Request]) -> dict[int, int]:
+    """Return the longest seen prefix of each request by its id, where they arrive in this order in every run."""
+    prefixes = SeenPrefixes()
+    return {request.id: prefixes.arrived(request) for request in requests}
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Makes the records of one run; it is told of every request, of all replicas, in order of arrival.
+
+    `seen`  the longest seen prefix of every request, where the order of arrival does not depend on the run; None: found
+            as requests arrive
+    """
+
+    seed: int = 0
+    rate_rps: float | None = None
+    seen: Mapping[int, int] | None = None
+    _prefixes: SeenPrefixes = field(default_factory=SeenPrefixes)
+    _found: dict[int, int] = field(default_factory=dict)  # by id of a request that has no record yet
+
+    def arrived(self, request: Request) -> None:
+        """Note the arrival of a request, as it is served."""
+        if self.seen is None:
+            self._found[request.id] = self._prefixes.arrived(request)
+
+    def record(self, sequence: Sequence, policy: Policy, counted: bool) -> Record:
+        """Return the record of a finished sequence."""
+        plan = sequence.first_plan
+        assert plan is not None, "a finished request was planned"
+        rules, state_bytes = policy.rules, policy.store.state_bytes
+        loads = rules.needs_states and plan.resume > 0
+        loaded = state_bytes * loads if rules.maps is None else sum([state.num_bytes for state in plan.states])
+        maps = sequence.captured_maps
+        number, losses = sequence.request.id, plan.losses
+        seen = self._found.pop(number) if self.seen is None else self.seen[number]
+        unseen = min(losses.never_seen, plan.prompt - seen)
+        return Record(
+            seed=self.seed,
+            rate_rps=self.rate_rps,
+            request_id=sequence.request.id,
+            group_id=sequence.request.group_id,
+            counted=counted,
+            arrived_s=sequence.request.arrived_at * NS,
+            admitted_s=sequence.admitted_at * NS,
+            first_token_s=sequence.first_token_at * NS,
+            finished_s=sequence.finished_at * NS,
+            prompt_tokens=plan.prompt,
+            output_tokens=sequence.generated,
+            seen_tokens=seen,
+            matched_tokens=plan.matched,
+            resumable_tokens=plan.resumable,
+            reused_tokens=plan.reused,
+            computed_tokens=plan.prompt - plan.reused,
+            repaired_tokens=plan.repaired,
+            copied_tokens=sum([work.copied for work in sequence.first_work]),
+            lost_never_seen=unseen,
+            lost_out_of_reach=losses.never_seen - unseen,
+            lost_never_stored=losses.never_stored,
+            lost_kv_evicted=losses.kv_evicted,
+            lost_state_evicted=losses.state_evicted,
+            lost_state_never_placed=losses.state_never_placed,
+            lost_alignment=losses.alignment,
+            lost_last_token=losses.last_token,
+            lost_locked=losses.locked,
+            lost_repair=losses.repair,
+            loaded_state_bytes=loaded,
+            captured_states=sequence.captured,
+            captured_state_bytes=(sequence.captured - maps) * state_bytes + maps * rules.map_bytes,
+            preemptions=sequence.preemptions,
+            recomputed_tokens=sequence.recomputed,
+        )
 
 
 def as_round(sequence: Sequence, policy: Policy, number: int) -> dict[str, int | list[int]]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 
 #: Causes of prompt tokens that were not reused; with `reused` they sum exactly to the prompt of each request.
 LOSS_CAUSES = (
-    "never_seen",  # no earlier prompt began with it
+    "never_seen",  # no earlier prompt, nor its known answer, began with it
+    "out_of_reach",  # an earlier prompt began with it; this cache has not computed it under a key of this prompt
     "never_stored",  # computed before and not stored since, or being computed again by another request
     "kv_evicted",  # stored and evicted since; one eviction explains one miss
     "state_evicted",  # KV is resident, but the recurrent state to resume from was evicted
@@ -29,6 +30,15 @@ class Record:
     reused     tokens that were not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
     repaired   tokens that a repair recomputed, both reused and newly computed ones
     copied     tokens of spans that were copied to pages of the request
+    seen       longest prefix that it shares with a prompt that arrived earlier in the run, or with that prompt and its
+               known answer, cache salts apart: of the requests alone, and so the same in every arm that serves them as
+               given. Equal times count in the order of the requests. Of sessions and clients, whose arrivals follow
+               from the run, it is of the run's order; of chosen passages, of the prompts as they are served.
+
+    `lost_out_of_reach`  that earlier prompt waits, is being computed or went to another replica; or the cache keeps its
+    beginning for other requests alone (whole prompts, private caches), or never stores it (text behind some spans).
+    Position-independent caching computes spans, not prefixes: `lost_never_seen` are then tokens whose span was never
+    computed, except for those that must lie within the longest seen prefix, which are `lost_out_of_reach`.
     """
 
     seed: int
@@ -42,7 +52,7 @@ class Record:
     finished_s: float
     prompt_tokens: int
     output_tokens: int
-    seen_tokens: int  # longest prefix that any earlier prompt of the run began with: the infinite-cache bound
+    seen_tokens: int
     matched_tokens: int
     resumable_tokens: int
     reused_tokens: int
@@ -50,6 +60,7 @@ class Record:
     repaired_tokens: int
     copied_tokens: int
     lost_never_seen: int
+    lost_out_of_reach: int
     lost_never_stored: int
     lost_kv_evicted: int
     lost_state_evicted: int

@@ -24,7 +24,7 @@ def make_run(stream: Stream, ttft_by_id, reused_by_id) -> dict[str, np.ndarray]:
         "first_token_s": arrived + ttft_by_id[ids],
         "prompt_tokens": 10 + ids,
         "reused_tokens": reused_by_id[ids],
-        "seen_tokens": reused_by_id[ids] + 1,
+        "lost_never_seen": 9 + ids - reused_by_id[ids],
     }
 
 

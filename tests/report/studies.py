@@ -121,6 +121,7 @@ def _columns(
         "reused_tokens": reused,
         "computed_tokens": computed,
         "lost_never_seen": prompt - seen_tokens,
+        "lost_out_of_reach": np.zeros_like(seen_tokens),
         "lost_never_stored": kv_lost if family == "none" else np.zeros_like(kv_lost),
         "lost_kv_evicted": kv_lost if family != "none" else np.zeros_like(kv_lost),
         "lost_state_evicted": evicted,

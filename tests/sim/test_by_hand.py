@@ -9,7 +9,7 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.reuse_rules import CacheRules, ReuseRules
 from spanlab_sim.timing import ConstantTiming
 
 from ..support.policies import make_tree_policy
@@ -56,6 +56,19 @@ def test_one_request(jump):
     records, _, row = serve([make_request(0, 7, 3, range(5))], BatchRules(), jump=jump)
     assert times_ms(records[0]) == [7, 7, 7 + 15, 7 + 15 + 2 * 12]
     assert (row.steps, row.busy_s, row.makespan_s) == (3, 39 * MS * 1e-9, 46 * MS * 1e-9)
+
+
+def test_a_prompt_that_arrives_later_has_seen_all_of_the_first():
+    """Two equal prompts, the second while the first one is being computed; a third once both have finished."""
+    requests = [make_request(number, at_ms, 1, range(6)) for number, at_ms in enumerate((0, 2, 100))]
+    rules = BatchRules(max_num_batched_tokens=4, max_num_seqs=2)
+    records, _, _ = serve(requests, rules, make_policy(cache=CacheRules(share_step=False)))
+    causes = ("seen_tokens", "reused_tokens", "lost_never_seen", "lost_out_of_reach", "lost_last_token")
+    assert [[getattr(records[number], cause) for cause in causes] for number in range(3)] == [
+        [0, 0, 6, 0, 0],
+        [6, 4, 0, 2, 0],  # admitted with the second chunk of the first: four tokens are computed
+        [6, 5, 0, 0, 1],
+    ]
 
 
 OVERLAPPING = [make_request(0, 0, 4, range(3)), make_request(1, 5, 2, range(100, 106))]

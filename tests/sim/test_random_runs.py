@@ -28,7 +28,7 @@ from spanlab.records import LOSS_CAUSES, Record
 from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.replica import Replica
-from spanlab_sim.run import CacheUsage, as_record
+from spanlab_sim.run import CacheUsage, Recorder
 from spanlab_sim.server import Server
 from spanlab_sim.source import Source
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
@@ -262,6 +262,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
     """Serve with the parts in hand, look at all of them before every step; returns records and busy intervals."""
     policy, records, rules = scenario.policy(), [], scenario.rules
     scheduler, env, gauge = Scheduler(policy, rules), simpy.Environment(), CacheUsage([policy.store])
+    recorder = Recorder()
     begun: list[tuple[int, ScheduledStep, StepFeatures]] = []
 
     def on_step(step: ScheduledStep, now: int, result: StepResult) -> None:
@@ -276,12 +277,16 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
         assert len(set(at_work)) == len(at_work) > 0
         policy.check()
 
+    def arrived(request: Request, now: int) -> Request:
+        recorder.arrived(request)
+        return request
+
     def on_finished(sequence: Sequence) -> None:
-        records.append(as_record(sequence, policy, 0, None, counted=True))
+        records.append(recorder.record(sequence, policy, counted=True))
         policy.check()
 
     backend = ModelledBackend(TIMINGS[scenario.timing], policy.store.state_bytes, jump, policy.rules)
-    replica = Replica(env, scheduler, backend, on_finished, on_step)
+    replica = Replica(env, scheduler, backend, on_finished, on_step, arrange=arrived)
     Server(env, Source(scenario.requests), [replica]).run()
     gauge.advance(0, int(env.now))
     check_drained(scheduler, gauge, replica, records)
@@ -304,6 +309,23 @@ def check_drained(scheduler: Scheduler, gauge: CacheUsage, replica: Replica, rec
     assert row.state_resident_mean_bytes <= row.state_resident_peak_bytes
 
 
+def seen_by_hand(requests: tuple[Request, ...]) -> dict[int, int]:
+    """Return the longest prefix of each prompt that an earlier one, or its answer behind it, began with."""
+    seen, texts = {}, list[tuple[str, np.ndarray]]()
+    for request in sorted(requests, key=lambda request: request.arrived_at):
+        shared = [common(request.tokens, text) for salt, text in texts if salt == request.cache_salt]
+        seen[request.id] = max(shared, default=0)
+        answer = request.output[: request.output_len] if request.output is not None else []
+        texts.append((request.cache_salt, np.concatenate([request.tokens, answer])))
+    return seen
+
+
+def common(first: np.ndarray, second: np.ndarray) -> int:
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
 def check_record(record: Record, request: Request) -> None:
     assert record.prompt_tokens == len(request.tokens)
     assert record.output_tokens == request.output_len
@@ -321,6 +343,7 @@ def check_conservation(scenario: Scenario, jump: bool) -> None:
     records, busy = audited_run(scenario, jump)
     by_id = {request.id: request for request in scenario.requests}
     assert sorted(record.request_id for record in records) == sorted(by_id)
+    assert {record.request_id: record.seen_tokens for record in records} == seen_by_hand(scenario.requests)
     for record in records:
         check_record(record, by_id[record.request_id])
     for (_, stop), (start, _) in pairwise(busy):

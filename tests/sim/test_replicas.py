@@ -16,7 +16,7 @@ from spanlab.core.budget import Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.records import RoutedRecord, RunRow
+from spanlab.records import LOSS_CAUSES, RoutedRecord, RunRow
 from spanlab.stats import Interval, t_interval
 from spanlab_sim import cache_events
 from spanlab_sim.routing import ROUTERS
@@ -26,6 +26,7 @@ from spanlab_sim.timing import ConstantTiming
 from ..support.policies import make_tree_policy
 from ..support.queues import mg1_wait, mmc_wait
 from .serving import ONE_SERVER, SECOND, WORD, Scripted, agree, check_little, ns, poisson, serve
+from .test_random_runs import seen_by_hand
 
 TIMING = ConstantTiming(0.001, 0.002, 0.003)
 KEYS = ("cache_weight", "load_weight", "events_delay_s", "events_lost")
@@ -335,3 +336,26 @@ def test_messages_need_a_tree(monkeypatch):
     monkeypatch.setattr(cache_events, "TreePolicy", int)
     with pytest.raises(ValueError, match=r"^replicas\.routing=prefix_events: expected arms that keep prefixes"):
         served(conversations(2, SECOND), "prefix_events", 2)
+
+
+def test_every_replica_has_seen_what_arrived_anywhere():
+    """Questions on two documents, each a turn behind the answer before it, in turn on one, two or three replicas."""
+    draw, requests = np.random.default_rng(0), list[Request]()
+    texts = [draw.integers(0, 9, 20, np.int32) for _ in range(2)]
+    for number in range(24):
+        which, answer = int(draw.integers(2)), draw.integers(0, 9, 5, np.int32)
+        salt = "b" if number % 5 == 4 else ""
+        requests.append(Request(number, 0, (Span(texts[which]),), 5, number // 2 * 20_000_000, salt, output=answer))
+        texts[which] = np.concatenate([texts[which], answer[: draw.integers(6)], draw.integers(0, 9, 2, np.int32)])
+    expected = seen_by_hand(tuple(requests))
+    out_of_reach = []
+    for count in (1, 2, 3):
+        records, _ = served(requests, "round_robin", count)
+        assert {number: record.seen_tokens for number, record in records.items()} == expected
+        for record in records.values():
+            lost = [getattr(record, f"lost_{cause}") for cause in LOSS_CAUSES]
+            assert min(lost) >= 0
+            assert record.reused_tokens + sum(lost) == record.prompt_tokens
+            assert record.lost_never_seen == record.prompt_tokens - record.seen_tokens
+        out_of_reach.append(sum(record.lost_out_of_reach for record in records.values()))
+    assert out_of_reach[0] < out_of_reach[1] < out_of_reach[2], "the other replicas have computed it"

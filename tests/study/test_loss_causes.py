@@ -41,7 +41,7 @@ def arms_of(root: Path, entry: str, *overrides: str) -> Iterator[tuple[str, int,
 @pytest.mark.parametrize(("entry", "arms"), CASES)
 @pytest.mark.parametrize("memory", [UNLIMITED, TIGHT])
 def test_evicted_tokens_were_evicted(tmp_path: Path, entry: str, arms: str, memory: str):
-    seen = 0
+    seen, shared = 0, list[dict[int, int]]()
     for arm, token_bytes, records, evicted in arms_of(tmp_path, entry, *FEW[entry], f"arms={arms}", memory):
         booked = sum(record["lost_kv_evicted"] for record in records)
         assert booked * token_bytes <= evicted, arm
@@ -50,5 +50,18 @@ def test_evicted_tokens_were_evicted(tmp_path: Path, entry: str, arms: str, memo
         for record in records:
             lost = sum(record[f"lost_{cause}"] for cause in LOSS_CAUSES)
             assert record["reused_tokens"] + lost == record["prompt_tokens"], arm
+        shared.append(seen_tokens(records))
         seen += evicted
     assert bool(seen) == (memory == TIGHT)
+    assert all(of_arm == shared[0] for of_arm in shared), "they follow from the requests alone"
+
+
+def seen_tokens(records: list[dict[str, Any]]) -> dict[int, int]:
+    return {record["request_id"]: record["seen_tokens"] for record in records}
+
+
+def test_arms_over_tiers_have_seen_the_same(tmp_path: Path):
+    overrides = ("workload.documents=3", "workload.questions_per_document=3", "sweep=[]")
+    _, *others = shared = [seen_tokens(records) for _, _, records, _ in arms_of(tmp_path, "tiers_sim", *overrides)]
+    assert sum(shared[0].values())
+    assert all(other == shared[0] for other in others)

@@ -64,7 +64,8 @@ class Decay:
 
     `novel`    number of novel requests up to the end of each window, mean over seeds
     `speedup`  sum of TTFT of the baseline ÷ that of the arm, over known requests; `overall` over all requests
-    `reused`   reused ÷ prompt tokens of known requests; `seen` is the upper bound of an infinite cache
+    `reused`   reused ÷ prompt tokens of known requests; `seen` is the upper bound of an infinite cache, at the
+               positions where the arm looks
     `change`   gold loss − that of the baseline, nats, mean over known requests; empty where no answers are scored
     """
 
@@ -102,7 +103,7 @@ def decay_of(
         speedup=[_speedup(pairs, window, with_novel=False) for window in windows],
         overall=[_speedup(pairs, window, with_novel=True) for window in windows],
         reused=[t_interval([pair.share("reused_tokens", window) for pair in pairs]) for window in windows],
-        seen=[float(np.mean([pair.share("seen_tokens", window) for pair in pairs])) for window in windows],
+        seen=[1 - float(np.mean([pair.share("lost_never_seen", window) for pair in pairs])) for window in windows],
         change=[_change(streams, changes, window) for window in windows] if changes else [],
     )
 

@@ -15,7 +15,7 @@ from spanlab.stats import Interval, t_interval
 Floats = NDArray[np.float64]
 
 #: Causes of lost tokens that no rule can avoid.
-UNAVOIDABLE = ("never_seen", "last_token")
+UNAVOIDABLE = ("never_seen", "out_of_reach", "last_token")
 
 
 @dataclass(frozen=True)

@@ -135,3 +135,10 @@ def test_warm_up_leaves_no_record_and_no_cached_content(finished_run: Path):
             first = min(of_seed, key=lambda record: record["admitted_s"])
             assert first["seen_tokens"] == first["reused_tokens"] == 0
     assert [row["requests"] for row in rows(finished_run / "runs" / "pic.jsonl")] == [6, 6]
+
+
+def test_arms_of_the_engine_have_seen_the_same_tokens(finished_run: Path):
+    files = [rows(finished_run / "records" / f"{arm}.jsonl") for arm in ("none", "radix", "pic")]
+    none, *others = ({(row["seed"], row["request_id"]): row["seen_tokens"] for row in file} for file in files)
+    assert sum(none.values())
+    assert all(other == none for other in others)

@@ -21,6 +21,7 @@ STUDY = (
 COUNTED = 32 - 6
 CAUSES = (
     "never_seen",
+    "out_of_reach",
     "never_stored",
     "kv_evicted",
     "state_evicted",

@@ -65,6 +65,7 @@ BOUND_LINES: dict[str, Any] = {"prefixes": (0, (1, 1.5)), "spans anywhere": (0, 
 CAUSE_COLOURS = {
     "reused": "#117733",
     "never_seen": "#dddddd",
+    "out_of_reach": "#66ccbb",
     "never_stored": "#aaaaaa",
     "kv_evicted": "#332288",
     "state_evicted": "#88ccee",

@@ -20,7 +20,7 @@ _COLOUR = "#0072b2"
 def draw(study: StudyData) -> Figure | None:
     """Draw the distribution of the common prefix, equal for all arms: in tokens (left), as share of prompt (right).
 
-    Read from an arm that looks up prefixes: `seen_tokens` of other arms may be anywhere in the prompt.
+    Read from an arm that looks up prefixes: other arms may serve passages in another order.
     """
     arms = [arm for arm in study.arms if arm.summary["finds"] == "prefixes"]
     arm = reference(arms) or next(iter(arms), None)

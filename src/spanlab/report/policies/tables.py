@@ -24,7 +24,7 @@ _TTFT_NOTE = (
 )
 _LOST_NOTE = (
     "lost to = the largest cause of tokens that are not reused, as a share of the prompt tokens; causes that no rule "
-    "avoids are left out: never seen and last token"
+    "avoids are left out: never seen, out of reach and last token"
 )
 
 

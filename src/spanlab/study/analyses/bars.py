@@ -60,7 +60,7 @@ def prefill_speedup(finished: Finished, arm: str) -> Iterator[Verdict]:
     arm_columns, base_columns = (_joined(finished, name, cells) for name in (arm, finished.study.baseline))
     orders = np.array(finished.workload.labels.get("order", ("",) * len(finished.workload.requests)))
     for order in dict.fromkeys(orders[arm_columns["request_id"]].tolist()):
-        rows = (arm_columns["seen_tokens"] > 0) & (orders[arm_columns["request_id"]] == order)
+        rows = (_known_tokens(arm_columns) > 0) & (orders[arm_columns["request_id"]] == order)
         if not rows.any():
             continue
         measured = float(
@@ -87,11 +87,17 @@ def _predicted(finished: Finished, arm: str, columns: sums.Columns) -> float:
     policy = build.build_policy(study, study.arms[arm], 0, longest + 1)
     steps = build_prefill_time(study, policy, study.batch)
     prompts = columns["prompt_tokens"].tolist()
-    prefixes = np.minimum(columns["seen_tokens"], columns["prompt_tokens"] - 1).tolist()
+    prefixes = np.minimum(_known_tokens(columns), columns["prompt_tokens"] - 1).tolist()
     whole_prompt_ns = sum(sum(steps(0, prompt)) for prompt in prompts)
     return whole_prompt_ns / sum(
         sum(steps(known_tokens, prompt)) for known_tokens, prompt in zip(prefixes, prompts, strict=True)
     )
+
+
+def _known_tokens(columns: sums.Columns) -> np.ndarray:
+    """Return the tokens of each prompt that had been computed before its admission."""
+    known: np.ndarray = columns["prompt_tokens"] - columns["lost_never_seen"] - columns["lost_out_of_reach"]
+    return known
 
 
 @BARS.register("expected_prefix")

@@ -94,6 +94,7 @@ class Simulator(Backend):
                 warmup=job.warmup,
                 group=job.group,
                 clients=job.clients,
+                seen=job.seen,
                 reads=build.build_span_reads(job.strategy),
                 loads=tiered,
                 on_step=logs.ran,

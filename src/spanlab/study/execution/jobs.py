@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from spanlab import build
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.settings import BASELINE
+from spanlab.metrics import seen_tokens
 from spanlab.settings import Strategy, Study
 from spanlab.settings.analyses import DESIGNED, TOKENS, needed
 from spanlab.study.fidelity.shapes import shapes_of
@@ -34,6 +35,7 @@ class Job:
     `logits`      file of the logits that scores are relative to; None where nothing is scored
     `reference`   whether this run writes these logits
     `clients`     maximum number of requests in flight; None: no limit
+    `seen`        longest seen prefix of each request by id; None where the order of arrival follows from the run
     `touched`     memory of KV and states is touched before the run, as in a store that has been full once
     """
 
@@ -55,15 +57,17 @@ class Job:
     logits: Path | None = None
     reference: bool = False
     clients: int | None = None
+    seen: Mapping[int, int] | None = None
     touched: bool = False
 
 
 class Jobs:
-    """Jobs of one study over one workload; the arrivals of each cell are generated once."""
+    """Jobs of one study over one workload; arrivals of each cell, and their seen prefixes, are generated once."""
 
     def __init__(self, study: Study, requests: tuple[Request, ...]) -> None:
         self.study, self.requests = study, requests
         self.arrivals = cache(self._arrivals)
+        self._seen = cache(self._find_seen)
 
     def job(self, arm: str, cell: Cell, files: ArmFiles, rules: BatchRules | None = None) -> Job:
         """Return the job of one cell, with `rules` or the study's batch limits; in a calibration, `cell.seed` is the
@@ -93,6 +97,7 @@ class Jobs:
             logits=files.logits(base, cell) if engine.record == "scores" else None,
             reference=arm == base and files.arm_logs is None,
             clients=study.arrivals.clients,
+            seen=None if shape else self._seen(cell.first_repeat),
             touched=designed,
         )
 
@@ -103,6 +108,11 @@ class Jobs:
     @cached_property
     def _shapes(self) -> list[Shape]:
         return shapes_of(self.study)
+
+    def _find_seen(self, cell: Cell) -> dict[int, int] | None:
+        requests = self.arrivals(cell)
+        depends = self.study.arrivals.clients is not None or any(request.after for request in requests)
+        return None if depends else seen_tokens(requests)
 
     def _arrivals(self, cell: Cell) -> list[Request]:
         return build.build_arrivals(self.study, self.requests, cell.seed, cell.rate_rps)

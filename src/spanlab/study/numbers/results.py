@@ -113,9 +113,16 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     return ArmResult(
         data=ArmData(arm, summary["family"], {name: counted[name] for name in REPORTED}, base_runs, summary),
         load=_load_points(study, arm, columns, runs),
-        bound=sums.bound_tokens(counted, strategy.last_token == "reuse"),
+        bound=_infinite_cache(summary, counted, strategy.last_token == "reuse"),
         ttft_sums=sums.ttft_sums(counted),
     )
+
+
+def _infinite_cache(summary: dict[str, Any], counted: sums.Columns, hit_last: bool) -> int:
+    """Return the tokens that a cache without limit reuses at the positions where the arm looks."""
+    if summary["finds"] == PREFIXES:
+        return sums.bound_tokens(counted, hit_last)
+    return int(summary["bounds"]["infinite_any_position_tokens"])
 
 
 def _read_study_cells(study: Study, arm: str, files: ArmFiles) -> tuple[sums.Columns, list[dict[str, Any]]]:

@@ -228,7 +228,7 @@ def speedup(baseline: NDArray[np.float64], arm: NDArray[np.float64]) -> dict[str
 
 
 def bound_tokens(columns: Columns, hit_last: bool) -> int:
-    """Tokens that an infinite cache would have reused: all tokens seen before, as prefixes or as spans at any position
-    according to the arm, except the last token unless `hit_last`."""
+    """Tokens that an infinite cache would have reused as prefixes: all tokens of prompts that arrived earlier, except
+    the last token unless `hit_last`."""
     usable = columns["prompt_tokens"] - (0 if hit_last else 1)
     return int(np.minimum(columns["seen_tokens"], usable).sum())
