@@ -136,12 +136,12 @@ class Recorder:
     rate_rps: float | None = None
     seen: Mapping[int, int] | None = None
     _prefixes: SeenPrefixes = field(default_factory=SeenPrefixes)
-    _found: dict[int, int] = field(default_factory=dict)  # by id of a request that has no record yet
+    _unrecorded: dict[int, int] = field(default_factory=dict)  # by id of a request without a record yet
 
     def arrived(self, request: Request) -> None:
         """Note the arrival of a request, as it is served."""
         if self.seen is None:
-            self._found[request.id] = self._prefixes.arrived(request)
+            self._unrecorded[request.id] = self._prefixes.arrived(request)
 
     def record(self, sequence: Sequence, policy: Policy, counted: bool) -> Record:
         """Return the record of a finished sequence."""
@@ -152,7 +152,7 @@ class Recorder:
         loaded = state_bytes * loads if rules.maps is None else sum([state.num_bytes for state in plan.states])
         maps = sequence.captured_maps
         number, losses = sequence.request.id, plan.losses
-        seen = self._found.pop(number) if self.seen is None else self.seen[number]
+        seen = self._unrecorded.pop(number) if self.seen is None else self.seen[number]
         unseen = min(losses.never_seen, plan.prompt - seen)
         return Record(
             seed=self.seed,
