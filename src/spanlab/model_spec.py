@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import overload
 
@@ -105,9 +105,9 @@ class ModelSpec:
         self._check_at_most("experts_per_token", "experts")
 
     def _check_positive(self) -> None:
-        for key in ("recurrent_layers", "expert_layers", "shared_intermediate_size"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"model.{key} is {getattr(self, key)}, expected 0 or more.")
+        for key, value in ((size.name, getattr(self, size.name)) for size in fields(self)):
+            if isinstance(value, (int, float)) and value < 0:  # sizes of layers that the model lacks, too
+                raise ValueError(f"model.{key} is {value}, expected 0 or more.")
         for key in self._positive_keys():
             if getattr(self, key) < 1:
                 raise ValueError(f"model.{key} is {getattr(self, key)} in {self.name!r}, expected a positive integer.")

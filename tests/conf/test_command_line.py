@@ -92,6 +92,18 @@ def test_dry_says_what_a_run_says(entry, typed, words, spanlab, one_sentence, to
     assert said[0].ours == said[1].ours
 
 
+@pytest.mark.parametrize(
+    ("entry", "typed", "words"),
+    [
+        ("tail_replay", "weights=[nope]", "weights=nope: expected a folder with a config.json and weights"),
+        ("tail_replay", "models=[nope]", "model=nope: there is no nope; expected a choice of conf/model"),
+        ("train_probe", "start=nope", "start=nope: expected a folder with a config.json and weights"),
+    ],
+)
+def test_dry_checks_models_on_disk(entry, typed, words, spanlab, one_sentence):
+    one_sentence(spanlab("-cn", entry, "--dry", typed), words)
+
+
 def test_dry_checks_each_point_of_a_sweep_as_its_run(spanlab, one_sentence, toy, tmp_path):
     given = ("-cn", "smoke", *toy, "only=[none]", f"output.root={tmp_path}", "store.total_gib=0.001")
     points = "sweep=['store.total_gib=0.002,0.001']"

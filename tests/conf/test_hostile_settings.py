@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from spanlab import main
-from spanlab.cli.arguments import read
 from spanlab.cli.describe import entries
 from spanlab.errors import USER_ERRORS
 from spanlab.main import _composed, compose
 from spanlab.settings.composition import optional_sections, schema_of, with_sections, without_sections
 
 from ..support.composition import Compositions, composing
-from ..support.hostile_values import Key, forked, hostile, keys_of
+from ..support.hostile_values import Ended, Key, forbidden, forked, hostile, keys_of
 
 SEED = int(os.environ.get("SPANLAB_HOSTILE_SEED", "0"))
 PER_ENTRY = 20  # more than a thousand in all
+MISTAKES = (
+    *(("nope=1",), ("nope",), ("=1",), ("seeds",), ("a=b=c",), ("seeds=[",), ("~nope",)),
+    *(("nope@a=b",), ("hydra.nope=1",), ("--nope",), ("-cn", "nope"), ("--cfg", "nope"), ("--config-dir", "/nope")),
+)
 
 
 def _keys(config: DictConfig) -> list[Key]:
@@ -88,18 +93,46 @@ def test_every_null_section_takes_a_key(entry):
 @pytest.mark.parametrize("entry", entries())
 def test_random_hostile_settings_get_one_sentence(entry):
     """SPANLAB_HOSTILE_SEED chooses other settings."""
-
-    def call(override: str) -> None:
-        with main._in_one_sentence():
-            line = read(["-cn", entry, override])
-            compose(line.entry, line.overrides)
-
     with composing(Compositions().steps):
         keys = _keys(_composed(entry, []))
         draws = random.Random(f"{entry} {SEED}").randrange(1 << 30)
         for override in hostile(keys, PER_ENTRY, draws):
-            ended = forked(lambda override=override: call(override))
+            ended = _ended("-cn", entry, override, "--dry")
             assert not ended.fault, (entry, override, ended)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", entries())
+def test_values_of_no_use_are_refused(entry):
+    """SPANLAB_HOSTILE_SEED chooses other settings."""
+    with composing(Compositions().steps):
+        keys = [key for key in _keys(_composed(entry, [])) if forbidden(key)]
+        draw = random.Random(f"{entry} {SEED}")
+        for key in draw.choices(keys, k=PER_ENTRY):
+            override = f"{key.name}={draw.choice(forbidden(key))}"
+            ended = _ended("-cn", entry, override, "--dry")
+            assert ended.code == 1, (entry, override, ended)
+            assert not ended.fault, (entry, override, ended)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", entries())
+def test_mistakes_of_a_command_get_one_sentence(entry):
+    for words in MISTAKES:
+        ended = _ended("-cn", entry, *words, "--dry")
+        assert ended.code == 1, (entry, words, ended)
+        assert not ended.fault, (entry, words, ended)
+
+
+def _ended(*words: str) -> Ended:
+    """Call the console script's function in a fork of this process."""
+
+    def call() -> None:
+        GlobalHydra.instance().clear()
+        sys.argv = ["spanlab", *words]
+        main.main()
+
+    return forked(call)
 
 
 def test_an_entry_without_a_schema_says_what_it_lacks(spanlab, one_sentence, tmp_path):

@@ -379,6 +379,8 @@ USER_ERRORS = {
         "analyses=[summary,families] +families.all=[none] +families.no=[]",
         "families.no=[]: expected one or more of none, ",
     ),
+    "a negative size of layers that are absent": ("model.experts_per_token=-1", "model.experts_per_token is -1"),
+    "a negative seed of weights": ("engine.seed=-1", "engine.seed=-1: expected zero or more"),
     "a negative load": ("load.rates_rps=[-4] load.arms=[none]", f"load.rates_rps=-4.0: {ABOVE_ZERO}"),
     "a typo in if_exists": ("output.if_exists=replce", "output.if_exists=replce: expected one of replace, resume"),
     "a run that exists": ("output.if_exists=fail", "output.run=kept:", "exists; expected a new name"),

@@ -72,6 +72,32 @@ def keys_of(schema: type[Any], names: dict[str, str], prefix: str = "") -> Itera
             yield from keys_of(below[0], names, f"{key}.{names[key]}.")
 
 
+def forbidden(key: Key) -> list[str]:
+    """Return values that no key of this type takes: other types, not finite, out of range, negative, unknown names.
+
+    Settings have no negative numbers, and lists of text hold names, except for plugins, sweeps, commands and patterns.
+    """
+    kind = next(kind for kind in (*get_args(key.hint), key.hint) if kind is not NoneType)
+    kind = key.hint if get_origin(key.hint) is list else kind
+    free = key.name.rpartition(".")[2] in ("command", "keep")
+    of_lists = {int: ["[-1]", "[1.5]"], float: ["[-1]", "[nan]", "[1e300]"], str: [] if free else ["[nope]"]}
+    match get_origin(kind) or kind:
+        case builtin if key.section or builtin is dict:
+            return ["1", "nope", "[1]"]
+        case builtin if builtin is list:
+            return ["{a:1}", "[[1]]", "[null]", *of_lists.get(get_args(kind)[0], [])]
+        case builtin if builtin is bool:
+            return ["-1", "2", "nope", "[]"]
+        case builtin if builtin is int:
+            return ["-1", "1.5", "true", "nope", "9223372036854775808", DIGITS]
+        case builtin if builtin is float:
+            is_share = key.name.endswith(("share", "fraction"))
+            return ["-1", "nan", "-inf", "true", "nope", "1e300", "1e-320", *(["1.5"] if is_share else [])]
+        case builtin if builtin is str:
+            return ["[]", "{a:1}"]
+    return []
+
+
 def hostile(keys: list[Key], count: int, seed: int) -> list[str]:
     """Draw overrides: a key with a hostile value, sometimes misspelled, added, deleted or given as a section."""
     draw = random.Random(seed)

@@ -58,6 +58,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         one_of("engine.weights", self.weights, WEIGHTS)
+        not_negative("engine.seed", self.seed)
         one_of("engine.decode", self.decode, DECODES)
         self._check_graphs()
         one_of("engine.clock", self.clock, CLOCKS)

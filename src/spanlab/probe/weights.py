@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from transformers import PreTrainedModel
 
@@ -11,13 +9,12 @@ from spanlab.engine.load import load_pretrained, read_config
 from spanlab.engine.recurrent import silence_kernel_warnings
 from spanlab.engine.settings import EngineSettings
 from spanlab.probe.model import config_of, mixers, new_probe
-from spanlab.settings.probe import TrainProbe
+from spanlab.settings.probe import TrainProbe, check_weights
 
 
 def load(key: str, folder: str) -> PreTrainedModel:
     """The model in a folder; ValueError if it has no weights or no recurrent layers."""
-    if not (Path(folder) / "config.json").is_file():
-        raise ValueError(f"{key}={folder}: expected a folder with a config.json and weights")
+    check_weights(key, folder)
     settings = EngineSettings(weights="path", path=folder)
     model = load_pretrained(settings, folder, read_config(settings, folder), torch.float32)
     if not mixers(model):

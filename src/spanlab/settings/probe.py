@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive, share
 from spanlab.settings.output import OutputSettings
@@ -224,3 +225,9 @@ def parse_case(case: str) -> tuple[int, int]:
     if not (documents.isdecimal() and tokens.isdecimal()):
         raise ValueError(f"cases={case}: expected documents x tokens, such as 4x31")
     return int(documents), int(tokens)
+
+
+def check_weights(key: str, folder: str) -> None:
+    """Raise ValueError for a folder without a model."""
+    if not (Path(folder) / "config.json").is_file():
+        raise ValueError(f"{key}={folder}: expected a folder with a config.json and weights")
