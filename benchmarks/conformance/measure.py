@@ -40,6 +40,7 @@ MAKERS = {
     "make_salted_case": "all, cache salts",
     "make_whole_case": "attention, prompts in one step each",
     "make_aborted_case": "all, aborts",
+    "make_priority_case": "all, priorities",
     "make_limited_case": "all, limits of prompts' tokens per step",
 }
 

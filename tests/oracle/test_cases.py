@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import random
 import re
 from typing import Any
 
 import pytest
 
 from spanlab.schedule.cases import read_cases
-from spanlab.schedule.run import schedule, vllm_0_32
+from spanlab.schedule.run import run_schedule, schedule, vllm_0_32
+from spanlab.settings import Schedule
 
 CASE: dict[str, Any] = {
     "block_size": 16,
@@ -63,6 +67,12 @@ WRONG = {
         CASE | {"requests": [{"tokens": [1], "output_len": 1, "arrive_step": 4, "abort_step": 3}]},
         "a.requests[0].abort_step=3: expected a whole number of 4 or more",
     ),
+    "an unknown policy": (CASE | {"policy": "lifo"}, "a.policy=lifo: expected fcfs or priority"),
+    "a priority without its policy": (
+        CASE | {"requests": [{"tokens": [1], "output_len": 1, "priority": 2}]},
+        "a.requests[0].priority=2: expected policy=priority beside it",
+    ),
+    "a window": (CASE | {"sliding_window": 512}, "a.sliding_window=512: expected null, for groups of layers that free"),
     "no requests": (CASE | {"requests": []}, "a.requests=[]: expected a list of requests"),
     "no tokens": (CASE | {"requests": [{"tokens": [], "output_len": 1}]}, "a.requests[0].tokens: expected a list"),
 }
@@ -111,3 +121,79 @@ def test_steps_end_where_all_requests_are_aborted(tmp_path):
     (case,) = read_cases(tmp_path / "cases.json")
     decided = schedule(case, vllm_0_32(case))
     assert (decided.steps, decided.reused_on_admission) == ([{"0": 1}], [0, None])
+
+
+def test_too_few_blocks_name_the_file(tmp_path):
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({"a": CASE | {"num_blocks": 1}}))
+    sentence = f"cases={path}: a.num_blocks=1: expected at least 2, for request 0 of 2 tokens alone"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        run_schedule(Schedule(cases=str(path), out=str(tmp_path / "out.json")))
+
+
+FULL = CASE | {
+    "mamba_mode": None,
+    "state_groups": 0,
+    "retention": None,
+    "draft_tokens": 2,
+    "draft_method": "eagle",
+    "async_scheduling": False,
+    "policy": "priority",
+    "enable_chunked_prefill": True,
+    "long_prefill_token_threshold": 8,
+    "long_prefill_token_threshold_adaptive": True,
+}
+REQUEST = {"tokens": [1, 2], "output_len": 2, "arrive_step": 1, "priority": -1, "abort_step": 3, "cache_salt": "a"}
+NEVER_VALID = (math.nan, math.inf, 10**400, -(10**400), 1.5, [], {}, [[]], {"a": {}}, "", "\n", "\ud800", "no", [None])
+REQUIRED = {"block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "requests", "tokens", "output_len"}
+
+
+def damaged(draw: random.Random) -> str:
+    """The text of a case with one fault, in the case or in one of its requests."""
+    case = FULL | {"requests": [dict(REQUEST) for _ in range(draw.randint(1, 3))]}
+    place = draw.choice((case, draw.choice(case["requests"])))
+    key = draw.choice(sorted(place))
+    fault = draw.choice(("value", "value", "value", "sign", "bool", "null", "missing", "unknown", "twice", "depth"))
+    if key in ("tokens", "cache_salt", "policy", "draft_method", "mamba_mode", "requests") and fault == "sign":
+        fault = "value"
+    match fault:
+        case "value" if key == "cache_salt":  # any text is a salt
+            place[key] = draw.choice([one for one in NEVER_VALID if not isinstance(one, str)] + ["\ud800"])
+        case "value":
+            place[key] = draw.choice(NEVER_VALID)
+        case "sign" if key != "priority":
+            place[key] = -draw.randint(1, 2**70)
+        case "bool" if not isinstance(place[key], bool):
+            place[key] = draw.choice((True, False))
+        case "null" if key in REQUIRED:
+            place[key] = None
+        case "missing" if key in REQUIRED:
+            del place[key]
+        case "twice":
+            return json.dumps({"a": case}).replace(f'"{key}":', f'"{key}": 1, "{key}":', 1)
+        case "depth":
+            return json.dumps({"a": case}).replace("[1, 2]", "[" * draw.choice((2, 300, 50_000)) + "1", 1)
+        case _:
+            place[draw.choice(("Block_size", "", "x" * 500, "\n", "\ud800", "max_num_partial_prefills"))] = 1
+    return json.dumps({"a": case})
+
+
+@pytest.mark.slow
+def test_random_damaged_cases_are_one_sentence_each(tmp_path):
+    """`SPANLAB_DAMAGE_SEEDS=first,stop` tries other seeds."""
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({"a": FULL | {"requests": [REQUEST]}}))
+    assert len(read_cases(path)) == 1
+    first, stop = map(int, os.environ.get("SPANLAB_DAMAGE_SEEDS", "0,1000").split(","))
+    unclear = []
+    for seed in range(first, stop):
+        path.write_text(damaged(random.Random(seed)))
+        try:
+            read_cases(path)
+        except ValueError as error:
+            sentence = str(error).removeprefix(f"cases={path}: ")
+            named = sentence.startswith(("a.", "expected a JSON file")) and sentence.isprintable()
+            unclear += [] if named and len(sentence) < 450 else [(seed, sentence)]
+        else:
+            unclear.append((seed, "was read"))
+    assert unclear == []

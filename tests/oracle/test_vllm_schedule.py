@@ -29,6 +29,7 @@ from .vllm_cases import (
     make_eagle_case,
     make_grouped_case,
     make_limited_case,
+    make_priority_case,
     make_salted_case,
     make_uncached_async_case,
     make_uncached_case,
@@ -100,6 +101,7 @@ MAKERS = {
     "limited_cases": make_limited_case,
     "whole_cases": make_whole_case,
     "aborted_cases": make_aborted_case,
+    "priority_cases": make_priority_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 

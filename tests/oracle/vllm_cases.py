@@ -177,6 +177,21 @@ def make_aborted_case(seed: int) -> Case:
     return case
 
 
+def make_priority_case(seed: int) -> Case:
+    """A case of the other makers whose requests have priorities, in little memory; some are aborted."""
+    draw = random.Random(f"priorities {seed}")
+    makers = (make_case, make_grouped_case, make_async_case, make_drafted_case, make_eagle_case, make_continued_case)
+    case = draw.choice((*makers, make_limited_case, make_aborted_case))(seed)
+    values = draw.choice(((0,), (0, 1), (-3, 0, 0, 7), tuple(range(-50, 50))))
+    case["requests"] = [one | {"priority": draw.choice(values)} for one in case["requests"]]
+    if draw.random() < 0.6:
+        packed = draw.choice((2, 5))
+        for one in case["requests"]:
+            if one.get("abort_step") is None:
+                one["arrive_step"] = one.get("arrive_step", 0) // packed
+    return case | {"policy": "priority"}
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

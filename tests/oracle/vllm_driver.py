@@ -43,7 +43,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 LONGEST = 131_072
-LIMITS = ("long_prefill_token_threshold", "long_prefill_token_threshold_adaptive")
+CHOICES = ("policy", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive")
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -126,7 +126,7 @@ def make_scheduler(case: dict) -> Scheduler:
         enable_chunked_prefill=chunked,
         is_encoder_decoder=False,
         async_scheduling=case.get("async_scheduling", False),
-        **{key: case[key] for key in LIMITS if key in case},
+        **{key: case[key] for key in CHOICES if key in case},
     )
     config = VllmConfig(
         model_config=model,
@@ -201,7 +201,8 @@ def drive(case: dict) -> dict:
             asked = SamplingParams(max_tokens=given[at]["output_len"], ignore_eos=True)
             tokens = given[at]["tokens"]
             salt = given[at].get("cache_salt")
-            scheduler.add_request(Request(str(at), tokens, asked, None, cache_salt=salt, block_hasher=hasher))
+            order = {"priority": given[at].get("priority", 0), "arrival_time": float(len(given) - len(coming))}
+            scheduler.add_request(Request(str(at), tokens, asked, None, cache_salt=salt, block_hasher=hasher, **order))
         for at, one in enumerate(given):
             if one.get("abort_step") is not None and one["abort_step"] <= len(steps) and at not in coming:
                 scheduler.finish_requests(str(at), RequestStatus.FINISHED_ABORTED)  # once it has ended: no change

@@ -8,7 +8,7 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Allocation, Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduled import ScheduledStep, Sequence
-from spanlab.core.scheduler import Scheduler
+from spanlab.core.scheduler import Scheduler, rank
 from spanlab.core.speculative_scheduler import SpeculativeScheduler
 
 
@@ -31,6 +31,7 @@ class AsyncScheduler(Scheduler):
         super().__init__(policy, rules)
         self._added: list[Request] = []
         self._finished: list[FinishedSequence] = []  # in order of start
+        self._in_flight = False  # whether a step runs while the next one is planned
 
     def add(self, request: Request) -> None:
         """Queue a request for the step after the next one."""
@@ -52,13 +53,14 @@ class AsyncScheduler(Scheduler):
         if super().idle:
             self._end_finished(now)
             self.enqueue_added()
-        step = super().schedule(now)
-        if self._finished:
-            self._end_finished(now)
-            if step is None or not (step.chunks or step.decodes):  # the engine waits for the work in flight
-                return self.schedule(now)
-            if self.waiting:
-                step.max_repeats = 1
+        step, has_finished = super().schedule(now), bool(self._finished)
+        self._end_finished(now)
+        in_flight, self._in_flight = self._in_flight, step is not None
+        if (in_flight or has_finished) and (step is None or not (step.chunks or step.decodes)):
+            self._in_flight = False  # the engine waits for the work in flight
+            return self.schedule(now)
+        if has_finished and self.waiting and step is not None:
+            step.max_repeats = 1
         if self._added and step is not None:
             self.enqueue_added()
             step.max_repeats = 1
@@ -72,21 +74,22 @@ class AsyncScheduler(Scheduler):
         """Keep the allocation of a finished sequence, without its last tokens, until the next step is planned."""
         self._finished.append(FinishedSequence(sequence, self._stop_running(sequence)))
 
-    def _preempt_last(self, now: int) -> None:
-        """Preempt the sequence that started last.
+    def _preempt_lowest(self, now: int) -> None:
+        """Preempt the sequence that started last of the lowest priority.
 
         If it has finished already, free its allocation and count a preemption.
         """
-        last = self.running[-1]
-        if self._finished and self._finished[-1].sequence.start_rank > last.start_rank:
-            finished = self._finished.pop()
+        lowest = max(self.running, key=rank)
+        finished = max(self._finished, key=lambda one: rank(one.sequence), default=None)
+        if finished is not None and rank(finished.sequence) > rank(lowest):
+            self._finished.remove(finished)
             self.policy.free(finished.allocation, now)
             finished.sequence.preemptions += 1
             self._preempted_this_step = True
         elif self._finished:
-            self._preempt(last, now)
+            self._preempt(lowest, now)
         else:
-            super()._preempt_last(now)
+            super()._preempt_lowest(now)
 
     def abort(self, request: Request, now: int) -> Sequence | None:
         """Remove a request; one whose output is complete, but not processed yet, does not store its end."""

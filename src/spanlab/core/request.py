@@ -36,6 +36,8 @@ class Request:
     `after`       ids of the requests that must have finished before it arrives.
     `wait_ns`     think or tool time: nanoseconds from the end of the last of them to its arrival.
     `cache_salt`  tenant key: requests with different salts share nothing.
+    `priority`    requests with a smaller number are admitted first and preempted last; equal numbers by arrival. Only
+                  cases of the entry `schedule` set it.
     `answer`      the gold answer, never part of the prompt.
     `gold`        numbers of the spans that the answer depends on; empty where they are unknown or absent.
     `options`     token ids of wrong answers, int32, that a backend may compare with `output`.
@@ -53,6 +55,7 @@ class Request:
     wait_ns: int = 0
     gold: tuple[int, ...] = ()
     options: tuple[Tokens, ...] = ()
+    priority: int = 0
 
     @property
     def longest_output(self) -> int:

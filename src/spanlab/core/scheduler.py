@@ -18,17 +18,17 @@ from spanlab.core.scheduled import DecodeBatch, ScheduledChunk, ScheduledStep, S
 
 
 class Scheduler:
-    """Serves requests first come, first served, under a token budget, a request limit and the store's memory.
+    """Serves requests by priority, then first come, first served, under limits of tokens, requests and memory.
 
     A step serves the running sequences in order of admission, with a decode or the next chunk of a prompt each, and
-    then admits from the queue. A sequence that finds no memory preempts the one admitted last; a step that has
-    preempted admits none (vLLM's order). A request whose KV is being loaded from a lower tier holds memory but is
-    not running; it starts before the queue once its load has ended.
+    then admits from the queue. A sequence that finds no memory preempts the one admitted last of the lowest priority;
+    a step that has preempted admits none (vLLM's order). A request whose KV is being loaded from a lower tier holds
+    memory but is not running; it starts before the queue once its load has ended.
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         self.policy, self.rules, self._sizes = policy, rules, ChunkSizes(policy, rules)
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: deque[Sequence] = deque()  # by priority, then arrival
         self.running: list[Sequence] = []  # in order of admission
         self.loading: list[Sequence] = []  # admitted, and not yet able to run
         self._num_started = 0  # sequences started so far, restarts included
@@ -37,8 +37,11 @@ class Scheduler:
         self._refused = False  # the head of the queue did not fit, and only decoding has happened since
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
-        self.waiting.append(Sequence(request))
+        """Queue a request behind those of its priority."""
+        at = len(self.waiting)
+        while at and self.waiting[at - 1].request.priority > request.priority:
+            at -= 1
+        self.waiting.insert(at, Sequence(request))
 
     @property
     def idle(self) -> bool:
@@ -81,16 +84,31 @@ class Scheduler:
         num_decoded = self._decode_together(step, sequences, budget)
         budget -= num_decoded
         for sequence in sequences[num_decoded:]:
-            if budget <= 0 or sequence.allocation is None:  # preempted by a sequence before it
+            if budget <= 0:
                 break
+            if sequence.allocation is None:  # preempted by a sequence before it
+                continue
+            running = len(self.running)
             if sequence.prefilled:
-                used = self._decode(step, sequence, budget, now)
-                if not used:
-                    break
-                budget -= used
+                budget -= self._decode(step, sequence, budget, now)
             else:
                 budget -= self._schedule_chunks(step, sequence, budget, now)
+            if len(self.running) < running:
+                budget += self._withdraw_preempted(step)
+            if sequence.allocation is None:
+                break
         return budget
+
+    def _withdraw_preempted(self, step: ScheduledStep) -> int:
+        """Remove sequences from a step that were preempted after they had been served; returns their rows."""
+        drafts = step.drafts or [0] * len(step.decodes)
+        decodes = [pair for pair in zip(step.decodes, drafts, strict=True) if pair[0].allocation is not None]
+        chunks = [chunk for chunk in step.chunks if chunk.sequence.allocation is not None]
+        rows = _rows(step.chunks) - _rows(chunks) + len(step.decodes) - len(decodes) + sum(drafts)
+        rows -= sum([drafted for _, drafted in decodes])
+        step.chunks, step.decodes = chunks, [sequence for sequence, _ in decodes]
+        step.drafts = [drafted for _, drafted in decodes] if step.drafts else []
+        return rows
 
     def _decode_together(self, step: ScheduledStep, sequences: list[Sequence], budget: int) -> int:
         """Decode one token of all leading decoding sequences; 0 where memory does not suffice for all."""
@@ -122,24 +140,27 @@ class Scheduler:
         return 1
 
     def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
-        """Reserve memory for tokens `[start, stop)`, preempting from the tail; False where preempted itself."""
+        """Reserve memory for tokens `[start, stop)`, preempting others; False where preempted itself."""
         while sequence.allocation is not None:
             if self.policy.append(sequence.allocation, start, stop):
                 return True
-            self._preempt_last(now)
+            self._preempt_lowest(now)
         return False
 
-    def _preempt_last(self, now: int) -> None:
-        """Preempt the sequence that was admitted last."""
+    def _preempt_lowest(self, now: int) -> None:
+        """Preempt the sequence that was admitted last of the lowest priority."""
         alone = len(self.running) == 1 and not self.loading
         assert not alone, "one request exceeds the memory; sizes are checked before a run starts"
-        self._preempt(self.running[-1], now)
+        self._preempt(max(self.running, key=rank), now)
 
     def _preempt(self, sequence: Sequence, now: int) -> None:
-        """Free a sequence and move it to the head of the queue; it recomputes its tokens."""
+        """Free a sequence and move it to the head of the queue of its priority; it recomputes its tokens."""
         sequence.reset_progress()
         self._release(sequence, now)
-        self.waiting.appendleft(sequence)
+        at = 0
+        while at < len(self.waiting) and self.waiting[at].request.priority < sequence.request.priority:
+            at += 1
+        self.waiting.insert(at, sequence)
         self._preempted_this_step = True
 
     def _release(self, sequence: Sequence, now: int) -> None:
@@ -316,3 +337,12 @@ class Scheduler:
     def _store(self, allocation: Allocation, chunk: ScheduledChunk, now: int) -> None:
         for cache_span, _, stop in chunk.work.cache_span_rows(allocation.plan, chunk.start, chunk.stop):
             self.policy.insert(allocation, stop, now, cache_span)
+
+
+def rank(sequence: Sequence) -> tuple[int, int]:
+    """Return a running sequence's place in the order of service: its priority, then its start."""
+    return sequence.request.priority, sequence.start_rank
+
+
+def _rows(chunks: list[ScheduledChunk]) -> int:
+    return sum([chunk.tokens + chunk.work.shallow for chunk in chunks])

@@ -41,7 +41,7 @@ class SpeculativeScheduler(Scheduler):
         return self._append_with_drafts(sequence, start, stop, now, 0) is not None
 
     def _append_with_drafts(self, sequence: Sequence, start: int, stop: int, now: int, drafts: int) -> int | None:
-        """Reserve memory for tokens `[start, stop)` and drafts, preempting from the tail.
+        """Reserve memory for tokens `[start, stop)` and drafts, preempting others.
 
         Returns `drafts`, fewer for a sequence that runs alone, None for a sequence that was preempted itself.
         """
@@ -50,7 +50,7 @@ class SpeculativeScheduler(Scheduler):
                 return self._append_alone(sequence, start, stop, drafts)
             if self.policy.append(sequence.allocation, start, stop, drafts + self._lookahead):
                 return drafts
-            self._preempt_last(now)
+            self._preempt_lowest(now)
         return None
 
     def _append_alone(self, sequence: Sequence, start: int, stop: int, drafts: int) -> int:

@@ -1,12 +1,12 @@
 """Cases of a schedule comparison: requests as token ids, the sizes of a cache, and their checks.
 
-The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null
-block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align),
-`state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens`,
-`draft_method` (ngram or eagle), `async_scheduling`, `enable_chunked_prefill`, `long_prefill_token_threshold` (0: no
-limit) and `long_prefill_token_threshold_adaptive`, as `batch` describes them, and `requests`, each with `tokens`,
-`output_len`, `arrive_step`, `abort_step` (null, or the step before which it is aborted) and `cache_salt` (null or a
-text; requests with different salts share nothing).
+The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null block among them),
+`max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align), `state_groups` (groups of recurrent layers, 1),
+`retention` (null, 0 or tokens), `draft_tokens`, `draft_method` (ngram or eagle), `async_scheduling`, `policy` (fcfs or
+priority), `enable_chunked_prefill`, `long_prefill_token_threshold` (0: no limit) and
+`long_prefill_token_threshold_adaptive`, as `batch` describes them, and `requests`, each with `tokens`, `output_len`,
+`arrive_step`, `priority` (smaller is more urgent), `abort_step` (null, or the step before which it is aborted) and
+`cache_salt` (null or a text; requests with different salts share nothing).
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _METHODS = ("ngram", "eagle")
 _CHOICES = {"mamba_mode", "state_groups", "retention", "draft_tokens", "draft_method", "async_scheduling"}
 _THRESHOLD, _ADAPTIVE = "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"
 _CHUNKED = "enable_chunked_prefill"
-_KEYS = {*_SIZES, *_CHOICES, _CHUNKED, _THRESHOLD, _ADAPTIVE, "requests"}
-_REQUEST_KEYS = {"tokens", "output_len", "arrive_step", "abort_step", "cache_salt"}
+_POLICIES = ("fcfs", "priority")
+_NO_WINDOWS = "groups of layers that free blocks behind a window, and their joint hits, are not modelled"
+_KEYS = {*_SIZES, "policy", "sliding_window", *_CHOICES, _CHUNKED, _THRESHOLD, _ADAPTIVE, "requests"}
+_REQUEST_KEYS = {"tokens", "output_len", "arrive_step", "priority", "abort_step", "cache_salt"}
 _LARGEST = 2**31 - 1  # of a size
 _MOST_GROUPS = _MOST_DRAFTS = 1024
 _LAST_STEP = 2**53 - 1  # whole numbers up to it are exact in every reader of JSON
@@ -93,7 +95,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     by_key = dict(pairs)
     if len(by_key) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"{_shown(next(key for key in keys if keys.count(key) > 1))} occurs twice in one object")
+        raise ValueError(f"{shown(next(key for key in keys if keys.count(key) > 1))} occurs twice in one object")
     return by_key
 
 
@@ -101,7 +103,7 @@ def _no_number(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as a message shows it: on one line, and not longer than a few words."""
     shown = ascii(value) if isinstance(value, str) and not value.isprintable() else str(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
@@ -109,7 +111,7 @@ def _shown(value: Any) -> str:
 
 def _case(given_name: str, content: Any) -> Case:
     _check_text("a case's name", given_name)
-    name = _shown(given_name)
+    name = shown(given_name)
     _check_keys(name, content, _KEYS, {*_SIZES, "requests"})
     for key in _SIZES:
         _check_count(f"{name}.{key}", content[key], 1)
@@ -118,7 +120,7 @@ def _case(given_name: str, content: Any) -> Case:
         raise ValueError(f"{name}.max_num_batched_tokens={content['max_num_batched_tokens']}: {expected}")
     mode, retention = content.get("mamba_mode"), content.get("retention")
     if mode not in _MODES:
-        raise ValueError(f"{name}.mamba_mode={_shown(mode)}: expected null or align, the modes of vLLM 0.32.0")
+        raise ValueError(f"{name}.mamba_mode={shown(mode)}: expected null or align, the modes of vLLM 0.32.0")
     if retention is not None:
         _check_count(f"{name}.retention", retention, 0)
         if mode and retention % content["block_size"]:
@@ -131,9 +133,14 @@ def _case(given_name: str, content: Any) -> Case:
             f"{name}.draft_tokens={drafts} with mamba_mode={mode}: expected 0, for states are not taken back"
         )
     if not isinstance(content["requests"], list) or not content["requests"]:
-        raise ValueError(f"{name}.requests={_shown(content['requests'])}: expected a list of requests")
+        raise ValueError(f"{name}.requests={shown(content['requests'])}: expected a list of requests")
     method = _draft_method(name, content, drafts)
-    requests = tuple(_request(name, index, fields) for index, fields in enumerate(content["requests"]))
+    if content.get("sliding_window") is not None:
+        raise ValueError(f"{name}.sliding_window={shown(content['sliding_window'])}: expected null, for {_NO_WINDOWS}")
+    policy = content.get("policy", _POLICIES[0])
+    if policy not in _POLICIES:
+        raise ValueError(f"{name}.policy={shown(policy)}: expected fcfs or priority")
+    requests = tuple(_request(name, index, fields, policy) for index, fields in enumerate(content["requests"]))
     return Case(
         name=given_name,
         **{key: content[key] for key in _SIZES},
@@ -154,7 +161,7 @@ def _draft_method(name: str, content: dict[str, Any], drafts: int) -> str:
     """Method of the drafts, by default n-grams."""
     method: str = content.get("draft_method", "ngram")
     if method not in _METHODS:
-        raise ValueError(f"{name}.draft_method={_shown(method)}: expected ngram or eagle")
+        raise ValueError(f"{name}.draft_method={shown(method)}: expected ngram or eagle")
     if "draft_method" in content and not drafts:
         raise ValueError(f"{name}.draft_method={method}: expected draft_tokens beside it")
     return method
@@ -171,7 +178,7 @@ def _asynchronous(name: str, content: dict[str, Any], drafts: int) -> bool:
 def _switch(name: str, content: dict[str, Any], key: str, *, default: bool) -> bool:
     value = content.get(key, default)
     if type(value) is not bool:
-        raise ValueError(f"{name}.{key}={_shown(value)}: expected true or false")
+        raise ValueError(f"{name}.{key}={shown(value)}: expected true or false")
     return value
 
 
@@ -210,18 +217,23 @@ def _state_groups(name: str, content: dict[str, Any], mode: str | None) -> int:
     return groups
 
 
-def _request(name: str, index: int, content: Any) -> Request:
+def _request(name: str, index: int, content: Any, policy: str) -> Request:
     key = f"{name}.requests[{index}]"
     _check_keys(key, content, _REQUEST_KEYS, {"tokens", "output_len"})
     _check_count(f"{key}.output_len", content["output_len"], 1, _LONGEST_OUTPUT)
     arrived = content.get("arrive_step", 0)
     _check_count(f"{key}.arrive_step", arrived, 0, _LAST_STEP)
+    priority = content.get("priority", 0)
+    _check_count(f"{key}.priority", priority, -_LARGEST)
+    if priority and policy != "priority":
+        raise ValueError(f"{key}.priority={priority}: expected policy=priority beside it")
     salt = content.get("cache_salt")
     if salt is not None:
         _check_text(f"{key}.cache_salt", salt)
     tokens = _tokens(key, content["tokens"])
     output = FIRST_OUTPUT_ID + np.arange(content["output_len"], dtype=np.int32) % OUTPUT_IDS
-    return Request(index, 0, (Span(tokens),), content["output_len"], arrived, salt or "", output=output)
+    output_len = content["output_len"]
+    return Request(index, 0, (Span(tokens),), output_len, arrived, salt or "", output=output, priority=priority)
 
 
 def _aborts(name: str, given: list[dict[str, Any]], requests: tuple[Request, ...]) -> tuple[Abort, ...]:
@@ -246,25 +258,25 @@ def _tokens(key: str, tokens: Any) -> np.ndarray:
 
 def _check_keys(name: str, content: Any, allowed: set[str], required: set[str]) -> None:
     if not isinstance(content, dict):
-        raise ValueError(f"{name}={_shown(content)}: expected an object")
+        raise ValueError(f"{name}={shown(content)}: expected an object")
     for key in content:
         if key not in allowed:
-            raise ValueError(f"{name}.{_shown(key)}: no such key; expected {', '.join(sorted(allowed))}")
+            raise ValueError(f"{name}.{shown(key)}: no such key; expected {', '.join(sorted(allowed))}")
     for key in sorted(required - content.keys()):
         raise ValueError(f"{name}.{key} is missing")
 
 
 def _check_count(key: str, value: Any, least: int, most: int = _LARGEST) -> None:
     if type(value) is not int or value < least:
-        raise ValueError(f"{key}={_shown(value)}: expected a whole number of {least} or more")
+        raise ValueError(f"{key}={shown(value)}: expected a whole number of {least} or more")
     if value > most:
-        raise ValueError(f"{key}={_shown(value)}: expected at most {most}")
+        raise ValueError(f"{key}={shown(value)}: expected at most {most}")
 
 
 def _check_text(key: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise ValueError(f"{key}={_shown(value)}: expected a text")
+        raise ValueError(f"{key}={shown(value)}: expected a text")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{key}={_shown(value)}: expected a text of Unicode characters") from None
+        raise ValueError(f"{key}={shown(value)}: expected a text of Unicode characters") from None

@@ -21,7 +21,7 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.speculation import Speculation
-from spanlab.schedule.cases import Case, accepted, read_cases
+from spanlab.schedule.cases import Case, accepted, read_cases, shown
 from spanlab.settings import Schedule
 
 
@@ -78,8 +78,11 @@ def checked_cases(settings: Schedule) -> list[Case]:
     """Return the cases; ValueError for an unknown preset, an unreadable file, or a request that exceeds the memory."""
     one_of("preset", settings.preset, PRESETS)
     cases = list(read_cases(Path(settings.cases)))
-    for case in cases:
-        _check_fits(case, PRESETS[settings.preset](case))
+    try:
+        for case in cases:
+            _check_fits(case, PRESETS[settings.preset](case))
+    except ValueError as error:
+        raise ValueError(f"cases={settings.cases}: {error}") from error
     return cases
 
 
@@ -156,5 +159,5 @@ def _check_fits(case: Case, policy: Policy) -> None:
         need = policy.need(request)
         blocks = need.kv_bytes + need.state_bytes  # a block counts as one byte here
         if blocks > case.num_blocks:
-            key, tokens = f"{case.name}.num_blocks={case.num_blocks}", request.num_tokens
+            key, tokens = f"{shown(case.name)}.num_blocks={case.num_blocks}", request.num_tokens
             raise ValueError(f"{key}: expected at least {blocks}, for request {request.id} of {tokens} tokens alone")
