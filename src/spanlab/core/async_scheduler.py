@@ -80,7 +80,7 @@ class AsyncScheduler(Scheduler):
         If it has finished already, free its allocation and count a preemption.
         """
         lowest = max(self.running, key=rank)
-        finished = max(self._finished, key=lambda one: rank(one.sequence), default=None)
+        finished = max(self._finished, key=lambda finished: rank(finished.sequence), default=None)
         if finished is not None and rank(finished.sequence) > rank(lowest):
             self._finished.remove(finished)
             self.policy.free(finished.allocation, now)
