@@ -64,6 +64,8 @@ CAUSES = (
     ),
     Cause("`cache_blend` scores values only, as published", "", r"cache_blend"),
     Cause("measured again on this machine", "clean/.*(engine|_cpu$)", "", "TTFT|speedup"),
+    Cause("a recurrent state holds kernel − 1 inputs of the convolution", "quality|families|hybrid|interval|junction"),
+    Cause("blocks of hybrids have the tokens that vLLM computes: 784 for the 27B", "quality", r"vllm_|block_hash"),
     Cause("percentiles over the requests of all seeds; none where too few carry it", "", "", "p99"),
     Cause("ratio of means, not mean of ratios; none where a queue grows", "", "", "speedup"),
 )
