@@ -52,7 +52,7 @@ def test_evicted_tokens_were_evicted(tmp_path: Path, entry: str, arms: str, memo
             assert record["reused_tokens"] + lost == record["prompt_tokens"], arm
         shared.append(seen_tokens(records))
         seen += evicted
-    assert bool(seen) == (memory == TIGHT)
+    assert seen or memory == UNLIMITED  # a cap on states per path evicts without a limit of memory
     assert all(of_arm == shared[0] for of_arm in shared), "they follow from the requests alone"
 
 
