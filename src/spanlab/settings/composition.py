@@ -179,7 +179,7 @@ def explained(entry: str, overrides: Sequence[str], searched: str | None = None)
         raise ValueError(_no_group(entry, group[1])) from error
     except USER_ERRORS:
         raise
-    except Exception as error:
+    except Exception as error:  # of any type, if a library raised it; all others are raised again
         if not _raised_by_library(error.__traceback__):
             raise
         word = _faulty(entry, overrides, searched, type(error))
@@ -207,7 +207,7 @@ def _faulty(entry: str, overrides: Sequence[str], searched: str | None, kind: ty
                 _compose(entry, overrides[:count], searched)
             except kind:
                 return overrides[count - 1] if count else ""
-            except Exception:
+            except Exception:  # another mistake, which is not the one to name
                 continue
     return ""
 

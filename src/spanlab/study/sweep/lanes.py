@@ -66,7 +66,7 @@ class Lane:
             run_study(study, self._name, self._root, show=False, host=self._host)
         except (ArmsFailedError, BarMissedError) as error:
             return PointOutcome(True, f"{point}: {error}")  # the run folder is complete
-        except Exception as mistake:
+        except Exception as mistake:  # all but user errors are raised again
             if not is_user_error(mistake):
                 raise
             text = f"{point}: {sentence(mistake)}"

@@ -119,7 +119,7 @@ def named_point(study: Study, point: str) -> Iterator[None]:
     """Name the point of a sweep in a user error of the block."""
     try:
         yield
-    except Exception as mistake:
+    except Exception as mistake:  # all but user errors are raised again
         if not is_user_error(mistake):
             raise
         raise ValueError(f"sweep={study.sweep}: {point}: {sentence(mistake)}") from mistake
@@ -180,7 +180,7 @@ class _Points:
         point = ",".join(overrides)
         try:
             study = self._compose(*overrides)
-        except Exception as mistake:
+        except Exception as mistake:  # all but user errors are raised again
             if not is_user_error(mistake):
                 raise
             failure = f"{point}: {sentence(mistake)}"
