@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from spanlab.report.drawing import scales, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SHOWN = {"ttft": "TTFT", "e2e": "E2E latency"}
 PARTS = {"seen by the fit": ("#999999", "o"), "not seen": ("#0072b2", "s")}

@@ -56,9 +56,16 @@ LOG_CHECKS.later("explain", "spanlab.study.explain.analysis")
 LOG_CHECKS.later("twin", "spanlab.study.twin.analysis")
 #: Functions of the points of a sweep that ran, for analyses that also compare the points.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
-_COMPARED = ("prefill", "families", "policies", "bars", "state_ratio", "break_even", "perfect_eviction", "tiers")
-for _name in (*_COMPARED, "replicas", DECAY):
-    OF_POINTS.later(_name, f"spanlab.study.analyses.{_name}")
+OF_POINTS.later("prefill", "spanlab.study.analyses.prefill")
+OF_POINTS.later("families", "spanlab.study.analyses.families")
+OF_POINTS.later("policies", "spanlab.study.analyses.policies")
+OF_POINTS.later("bars", "spanlab.study.analyses.bars")
+OF_POINTS.later("state_ratio", "spanlab.study.analyses.state_ratio")
+OF_POINTS.later("break_even", "spanlab.study.analyses.break_even")
+OF_POINTS.later("perfect_eviction", "spanlab.study.analyses.perfect_eviction")
+OF_POINTS.later("tiers", "spanlab.study.analyses.tiers")
+OF_POINTS.later("replicas", "spanlab.study.analyses.replicas")
+OF_POINTS.later(DECAY, "spanlab.study.analyses.decay")
 DESIGNED = "designed_shapes"  # the workload of a calibration
 EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")

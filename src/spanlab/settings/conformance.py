@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 #: Functions of a served model that return a measurement; `spanlab.study.conformance.verdicts` describes it.
 PROPERTIES: Registry[Measurement] = Registry("properties", given=("subject",))
-_PACKAGE = "spanlab.study.conformance"
-PROPERTIES.later("greedy_generation", f"{_PACKAGE}.prefixes")
-PROPERTIES.later("prefix_reuse", f"{_PACKAGE}.prefixes")
-PROPERTIES.later("chunked_prefill", f"{_PACKAGE}.prefixes")
-PROPERTIES.later("preemption", f"{_PACKAGE}.prefixes")
-PROPERTIES.later("tenant_isolation", f"{_PACKAGE}.stored")
-PROPERTIES.later("copy_on_write", f"{_PACKAGE}.stored")
-PROPERTIES.later("span_reuse", f"{_PACKAGE}.spans")
-PROPERTIES.later("state_depth", f"{_PACKAGE}.hybrids")
-PROPERTIES.later("map_composition", f"{_PACKAGE}.hybrids")
+PROPERTIES.later("greedy_generation", "spanlab.study.conformance.prefixes")
+PROPERTIES.later("prefix_reuse", "spanlab.study.conformance.prefixes")
+PROPERTIES.later("chunked_prefill", "spanlab.study.conformance.prefixes")
+PROPERTIES.later("preemption", "spanlab.study.conformance.prefixes")
+PROPERTIES.later("tenant_isolation", "spanlab.study.conformance.stored")
+PROPERTIES.later("copy_on_write", "spanlab.study.conformance.stored")
+PROPERTIES.later("span_reuse", "spanlab.study.conformance.spans")
+PROPERTIES.later("state_depth", "spanlab.study.conformance.hybrids")
+PROPERTIES.later("map_composition", "spanlab.study.conformance.hybrids")
 
 _UNREAD = {"clock": "virtual", "record": "nothing", "teacher": None, "temperature": 0.0}
 

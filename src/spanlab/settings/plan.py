@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 PLAN = "plan"
 #: Functions of a planner (`spanlab.study.plan.planner`); each returns the result of one search.
 SEARCHES: Registry[SearchResult] = Registry("plan.search", given=("planner",))
-for _name in ("memory", "load", "tier", "replicas", "ratio", "interval", "block"):
-    SEARCHES.later(_name, f"spanlab.study.plan.{_name}")
+SEARCHES.later("memory", "spanlab.study.plan.memory")
+SEARCHES.later("load", "spanlab.study.plan.load")
+SEARCHES.later("tier", "spanlab.study.plan.tier")
+SEARCHES.later("replicas", "spanlab.study.plan.replicas")
+SEARCHES.later("ratio", "spanlab.study.plan.ratio")
+SEARCHES.later("interval", "spanlab.study.plan.interval")
+SEARCHES.later("block", "spanlab.study.plan.block")
 
 
 @dataclass

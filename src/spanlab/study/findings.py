@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from spanlab.analysis.families import MeasuredArm
@@ -87,16 +85,3 @@ class Findings:
     def every_table(self) -> tuple[Table, ...]:
         """All tables, the printed ones first."""
         return (*self.tables, *self.further)
-
-
-def draws(function: str, *data: Any) -> Callable[[], Figure | None]:
-    """Return a picklable function that draws a figure.
-
-    `function`  MODULE:NAME below `spanlab.report`; imported where it draws, for matplotlib takes half a second to load
-    """
-    return partial(_draw, f"spanlab.report.{function}", *data)
-
-
-def _draw(function: str, *data: Any) -> Figure | None:
-    figure: Figure | None = resolve_name(function)(*data)
-    return figure

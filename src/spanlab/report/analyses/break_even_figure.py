@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from spanlab.report.analyses.break_even import VERDICTS
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.report.sweep.point_grid import COLOURS, GridCell, draw_grid
 from spanlab.report.units import MISSING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = dict(zip(VERDICTS, COLOURS, strict=False))
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.analysis.decay import LEAST_SPEEDUP, Decay
 from spanlab.report.drawing import style
 from spanlab.stats import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline: str, footer: str) -> Figure:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
-
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from typing import TYPE_CHECKING, Any
 
 from spanlab.report.analyses.families import NO_LEAD, families_at, family_text
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.report.sweep.point_grid import COLOURS, PALE, GridCell, draw_grid
 from spanlab.report.units import MISSING
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def draw_winners(points: Sequence[SweepPoint]) -> Figure:
     """Draw a cell per point of a product of settings, coloured by the family with the lowest mean TTFT."""
+    from matplotlib.patches import Patch
+
     names = families_at(points)
     colours = dict(zip(names, COLOURS, strict=False))
     title = f"The family with the lowest mean TTFT, and its speedup over {family_text(names[0])}"

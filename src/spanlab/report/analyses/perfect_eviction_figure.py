@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from spanlab.report.analyses.perfect_eviction import ARM_LABELS
 from spanlab.report.drawing import style
 from spanlab.report.drawing.scales import log_scale
 from spanlab.report.sweep.data import SweepPoint, axis_name, footer_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _STROKES = {"usual": ("#222222", "o"), "best": ("#0072b2", "s"), "known": ("#d55e00", "^")}
 _BOUND: dict[str, Any] = {"color": "#7f7f7f", "linestyle": "--"}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from spanlab.report.drawing import style
 from spanlab.report.sweep.data import SweepPoint, footer_of, value_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw_busy(points: Sequence[SweepPoint]) -> Figure:

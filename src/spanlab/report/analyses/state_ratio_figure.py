@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from typing import TYPE_CHECKING
 
 from spanlab.report.analyses.state_ratio import RatioCurves
 from spanlab.report.drawing import scales, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLS = 3
 _STROKES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
@@ -54,6 +55,8 @@ def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
 
 
 def _legend(figure: Figure, arms: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
     lines = [
         Line2D([], [], color=colour, marker=marker, markersize=4, label=arm)
         for arm, (colour, marker) in zip(arms, _STROKES, strict=False)

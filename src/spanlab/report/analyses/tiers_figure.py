@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from spanlab.report.drawing import style
 from spanlab.report.drawing.scales import log_scale
 from spanlab.report.sweep.data import SweepPoint, axis_name, footer_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def draw_tiers(points: Sequence[SweepPoint]) -> Figure | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
 
 from spanlab.report.drawing.style import DPI
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _LABEL_PT = 7.5
 _PIXELS_PER_PT = DPI / 72
@@ -91,6 +92,9 @@ def _free(boxes: Sequence[Floats], points: Floats, occupied: Floats) -> Floats |
 
 
 def _write(ax: Axes, placed: Sequence[tuple[Label, Floats, Floats]]) -> None:
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgb
+
     leaders, colours = [], []
     to_axes = ax.transAxes.inverted()
     for label, point, box in placed:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axis import Axis, XAxis
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
 
 
 def log_scale(axis: Axis, low: float, high: float) -> None:
     """Set a log axis with plain numbers (0.2, 5, 1000) instead of powers, and fewer ticks over many decades."""
+    from matplotlib.axis import XAxis
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     axis.axes.set(**{"xscale" if isinstance(axis, XAxis) else "yscale": "log"})
     decades = high / low
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 300 else (1, 3) if decades < 3e4 else (1,)))
@@ -29,6 +34,8 @@ def plain_number(value: float, _position: int = 0) -> str:
 
 def count_ticks(axis: Axis) -> None:
     """Linear ticks as short counts (2000, 20k, 1.5M)."""
+    from matplotlib.ticker import FuncFormatter
+
     axis.set_major_formatter(FuncFormatter(plain_number))
 
 

@@ -7,10 +7,11 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Share = Literal["none", "all", "row", "col"]
 
@@ -137,6 +138,8 @@ def framed_with(
     **grid: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
     """A titled figure with `rows` x `cols` plain axes over a footer; `share` is (sharex, sharey)."""
+    from matplotlib.figure import Figure
+
     extra = max(0, wrapped(footer).count("\n") + 1 - FOOTER_LINES) * 1.3 * NOTE_PT / 72  # inches
     height += extra
     figure = Figure(figsize=(WIDTH_IN, height), dpi=DPI)

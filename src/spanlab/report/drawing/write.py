@@ -6,17 +6,18 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib import rc_context, rcParamsDefault
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NOT_STYLE = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
 
 
 def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
     """Draw one figure to `stem`.png and .pdf; nothing is written where `draw` returns None."""
+    from matplotlib import rc_context, rcParamsDefault
+
     # a user's matplotlibrc would change the bytes
     with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_STYLE}):
         figure = draw()
@@ -24,6 +25,9 @@ def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
 
 
 def _write(figure: Figure, stem: Path) -> list[Path]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
     # the methods of the canvases draw once per format; Figure.savefig draws twice. PNG first: PDF sets the figure's dpi

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from spanlab.analysis.compare import ArmComparison, by_load
 from spanlab.analysis.errors import errors
 from spanlab.analysis.goals import GOALS, load_words
 from spanlab.report.drawing import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _SHOWN = {"ttft_s": "mean TTFT", "e2e_s": "mean E2E latency"}
 _WIDTH = 0.8  # share of the width of a load that its arms fill

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.analysis.compare import ArmComparison, by_load, mean_ttft
 from spanlab.analysis.goals import load_words
 from spanlab.report.drawing import scales, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def draw(comparisons: list[ArmComparison], footer: str) -> Figure | None:

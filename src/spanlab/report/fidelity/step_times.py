@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from spanlab.analysis.points import Point
 from spanlab.core.step_features import StepFeatures
 from spanlab.report.drawing import scales, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Kinds of steps: prompts, prompts while other requests decode, or decoding alone.
 KINDS: dict[str, tuple[Callable[[StepFeatures], bool | int], str, str]] = {

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.drawing import scales
 from spanlab.report.figures import FIGURES, multiples
 from spanlab.report.figures.representatives import best_of_families
 from spanlab.report.measures import holds_states, is_full_recompute
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _ARMS = 8
 _COLS = 4
@@ -23,6 +24,8 @@ _KV, _STATES = "#0072b2", "#e69f00"
 @FIGURES.register("cache_content")
 def draw(study: StudyData) -> Figure | None:
     """Draw stacked KV and state bytes over the run of the first seed, one panel per arm with shared axes."""
+    from matplotlib.patches import Patch
+
     candidates = (arm for arm in study.arms if not is_full_recompute(arm) and _holds_bytes(arm))
     arms = best_of_families(candidates, _ARMS)
     if not arms:

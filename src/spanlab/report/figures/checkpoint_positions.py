@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES, multiples
 from spanlab.report.figures.representatives import best_of_families
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 _ARMS = 8
 _COLS = 4
@@ -25,6 +26,8 @@ _RASTER_FROM = 3000
 @FIGURES.register("checkpoint_positions")
 def draw(study: StudyData) -> Figure | None:
     """Draw stored states (dots) over match (red) and prompt (light) of each visit of one group, first seed."""
+    from matplotlib.ticker import MaxNLocator
+
     arms = best_of_families((arm for arm in study.arms if _has_states(arm)), _ARMS)
     if not arms:
         return None
@@ -68,6 +71,8 @@ def _row_height_pt(ax: Axes) -> float:
 
 
 def _handles() -> list[Line2D]:
+    from matplotlib.lines import Line2D
+
     return [
         Line2D([], [], color=_PROMPT, linewidth=6, label="prompt"),
         Line2D([], [], color=_MATCH, linewidth=6, label="match"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from spanlab.report.data import StudyData
 from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES
 from spanlab.report.figures.representatives import reference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _BINS = 40
 _COLOUR = "#0072b2"

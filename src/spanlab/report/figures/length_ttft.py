@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from spanlab.report import measures
@@ -12,6 +12,10 @@ from spanlab.report.data import ArmData, StudyData
 from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES
 from spanlab.report.figures.representatives import best_of_families
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _ARMS = 6
 _BINS = 9

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.records import LOSS_CAUSES
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.drawing import style
 from spanlab.report.figures import FIGURES
 from spanlab.report.measures import category_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _CATEGORIES = ("reused", *LOSS_CAUSES)
 _ROW_IN = 0.19

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from spanlab.report import measures
 from spanlab.report.data import StudyData
 from spanlab.report.drawing.labels import Label, place_labels
 from spanlab.report.drawing.scales import Unit, byte_unit, log_scale
 from spanlab.report.drawing.style import FAMILY_STYLES, INK, family_style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HEIGHT_IN = 5.8
 _LOG_FROM = 12.0  # ratio of bytes above which the axis is logarithmic

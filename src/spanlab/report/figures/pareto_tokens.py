@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.report import measures
 from spanlab.report.data import ArmData, StudyData
@@ -10,6 +10,9 @@ from spanlab.report.drawing import style
 from spanlab.report.drawing.scales import Unit
 from spanlab.report.figures import FIGURES
 from spanlab.report.figures.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BOUND = "infinite cache"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.report import measures
 from spanlab.report.data import ArmData, StudyData
@@ -11,6 +10,10 @@ from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES
 from spanlab.report.figures.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
 from spanlab.report.figures.representatives import reference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LOG_FROM = 12.0
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.figures.load_curves import draw_load_curves
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @FIGURES.register("queueing_load")

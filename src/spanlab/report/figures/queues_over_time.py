@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.analysis.serving import Queues
 from spanlab.report.drawing import scales, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(queues: Mapping[str, Queues], families: Mapping[str, str], footer: str) -> Figure:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.figure import Figure
 
 from spanlab.report import measures
 from spanlab.report.data import StudyData
 from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES
 from spanlab.report.figures.representatives import best_of_families
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ARMS = 6
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.report.drawing import scales, style
 from spanlab.report.drawing.labels import Label, place_labels
 from spanlab.report.methods.data import Entry, MethodData, ends
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def draw(data: MethodData) -> Figure | None:

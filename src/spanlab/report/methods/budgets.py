@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.report.drawing import scales, style
 from spanlab.report.methods.data import PLAIN, Entry, Line, MethodData, budgets, ends
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MEASURES = (
     ("gold_loss_change", "gold loss minus that of full recompute (nats)"),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from spanlab.analysis.policies import RuleResult
 from spanlab.report.drawing import scales, style
 from spanlab.report.policies.points import PolicyPoint, panels_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 GIB = 2.0**30
 _COLS = 3
@@ -113,6 +114,8 @@ def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:
 
 
 def _legend(ax: Axes, families: Sequence[str], measure: str) -> None:
+    from matplotlib.lines import Line2D
+
     lines = [
         Line2D([], [], color=colour, marker=marker, markersize=5, linewidth=1.5, label=f"best of {family}")
         for family, (colour, marker) in zip(families, _STROKES, strict=False)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator
+from typing import TYPE_CHECKING
 
 from spanlab.report.drawing import scales, style
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 _TICKS = 3
 
 
 def length_axis(axis: Axis, lengths: list[float]) -> None:
     """Set a log axis of prompt lengths, short to long, with at most three ticks, all at lengths."""
+    from matplotlib.ticker import FixedLocator
+
     scales.log_scale(axis, lengths[0], lengths[-1])
     axis.set_major_locator(FixedLocator(lengths[:: -(-len(lengths) // _TICKS)]))
 

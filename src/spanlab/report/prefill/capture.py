@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from spanlab.analysis.prefill import FEW_STATES, MOST_OVERHEAD, overhead
 from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.axes import name_axes
 from spanlab.report.prefill.data import Entry, PrefillData
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLS = 2
 _TICKS = (0, 1, 3, 10, 30, 100, 300, 1000)
@@ -64,6 +67,8 @@ def _draw_arm(ax: Axes, entry: Entry, stroke: style.Stroke) -> None:
 
 def _states_axis(ax: Axes, most: float) -> None:
     """Set the x axis of states: zero, then decades."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     ax.set_xscale("symlog", linthresh=1, linscale=0.4)
     ax.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick <= 2 * most]))
     ax.xaxis.set_minor_locator(NullLocator())

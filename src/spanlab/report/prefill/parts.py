@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.report import units
 from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.data import Entry, PrefillData
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Colour and name of every part, in the order of execution in a step.
 PARTS = {

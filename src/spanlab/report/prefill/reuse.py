@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.data import PrefillData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LIGHTEST, _DARKEST = 0.82, 0.08
 
 
 def draw(data: PrefillData) -> Figure | None:
     """Draw median (dot), quartiles and bound (cross) of every arm and kind of request."""
+    from matplotlib.lines import Line2D
+
     if not all(entry["bound_s"] for entry in data.entries):
         return None
     lengths = data.lengths()
@@ -52,5 +55,8 @@ def draw(data: PrefillData) -> Figure | None:
 
 def _shades(count: int) -> list[str]:
     """Return a shade for each of `count` lengths, light to dark."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
     step = (_LIGHTEST - _DARKEST) / max(count - 1, 1)
     return [to_hex(colormaps["viridis"](_LIGHTEST - step * index)) for index in range(count)]

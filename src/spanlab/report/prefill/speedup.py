@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
 from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.axes import length_axis, name_axes
 from spanlab.report.prefill.data import Entry, PrefillData, curve
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.typing import LineStyleType
 
 _COLS = 4
@@ -71,6 +69,8 @@ def _draw_curve(ax: Axes, entries: list[Entry], stroke: style.Stroke, line: Line
 
 
 def _label(figure: Figure, names: list[str]) -> None:
+    from matplotlib.lines import Line2D
+
     name_axes(figure, "prompt length (tokens)", "speedup of TTFT (×)")
     keys = [
         Line2D([], [], color=style.INK, linewidth=1.3, linestyle=_LINES[index % len(_LINES)])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.axes import length_axis, name_axes
 from spanlab.report.prefill.data import Entry, PrefillData, curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLS = 3
 
@@ -54,6 +57,8 @@ def _draw_arm(ax: Axes, entries: list[Entry], stroke: style.Stroke, factor: floa
 
 
 def _label(figure: Figure, unit: str, strokes: dict[str, style.Stroke]) -> None:
+    from matplotlib.lines import Line2D
+
     name_axes(figure, "prompt length (tokens)", f"TTFT ({unit})")
     keys = [Line2D([], [], markersize=4, **stroke.options) for stroke in strokes.values()]
     right = style.margins_for(strokes).right

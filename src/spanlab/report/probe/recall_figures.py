@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.analysis.recall import HeadNorm, Score, TrainingPoint
 from spanlab.report.drawing import scales, style
 from spanlab.stats import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _ALL, _UPDATED, _FIRST = "#222222", "#d55e00", "#56b4e9"
 _COLOURS = ("#0072b2", "#d55e00", "#117733", "#aa4499")

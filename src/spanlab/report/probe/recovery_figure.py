@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.analysis.recovery import RecoveryResult
 from spanlab.report.drawing import scales, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLOURS = ("#0072b2", "#d55e00", "#aa4499", "#56b4e9", "#222222")
 _LEAST = 1e-8  # a smaller divergence is drawn here

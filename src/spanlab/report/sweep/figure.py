@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
+from typing import TYPE_CHECKING
 
 from spanlab.report.drawing import scales, style
 from spanlab.report.sweep.data import (
@@ -19,6 +16,10 @@ from spanlab.report.sweep.data import (
     sweep_rows,
 )
 from spanlab.report.sweep.panels import HIT_RATE, Measure, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _PANEL_IN = 3.1
 _TOP_IN, _BOTTOM_IN = 0.62, 0.95
@@ -55,6 +56,9 @@ def _frame(
     groups: Mapping[str, Sequence[SweepPoint]], ran: Sequence[SweepPoint], measure: Measure
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with two panels per row; with an odd number of panels, the first one fills a row."""
+    from matplotlib.figure import Figure
+    from matplotlib.gridspec import GridSpec
+
     odd = len(groups) % 2
     lines = (len(groups) + 1) // 2
     height = _PANEL_IN * lines + _TOP_IN + _BOTTOM_IN - 0.5

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis, XAxis, YAxis
 from numpy.typing import NDArray
 
 from spanlab.report.drawing import scales, style
 from spanlab.report.sweep.data import SweepRow, Value, axis_name, value_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis, XAxis, YAxis
 
 _LOG_FROM = 6.0
 _LABEL_PT = 7.5

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from typing import TYPE_CHECKING
 
 from spanlab.report.drawing import style
 from spanlab.report.sweep.data import SweepPoint, axis_name, footer_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 _ROW_IN, _TOP_IN, _BOTTOM_IN, _LEFT_IN = 0.36, 1.1, 0.75, 2.3
 PALE = 0.35  # opacity of cells whose interval shows no difference
@@ -58,6 +60,9 @@ def draw_grid(
     cell: Callable[[SweepPoint], GridCell | None],
 ) -> Figure:
     """Draw a cell per point; `legend` maps labels to colours, `notes` are additional entries of the legend."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     grid = _Grid.of(points)
     downs, acrosses = grid.values(range(grid.split)), grid.values(range(grid.split, len(grid.keys)))
     height = _ROW_IN * len(downs) + _TOP_IN + _BOTTOM_IN
@@ -80,6 +85,8 @@ def draw_grid(
 
 
 def _draw_cell(ax: Axes, column: int, row: int, cell: GridCell) -> None:
+    from matplotlib.patches import Rectangle
+
     opacity = 1.0 if cell.shown else PALE
     ax.add_patch(Rectangle((column, row), 1, 1, facecolor=cell.colour, alpha=opacity, edgecolor="white", lw=2))
     ink = "white" if cell.shown else style.INK

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from spanlab.analysis.break_even import STEPS, break_even
 from spanlab.report.analyses.break_even import break_even_table, steps_table
+from spanlab.report.analyses.break_even_figure import draw_break_even
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.of_points import findings_by_axis, point_entries
@@ -29,5 +30,5 @@ def break_even_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the family that suffices at each point: one table and one figure per axis of the sweep."""
     ran = [point for point in points if (point.summary or {})["break_even"] is not None]
     summary = {"break_even": point_entries(ran, "break_even")}
-    figure = "analyses.break_even_figure:draw_break_even"
+    figure = draw_break_even
     return findings_by_axis("break_even", ran, break_even_table, figure, summary)

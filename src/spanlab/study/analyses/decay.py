@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -12,11 +13,12 @@ from spanlab.analysis.outputs import read_scores
 from spanlab.core.passages import novel_requests
 from spanlab.core.request import Request
 from spanlab.report.analyses.decay import decay_table, points_table
+from spanlab.report.analyses.decay_figure import draw_decay
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.head import footer
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.numbers.results import family
 from spanlab.study.output.arm_files import Cell
 
@@ -41,7 +43,7 @@ def decay(finished: Finished) -> Findings:
     return Findings(
         summary={"decay": {name: arm.summary() for name, arm in arms.items()}},
         tables=(decay_table(f"{finished.name} · {footer(finished)}", arms, study.baseline),),
-        figures={"decay": draws("analyses.decay_figure:draw_decay", arms, families, study.baseline, footer(finished))},
+        figures={"decay": partial(draw_decay, arms, families, study.baseline, footer(finished))},
         caveats=(f"{noise}; they are shown all the same",) if noise else (),
     )
 

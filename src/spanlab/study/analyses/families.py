@@ -8,6 +8,7 @@ from typing import Any
 
 from spanlab.analysis.families import compare_families, plain, shown_together, without_ratios
 from spanlab.report.analyses.families import families_table, winners_table
+from spanlab.report.analyses.families_figure import draw_winners
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.of_points import findings_by_axis, point_entries
@@ -27,7 +28,7 @@ def families_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the family that leads at each point: one table and one figure per axis of the sweep."""
     points = _corrected(points)
     winners = point_entries(points, "families")
-    figure = "analyses.families_figure:draw_winners"
+    figure = draw_winners
     return findings_by_axis("winners", points, winners_table, figure, {"winners": winners})
 
 

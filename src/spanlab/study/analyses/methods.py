@@ -12,17 +12,19 @@ from spanlab.analysis.bootstrap import describe_few
 from spanlab.analysis.clustered import Groups
 from spanlab.analysis.method_scores import ArmAnswers, References, floor_entry, loss_by, method_entry, pair_changes
 from spanlab.core.request import Request
+from spanlab.report.methods.benefit import draw as draw_benefit
+from spanlab.report.methods.budgets import draw as draw_budgets
 from spanlab.report.methods.data import MethodData
 from spanlab.report.methods.tables import buckets_table, budgets_tables, methods_table, pairs_table
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.methods import METHODS
 from spanlab.study.analyses.head import footer
 from spanlab.study.analyses.method_inputs import covariates, read_answers
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.machine.aa import floor_files
 from spanlab.study.machine.floor import NAME
 
-FIGURES = {"methods_benefit": "methods.benefit:draw", "methods_budgets": "methods.budgets:draw"}
+FIGURES = {"methods_benefit": draw_benefit, "methods_budgets": draw_budgets}
 
 
 @ANALYSES.register(METHODS)
@@ -56,7 +58,7 @@ def compare_methods(finished: Finished) -> Findings:
         },
         tables=(methods_table(data),),
         further=(*budgets_tables(data), buckets_table(buckets), pairs_table(pairs)) if scored else (),
-        figures={name: draws(drawing, data) for name, drawing in FIGURES.items()} if scored else {},
+        figures={name: partial(drawing, data) for name, drawing in FIGURES.items()} if scored else {},
         caveats=_caveats(entries, len(np.unique(references.groups)), noise),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from spanlab.analysis.families import MeasuredArm
 from spanlab.analysis.perfect_eviction import perfect_eviction
 from spanlab.report.analyses.perfect_eviction import arms_table, points_table
+from spanlab.report.analyses.perfect_eviction_figure import draw_perfect_eviction
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.of_points import findings_by_axis, point_entries
@@ -40,5 +41,5 @@ def perfect_eviction_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return every point: one table and one figure per axis of the sweep."""
     ran = [point for point in points if (point.summary or {})["perfect_eviction"] is not None]
     summary = {"perfect_eviction": point_entries(ran, "perfect_eviction")}
-    figure = "analyses.perfect_eviction_figure:draw_perfect_eviction"
+    figure = draw_perfect_eviction
     return findings_by_axis("perfect_eviction", ran, points_table, figure, summary)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from spanlab.analysis.policies import RuleResult, rule_result
 from spanlab.report.data import ArmData
+from spanlab.report.policies.figure import draw_policies
 from spanlab.report.policies.points import PolicyPoint, policy_points
 from spanlab.report.policies.tables import best_table, ranking_table, rules_table
 from spanlab.report.sweep.data import SweepPoint, footer_of
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.of_points import point_entries
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 
 FIGURES = {"policies_tokens": "token_hit_rate", "policies_ttft": "ttft_mean_s"}
 
@@ -43,10 +45,10 @@ def _rule(arm: ArmData, family: str) -> RuleResult:
 @OF_POINTS.register("policies")
 def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return all points: each rule's share of the offline bound, and two figures over resident bytes."""
-    rule_points, drawing = policy_points(points), "policies.figure:draw_policies"
+    rule_points, drawing = policy_points(points), draw_policies
     return Findings(
         summary={"policies": point_entries(points, "policies")},
         tables=(ranking_table(rule_points), best_table(rule_points)),
         further=(rules_table(rule_points),),
-        figures={name: draws(drawing, rule_points, footer_of(points), measure) for name, measure in FIGURES.items()},
+        figures={name: partial(drawing, rule_points, footer_of(points), measure) for name, measure in FIGURES.items()},
     )

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from spanlab.analysis.prefill import capture_goal, prefill_entries
+from spanlab.report.prefill.capture import draw as draw_prefill_capture
 from spanlab.report.prefill.data import PrefillData
+from spanlab.report.prefill.parts import draw as draw_prefill_parts
+from spanlab.report.prefill.reuse import draw as draw_prefill_reuse
+from spanlab.report.prefill.speedup import draw as draw_prefill_speedup
 from spanlab.report.prefill.table import prefill_table
+from spanlab.report.prefill.ttft import draw as draw_prefill_ttft
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.head import footer
 from spanlab.study.analyses.prefill_inputs import read_logits, read_prefills
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 
 FIGURES = {
-    "prefill_ttft": "prefill.ttft:draw",
-    "prefill_speedup": "prefill.speedup:draw",
-    "prefill_parts": "prefill.parts:draw",
-    "prefill_reuse": "prefill.reuse:draw",
-    "prefill_capture": "prefill.capture:draw",
+    "prefill_ttft": draw_prefill_ttft,
+    "prefill_speedup": draw_prefill_speedup,
+    "prefill_parts": draw_prefill_parts,
+    "prefill_reuse": draw_prefill_reuse,
+    "prefill_capture": draw_prefill_capture,
 }
 
 
@@ -60,5 +66,5 @@ def _findings(entries: list[dict[str, Any]], labels: Sequence[str], baseline: st
     return Findings(
         summary={"prefill": {"labels": list(labels), "entries": entries, "capture_goal": capture_goal(entries)}},
         tables=(prefill_table(entries, labels, baseline),),
-        figures={name: draws(drawing, data) for name, drawing in FIGURES.items()},
+        figures={name: partial(drawing, data) for name, drawing in FIGURES.items()},
     )

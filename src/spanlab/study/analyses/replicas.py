@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from spanlab.report.analyses.replicas import replicas_table, routings_table
+from spanlab.report.analyses.replicas_figure import draw_busy
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.of_points import point_entries
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 
 
 @ANALYSES.register("replicas")
@@ -44,5 +46,5 @@ def replicas_of_points(points: Sequence[SweepPoint]) -> Findings:
     return Findings(
         summary={"routings": point_entries(points, "replicas")},
         tables=(routings_table(points),),
-        figures={"replicas_busy": draws("analyses.replicas_figure:draw_busy", points)},
+        figures={"replicas_busy": partial(draw_busy, points)},
     )

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from spanlab.analysis.serving import Gaps, Goal, Queues, Values, queues, serving_values
 from spanlab.report.analyses.serving import ServingRow, serving_table
+from spanlab.report.figures.queues_over_time import draw as draw_queues_over_time
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
 from spanlab.stats import Interval, t_interval
 from spanlab.study.analyses.head import footer
 from spanlab.study.execution.cells import cells
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.numbers import summary as sums
 from spanlab.study.numbers.results import family
 from spanlab.study.output.arm_files import ArmFiles, Cell
@@ -47,7 +49,7 @@ def serving(finished: Finished) -> Findings:
     return Findings(
         summary={"serving": [row.summary() for row in rows]},
         tables=(serving_table(title, rows, tuple(goals), caveats),),
-        figures={"queues_over_time": draws("figures.queues_over_time:draw", queues_by_arm, families, footer(finished))},
+        figures={"queues_over_time": partial(draw_queues_over_time, queues_by_arm, families, footer(finished))},
         caveats=caveats,
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from spanlab.report.analyses.state_ratio import ratio_curves, ratios_table
+from spanlab.report.analyses.state_ratio_figure import draw_ratios
 from spanlab.report.sweep.data import SweepPoint, footer_of
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.analyses.of_points import point_entries
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.plan.ratio import SGLANG_DEFAULT, balanced
 
 
@@ -27,5 +29,5 @@ def ratios_of_points(points: Sequence[SweepPoint]) -> Findings:
     return Findings(
         summary={"state_ratio": point_entries(points, "state_ratio")},
         tables=(ratios_table(curves),),
-        figures={"state_ratio": draws("analyses.state_ratio_figure:draw_ratios", curves, footer_of(points))},
+        figures={"state_ratio": partial(draw_ratios, curves, footer_of(points))},
     )

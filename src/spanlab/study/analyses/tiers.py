@@ -16,6 +16,7 @@ from spanlab.core.tiers.link import Link
 from spanlab.core.tiers.load import overlapped
 from spanlab.core.tiers.rules import TierRules
 from spanlab.report.analyses.tiers import arms_table, break_even_table, points_table, tiers_table
+from spanlab.report.analyses.tiers_figure import draw_tiers
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
@@ -45,7 +46,7 @@ def tiers_of_study(finished: Finished) -> Findings:
 @OF_POINTS.register("tiers")
 def tiers_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return hits and times by arm at every point: one table and one figure per axis of the sweep."""
-    return findings_by_axis("tiers", points, points_table, "analyses.tiers_figure:draw_tiers", {})
+    return findings_by_axis("tiers", points, points_table, draw_tiers, {})
 
 
 def break_even(study: Study) -> dict[str, int | None]:

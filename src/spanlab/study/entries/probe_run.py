@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.tables import Table
@@ -16,6 +15,9 @@ from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.output import provenance
 from spanlab.study.output.folder import CONFIG, RunFolder
 from spanlab.study.output.results import draw_figures, publish, write_results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FOLDER = "probe"
 CAVEATS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from spanlab.build import GIB
 from spanlab.offline.replay import CacheRules, ReplayResult
 from spanlab.report.explain import tables_of
+from spanlab.report.explain_figure import draw_curve
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
 from spanlab.study.analyses.head import footer
@@ -20,7 +22,7 @@ from spanlab.study.explain.fixes import ExplainedArm, Fix, ranked_fixes, verdict
 from spanlab.study.explain.groups import groups_of, positions_of
 from spanlab.study.explain.reported import is_surprising, reported_lines, reported_of
 from spanlab.study.explain.rules import Rules, check_fits, rules_of
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.numbers.bounds import BoundCrossedError
 from spanlab.workloads.logs import Ids, Log
 from spanlab.workloads.logs.unread import Unread
@@ -56,7 +58,7 @@ def explain(finished: Finished) -> Findings:
     assert log is not None, "the settings let no other workload pass"
     summary = _lengths(log) if log.ids == Ids.NONE else _reuse(finished.study, log)
     title = f"{finished.name} · {footer(finished)}"
-    draw, caveats = draws("explain_figure:draw_curve", summary, title), _caveats(log)
+    draw, caveats = partial(draw_curve, summary, title), _caveats(log)
     figures = {"capacity_curve": draw} if summary["capacity_curve"] else {}
     return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
 

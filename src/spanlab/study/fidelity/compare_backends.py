@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,15 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.engine.remap_tokens import remap_tokens
 from spanlab.records import Record
 from spanlab.report.fidelity.comparison import tables
+from spanlab.report.fidelity.error_by_load import draw as draw_error_by_load
+from spanlab.report.fidelity.predicted_measured import draw as draw_predicted_measured
+from spanlab.report.fidelity.ranking import draw as draw_ranking
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study.analyses.head import footer
 from spanlab.study.execution.cells import cells
 from spanlab.study.execution.jobs import Job, Jobs
 from spanlab.study.fidelity.schedule_match import schedule_match
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.numbers import summary as sums
 from spanlab.study.numbers.results import family
 from spanlab.study.output.step_log import read_steps
@@ -29,9 +33,9 @@ from spanlab_sim.calibrated import CalibratedTiming
 from spanlab_sim.run import simulate
 
 FIGURES = {
-    "predicted_measured": "fidelity.predicted_measured:draw",
-    "error_by_load": "fidelity.error_by_load:draw",
-    "ranking": "fidelity.ranking:draw",
+    "predicted_measured": draw_predicted_measured,
+    "error_by_load": draw_error_by_load,
+    "ranking": draw_ranking,
 }
 _PROFILE_KEYS = ("model", "machine", "device", "date", "commit", "left_out", "shapes", "steps")
 
@@ -55,7 +59,7 @@ def compare_backends(finished: Finished) -> Findings:
     return Findings(
         summary={"fidelity": {"profile": {key: asdict(profile)[key] for key in _PROFILE_KEYS}} | summary},
         tables=tables(summary, provenance if alone else calibrated, notes),
-        figures={name: draws(FIGURES[name], compared, provenance) for name in names},
+        figures={name: partial(FIGURES[name], compared, provenance) for name in names},
         caveats=tuple(filter(None, [sentence])),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,20 @@ from numpy.typing import NDArray
 
 from spanlab.analysis.points import Point, StepId
 from spanlab.report.fidelity.profile import cross_validation_line, footer, profile_table
+from spanlab.report.fidelity.residuals import draw as draw_residuals
+from spanlab.report.fidelity.step_times import draw as draw_step_times
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study.fidelity import profiles
 from spanlab.study.fidelity.shapes import shape_numbers
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.machine.device import EngineFacts
 from spanlab.study.output import provenance
 from spanlab.study.output.arm_files import ArmFiles, Cell
 from spanlab.study.output.step_log import read_steps
 from spanlab_sim.calibrated import Profile
 
-FIGURES = {"predicted": "fidelity.step_times:draw", "residuals": "fidelity.residuals:draw"}
+FIGURES = {"predicted": draw_step_times, "residuals": draw_residuals}
 
 
 @ANALYSES.register("fit_profile")
@@ -47,7 +50,7 @@ def fit_profile(finished: Finished) -> Findings:
     return Findings(
         summary={"fit_profile": {"profile": asdict(profile), "kept": storage_note}},
         tables=(profile_table(profile, (storage_note, *finished.failed.values(), *filter(None, [noise]))),),
-        figures={name: draws(drawing, points, errors, quality) for name, drawing in FIGURES.items()},
+        figures={name: partial(drawing, points, errors, quality) for name, drawing in FIGURES.items()},
         caveats=tuple(filter(None, [noise])),
     )
 

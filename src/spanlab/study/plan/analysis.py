@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
 from spanlab.report.plan import tables_of
+from spanlab.report.plan_figure import draw_search
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.plan import SEARCHES
 from spanlab.study.analyses.head import footer
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.numbers.summary import requests_needed
 from spanlab.study.plan.planner import REFERENCES, Planner
 from spanlab.study.plan.search_result import SearchResult
@@ -31,7 +33,7 @@ def plan(finished: Finished) -> Findings:
     title = f"{finished.name} · {footer(finished)}"
     caveats = (*_caveats(planner), *(caveat for result in results.values() for caveat in result.caveats))
     curves = [name for name, result in results.items() if result.curve]
-    figures = {f"plan_{name}": draws("plan_figure:draw_search", summary, name, title) for name in curves}
+    figures = {f"plan_{name}": partial(draw_search, summary, name, title) for name in curves}
     return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -25,11 +26,12 @@ from spanlab.report import faces
 from spanlab.report.console import print_tables
 from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.sweep.data import SweepPoint, as_value, sweep_rows
+from spanlab.report.sweep.figure import draw_sweep
 from spanlab.report.sweep.table import failures, rate_tables, sweep_tables
 from spanlab.report.tables import Table
 from spanlab.settings import Study
 from spanlab.settings.analyses import OF_POINTS
-from spanlab.study.findings import Findings, draws
+from spanlab.study.findings import Findings
 from spanlab.study.output import provenance
 from spanlab.study.output.config import GROWING, settings_key, settings_yaml
 from spanlab.study.output.folder import CONFIG, RunFolder, folder_name
@@ -58,6 +60,9 @@ class Axis:
         """Iterate over tuples of one value per key; the last key varies fastest."""
         return product(*self.values)
 
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Compose = Callable[..., Study]  # returns the study with further overrides
 
@@ -260,7 +265,9 @@ def _track(tables: Sequence[Table], folder: Path, tracker: Tracker) -> None:
 
 def _draw(points: list[SweepPoint], findings: list[Findings], folder: Path) -> list[Path]:
     """Draw one figure per measure and those of the analyses, and return the PNG files."""
-    figures = {name: draws("sweep.figure:draw_sweep", points, measure) for name, measure in FIGURES.items()}
+    figures: dict[str, Callable[[], Figure | None]] = {}
+    for name, measure in FIGURES.items():
+        figures[name] = partial(draw_sweep, points, measure)
     for analysis_findings in findings:
         figures |= analysis_findings.figures
     return draw_figures(figures, folder)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spanlab.report.twin import tables_of
+from spanlab.report.twin_figure import draw as draw_twin_figure
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
 from spanlab.study.analyses.head import footer
-from spanlab.study.findings import Findings, Finished, draws
+from spanlab.study.findings import Findings, Finished
 from spanlab.study.output.provenance import commit
 from spanlab.study.twin.errors import errors, measured_times, predicted_times, predictions_without_model
 from spanlab.study.twin.fit import IDENTIFIED, Fit, Fitting
@@ -55,7 +57,7 @@ def twin(finished: Finished) -> Findings:
     caveats = (*log.notes, *timed_log.notes, *_caveats(fit, summary))
     title = f"{finished.name} · {footer(finished)}"
     tables = tables_of(summary, title, caveats)
-    figures = {"predicted_measured": draws("twin_figure:draw", summary["requests_by_time"], title)}
+    figures = {"predicted_measured": partial(draw_twin_figure, summary["requests_by_time"], title)}
     summary = {key: value for key, value in summary.items() if key != "requests_by_time"}
     return Findings(summary | {"profile": PROFILE}, tables, (), figures, caveats)
 

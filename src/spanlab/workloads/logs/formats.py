@@ -9,24 +9,20 @@ from spanlab.workloads.logs.source import LogFile, LogFormat, Row, head_rows
 
 #: A registered function has no parameters and returns the format.
 LOG_FORMATS: Registry[LogFormat] = Registry("log format")
-_FOLDER = __package__
 
-for _name in (
-    "ragpulse",
-    "parquet",
-    "azure",
-    "burstgpt",
-    "tracelab",
-    "agent_sessions",
-    "lmcache",
-    "mooncake",
-    "sglang",
-    "openai",
-    "vllm_bench",
-    "spanlab_records",
-    "vllm_events",
-):
-    LOG_FORMATS.later(_name, f"{_FOLDER}.{_name}")
+LOG_FORMATS.later("ragpulse", "spanlab.workloads.logs.ragpulse")
+LOG_FORMATS.later("parquet", "spanlab.workloads.logs.parquet")
+LOG_FORMATS.later("azure", "spanlab.workloads.logs.azure")
+LOG_FORMATS.later("burstgpt", "spanlab.workloads.logs.burstgpt")
+LOG_FORMATS.later("tracelab", "spanlab.workloads.logs.tracelab")
+LOG_FORMATS.later("agent_sessions", "spanlab.workloads.logs.agent_sessions")
+LOG_FORMATS.later("lmcache", "spanlab.workloads.logs.lmcache")
+LOG_FORMATS.later("mooncake", "spanlab.workloads.logs.mooncake")
+LOG_FORMATS.later("sglang", "spanlab.workloads.logs.sglang")
+LOG_FORMATS.later("openai", "spanlab.workloads.logs.openai")
+LOG_FORMATS.later("vllm_bench", "spanlab.workloads.logs.vllm_bench")
+LOG_FORMATS.later("spanlab_records", "spanlab.workloads.logs.spanlab_records")
+LOG_FORMATS.later("vllm_events", "spanlab.workloads.logs.vllm_events")
 
 #: Formats that are not read: what they are called, and the fields by which their rows are known.
 _UNREAD: dict[str, tuple[str, ...]] = {

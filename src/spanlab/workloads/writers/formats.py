@@ -14,7 +14,7 @@ Writer = Callable[[Iterable[Request]], Iterator[Line]]
 
 #: A registered function returns the writer; its parameters are keys of `writer`.
 WRITERS: Registry[Writer] = Registry("writer")
-_FOLDER = __package__
 
-for _name in ("mooncake", "guidellm", "openai"):
-    WRITERS.later(_name, f"{_FOLDER}.{_name}")
+WRITERS.later("mooncake", "spanlab.workloads.writers.mooncake")
+WRITERS.later("guidellm", "spanlab.workloads.writers.guidellm")
+WRITERS.later("openai", "spanlab.workloads.writers.openai")
