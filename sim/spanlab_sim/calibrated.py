@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
 
+from spanlab.checks import not_negative
 from spanlab.core.step_features import StepFeatures
+from spanlab.typed_json import from_json, reading
 from spanlab_sim.timing import Nanoseconds
 
 #: The priced terms of a step, each with its count. Only `decode_context` may depend on the context of decodes, since
@@ -81,70 +81,24 @@ class Profile:
 
 def read_profile(path: Path) -> Profile:
     """Read a profile; raises ValueError with one sentence for an invalid file."""
-    expected = "expected a profile as the entry calibrate writes it"
-    try:
-        content = orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"timing.profile={path}: {error.strerror}; {expected}") from error
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"timing.profile={path}: {error}; {expected}") from error
-    _add_later(content)
-    if mistake := _find_error(content):
-        raise ValueError(f"timing.profile={path}: {mistake}; {expected}")
-    content["hull"] = {name: (low, high) for name, (low, high) in content["hull"].items()}
-    return Profile(**content)
-
-
-def _add_later(content: Any) -> None:
-    """Add terms that a profile could not measure: their price is zero, and their hull is [0, 0]."""
-    if not isinstance(content, dict):
-        return
-    later: tuple[tuple[str, Iterable[str], object], ...] = (
-        ("coefficients", _LATER.keys(), 0.0),
-        ("hull", _LATER.values(), [0, 0]),
-        ("hull", _LATER_FEATURES, [0, 0]),
-    )
-    for field, names, nothing in later:
-        values = content.get(field)
-        if isinstance(values, dict) and not values.keys() & set(names):
-            content[field] = values | dict.fromkeys(names, nothing)
-
-
-def _find_error(content: Any) -> str:
-    """Return why a file's content is no profile; empty for a valid one."""
-    if not isinstance(content, dict):
-        return f"its contents are of type {type(content).__name__}"
-    for name, kind in Profile.__annotations__.items():
-        if name not in content:
-            return f"{name} is missing"
-        if not isinstance(content[name], _PLAIN[kind]):
-            return f"{name} is of type {type(content[name]).__name__}"
-    for name in content:
-        if name not in Profile.__annotations__:
-            return f"{name} is not known"
-    return _coefficients_error(content["coefficients"]) or _hull_error(content["hull"])
-
-
-_PLAIN: dict[str, type] = {"str": str, "int": int}
-_PLAIN |= dict.fromkeys(("dict[str, str]", "dict[str, float]", "dict[str, tuple[int, int]]"), dict)
-
-
-def _coefficients_error(coefficients: dict[str, Any]) -> str:
-    if set(coefficients) != set(TERMS):
-        return f"coefficients has {', '.join(sorted(set(coefficients) ^ set(TERMS)))} too many or too few"
-    for name, price in coefficients.items():
-        if not (isinstance(price, int | float) and 0 <= price < math.inf):
-            return f"coefficients.{name} is {price}"
-    return ""
-
-
-def _hull_error(hull: dict[str, Any]) -> str:
-    if set(hull) != set(StepFeatures._fields):
-        return f"hull has {', '.join(sorted(set(hull) ^ set(StepFeatures._fields)))} too many or too few"
-    for name, ends in hull.items():
-        if not (isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, int) for end in ends)):
-            return f"hull.{name} is {ends}"
-    return ""
+    with reading(f"timing.profile={path}", "a profile as the entry calibrate writes it"):
+        profile = from_json(path.read_bytes(), Profile)
+        coefficients, hull = dict(profile.coefficients), dict(profile.hull)
+        # What a profile could not measure costs nothing, and its hull is [0, 0].
+        if not coefficients.keys() & _LATER.keys():
+            coefficients |= dict.fromkeys(_LATER, 0.0)
+        for later in (_LATER.values(), _LATER_FEATURES):
+            if not hull.keys() & set(later):
+                hull |= dict.fromkeys(later, (0, 0))
+        for field, given, names in (
+            ("coefficients", set(coefficients), set(TERMS)),
+            ("hull", set(hull), set(StepFeatures._fields)),
+        ):
+            if given != names:
+                raise ValueError(f"{field} has {', '.join(sorted(given ^ names))} too many or too few")
+        for name, price in coefficients.items():
+            not_negative(f"coefficients.{name}", price)
+        return replace(profile, coefficients=coefficients, hull=hull)
 
 
 class CalibratedTiming:

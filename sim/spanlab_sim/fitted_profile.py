@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
+from spanlab.checks import positive
 from spanlab.model_spec import ModelSpec
+from spanlab.typed_json import from_json, reading
 from spanlab_sim.deployment import Deployment
 from spanlab_sim.hardware import HardwareSpec
 
@@ -70,7 +69,7 @@ class FittedProfile:
     `model`, `hardware`  names
     `deployment`         devices and number formats
     `parameters`         by the name of a field of `Rates`
-    `unseen`             errors on requests outside the fit: by metric and kind
+    `unseen`             errors on requests outside the fit: by metric and kind; None without such requests
     `log`, `commit`      source of the fit
     """
 
@@ -78,7 +77,7 @@ class FittedProfile:
     hardware: str
     deployment: Deployment
     parameters: dict[str, Parameter]
-    unseen: dict[str, dict[str, float]]
+    unseen: dict[str, dict[str, float | None]]
     log: str
     commit: str
 
@@ -96,20 +95,10 @@ class FittedProfile:
 
 def read_fitted(path: Path) -> FittedProfile:
     """Read a profile; raises ValueError with one sentence for an invalid file."""
-    expected = "expected a profile as the entry twin writes it"
-    try:
-        content = orjson.loads(path.read_bytes())
-        return _checked(content)
-    except OSError as error:
-        raise ValueError(f"timing.profile={path}: {error.strerror}; {expected}") from error
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"timing.profile={path}: {error}; {expected}") from error
-
-
-def _checked(content: Mapping[str, Any]) -> FittedProfile:
-    parameters = {name: Parameter(**fields) for name, fields in content["parameters"].items()}
-    for name, parameter in parameters.items():
-        if name not in Rates.__dataclass_fields__ or not 0 < parameter.value < math.inf:
-            raise ValueError(f"parameters.{name} is {parameter.value}")
-    values = dict(content) | {"deployment": Deployment(**content["deployment"]), "parameters": parameters}
-    return FittedProfile(**values)
+    with reading(f"timing.profile={path}", "a profile as the entry twin writes it"):
+        profile = from_json(path.read_bytes(), FittedProfile)
+        for name, parameter in profile.parameters.items():
+            if name not in Rates.__dataclass_fields__:
+                raise ValueError(f"parameters.{name}: no such key")
+            positive(f"parameters.{name}", parameter.value)
+        return profile

@@ -87,11 +87,16 @@ def test_a_profile_comes_back_as_it_went(tmp_path: Path):
     ("change", "words"),
     [
         (lambda content: content.pop("commit"), "commit is missing"),
-        (lambda content: content.update(threads="two"), "threads is of type str"),
-        (lambda content: content.update(colour="red"), "colour is not known"),
+        (lambda content: content.update(threads="two"), "threads=two: expected a whole number"),
+        (lambda content: content.update(shapes=True), "shapes=True: expected a whole number"),
+        (lambda content: content["left_out"].update(bias="low"), r"left_out\.bias=low: expected a number"),
+        (lambda content: content.update(colour="red"), "colour: no such key"),
         (lambda content: content["coefficients"].pop("step"), "coefficients has step too many or too few"),
-        (lambda content: content["coefficients"].update(chunk=-1.0), r"coefficients\.chunk is -1\.0"),
-        (lambda content: content["hull"].update(num_decodes=[1]), r"hull\.num_decodes is \[1\]"),
+        (
+            lambda content: content["coefficients"].update(chunk=-1.0),
+            r"coefficients\.chunk=-1\.0: expected zero or more",
+        ),
+        (lambda content: content["hull"].update(num_decodes=[1]), r"hull\.num_decodes\[1\] is missing"),
         (lambda content: content["hull"].pop("num_decodes"), "hull has num_decodes too many or too few"),
     ],
 )
@@ -104,7 +109,7 @@ def test_a_file_that_is_no_profile_is_refused_in_one_sentence(tmp_path: Path, ch
         read_profile(path)
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "unexpected"), ("[1]", "its contents are of type list")])
+@pytest.mark.parametrize(("content", "words"), [("{", "expected JSON, but EOF"), ("[1]", "expected an object, not")])
 def test_what_is_not_even_an_object_is_refused(tmp_path: Path, content, words):
     path = tmp_path / "profile.json"
     path.write_text(content)

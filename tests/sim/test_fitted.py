@@ -164,9 +164,15 @@ def test_a_profile_makes_the_timing_that_was_fitted(tmp_path):
         ({"hardware": "h100"}, "it was fitted to hardware h100; expected hardware toy"),
         (
             {"parameters": {"compute": {"value": 0.0, "low": 0, "high": 0, "identified": True}}},
-            "parameters.compute is 0.0",
+            r"parameters\.compute=0\.0: expected a number above zero",
         ),
-        ({"more": 1}, "expected a profile as the entry twin writes it"),
+        (
+            {"parameters": {"compute": {"value": True, "low": 0, "high": 0, "identified": True}}},
+            r"parameters\.compute\.value=True: expected a number",
+        ),
+        ({"parameters": {"speed": {"value": 1, "low": 0, "high": 2, "identified": True}}}, "speed: no such key"),
+        ({"deployment": {"tensor_parallel": "2"}}, r"deployment\.tensor_parallel=2: expected a whole number"),
+        ({"more": 1}, "more: no such key; expected a profile as the entry twin writes it"),
     ],
 )
 def test_another_profile_is_refused(change, words, tmp_path):
