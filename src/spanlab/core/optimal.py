@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from spanlab.core.placement.contract import Floats
+
 Depths = NDArray[np.int64]
 
 _PRUNING_ROUNDS = 12

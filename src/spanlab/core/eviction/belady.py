@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from spanlab.core.eviction.contract import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionOrder, Kind, RankedT
 from spanlab.core.eviction.future import Future, FuturePosition
 from spanlab.core.eviction.ranked_heap import RankedHeap
 from spanlab.core.eviction_queue import Key
@@ -34,10 +34,10 @@ def belady_size(facts: EvictionFacts) -> EvictionOrder:
     """
     paths = future_paths(facts, "belady_size")
 
-    def by_size(kind: Kind[T], rank: Callable[[T], Key]) -> Callable[[T], Key]:
+    def by_size(kind: Kind[RankedT], rank: Callable[[RankedT], Key]) -> Callable[[RankedT], Key]:
         """The rank (negative next use, depth, serial), its first element replaced by -(bytes × requests until that)."""
 
-        def sized_rank(entry: T) -> Key:
+        def sized_rank(entry: RankedT) -> Key:
             negative_use, *ties = rank(entry)
             return (paths.future.num_admitted + negative_use) * kind.num_bytes(entry), *ties
 
@@ -98,30 +98,32 @@ def _follow_nothing(item: object) -> None:
     """Do nothing: the position of a state follows from its node."""
 
 
-class Belady(RankedHeap[T]):
+class Belady(RankedHeap[RankedT]):
     """Entries by a rank that falls when a request is admitted, so that it is computed again at every use.
 
     `follow`  is called with each new entry before it is ranked
     """
 
-    def __init__(self, kind: Kind[T], rank: Callable[[T], Key], follow: Callable[[T], None] = _follow_nothing) -> None:
+    def __init__(
+        self, kind: Kind[RankedT], rank: Callable[[RankedT], Key], follow: Callable[[RankedT], None] = _follow_nothing
+    ) -> None:
         super().__init__(kind, rank)
         self._follow = follow
 
-    def add(self, items: Sequence[T]) -> None:
+    def add(self, items: Sequence[RankedT]) -> None:
         for item in items:
             self._follow(item)
             self.offer(item)
 
-    def used(self, items: Iterable[T]) -> None:
+    def used(self, items: Iterable[RankedT]) -> None:
         for item in items:
             self.offer(item)
 
-    def renewed(self, items: Iterable[T]) -> None:
+    def renewed(self, items: Iterable[RankedT]) -> None:
         self.used(items)
 
-    def split(self, upper: T, lower: T) -> None:
+    def split(self, upper: RankedT, lower: RankedT) -> None:
         """Do nothing: the upper node is offered when the lower one is removed."""
 
-    def removed(self, item: T) -> None:
+    def removed(self, item: RankedT) -> None:
         """Do nothing: a removed entry is dropped when it reaches the top of the heap."""

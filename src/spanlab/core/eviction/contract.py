@@ -20,36 +20,36 @@ from spanlab.registry import Registry
 if TYPE_CHECKING:
     from spanlab.core.eviction.future import Future
 
-T = TypeVar("T", bound=Ranked)
+RankedT = TypeVar("RankedT", bound=Ranked)
 
 
-class Candidates(Protocol[T]):
+class Candidates(Protocol[RankedT]):
     """Stored entries of one kind, and the choice of the next one to evict.
 
     A path is used from its end to its start, so that a leaf counts as used before its ancestors.
     """
 
-    def add(self, items: Sequence[T]) -> None:
+    def add(self, items: Sequence[RankedT]) -> None:
         """Add new entries."""
         ...
 
-    def used(self, items: Iterable[T]) -> None:
+    def used(self, items: Iterable[RankedT]) -> None:
         """Record that a request uses these entries."""
         ...
 
-    def renewed(self, items: Iterable[T]) -> None:
+    def renewed(self, items: Iterable[RankedT]) -> None:
         """Refresh the age of entries without a use: tokens were stored behind them, or a request released them."""
         ...
 
-    def offer(self, item: T) -> None:
+    def offer(self, item: RankedT) -> None:
         """Make an entry a candidate for eviction, unless it is locked or no longer stored."""
         ...
 
-    def removed(self, item: T) -> None:
+    def removed(self, item: RankedT) -> None:
         """Forget an entry that was removed from the store. The tree reports removed leaves: see `watched`."""
         ...
 
-    def lowest(self) -> tuple[Key, T] | None:
+    def lowest(self) -> tuple[Key, RankedT] | None:
         """Return the next entry to evict as (rank, entry) without removing it; None where none can be evicted.
 
         The store compares the ranks of leaves and states where it may evict either.
@@ -57,10 +57,10 @@ class Candidates(Protocol[T]):
         ...
 
 
-class WatchingCandidates(Candidates[T], Protocol):
+class WatchingCandidates(Candidates[RankedT], Protocol):
     """Candidates of a kind that may be leaves, which the tree notifies of split edges."""
 
-    def split(self, upper: T, lower: T) -> None:
+    def split(self, upper: RankedT, lower: RankedT) -> None:
         """Record that the tree has split an edge: the new node `upper` was the top of `lower`."""
         ...
 
@@ -133,7 +133,7 @@ class EvictionRules:
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class Kind(Generic[RankedT]):
     """Properties of leaves, or of states, that an order reads.
 
     `may_leave`  whether an entry can be evicted now: stored and unused
@@ -143,10 +143,10 @@ class Kind(Generic[T]):
     `capacity`   bytes of the store for entries of this kind, running requests included
     """
 
-    may_leave: Callable[[T], bool]
-    num_bytes: Callable[[T], int]
-    work: Callable[[T], float]
-    name: Callable[[T], bytes]
+    may_leave: Callable[[RankedT], bool]
+    num_bytes: Callable[[RankedT], int]
+    work: Callable[[RankedT], float]
+    name: Callable[[RankedT], bytes]
     capacity: int
 
 

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Generic
 
-from spanlab.core.eviction.contract import EvictionFacts, EvictionOrder, Kind, T, WatchingCandidates
+from spanlab.core.eviction.contract import EvictionFacts, EvictionOrder, Kind, RankedT, WatchingCandidates
 from spanlab.core.eviction_queue import Key
 
 
@@ -28,26 +28,26 @@ def both(
     return EvictionOrder(facts.watched(make(facts.leaves)), make(facts.states), by_block=by_block)
 
 
-class ListOrder(ABC, Generic[T]):
+class ListOrder(ABC, Generic[RankedT]):
     """Defaults of `Candidates` for a list algorithm.
 
     Where the store may evict a leaf or a state, it evicts the least recently used of the two victims.
     """
 
-    def __init__(self, kind: Kind[T]) -> None:
+    def __init__(self, kind: Kind[RankedT]) -> None:
         self.kind = kind
 
-    def renewed(self, items: Iterable[T]) -> None:
+    def renewed(self, items: Iterable[RankedT]) -> None:
         """Do nothing: the default is an order of arrival."""
 
-    def offer(self, item: T) -> None:
+    def offer(self, item: RankedT) -> None:
         """Do nothing: `victim` checks which entries can be evicted."""
 
-    def lowest(self) -> tuple[Key, T] | None:
+    def lowest(self) -> tuple[Key, RankedT] | None:
         """The victim, ranked by its last use."""
         item = self.victim()
         return None if item is None else ((item.used, item.serial), item)
 
     @abstractmethod
-    def victim(self) -> T | None:
+    def victim(self) -> RankedT | None:
         """Return the next entry to evict; repeated calls before its removal return the same one."""

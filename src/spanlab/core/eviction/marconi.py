@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from spanlab.checks import not_negative
 from spanlab.core.cost import COST
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, RankedT
 from spanlab.core.eviction.lists import both
 from spanlab.core.eviction_queue import Key
 
@@ -44,36 +44,36 @@ def _unit_size(item: object) -> int:
     return 1
 
 
-class Marconi(Generic[T]):
+class Marconi(Generic[RankedT]):
     """Entries by a score that depends on all candidates; each eviction scores all of them.
 
     `alpha`  weight of the FLOPs; 0 is LRU
     """
 
-    def __init__(self, kind: Kind[T], alpha: float) -> None:
+    def __init__(self, kind: Kind[RankedT], alpha: float) -> None:
         self.kind, self.alpha = kind, alpha
-        self._free: dict[T, None] = {}
+        self._free: dict[RankedT, None] = {}
 
-    def add(self, items: Sequence[T]) -> None:
+    def add(self, items: Sequence[RankedT]) -> None:
         self._free.update(dict.fromkeys(items))
 
-    def used(self, items: Iterable[T]) -> None:
+    def used(self, items: Iterable[RankedT]) -> None:
         """Do nothing: the score reads the last use from the entry."""
 
-    def renewed(self, items: Iterable[T]) -> None:
+    def renewed(self, items: Iterable[RankedT]) -> None:
         """Do nothing: the score reads the last use from the entry."""
 
-    def offer(self, item: T) -> None:
+    def offer(self, item: RankedT) -> None:
         if self.kind.may_leave(item):
             self._free[item] = None
 
-    def split(self, upper: T, lower: T) -> None:
+    def split(self, upper: RankedT, lower: RankedT) -> None:
         """Do nothing: the upper node is offered when the lower one is removed."""
 
-    def removed(self, item: T) -> None:
+    def removed(self, item: RankedT) -> None:
         self._free.pop(item, None)
 
-    def lowest(self) -> tuple[Key, T] | None:
+    def lowest(self) -> tuple[Key, RankedT] | None:
         candidates = [item for item in self._free if self.kind.may_leave(item)]
         self._free = dict.fromkeys(candidates)
         if not candidates:
@@ -82,7 +82,7 @@ class Marconi(Generic[T]):
         score, _, item = min(zip(scores.tolist(), [item.serial for item in candidates], candidates, strict=True))
         return (score, item.serial), item
 
-    def _scores(self, items: list[T]) -> NDArray[np.float64]:
+    def _scores(self, items: list[RankedT]) -> NDArray[np.float64]:
         used = np.array([item.used for item in items], dtype=np.float64)
         saved = np.array([self.kind.work(item) / max(1, self.kind.num_bytes(item)) for item in items])
         return _scaled(1.0 / (used.max() - used + 1.0)) + self.alpha * _scaled(saved)

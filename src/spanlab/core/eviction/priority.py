@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spanlab.checks import one_of
-from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind, RankedT
 from spanlab.core.eviction.ranked_heap import RankedHeap
 from spanlab.core.eviction.retention import DEFAULT_PRIORITY, Retention, RetentionRules, parse_ranges
 from spanlab.core.eviction_queue import Key
@@ -70,7 +70,7 @@ class RetentionEntry:
     expires_at: int | None = None
 
 
-class PriorityCandidates(RankedHeap[T]):
+class PriorityCandidates(RankedHeap[RankedT]):
     """Entries in a heap by priority, and a second heap by expiry time.
 
     `retention_of`  retention that the current request sets for an entry; None: it sets none
@@ -80,57 +80,57 @@ class PriorityCandidates(RankedHeap[T]):
 
     def __init__(
         self,
-        kind: Kind[T],
-        retention_of: Callable[[T], Retention | None],
-        split: Callable[[T], list[T]],
+        kind: Kind[RankedT],
+        retention_of: Callable[[RankedT], Retention | None],
+        split: Callable[[RankedT], list[RankedT]],
         refreshes: bool,
         moment: Moment,
     ) -> None:
         super().__init__(kind, self._by_priority)
         self._retention_of, self._split_new, self._refreshes, self._moment = retention_of, split, refreshes, moment
-        self._retained: dict[T, RetentionEntry] = {}
-        self._expiring: list[tuple[int, int, T]] = []
+        self._retained: dict[RankedT, RetentionEntry] = {}
+        self._expiring: list[tuple[int, int, RankedT]] = []
 
-    def add(self, items: Sequence[T]) -> None:
+    def add(self, items: Sequence[RankedT]) -> None:
         for item in items:
             for entry in self._split_new(item):
                 retention = self._retention_of(entry) or Retention()
                 self._retained[entry] = RetentionEntry(retention.priority, retention.duration_ns)
                 self._restart(entry)
 
-    def used(self, items: Iterable[T]) -> None:
+    def used(self, items: Iterable[RankedT]) -> None:
         for item in items:
             retention, retained = self._retention_of(item), self._retained[item]
             retained.priority = retention.priority if retention else retained.priority
             retained.duration = retention.duration_ns if retention else None
             self._restart(item)
 
-    def renewed(self, items: Iterable[T]) -> None:
+    def renewed(self, items: Iterable[RankedT]) -> None:
         for item in items:
             self._restart(item)
 
-    def _restart(self, item: T) -> None:
+    def _restart(self, item: RankedT) -> None:
         retained = self._retained[item]
         retained.since = self._moment.now
         retained.expires_at = None if retained.duration is None else retained.since + retained.duration
         self._push_expiry(item)
         self.offer(item)
 
-    def _push_expiry(self, item: T) -> None:
+    def _push_expiry(self, item: RankedT) -> None:
         expires_at = self._retained[item].expires_at
         if expires_at is not None:
             self._pushed += 1
             heapq.heappush(self._expiring, (expires_at, self._pushed, item))
 
-    def split(self, upper: T, lower: T) -> None:
+    def split(self, upper: RankedT, lower: RankedT) -> None:
         if lower in self._retained:  # else `add` splits a new edge
             self._retained[upper] = replace(self._retained[lower])
             self._push_expiry(upper)
 
-    def removed(self, item: T) -> None:
+    def removed(self, item: RankedT) -> None:
         del self._retained[item]
 
-    def lowest(self) -> tuple[Key, T] | None:
+    def lowest(self) -> tuple[Key, RankedT] | None:
         self._expire()
         return super().lowest()
 
@@ -149,6 +149,6 @@ class PriorityCandidates(RankedHeap[T]):
                 retained.since = expires_at
             self.offer(item)
 
-    def _by_priority(self, item: T) -> Key:
+    def _by_priority(self, item: RankedT) -> Key:
         retained = self._retained[item]
         return retained.priority, retained.since, item.used, item.serial

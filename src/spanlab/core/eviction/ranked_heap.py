@@ -6,25 +6,25 @@ import heapq
 from collections.abc import Callable
 from typing import Generic
 
-from spanlab.core.eviction.contract import Kind, T
+from spanlab.core.eviction.contract import Kind, RankedT
 from spanlab.core.eviction_queue import Key
 
 
-class RankedHeap(Generic[T]):
+class RankedHeap(Generic[RankedT]):
     """Entries by lowest rank; one may be in the heap several times. Stale ranks are corrected at the top."""
 
-    def __init__(self, kind: Kind[T], rank: Callable[[T], Key]) -> None:
+    def __init__(self, kind: Kind[RankedT], rank: Callable[[RankedT], Key]) -> None:
         self._may_leave, self._rank = kind.may_leave, rank
-        self._heap: list[tuple[Key, int, T]] = []
+        self._heap: list[tuple[Key, int, RankedT]] = []
         self._pushed = 0
 
-    def offer(self, item: T) -> None:
+    def offer(self, item: RankedT) -> None:
         """Add an entry by its current rank, unless it is locked or no longer stored."""
         if self._may_leave(item):
             self._pushed += 1
             heapq.heappush(self._heap, (self._rank(item), self._pushed, item))
 
-    def lowest(self) -> tuple[Key, T] | None:
+    def lowest(self) -> tuple[Key, RankedT] | None:
         """Return (rank, entry) of the lowest rank without removing it; None where none can be evicted."""
         while self._heap:
             rank, pushed, item = self._heap[0]

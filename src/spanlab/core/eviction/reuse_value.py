@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from spanlab.core.cost import COST
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, RankedT
 from spanlab.core.eviction.reuse_rates import ReuseClass, ReuseRates, interval_of
 from spanlab.core.eviction_queue import Key
 from spanlab.core.tree import Node, State
@@ -41,60 +41,60 @@ class _Learned:
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
 
-class _Entries(ABC, Generic[T]):
+class _Entries(ABC, Generic[RankedT]):
     """Entries of one kind, with the last use and the last known class of each."""
 
-    def __init__(self, kind: Kind[T], learned: _Learned) -> None:
+    def __init__(self, kind: Kind[RankedT], learned: _Learned) -> None:
         self.kind, self._learned = kind, learned
-        self._since: dict[T, int] = {}
-        self._counted: dict[T, int] = {}  # age up to which the time of an entry has been counted
-        self._class: dict[T, ReuseClass] = {}
-        self._items: list[T] = []
-        self._slot: dict[T, int] = {}  # index in `_items`
+        self._since: dict[RankedT, int] = {}
+        self._counted: dict[RankedT, int] = {}  # age up to which the time of an entry has been counted
+        self._class: dict[RankedT, ReuseClass] = {}
+        self._items: list[RankedT] = []
+        self._slot: dict[RankedT, int] = {}  # index in `_items`
 
     @abstractmethod
-    def class_of(self, item: T) -> ReuseClass:
+    def class_of(self, item: RankedT) -> ReuseClass:
         """The class of an entry; entries of one class share a rate of reuse."""
 
     @abstractmethod
-    def value(self, item: T) -> float:
+    def value(self, item: RankedT) -> float:
         """Expected work saved per byte of an entry and time."""
 
-    def add(self, items: Sequence[T]) -> None:
+    def add(self, items: Sequence[RankedT]) -> None:
         self.renewed(items)
         for item in items:
             self._append(item)
 
-    def used(self, items: Iterable[T]) -> None:
+    def used(self, items: Iterable[RankedT]) -> None:
         for item in items:
             age = item.used - self._since[item]
             self._learned.rates.add_reuse(self._class[item], self._counted[item], age)  # class of the last renewal
             self._renew(item)
 
-    def renewed(self, items: Iterable[T]) -> None:
+    def renewed(self, items: Iterable[RankedT]) -> None:
         for item in items:
             self._renew(item)
 
-    def offer(self, item: T) -> None:
+    def offer(self, item: RankedT) -> None:
         """Do nothing: the sample checks which entries can be evicted."""
 
-    def split(self, upper: T, lower: T) -> None:
+    def split(self, upper: RankedT, lower: RankedT) -> None:
         self._since[upper], self._counted[upper] = self._since[lower], self._counted[lower]
         self._class[upper] = self._class[lower]
         self._append(upper)
 
-    def removed(self, item: T) -> None:
+    def removed(self, item: RankedT) -> None:
         age = self._learned.now - self._since.pop(item)
         self._learned.rates.add_time(self._class.pop(item), self._counted.pop(item), age)
         slot, last = self._slot.pop(item), self._items.pop()
         if last is not item:
             self._items[slot], self._slot[last] = last, slot
 
-    def lowest(self) -> tuple[Key, T] | None:
+    def lowest(self) -> tuple[Key, RankedT] | None:
         ranks = [((self.value(item), item.used, item.serial), item) for item in self._sample()]
         return min(ranks, key=lambda rank: rank[0], default=None)
 
-    def index(self, item: T) -> float:
+    def index(self, item: RankedT) -> float:
         """The index of reuse of an entry, in reuses per time."""
         self._class[item] = reuse_class = self.class_of(item)
         age, rates = self._learned.now - self._since[item], self._learned.rates
@@ -103,16 +103,16 @@ class _Entries(ABC, Generic[T]):
             self._counted[item] = age
         return rates.index(reuse_class, age)
 
-    def _append(self, item: T) -> None:
+    def _append(self, item: RankedT) -> None:
         self._slot[item] = len(self._items)
         self._items.append(item)
 
-    def _renew(self, item: T) -> None:
+    def _renew(self, item: RankedT) -> None:
         self._since[item], self._counted[item] = item.used, 0
         self._class[item] = self.class_of(item)
         self._learned.now = max(self._learned.now, item.used)
 
-    def _sample(self) -> list[T]:
+    def _sample(self) -> list[RankedT]:
         """Candidates to rank: all of a small set of entries, or a sample of a large one."""
         for draws in (4 * _SAMPLE, len(self._items)):
             items = self._items if len(self._items) <= draws else self._learned.rng.sample(self._items, draws)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from spanlab.core.eviction.chain import Chain
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, RankedT
 from spanlab.core.eviction.lists import ListOrder, both
 
 
@@ -18,37 +18,37 @@ def sieve(facts: EvictionFacts) -> EvictionOrder:
     return both(facts, Sieve)
 
 
-class Sieve(ListOrder[T]):
+class Sieve(ListOrder[RankedT]):
     """One queue and a hand, which moves from the oldest entry to the newest and then restarts.
 
     The hand clears the mark of each entry that it passes, except of entries that cannot be evicted.
     """
 
-    def __init__(self, kind: Kind[T]) -> None:
+    def __init__(self, kind: Kind[RankedT]) -> None:
         super().__init__(kind)
         self._queue = Chain(kind.num_bytes)
-        self._marked: set[T] = set()
-        self._hand: T | None = None
+        self._marked: set[RankedT] = set()
+        self._hand: RankedT | None = None
 
-    def add(self, items: Sequence[T]) -> None:
+    def add(self, items: Sequence[RankedT]) -> None:
         for item in items:
             self._queue.append(item)
 
-    def used(self, items: Iterable[T]) -> None:
+    def used(self, items: Iterable[RankedT]) -> None:
         self._marked.update(items)
 
-    def split(self, upper: T, lower: T) -> None:
+    def split(self, upper: RankedT, lower: RankedT) -> None:
         self._queue.split(upper, lower)
         if lower in self._marked:
             self._marked.add(upper)
 
-    def removed(self, item: T) -> None:
+    def removed(self, item: RankedT) -> None:
         if item is self._hand:
             self._hand = self._queue.newer(item)
         self._queue.remove(item)
         self._marked.discard(item)
 
-    def victim(self) -> T | None:
+    def victim(self) -> RankedT | None:
         starts = 0
         while starts < 3:  # the rest of this pass, one full pass that clears marks, and one over unmarked entries
             if self._hand is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from spanlab.checks import share
 from spanlab.core.eviction.chain import Chain
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, T
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind, RankedT
 from spanlab.core.eviction.lists import ListOrder, both
 
 
@@ -20,22 +20,22 @@ def slru(facts: EvictionFacts, protected: float = 0.8) -> EvictionOrder:
     return both(facts, lambda kind: SegmentedLru(kind, protected))
 
 
-class SegmentedLru(ListOrder[T]):
+class SegmentedLru(ListOrder[RankedT]):
     """Two segments; a used entry moves to the protected one, whose overflow returns to probation.
 
     `protected`  share of the store's bytes for the protected segment
     """
 
-    def __init__(self, kind: Kind[T], protected: float) -> None:
+    def __init__(self, kind: Kind[RankedT], protected: float) -> None:
         super().__init__(kind)
         self._probation, self._protected = Chain(kind.num_bytes), Chain(kind.num_bytes)
         self._max_protected = int(protected * kind.capacity)
 
-    def add(self, items: Sequence[T]) -> None:
+    def add(self, items: Sequence[RankedT]) -> None:
         for item in items:
             self._probation.append(item)
 
-    def used(self, items: Iterable[T]) -> None:
+    def used(self, items: Iterable[RankedT]) -> None:
         for item in items:
             self._segment(item).remove(item)
             self._protected.append(item)
@@ -44,18 +44,18 @@ class SegmentedLru(ListOrder[T]):
             self._protected.remove(oldest)
             self._probation.append(oldest)
 
-    def renewed(self, items: Iterable[T]) -> None:
+    def renewed(self, items: Iterable[RankedT]) -> None:
         for item in items:
             self._segment(item).renew(item)
 
-    def split(self, upper: T, lower: T) -> None:
+    def split(self, upper: RankedT, lower: RankedT) -> None:
         self._segment(lower).split(upper, lower)
 
-    def removed(self, item: T) -> None:
+    def removed(self, item: RankedT) -> None:
         self._segment(item).remove(item)
 
-    def victim(self) -> T | None:
+    def victim(self) -> RankedT | None:
         return self._probation.first(self.kind.may_leave) or self._protected.first(self.kind.may_leave)
 
-    def _segment(self, item: T) -> Chain[T]:
+    def _segment(self, item: RankedT) -> Chain[RankedT]:
         return self._protected if item in self._protected else self._probation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spanlab.report.units import percent, seconds
+from spanlab.report import units
 from spanlab.settings.slo import Target
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.planner import Planner
@@ -22,13 +22,13 @@ def value_of(outcome: Outcome, target: Target) -> str:
     """Return a target's statistic and interval as text."""
     interval = outcome.intervals[target.key]
     ends = None if interval.low is None or interval.high is None else (interval.low, interval.high)
-    return f"{target.key} is {seconds(interval.mean, ends)}"
+    return f"{target.key} is {units.seconds(interval.mean, ends)}"
 
 
 def why_memory_fails(planner: Planner) -> str:
     """Return why no memory meets the targets at this load."""
     floor, free = planner.references["floor"], planner.references["no_limit"]
-    hits = f"hits are bounded by {percent(free.mean('token_hit_rate'))} of the prompt tokens"
+    hits = f"hits are bounded by {units.percent(free.mean('token_hit_rate'))} of the prompt tokens"
     floor_text = f"one request at a time and memory without limit, {value_of(floor, floor.worst)}"
     if floor.fails:
         return f"{floor_text}: {_PARTS[floor.worst.delay]}; {hits}"
@@ -59,6 +59,5 @@ def no_more_hits(planner: Planner) -> str | None:
     unlimited = planner.references["no_limit"].mean("token_hit_rate")
     if limited is None or unlimited is None or unlimited - limited >= 0.005:
         return None
-    return (
-        f"more memory brings no hits: {percent(limited)} with {planner.memory_text}, {percent(unlimited)} without limit"
-    )
+    with_limit, without = units.percent(limited), units.percent(unlimited)
+    return f"more memory brings no hits: {with_limit} with {planner.memory_text}, {without} without limit"
