@@ -1,4 +1,4 @@
-"""The front page's table of methods and their answers."""
+"""The front page's table of methods and their answers, and what it shows."""
 
 from __future__ import annotations
 
@@ -9,37 +9,57 @@ from pages import table
 
 Summary = Mapping[str, Any]
 Interval = Mapping[str, float | None] | None
-CONTROLS = ("random_16", "none_view")  # only on the study's own page
-HEAD = ("method", "TTFT", "speedup", "computed tokens", "MB held", "benefit kept", "change of gold loss", "KL, nats")
+#: Arms of the front page, with their names there. The page of the study has all arms.
+SHOWN = {
+    "none": "full recompute",
+    "radix": "prefix cache",
+    "cached_order": "prefix cache, passages in cached order",
+    "pic": "position-independent, no repair",
+    "query_aware_16": "position-independent, repaired",
+}
+HEAD = ("method", "TTFT", "speedup", "benefit kept")
+WITHOUT_REPAIR = ("pic", "ape")
+EXACT = ("none", "prefix", "radix", "cached_order", "control")
 
 
 def methods_of_answers(summary: Summary) -> str:
-    """Return one row for each method except the controls: speed, bytes and answer quality."""
-    methods = {name: entry for name, entry in summary["methods"].items() if name not in CONTROLS}
-    return table(HEAD, (_method(name, entry) for name, entry in methods.items()))
+    """Return one row for each shown method: time to first token, speedup and benefit kept."""
+    methods = summary["methods"]
+    rows = [(f"`{arm}`: {name}", *_cells(methods[arm])) for arm, name in SHOWN.items()]
+    origin = (
+        f"Measured: {summary['engine']['model']} on {summary['engine']['device']}.\n"
+        f"{methods['none']['questions']} questions about {summary['documents']} collections of facts, "
+        f"commit {summary['commit']}.\n"
+    )
+    return f"{table(HEAD, rows)}\n{origin}"
 
 
-def _method(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
-    change = _with_interval(entry["gold_loss_change"], 1, 2, "+")
+def answers_claim(summary: Summary) -> str:
+    """Return how many repairs are slower than full recompute, and which methods keep the most benefit."""
+    methods = summary["methods"]
+    pic = {arm: entry for arm, entry in methods.items() if entry["family"] not in EXACT}
+    repairs = [entry for entry in pic.values() if entry["family"] not in WITHOUT_REPAIR]
+    slower = sum(entry["speedup"]["high"] < 1 for entry in repairs)
+    most = max(pic, key=lambda arm: pic[arm]["benefit_kept"]["mean"])
+    ordered, repaired = (100 * methods[arm]["benefit_kept"]["mean"] for arm in ("cached_order", most))
     return (
-        f"`{name}`",
-        _with_interval(entry["ttft_s"], 1000, 0, unit=" ms"),
-        _with_interval(entry["speedup"], 1, 2, unit=" ×"),
-        _mean(entry["computed_tokens"], 1, 0),
-        _mean(entry["bytes"], 1e-6, 0),
-        _with_interval(entry["benefit_kept"], 100, 0, unit=" %"),
-        f"({change})" if entry["shown"] is False else change,
-        _mean(entry["kl"], 1, 3),
+        f"{slower} of {len(repairs)} repairs are slower than full recompute.\n"
+        f"Cached order keeps {ordered:.0f} % of the benefit.\n"
+        f"The best position-independent method, `{most}`, keeps {repaired:.0f} %.\n"
     )
 
 
-def _mean(value: Interval, factor: float, digits: int, sign: str = "") -> str:
-    return "–" if value is None or value["mean"] is None else f"{factor * value['mean']:{sign},.{digits}f}"
+def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        _with_interval(entry["ttft_s"], 1000, 0, " ms"),
+        _with_interval(entry["speedup"], 1, 2, " ×"),
+        _with_interval(entry["benefit_kept"], 100, 0, " %"),
+    )
 
 
-def _with_interval(value: Interval, factor: float, digits: int, sign: str = "", unit: str = "") -> str:
-    """Return a mean, with its interval if it has one."""
-    if value is None or value["low"] is None or value["high"] is None:
-        return _mean(value, factor, digits, sign)
-    ends = ", ".join(f"{factor * end:{sign},.{digits}f}" for end in (value["low"], value["high"]))
-    return f"{_mean(value, factor, digits, sign)} [{ends}]{unit}"
+def _with_interval(value: Interval, factor: float, digits: int, unit: str) -> str:
+    """Return a mean with its interval."""
+    if value is None or value["mean"] is None:
+        return "–"
+    mean, *ends = (f"{factor * value[name]:.{digits}f}" for name in ("mean", "low", "high") if value[name] is not None)
+    return f"{mean} [{', '.join(ends)}]{unit}" if ends else f"{mean}{unit}"

@@ -39,7 +39,7 @@ def limits_table(results: Summary) -> str:
     return (
         f"{table(('what', 'must be within', 'measured (median)'), rows)}"
         f"\nOn {results['machine']}, Python {versions['python']}, NumPy {versions['numpy']}, "
-        f"commit {results['commit']}; `benchmarks/must_hold/measure.py`.\n"
+        f"commit {results['commit']}.\nScript: `benchmarks/must_hold/measure.py`.\n"
     )
 
 
@@ -48,18 +48,21 @@ def in_turns(results: Summary) -> str:
     this, other = (f"{results['wall_s'][name]:.1f} s at {results['commits'][name][:7]}" for name in ("this", "other"))
     ratio = results["ratio"]
     return (
-        f"In turns with an earlier commit, {results['pairs']} pairs on {results['machine']} on another day: "
-        f"`quality_sim tracking=none` takes {this} and {other}, medians; the ratio is {ratio['mean']:.2f} (95 % "
-        f"interval {ratio['low']:.2f} to {ratio['high']:.2f}); `benchmarks/must_hold/in_turns.py`.\n"
+        f"This code and an earlier commit ran in turns on another day, {results['pairs']} pairs on "
+        f"{results['machine']}.\n"
+        f"`quality_sim tracking=none` takes {this} and {other}, medians.\n"
+        f"The ratio is {ratio['mean']:.2f}, with a 95 % interval of {ratio['low']:.2f} to {ratio['high']:.2f}.\n"
+        "Script: `benchmarks/must_hold/in_turns.py`.\n"
     )
 
 
 def sweep_speed(results: Summary) -> str:
     """Return the duration of a sweep of many configurations."""
     return (
-        f"A sweep of {results['configurations']:,} configurations of `smoke` (one arm, 48 requests, two seeds): "
-        f"{results['wall_s']:.0f} s of 360 s on {results['machine']}, {results['processor_s']:.0f} s of processors, "
-        f"commit {results['commit']}; `benchmarks/must_hold/sweep_speed.py`.\n"
+        f"A sweep of {results['configurations']:,} configurations of `smoke`: one arm, 48 requests, two seeds.\n"
+        f"It takes {results['wall_s']:.0f} s of 360 s on {results['machine']}, and "
+        f"{results['processor_s']:.0f} s of processors.\n"
+        f"Commit {results['commit']}, script `benchmarks/must_hold/sweep_speed.py`.\n"
     )
 
 
@@ -67,10 +70,12 @@ def million(results: Summary) -> str:
     """Return memory and time that one process needs for many requests of a log."""
     run, mode = results["run"], "compiled" if results["run"]["compiled"] else "not compiled"
     return (
-        f"{run['requests']:,} requests, {results['log']} again and again with full records, {mode}: "
-        f"{run['peak_gib']:.2f} GiB at most, of 2 GB; {run['load_s']:.0f} s to load them and "
-        f"{run['simulate_s']:.0f} s to simulate {run['steps']:,} steps, of one processor of {results['machine']}, "
-        f"commit {results['commit']}; `benchmarks/must_hold/million.py`.\n"
+        f"{run['requests']:,} requests: {results['log']} again and again with full records, {mode}.\n"
+        f"The process takes {run['peak_gib']:.2f} GiB at most, of 2 GB.\n"
+        f"It loads the requests in {run['load_s']:.0f} s and simulates {run['steps']:,} steps in "
+        f"{run['simulate_s']:.0f} s.\n"
+        f"One processor of {results['machine']}, commit {results['commit']}.\n"
+        "Script: `benchmarks/must_hold/million.py`.\n"
     )
 
 
@@ -83,10 +88,10 @@ def coverage_table(results: Summary) -> str:
         for design in results["designs"]
     ]
     return (
-        f"{table(head, rows)}\n{results['studies']:,} studies each. Covered, and in brackets missed because the "
-        f"interval lies below the truth, and above it. Spreads: standard deviations of the effects of seeds, documents "
-        f"and questions, of the logarithm for lognormal values. Commit {results['commit']}; "
-        f"`benchmarks/coverage/measure.py`.\n"
+        f"{table(head, rows)}\n{results['studies']:,} studies each. A cell is the share of intervals that cover the "
+        f"truth.\nIn brackets: intervals that lie below the truth, and above it.\nSpreads are standard deviations of "
+        f"the effects of seeds, documents and questions.\nLognormal values: of the logarithm.\n"
+        f"Commit {results['commit']}, script `benchmarks/coverage/measure.py`.\n"
     )
 
 

@@ -18,11 +18,13 @@ def explain_claim(summary: Summary) -> str:
     """Return hit rate of the explained arm, the bounds, and the first fix."""
     rate = summary["presets"][summary["explained"]]["token_hit_rate"]
     bounds, first = summary["bounds"], summary["fixes"][0]
-    helps = f"`{first['name']}` reuses {percent(first['token_hit_rate'])}" if first["helps"] else summary["verdict"]
+    fix = f"`{first['name']}` reuses {percent(first['token_hit_rate'])}" if first["helps"] else summary["verdict"]
     return (
-        f"{summary['requests']:,} requests: `{summary['explained']}` reuses {percent(rate)} of the prompt tokens, a "
-        f"prefix cache without limit {percent(bounds['prefix'])}; {percent(bounds['any_position'])} come again "
-        f"anywhere, and {helps}.\n"
+        f"- The log has {summary['requests']:,} requests.\n"
+        f"- `{summary['explained']}` reuses {percent(rate)} of the prompt tokens.\n"
+        f"- A prefix cache without limit reuses {percent(bounds['prefix'])}.\n"
+        f"- {percent(bounds['any_position'])} of the tokens occur again at any position.\n"
+        f"- The fix with the largest gain for its memory: {fix}.\n"
     )
 
 
@@ -32,8 +34,8 @@ def percent(share: float, sign: str = "") -> str:
 
 
 def plan_claim(summary: Summary) -> str:
-    """Return the verdict of a plan."""
-    return f"{summary['verdict']}.\n"
+    """Return the verdict of a plan, one part a line."""
+    return "".join(f"- {part}.\n" for part in summary["verdict"].split("; "))
 
 
 def twin_errors(*summaries: Summary) -> str:
@@ -64,7 +66,7 @@ class Comparison(NamedTuple):
 
     def text(self) -> str:
         """Return both errors."""
-        return f"{self.name} {percent(self.twin)}, {PREDICTORS[self.predictor]} {percent(self.other)}"
+        return f"{self.name}: twin {percent(self.twin)}, {PREDICTORS[self.predictor]} {percent(self.other)}"
 
 
 def _comparisons(summary: Summary) -> list[Comparison]:
@@ -88,16 +90,13 @@ def twin_claim(*summaries: Summary) -> str:
     by_server = {_server(summary): _comparisons(summary) for summary in summaries}
     every = [comparison for compared in by_server.values() for comparison in compared]
     lost = {server: [each for each in compared if not each.wins] for server, compared in by_server.items()}
-    where = "".join(
-        f" On {server} it is larger in {len(each)} of {len(by_server[server])}: "
-        f"{'; '.join(comparison.text() for comparison in each)}."
-        for server, each in lost.items()
-        if each
-    )
+    wins = sum(each.wins for each in every)
+    where = "".join(f"- {server}: {each.text()}.\n" for server, larger in lost.items() for each in larger)
     return (
-        f"The twin is compared with a line, the mean and the last value of the fitted requests. Its error is smaller "
-        f"than the best of the three in {sum(each.wins for each in every)} of {len(every)} comparisons "
-        f"({len(summaries)} logs; TTFT and E2E; error of the mean, median and p95).{where}\n"
+        "Three predictors without a model: a line, the mean and the last value of the fitted requests.\n"
+        f"The twin's error is smaller than the best of the three in {wins} of {len(every)} comparisons.\n"
+        f"They cover {len(summaries)} logs, TTFT and E2E, and the error of the mean, median and p95.\n"
+        + (f"\nThe twin's error is larger here:\n\n{where}" if where else "")
     )
 
 

@@ -1,8 +1,8 @@
-"""The front page's table of rules for hybrid caches, and the leads of our rules."""
+"""The best rules for hybrid caches, and the leads of our rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,19 +35,20 @@ def _cell(rule: RuleResult) -> str:
 
 
 def policies_claim(summary: Summary) -> str:
-    """Return where our best rule leads and trails the best of engines and papers, point by point and corrected."""
+    """Return where our best rule leads and trails the best of engines and papers, by three tests."""
     rules = {_name(point): [rule_of(entry) for entry in point["rules"]] for point in summary["policies"]}
     ours = {name: [rule for rule in group if rule.family == OURS] for name, group in rules.items()}
     online = {name: [rule for rule in group if rule.family in ONLINE] for name, group in rules.items()}
     leads = {name: lead_by_seed(_best(ours[name]), _best(online[name])) for name in rules}
     held_out = {name: held_out_lead_by_seed(ours[name], online[name]) for name in rules}
-    alone = [values.mean() > 0 for values in leads.values() if t_test(values) < LEVEL]
-    return (
-        f"Our best rule reuses more than the best of engines and papers at {alone.count(True)} of {len(leads)} "
-        f"combinations, and less at {alone.count(False)}. That takes the 95 % interval of each, paired by seed, alone. "
-        f"After Holm's correction for {len(leads)} comparisons, it reuses {_corrected(leads)}. With rules that are "
-        f"chosen on all seeds but one and judged on that one, also corrected, it reuses {_corrected(held_out)}.\n"
+    alone = {name: values.mean() for name, values in leads.items() if t_test(values) < LEVEL}
+    head = (f"test, {len(leads)} points", "ours reuses more", "ours reuses less")
+    rows = (
+        ("each point alone", *_counts(alone)),
+        ("after Holm's correction", *_counts(_corrected(leads))),
+        ("corrected, rules chosen on the other seeds", *_counts(_corrected(held_out))),
     )
+    return table(head, rows)
 
 
 def _name(point: Mapping[str, Any]) -> str:
@@ -58,13 +59,14 @@ def _best(rules: Sequence[RuleResult]) -> RuleResult:
     return max(rules, key=lambda rule: rule.hit_rate.mean)
 
 
-def _corrected(leads: Leads) -> str:
-    """Return the leads above and below zero after Holm's correction, in points of prompt tokens."""
+def _corrected(leads: Leads) -> dict[str, float]:
+    """Return the mean leads that differ from zero after Holm's correction, in points of prompt tokens."""
     rejected = holm([t_test(values) for values in leads.values()], LEVEL)
-    means = {name: values.mean() for (name, values), shown in zip(leads.items(), rejected, strict=True) if shown}
-    above, below = ([f"{name} {mean:+.1f}" for name, mean in means.items() if sign * mean > 0] for sign in (1, -1))
-    return f"more at {_listed(above)} and less at {_listed(below)}"
+    return {name: values.mean() for (name, values), shown in zip(leads.items(), rejected, strict=True) if shown}
 
 
-def _listed(leads: Sequence[str]) -> str:
-    return f"{len(leads)} ({', '.join(leads)} points)" if leads else "0"
+def _counts(means: Mapping[str, float]) -> Iterator[str]:
+    """Yield the number of leads above and below zero, with the leads themselves."""
+    for sign in (1, -1):
+        leads = [f"{name} {mean:+.1f}" for name, mean in means.items() if sign * mean > 0]
+        yield f"{len(leads)}: {', '.join(leads)}" if leads else "0"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from answer_texts import methods_of_answers
+from answer_texts import answers_claim, methods_of_answers
 from limit_texts import coverage_table, in_turns, limits_table, million, sweep_speed
 from log_texts import explain_claim, plan_claim, twin_claim, twin_errors, twin_margins
 from pages import table
@@ -27,6 +27,7 @@ LEARNED = ("dp_3", "dp_8", "dp_3_branch")
 TAIL = ("tail_1", "tail_3")
 PREAMBLE = "mixed"  # the front page shows only these points of families_sim
 CLEAR = 1.1  # smallest ratio of two families' mean TTFTs that is counted as a clear lead
+TIMED = ("boundary", "branch", "dp_3", "last")  # arms whose dependence on step times is shown
 EQUAL = 0.5  # largest difference in points of two rates that count as equal
 
 
@@ -99,17 +100,17 @@ def winners(summary: Summary) -> str:
     for family in dict.fromkeys(lead["family"] for lead in leads if lead["shown_alone"] or lead["shown"]):
         alone = sum(lead["shown_alone"] for lead in leads if lead["family"] == family)
         ratios = [lead["ratio"]["mean"] for lead in leads if lead["family"] == family and lead["shown"]]
-        lasts = (
-            f"; there, the mean TTFT of the next family is {min(ratios):.2f} to {max(ratios):.2f} times as long, "
-            f"{CLEAR:g} times or more at {sum(ratio >= CLEAR for ratio in ratios)}"
-            if ratios
-            else ""
-        )
+        sentences.append(f"`{family}` has the lowest mean TTFT at {alone} of {count} points, each judged alone")
         sentences.append(
-            f"`{family}` has the lowest mean TTFT at {alone} of {count} combinations, each taken alone. After Holm's "
-            f"correction for {count} comparisons, with arms chosen on other seeds, it has at {len(ratios)}{lasts}"
+            f"It leads at {len(ratios)} of {count} points after Holm's correction, with arms chosen on other seeds"
         )
-    sentences.append(f"{NO_LEAD} is shown at {count - sum(lead['shown'] for lead in leads)} of {count}, corrected")
+        if ratios:
+            sentences.append(
+                f"There, the next family takes {min(ratios):.2f} to {max(ratios):.2f} times as long; "
+                f"{CLEAR:g} times or more at {sum(ratio >= CLEAR for ratio in ratios)}"
+            )
+    unclear = count - sum(lead["shown"] for lead in leads)
+    sentences.append(f"{NO_LEAD.capitalize()} is shown at {unclear} of {count} points, corrected")
     return "".join(f"- {sentence}.\n" for sentence in sentences)
 
 
@@ -120,14 +121,16 @@ def timing(small: Summary, large: Summary) -> str:
     moved = {arm: abs(second[arm] - rate) for arm, rate in first.items()}
     most = max(moved, key=lambda arm: moved[arm])
     others = max(change for arm, change in moved.items() if arm != most)
-    examples = ", ".join(
-        f"`{arm}` {fast[arm]:.1f} and {slow[arm]:.1f} %" for arm in ("boundary", "branch", "dp_3", "last")
-    )
+    head = ("peak compute, 8 MiB", *(f"`{arm}`" for arm in TIMED))
+    rows = [
+        (f"{100 * share:g} %", *(f"{arms[arm]:.1f} %" for arm in TIMED)) for share, arms in ((high, fast), (low, slow))
+    ]
     return (
-        f"Token counts depend on step times through the order of events and the memory of running requests. "
-        f"With 8 MiB (`quality_clean backend=sim`), {100 * high:g} and {100 * low:g} % of peak compute give "
-        f"{examples}. With 64 GiB (`quality_sim`), {100 * less:g} and {100 * more:g} % of peak change `{most}` "
-        f"by {moved[most]:.1f} points and every other arm by at most {others:.1f}.\n"
+        "Token counts depend on step times: through the order of events, and the memory of running requests.\n"
+        "With 8 MiB (`quality_clean backend=sim`), token hit rates change with the share of peak compute:\n\n"
+        f"{table(head, rows)}\n"
+        f"With 64 GiB (`quality_sim`), {100 * less:g} and {100 * more:g} % of peak change `{most}` by "
+        f"{moved[most]:.1f} points.\nEvery other arm changes by at most {others:.1f} points.\n"
     )
 
 
@@ -141,12 +144,11 @@ def claims(summary: Summary) -> str:
 def dense(rates: Rates) -> str:
     """Compare a state at every chunk with one at the boundary."""
     budgets, orders = rates[BUDGET], rates[ORDER]
-    values = list(map(value_text, budgets))
     return (
-        f"`boundary`, which the workload tells where the article ends, reuses "
-        f"{over(budgets, 'boundary')} % of the prompt tokens at {values[0]} to {values[-1]} GiB. "
-        f"`block_64`, a state every 64 tokens, reuses {over(budgets, 'block_64')} % there, "
-        f"but {orders['as_given']['block_64']:.1f} % where an article's questions arrive in a row."
+        f"`boundary` is told where the article ends. It reuses {over(budgets, 'boundary')} % of the prompt tokens at "
+        f"{ends(budgets)} GiB. `block_64` stores a state every 64 tokens. It reuses "
+        f"{over(budgets, 'block_64')} % there. With an article's questions in a row, it reuses "
+        f"{orders['as_given']['block_64']:.1f} %."
     )
 
 
@@ -157,19 +159,18 @@ def tail(rates: Rates) -> str:
     level = sum(gap >= -EQUAL for gap in gaps)
     learned_arms = ", ".join(f"`{arm}`" for arm in LEARNED)
     return (
-        f"`tail_1` and `tail_3` keep states at fixed distances before the prompt's end and learn nothing. "
-        f"The better of them matches ({EQUAL} points) or beats the best learned arm "
-        f"({learned_arms}) at {level} of {len(gaps)} points of the sweep: "
-        f"{min(gaps):+.1f} to {max(gaps):+.1f} points. These are means over seeds, compared without a test."
+        f"`tail_1` and `tail_3` keep states at fixed distances before the prompt's end. They learn nothing. Learned "
+        f"arms are {learned_arms}. The better tail matches or beats the best learned arm at {level} of {len(gaps)} "
+        f"points, within {EQUAL} points. The differences are {min(gaps):+.1f} to {max(gaps):+.1f} points. These are "
+        f"means over seeds, compared without a test."
     )
 
 
 def learned(rates: Rates) -> str:
-    """Return the gap between `dp_3_branch` and `boundary`."""
+    """Return the gap between `dp_3_branch` and `boundary`, by budget and by questions per article."""
     return (
-        f"`dp_3_branch` stays below `boundary` by {gaps(rates[BUDGET])} points at "
-        f"{listed(rates[BUDGET])} GiB, and by {gaps(rates[QUESTIONS])} points at "
-        f"{listed(rates[QUESTIONS])} questions per article."
+        f"`dp_3_branch` stays below `boundary` by {span(gaps(rates[BUDGET]))} points at {ends(rates[BUDGET])} GiB. "
+        f"With {ends(rates[QUESTIONS])} questions per article, the difference is {span(gaps(rates[QUESTIONS]))} points."
     )
 
 
@@ -178,12 +179,12 @@ def hashed(rates: Rates) -> str:
     budgets = rates[BUDGET]
     more = {value: arms for value, arms in budgets.items() if lead(arms) > EQUAL}
     less = {value: arms for value, arms in budgets.items() if lead(arms) < -EQUAL}
-    differences = []
+    sentences = []
     if more:
-        differences.append(f"more than every learned arm at {budgets_with_leads(more)}")
+        sentences.append(f"`vllm_0_32` reuses more than every learned arm at {budgets_with_leads(more)}.")
     if less:
-        differences.append(f"less than the best learned arm at {budgets_with_leads(less)}")
-    return f"`vllm_0_32` reuses {' and '.join(differences) or 'as much as the best learned arm'}."
+        sentences.append(f"`vllm_0_32` reuses less than the best learned arm at {budgets_with_leads(less)}.")
+    return " ".join(sentences) or "`vllm_0_32` reuses as much as the best learned arm."
 
 
 def budgets_with_leads(group: Mapping[Value, Mapping[str, float]]) -> str:
@@ -218,9 +219,15 @@ def listed(values: Iterable[Value]) -> str:
     return ", ".join(map(value_text, values))
 
 
-def gaps(values: Mapping[Value, Mapping[str, float]]) -> str:
+def gaps(values: Mapping[Value, Mapping[str, float]]) -> list[float]:
     """Return the points of `dp_3_branch` below `boundary`, value by value."""
-    return ", ".join(f"{arms['boundary'] - arms['dp_3_branch']:.1f}" for arms in values.values())
+    return [arms["boundary"] - arms["dp_3_branch"] for arms in values.values()]
+
+
+def ends(values: Iterable[Value]) -> str:
+    """Return the first and the last value."""
+    texts = list(map(value_text, values))
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
 
 
 def pic_claims(summary: Summary) -> str:
@@ -231,9 +238,10 @@ def pic_claims(summary: Summary) -> str:
     shuffled = [arms[arm] for arms in budgets.values() for arm in anywhere]
     ordered = [orders[order]["radix"] for order in ("ranked", "fixed")]
     return (
-        f"With shuffled passages and {min(budgets):g} to {max(budgets):g} GiB, `radix` reuses "
-        f"{span(arms['radix'] for arms in budgets.values())} % of the prompt tokens and position-independent caches "
-        f"{span(shuffled)} %. With ranked or fixed order, `radix` reuses {span(ordered)} %.\n"
+        f"Passages are shuffled, and the store has {min(budgets):g} to {max(budgets):g} GiB.\n"
+        f"`radix` reuses {span(arms['radix'] for arms in budgets.values())} % of the prompt tokens.\n"
+        f"Position-independent caches reuse {span(shuffled)} %.\n"
+        f"With ranked or fixed order, `radix` reuses {span(ordered)} %.\n"
     )
 
 
@@ -242,8 +250,9 @@ def conformance_total(results: dict[str, Any]) -> str:
     names = ("cases", "equal", "requests", "requests_equal", "steps")
     cases, equal, requests, reuse, steps = (sum(row[name] for row in results["rows"].values()) for name in names)
     return (
-        f"{equal:,} of {cases:,} cases are equal in every step ({steps:,} steps), and {reuse:,} of {requests:,} "
-        f"requests reuse as many tokens; {results['system']}, commit {results['commit']}.\n"
+        f"{equal:,} of {cases:,} cases are equal in every one of {steps:,} steps.\n"
+        f"{reuse:,} of {requests:,} requests reuse as many tokens.\n"
+        f"{results['system']}, commit {results['commit']}.\n"
     )
 
 
@@ -251,6 +260,7 @@ TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
 TWIN_SUMMARIES = tuple(f"twin/{name}/summary.json" for name in TWINS)
 TEXTS = {
     "answers_table": Text(("pic_answers/summary.json",), methods_of_answers),
+    "answers_claim": Text(("pic_answers/summary.json",), answers_claim),
     "policies_table": Text(("hybrid_policies_sim/summary.json",), policies_table),
     "policies_claim": Text(("hybrid_policies_sim/summary.json",), policies_claim),
     "explain_claim": Text(("explain/summary.json",), explain_claim),

@@ -22,6 +22,8 @@ from spanlab.study.entries import probe_run
 from spanlab.study.output.folder import CONFIG
 from spanlab.study.run import run_study
 
+from ..support.prose import long_sentences
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
 MANIFEST: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "manifest.yaml").read_text())
@@ -118,3 +120,19 @@ def test_every_filled_mark_belongs_to_a_script(monkeypatch: pytest.MonkeyPatch):
     unknown = {mark for mark in marks - TEXTS.keys() - others if mark.partition(":")[0] not in MANIFEST}
     assert unknown == set()
     assert TEXTS.keys() <= marks
+
+
+def test_generated_texts_are_current_and_short(monkeypatch: pytest.MonkeyPatch):
+    """Pages hold what texts.py makes of the published data."""
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    from publish import MARK, pages
+    from texts import TEXTS, texts_of
+
+    results = {source.rpartition("/")[0] for text in TEXTS.values() for source in text.sources}
+    texts = texts_of(results, ROOT)
+    assert texts.keys() == TEXTS.keys()
+    for page in pages(ROOT):
+        content = page.read_text()
+        for mark in texts.keys() & set(MARK.findall(content)):
+            assert f"<!-- {mark} -->\n{texts[mark]}<!-- /{mark} -->" in content
+    assert {mark: long for mark, text in texts.items() if (long := long_sentences(text))} == {}

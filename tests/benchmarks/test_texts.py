@@ -52,15 +52,15 @@ def summary(sweep):
     return {"rows": rows}
 
 
-def test_gaps_to_boundary_are_listed_by_value(load):
+def test_gaps_to_boundary_have_their_range(load):
     said = load("texts").learned(SWEEP)
-    assert "by 10.0, 1.0 points at 8, 64 GiB" in said
-    assert "by 12.0 points at 2 questions per article" in said
+    assert "by 1.0 to 10.0 points at 8 to 64 GiB" in said
+    assert "With 2 questions per article, the difference is 12.0 points." in said
 
 
 def test_tail_counts_points_within_half_a_point(load):
     said = load("texts").tail(SWEEP)
-    assert "at 3 of 5 points of the sweep: -1.0 to +6.0 points" in said
+    assert "at 3 of 5 points, within 0.5 points. The differences are -1.0 to +6.0 points." in said
 
 
 def test_block_hash_is_named_where_it_leads(load):
@@ -72,7 +72,7 @@ def test_block_hash_is_named_where_it_leads(load):
 def test_dense_states_are_said_for_both_orders(load):
     said = load("texts").dense(SWEEP)
     assert "25.0 to 93.0 % of the prompt tokens at 8 to 64 GiB" in said
-    assert "but 92.9 % where an article's questions arrive in a row" in said
+    assert "With an article's questions in a row, it reuses 92.9 %." in said
 
 
 def combination(workload: str, gib: str, ratio: float, shown: bool, preamble: str = "mixed") -> dict:
@@ -92,10 +92,10 @@ WINNERS = {"winners": [combination("quality", "16", 1.5, True), combination("qua
 def test_leads_are_counted_where_they_are_shown(load):
     doubtful = combination("rag", "64", 1.2, False)
     assert load("texts").winners({"winners": [*WINNERS["winners"], doubtful]}).splitlines() == [
-        "- `position_independent` has the lowest mean TTFT at 2 of 3 combinations, each taken alone. After Holm's "
-        "correction for 3 comparisons, with arms chosen on other seeds, it has at 1; there, the mean TTFT of the next "
-        "family is 1.50 to 1.50 times as long, 1.1 times or more at 1.",
-        "- no lead above 5 % is shown at 2 of 3, corrected.",
+        "- `position_independent` has the lowest mean TTFT at 2 of 3 points, each judged alone.",
+        "- It leads at 1 of 3 points after Holm's correction, with arms chosen on other seeds.",
+        "- There, the next family takes 1.50 to 1.50 times as long; 1.1 times or more at 1.",
+        "- No lead above 5 % is shown at 2 of 3 points, corrected.",
     ]
 
 
@@ -112,25 +112,46 @@ def measured(mean: float, half: float | None = None) -> dict:
     return {"mean": mean, "low": half and mean - half, "high": half and mean + half}
 
 
-def method(speedup: dict | None, change: dict | None, shown: bool | None) -> dict:
-    shares = {"benefit_kept": measured(0.72, 0.2), "kl": measured(0.8899, 0.1)}
-    size = {"ttft_s": measured(0.0994, 0.01), "computed_tokens": measured(1227.4, 3), "bytes": measured(12.6e6)}
-    return size | shares | {"speedup": speedup, "gold_loss_change": change, "shown": shown}
+def method(family: str, speedup: dict | None, kept: float) -> dict:
+    quality = {"family": family, "questions": 100, "benefit_kept": measured(kept, 0.2)}
+    return quality | {"ttft_s": measured(0.0994, 0.01), "speedup": speedup}
 
 
-def test_methods_have_a_row_with_intervals_and_brackets_where_nothing_is_shown(load):
-    told = {
-        "none": method(None, None, None),
-        "pic": method(measured(3.25, 0.5), measured(0.812, 0.1), True),
-        "lego": method(measured(2.0, 0.5), measured(-0.01, 0.1), False),
-    }
-    head, _, *rows = load("texts").methods_of_answers({"methods": told}).splitlines()
-    assert head.startswith("| method | TTFT | speedup | computed tokens | MB held | benefit kept |")
-    common = "1,227 | 13 | 72 [52, 92] % |"
+ANSWERS = {
+    "engine": {"model": "m", "device": "d"},
+    "documents": 25,
+    "commit": "abc",
+    "methods": {
+        "none": method("none", None, 1.0),
+        "radix": method("radix", measured(1.25), 1.0),
+        "cached_order": method("cached_order", measured(1.5, 0.25), 0.9),
+        "pic": method("pic", measured(3.25, 0.5), 0.6),
+        "lego_link_16": method("lego_link", measured(0.9, 0.05), 0.7),
+        "query_aware_16": method("query_aware", measured(1.0, 0.5), 0.8),
+        "random_16": method("control", measured(0.5, 0.1), 0.99),
+    },
+}
+
+
+def test_answers_have_five_rows_of_four_columns(load):
+    head, _, *rows, _, origin, questions = load("texts").methods_of_answers(ANSWERS).splitlines()
+    assert head == "| method | TTFT | speedup | benefit kept |"
     assert rows == [
-        f"| `none` | 99 [89, 109] ms | – | {common} – | 0.890 |",
-        f"| `pic` | 99 [89, 109] ms | 3.25 [2.75, 3.75] × | {common} +0.81 [+0.71, +0.91] | 0.890 |",
-        f"| `lego` | 99 [89, 109] ms | 2.00 [1.50, 2.50] × | {common} (-0.01 [-0.11, +0.09]) | 0.890 |",
+        "| `none`: full recompute | 99 [89, 109] ms | – | 100 [80, 120] % |",
+        "| `radix`: prefix cache | 99 [89, 109] ms | 1.25 × | 100 [80, 120] % |",
+        "| `cached_order`: prefix cache, passages in cached order | 99 [89, 109] ms | 1.50 [1.25, 1.75] × "
+        "| 90 [70, 110] % |",
+        "| `pic`: position-independent, no repair | 99 [89, 109] ms | 3.25 [2.75, 3.75] × | 60 [40, 80] % |",
+        "| `query_aware_16`: position-independent, repaired | 99 [89, 109] ms | 1.00 [0.50, 1.50] × | 80 [60, 100] % |",
+    ]
+    assert [origin, questions] == ["Measured: m on d.", "100 questions about 25 collections of facts, commit abc."]
+
+
+def test_repairs_are_slower_where_the_whole_interval_is(load):
+    assert load("texts").answers_claim(ANSWERS).splitlines() == [
+        "1 of 2 repairs are slower than full recompute.",
+        "Cached order keeps 90 % of the benefit.",
+        "The best position-independent method, `query_aware_16`, keeps 80 %.",
     ]
 
 
@@ -152,8 +173,11 @@ def test_leads_of_rules_are_counted_alone_and_corrected(load):
     doubtful = policy_point("doubtful", rule_entry("mine", "ours", *rates), other)
     level = policy_point("level", rule_entry("mine", "ours", 0.4, 0.4, 0.4, 0.4, 0.4), other)
     said = load("policy_texts").policies_claim({"policies": [sure, doubtful, level]})
-    assert "at 2 of 3 combinations, and less at 0." in said
-    assert "for 3 comparisons, it reuses more at 1 (sure 16 GiB +10.0 points) and less at 0." in said
+    assert said.splitlines()[:1] + said.splitlines()[2:4] == [
+        "| test, 3 points | ours reuses more | ours reuses less |",
+        "| each point alone | 2: sure 16 GiB +10.0, doubtful 16 GiB +1.0 | 0 |",
+        "| after Holm's correction | 1: sure 16 GiB +10.0 | 0 |",
+    ]
 
 
 def test_rules_are_judged_on_seeds_that_did_not_choose_them(load):
@@ -161,7 +185,7 @@ def test_rules_are_judged_on_seeds_that_did_not_choose_them(load):
     lucky = [rule_entry(f"r{seed}", "ours", *(0.9 if seed == each else 0.4 for each in range(3))) for seed in range(3)]
     other = rule_entry("lru", "published", 0.45, 0.45, 0.45)
     said = load("policy_texts").policies_claim({"policies": [policy_point("luck", *lucky, other)]})
-    assert said.endswith("also corrected, it reuses more at 0 and less at 1 (luck 16 GiB -5.0 points).\n")
+    assert said.splitlines()[-1] == "| corrected, rules chosen on the other seeds | 0 | 1: luck 16 GiB -5.0 |"
 
 
 def fitted(twin: float, line: float, device: str) -> dict:
@@ -180,9 +204,13 @@ def fitted(twin: float, line: float, device: str) -> dict:
 def test_twins_are_counted_against_predictors_without_a_model(load):
     texts, twins = load("log_texts"), (fitted(0.01, 0.02, "a"), fitted(0.03, 0.02, "b"))
     said = texts.twin_claim(*twins)
-    assert "best of the three in 6 of 12 comparisons (2 logs;" in said
-    assert "On m on 2 × b it is larger in 6 of 6: TTFT mean 3.0 %, line 2.0 %; TTFT p50 3.0 %, line 2.0 %;" in said
-    assert "× a" not in said
+    assert "best of the three in 6 of 12 comparisons.\nThey cover 2 logs," in said
+    larger = [line for line in said.splitlines() if line.startswith("- ")]
+    assert larger[:2] == [
+        "- m on 2 × b: TTFT mean: twin 3.0 %, line 2.0 %.",
+        "- m on 2 × b: TTFT p50: twin 3.0 %, line 2.0 %.",
+    ]
+    assert len(larger) == 6
     assert texts.twin_margins(*twins).splitlines()[3].endswith("| 3.0 %, line 2.0 % | 0 of 6 |")
     rows = texts.twin_errors(*twins).splitlines()
     assert rows[3] == "|  |  | line | " + " | ".join(["-2.0 %, 2.0 %, 2.0 %"] * 3) + " |"

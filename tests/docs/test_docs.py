@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from matplotlib.image import imread
 
 from spanlab.core.maps import MapRules, map_bytes
@@ -18,12 +19,13 @@ from spanlab.main import CONF, compose
 from spanlab.models.find import find_spec
 from spanlab.report.drawing.write import write_figure
 
+from ..support.prose import FENCE, long_sentences, sentences
 from ..support.script import SCRIPT
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LONGEST_README = 150
+README_LINES, DRAWING_LINE = 130, 15
+GROUPS = ["Start", "Run", "Methods", "Your server", "Extend", "Reference"]
 
 
 def load(name: str) -> ModuleType:
@@ -61,15 +63,29 @@ def arguments(command: str) -> list[str]:
     return words[words.index("runall.sh") + 1 :]
 
 
+def test_sentences_end_at_stops_and_items():
+    page = "# Head\n\nOne *two. Three*\n[four](a.b c).\n- Five 5.5 %?\n- Six\n\n| a. b |\n```\ncode. code\n```\n"
+    assert sentences(page) == ["# Head", "One *two.", "Three* four.", "- Five 5.5 %?", "- Six"]
+
+
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
+    page = (ROOT / "README.md").read_text()
+    assert len(page.splitlines()) <= README_LINES
+    assert long_sentences(page) == []
+
+
+def test_readme_shows_the_drawing_of_concepts_first():
+    drawing = fenced(ROOT / "docs" / "concepts.md", "")[0]
+    page = (ROOT / "README.md").read_text()
+    assert drawing in page
+    assert page[: page.index(drawing)].count("\n") < DRAWING_LINE
 
 
 def test_first_command_prints_what_readme_shows(tmp_path: Path):
     command = [SCRIPT, "-cn", "smoke", "output.figures=false", f"output.root={tmp_path}"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
-    example = fenced(ROOT / "README.md", "")[0].splitlines()
+    example = fenced(ROOT / "README.md", "")[0].splitlines()  # the drawing is a block of text
     assert example[-1].rstrip("…") in printed
     shown = [line.split(maxsplit=1) for line in example if "%" in line and " ms" in line]
     assert len(shown) == 5
@@ -96,6 +112,27 @@ def test_every_entry_is_described():
     text = "".join((ROOT / "docs" / name).read_text() for name in ("simulator.md", "engine.md"))
     entries = {path.stem for path in CONF.glob("*.yaml")} - {"config"}
     assert {entry for entry in entries if f"`{entry}`" not in text} == set()
+
+
+def test_every_page_is_in_one_group_of_index_and_site():
+    index = (ROOT / "docs" / "index.md").read_text()
+    listed = {
+        head.strip(): [
+            (ROOT / "docs" / page).resolve() for page in re.findall(r"^\| \[[^\]]*\]\(([^)]*)\)", body, re.M)
+        ]
+        for head, body in re.findall(r"^## (.*)$((?:\n(?!## ).*)*)", index, re.MULTILINE)
+    }
+    assert list(listed) == GROUPS
+    pages = sorted(page for group in listed.values() for page in group if page.parent.name == "docs")
+    assert pages == sorted(set(ROOT.glob("docs/*.md")) - {ROOT / "docs" / "index.md"})
+    nav = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text().replace("!ENV", ""))["nav"]
+    assert [name for group in nav for name in group] == [*GROUPS, "Published numbers"]
+    for group in nav[:-1]:
+        for name, entries in group.items():
+            shown = {ROOT / path for entry in entries for path in entry.values()}
+            assert shown - {ROOT / "docs" / "index.md"} == {
+                page for page in listed[name] if "benchmarks" not in page.parts
+            }
 
 
 def test_every_strategy_is_described():
