@@ -150,5 +150,5 @@ def test_measured_texts_are_filled_from_their_file(publish, root):
     page = root / "benchmarks" / "must_hold" / "README.md"
     page.write_text("<!-- in_turns -->\n<!-- /in_turns -->\n<!-- must_hold -->\nkept\n<!-- /must_hold -->\n")
     publish.main(["must_hold"], root)
-    assert "In turns with an earlier commit" in page.read_text()
+    assert "an earlier commit ran in turns" in page.read_text()
     assert "kept" in page.read_text(), "results.json is not there"
