@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from spanlab.queries.from_json import parse_json
+from spanlab.queries.from_json import query_of
 from spanlab.queries.query import Message, Query, with_a_message
 from spanlab.queries.sexpr import parse_sexpr
 
@@ -14,7 +14,7 @@ def parse(text: str) -> Query:
 
     Raises ValueError, one sentence with the place of the mistake, and refuses a query without any message.
     """
-    return with_a_message(parse_json(text) if text.lstrip().startswith(("{", "[")) else parse_sexpr(text))
+    return with_a_message(query_of(json.loads(text)) if text.lstrip().startswith(("{", "[")) else parse_sexpr(text))
 
 
 def to_sexpr(query: Query) -> str:

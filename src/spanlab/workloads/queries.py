@@ -14,7 +14,7 @@ from spanlab.checks import among
 from spanlab.core.request import Request, Tokens
 from spanlab.models.packaged import installed_model
 from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, load_tokenizer
-from spanlab.queries.from_json import parse_json
+from spanlab.queries.from_json import query_of
 from spanlab.queries.query import MAX_DEPTH, text_mistake, with_a_message
 from spanlab.queries.sexpr import SCANNER, parse_sexpr
 from spanlab.workloads.files import read_text
@@ -164,8 +164,8 @@ def _parse_line(text: str, line: int) -> QueryLine:
     except json.JSONDecodeError as error:
         raise ValueError(f"this is not JSON ({error.msg}, column {error.colno}); expected {EXPECTED}") from error
     if not isinstance(value, dict) or "query" not in value:
-        return QueryLine(line, with_a_message(parse_json(json.dumps(value))))
-    query = with_a_message(parse_json(json.dumps(value.pop("query"))))
+        return QueryLine(line, with_a_message(query_of(value)))
+    query = with_a_message(query_of(value.pop("query")))
     for name, field_value in value.items():
         _check_field(name, field_value)
     return QueryLine(line, query, **value)
