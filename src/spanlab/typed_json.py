@@ -26,9 +26,7 @@ _EXPECTED = {
     "model_type": "an object",
     "greater_than_equal": "{ge} or more",
     "less_than_equal": "at most {le}",
-    "too_long": "a list of at most {max_length}",
-    "too_short": "a list of at least {min_length}",
-    "literal_error": "{expected}",
+    "too_short": "a list of {min_length} or more",
 }
 
 
@@ -54,7 +52,7 @@ def first_mistake(error: ValidationError, root: str = "") -> str:
     mistake = error.errors(include_url=False)[0]
     path = root
     for step in mistake["loc"]:
-        path += f"[{step}]" if isinstance(step, int) else f".{shown(step)}"
+        path += f"[{step}]" if isinstance(step, int) else f".{shown(step)}" if step != "[key]" else ""
     path, kind, context = path.removeprefix("."), mistake["type"], mistake.get("ctx", {})
     if kind == "json_invalid":
         return f"expected JSON, but {context['error']}"
@@ -64,7 +62,10 @@ def first_mistake(error: ValidationError, root: str = "") -> str:
         return f"{path} is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{path}: no such key"
-    expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else mistake["msg"]
+    if kind == "literal_error":
+        expected = context["expected"].replace("'", "").replace("None", "null")
+    else:
+        expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else mistake["msg"]
     value = shown(mistake["input"])
     return f"{path}={value}: expected {expected}" if path else f"expected {expected}, not {value}"
 

@@ -29,7 +29,7 @@ WRONG = {
     "no group of states": (HYBRID | {"state_groups": 0}, "a.state_groups=0: expected a whole number of 1 or more"),
     "a share of a group": (HYBRID | {"state_groups": 1.5}, "a.state_groups=1.5: expected a whole number"),
     "states within blocks": (HYBRID | {"retention": 24}, "a.retention=24: expected a multiple of block_size=16"),
-    "drafts of a hybrid": (HYBRID | {"draft_tokens": 2}, "a.draft_tokens=2 with mamba_mode=align: expected 0"),
+    "drafts of a hybrid": (HYBRID | {"draft_tokens": 2}, "a.draft_tokens=2: expected 0 with mamba_mode=align"),
     "drafts by nobody": (CASE | {"draft_tokens": 2, "draft_method": "mtp"}, "a.draft_method=mtp: expected ngram or"),
     "a drafter of nothing": (CASE | {"draft_method": "eagle"}, "a.draft_method=eagle: expected draft_tokens beside it"),
     "an unknown key": (CASE | {"blocks": 2}, "a.blocks: no such key; expected async_scheduling, block_size"),
@@ -42,7 +42,7 @@ WRONG = {
         CASE | {"requests": [{"tokens": [1], "output_len": 1, "cache_salt": 3}]},
         "a.requests[0].cache_salt=3: expected a text",
     ),
-    "a switch as a size": (CASE | {"block_size": True}, "a.block_size=True: expected a whole number of 1 or more"),
+    "a switch as a size": (CASE | {"block_size": True}, "a.block_size=True: expected a whole number"),
     "an adaptive limit of nothing": (
         CASE | {"long_prefill_token_threshold_adaptive": True},
         "a.long_prefill_token_threshold_adaptive=true: expected long_prefill_token_threshold beside it",
@@ -53,7 +53,7 @@ WRONG = {
     ),
     "states of whole prompts": (
         HYBRID | {"enable_chunked_prefill": False},
-        "a.enable_chunked_prefill=false with mamba_mode=align: expected true",
+        "a.enable_chunked_prefill=false: expected true with mamba_mode=align",
     ),
     "whole prompts beyond a step": (
         CASE | {"enable_chunked_prefill": False, "requests": [{"tokens": [1] * 60, "output_len": 5}]},
@@ -73,8 +73,11 @@ WRONG = {
         "a.requests[0].priority=2: expected policy=priority beside it",
     ),
     "a window": (CASE | {"sliding_window": 512}, "a.sliding_window=512: expected null, for groups of layers that free"),
-    "no requests": (CASE | {"requests": []}, "a.requests=[]: expected a list of requests"),
-    "no tokens": (CASE | {"requests": [{"tokens": [], "output_len": 1}]}, "a.requests[0].tokens: expected a list"),
+    "no requests": (CASE | {"requests": []}, "a.requests=[]: expected a list of 1 or more"),
+    "no tokens": (
+        CASE | {"requests": [{"tokens": [], "output_len": 1}]},
+        "a.requests[0].tokens=[]: expected a list of 1 or more",
+    ),
 }
 
 
@@ -89,7 +92,7 @@ def test_a_wrong_case_is_one_sentence(tmp_path, wrong):
 @pytest.mark.parametrize(("case", "groups"), [(CASE, 0), (HYBRID, 1), (HYBRID | {"state_groups": 3}, 3)])
 def test_states_have_one_group_where_nothing_is_said(tmp_path, case, groups):
     (tmp_path / "cases.json").write_text(json.dumps({"a": case}))
-    assert [one.state_groups for one in read_cases(tmp_path / "cases.json")] == [groups]
+    assert [one.state_groups for one in read_cases(tmp_path / "cases.json").values()] == [groups]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_empty_steps_are_one_entry(tmp_path, asynchronous):
     (tmp_path / "cases.json").write_text(
         json.dumps({"a": CASE | {"requests": requests, "async_scheduling": asynchronous}})
     )
-    (case,) = read_cases(tmp_path / "cases.json")
+    case = read_cases(tmp_path / "cases.json")["a"]
     decided = schedule(case, vllm_0_32(case))
     both = [{"0": 2}, {"0": 1}], [{"1": 2}, {"1": 1}]
     assert decided.steps == [*both[0], {"empty": 10**15 - 2}, *both[1]]
@@ -118,7 +121,7 @@ def test_empty_steps_are_one_entry(tmp_path, asynchronous):
 def test_steps_end_where_all_requests_are_aborted(tmp_path):
     requests = [{"tokens": [1], "output_len": 9, "abort_step": 1}, {"tokens": [1], "output_len": 9, "abort_step": 0}]
     (tmp_path / "cases.json").write_text(json.dumps({"a": CASE | {"requests": requests}}))
-    (case,) = read_cases(tmp_path / "cases.json")
+    case = read_cases(tmp_path / "cases.json")["a"]
     decided = schedule(case, vllm_0_32(case))
     assert (decided.steps, decided.reused_on_admission) == ([{"0": 1}], [0, None])
 

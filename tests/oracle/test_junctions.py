@@ -55,7 +55,7 @@ def test_chunk_ends_inside_the_prefix_help_by_chance(arm, expected):
     assert hits(arm, "workload.synthetic.value=1600") == expected
 
 
-def read(folder: Path, cases: dict) -> list[Case]:
+def read(folder: Path, cases: dict) -> dict[str, Case]:
     path = folder / "cases.json"
     path.write_text(json.dumps(cases))
     return read_cases(path)
@@ -72,14 +72,14 @@ def read(folder: Path, cases: dict) -> list[Case]:
 )
 def test_evictions_of_120_pages_leave_40_hits(rules, lengths, expected, tmp_path):
     """The issue reports 0, 40, 48 and, of the last workload, 52; a state of this model takes three pages."""
-    (case,) = read(tmp_path, {"issue": make_case(*lengths, None, 120)})
+    case = read(tmp_path, {"issue": make_case(*lengths, None, 120)})["issue"]
     given = BlockRules(BLOCK, "align", 3, **{"retention": None, **rules})
     found = schedule(case, BlockPolicy(given, BlockStore(BlockPool(120 - 1), 1, 1))).reused_on_admission
     assert sum(tokens > 0 for tokens in found) == expected
 
 
 def reused(folder: Path, cases: dict) -> dict[str, list[int]]:
-    return {case.name: schedule(case, vllm_0_32(case)).reused_on_admission for case in read(folder, cases)}
+    return {name: schedule(case, vllm_0_32(case)).reused_on_admission for name, case in read(folder, cases).items()}
 
 
 @pytest.mark.parametrize("name", CASES)

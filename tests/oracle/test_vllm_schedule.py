@@ -64,7 +64,7 @@ def decide(folder: Path, cases: dict) -> dict:
     """What we decide about cases, as plain JSON."""
     path = folder / "ours.json"
     path.write_text(json.dumps({name: known(case) for name, case in cases.items()}))
-    decided = {case.name: schedule(case, policy_of(case, cases[case.name])) for case in read_cases(path)}
+    decided = {name: schedule(case, policy_of(case, cases[name])) for name, case in read_cases(path).items()}
     return {
         name: {
             "reused_on_admission": one.reused_on_admission,

@@ -21,8 +21,9 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.speculation import Speculation
-from spanlab.schedule.cases import Case, accepted, read_cases, shown
+from spanlab.schedule.cases import Case, accepted, read_cases
 from spanlab.settings import Schedule
+from spanlab.typed_json import shown
 
 
 def vllm_0_32(case: Case) -> BlockPolicy:
@@ -69,20 +70,20 @@ class Decisions:
 def run_schedule(settings: Schedule) -> None:
     """Read the cases, schedule each, and write the decisions."""
     cases = checked_cases(settings)
-    decided = {case.name: schedule(case, PRESETS[settings.preset](case)) for case in cases}
+    decided = {name: schedule(case, PRESETS[settings.preset](case)) for name, case in cases.items()}
     Path(settings.out).write_bytes(orjson.dumps(decided))
     print(f"{len(decided)} cases, {sum(case.num_steps for case in decided.values()):,} steps: {settings.out}")
 
 
-def checked_cases(settings: Schedule) -> list[Case]:
+def checked_cases(settings: Schedule) -> dict[str, Case]:
     """Return the cases; ValueError for an unknown preset, an unreadable file, or a request that exceeds the memory."""
     one_of("preset", settings.preset, PRESETS)
-    cases = list(read_cases(Path(settings.cases)))
-    try:
-        for case in cases:
+    cases = read_cases(Path(settings.cases))
+    for name, case in cases.items():
+        try:
             _check_fits(case, PRESETS[settings.preset](case))
-    except ValueError as error:
-        raise ValueError(f"cases={settings.cases}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"cases={settings.cases}: {shown(name)}.{error}") from error
     return cases
 
 
@@ -159,5 +160,5 @@ def _check_fits(case: Case, policy: Policy) -> None:
         need = policy.need(request)
         blocks = need.kv_bytes + need.state_bytes  # a block counts as one byte here
         if blocks > case.num_blocks:
-            key, tokens = f"{shown(case.name)}.num_blocks={case.num_blocks}", request.num_tokens
-            raise ValueError(f"{key}: expected at least {blocks}, for request {request.id} of {tokens} tokens alone")
+            reason = f"for request {request.id} of {request.num_tokens} tokens alone"
+            raise ValueError(f"num_blocks={case.num_blocks}: expected at least {blocks}, {reason}")
