@@ -1,4 +1,4 @@
-"""Print docs/configuration.md: all keys of the schemas and all files of conf/.
+"""Print docs/configuration.md: all keys of the schemas, registered names, and all files of conf/.
 
     .venvs/sim/bin/python docs/generate.py > docs/configuration.md
 
@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from spanlab.checks import REQUIRED
-from spanlab.cli.describe import dataclass_in, first_sentence, meaning_of, meanings_of
+from spanlab.cli.describe import dataclass_in, first_sentence, meaning_of, meanings_of, registered, registries
 from spanlab.settings import Compare, MakeShape, Schedule, Study
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
@@ -47,7 +47,7 @@ one setting. Choices and keys are set on the command line; later ones win:
 bash runall.sh -cn quality_sim model=qwen3.5-0.8b store=gib_16 arrivals.rate_rps=8
 bash runall.sh -cn quality_sim --help      # groups, choices, and all keys with values and meanings
 bash runall.sh -cn quality_sim --dry       # checks the settings and lists the planned runs
-bash runall.sh -cn quality_sim --list arms  # its arms; also entries, figures, or the choices of a group
+bash runall.sh -cn quality_sim --list arms  # its arms; also entries, choices of a group, or names that a key takes
 bash runall.sh -cn quality_sim --cfg job   # the resolved configuration
 ```
 
@@ -99,7 +99,7 @@ def main() -> None:
 
 def page() -> str:
     """Return the complete page as Markdown."""
-    return "\n".join([HEAD, *entries(), *groups(), *keys()]).rstrip() + "\n"
+    return "\n".join([HEAD, *entries(), *groups(), *names(), *keys()]).rstrip() + "\n"
 
 
 def entries() -> Iterator[str]:
@@ -127,6 +127,15 @@ def groups() -> Iterator[str]:
         yield f"### Group {folder.name}\n\n{GROUPS[folder.name]}\n"
         rows = [(f"`{path.stem}`", content_of(path)) for path in sorted(folder.glob("*.yaml"))]
         yield table(("choice", "content"), rows)
+
+
+def names() -> Iterator[str]:
+    """Yield the section of the names that plugins can extend, by the key that takes them."""
+    yield "## Registered names\n"
+    yield "A plugin can add a name to each of these keys ([extending](extending.md)).\n"
+    for key, registry in registries().items():
+        yield f"### Names of {key}\n"
+        yield table(("name", "meaning"), [(f"`{name}`", escaped(text)) for name, text in registered(registry).items()])
 
 
 def content_of(path: Path) -> str:

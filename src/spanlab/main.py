@@ -26,6 +26,7 @@ from spanlab.cli.describe import listing, usage
 from spanlab.cli.environments import ensure_environment, start_in
 from spanlab.compiled import CONF, HOME
 from spanlab.errors import is_user_error, sentence, with_notes
+from spanlab.plugins import load_plugins
 from spanlab.settings import Compare, MakeShape, Schedule, Study, schemas
 from spanlab.settings.composition import (
     as_settings,
@@ -194,6 +195,7 @@ def _answer(line: CommandLine) -> str:
     if line.asks == "list" and line.kind == "arms" and "-cn" in line.arguments:
         return "\n".join(compose(line.entry, line.overrides, line.searched).arms)
     if line.asks == "list":
+        load_plugins(_composed(line.entry, line.overrides, line.searched).get("plugins") or ())
         return listing(line.kind)
     if line.asks == "help":
         return usage(line.entry, _composed(line.entry, line.overrides, line.searched))

@@ -23,7 +23,10 @@ def test_version_names_version_and_commit(spanlab):
     assert "commit " in said.out
 
 
-@pytest.mark.parametrize(("kind", "shown"), [("entries", "quality_sim"), ("figures", "pareto"), ("models", "qwen3-8b")])
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [("entries", "quality_sim"), ("figures", "pareto"), ("models", "qwen3-8b"), ("timing.kind", "roofline")],
+)
 def test_list_shows_one_kind(kind, shown, spanlab):
     said = spanlab("--list", kind)
     assert said.code == 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -20,22 +18,11 @@ from spanlab.models.find import find_spec
 from spanlab.report.drawing.write import write_figure
 
 from ..support.prose import FENCE, long_sentences, sentences
-from ..support.script import SCRIPT
+from ..support.script import ROOT, SCRIPT, docs_script
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
 README_LINES, DRAWING_LINE = 130, 15
 GROUPS = ["Start", "Run", "Methods", "Your server", "Extend", "Reference"]
-
-
-def load(name: str) -> ModuleType:
-    """A script of docs/, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def fenced(page: Path, language: str) -> list[str]:
@@ -143,11 +130,11 @@ def test_every_strategy_is_described():
 
 def test_configuration_page_is_current():
     page = (ROOT / "docs" / "configuration.md").read_text()
-    assert page == load("generate").page(), "run: python docs/generate.py > docs/configuration.md"
+    assert page == docs_script("generate").page(), "run: python docs/generate.py > docs/configuration.md"
 
 
 def test_key_without_meaning_is_refused():
-    generate = load("generate")
+    generate = docs_script("generate")
     with pytest.raises(ValueError, match=r"Study\.nothing: expected a line"):
         generate.explained(generate.Study, generate.meanings_of(generate.Study), "nothing")
 
@@ -181,7 +168,7 @@ def test_weights_of_maps_follow_from_the_models():
 
 
 def test_figure_of_map_weights_is_up_to_date(tmp_path: Path):
-    drawn = load("map_weight")
+    drawn = docs_script("map_weight")
     write_figure(drawn.draw, tmp_path / "map_weight")
     made, shown = imread(tmp_path / "map_weight.png"), imread(drawn.STEM.with_suffix(".png"))
     assert made.shape == shown.shape

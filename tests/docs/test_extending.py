@@ -9,33 +9,39 @@ from pathlib import Path
 
 import pytest
 
+from spanlab.cli.describe import registries
 from spanlab.errors import sentence
-from spanlab.main import compose
+from spanlab.main import compose, main
 from spanlab.study.run import run_study
+
+from ..support.script import docs_script
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+#: Entry and overrides of the command that the page gives for each file.
 COMMANDS = {
-    found[1]: shlex.split(command)
-    for command in re.findall(r"^bash runall.sh -cn smoke (.*)$", PAGE.replace("\\\n", " "), re.MULTILINE)
+    found[1]: (entry, shlex.split(command))
+    for entry, command in re.findall(r"^bash runall.sh -cn (\w+) (.*)$", PAGE.replace("\\\n", " "), re.MULTILINE)
     if (found := re.search(r"plugins=\[(\w+\.py)\]", command))
 }
+LOG = re.search(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
 TOY = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "tracking.kind=none", "workers=1")
 SMALL = ("workload.documents=2", "workload.questions_per_document=3")
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with every file of the page."""
+    """The working directory, with every file of the page and its log."""
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
+    (tmp_path / "requests.jsonl").write_text(LOG)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def run(root: Path, *overrides: str) -> tuple[Path, dict]:
+def run(root: Path, *overrides: str, entry: str = "smoke") -> tuple[Path, dict]:
     """The folder and the summary of a small study."""
-    folder = run_study(compose("smoke", [*TOY, *overrides]), "smoke", root / "outputs", show=False)
+    folder = run_study(compose(entry, [*TOY, *overrides]), entry, root / "outputs", show=False)
     return folder, json.loads((folder / "summary.json").read_text())
 
 
@@ -46,19 +52,52 @@ def refused(*overrides: str) -> str:
     return str(error.value)
 
 
+def run_command(name: str, root: Path) -> tuple[Path, dict]:
+    """The study of the page's command for a file, at a small size."""
+    entry, command = COMMANDS[name]
+    small = () if "workload=plugin" in command or entry != "smoke" else SMALL
+    return run(root, *small, *(word for word in command if not word.startswith("load.")), entry=entry)
+
+
 def test_page_has_a_command_for_each_file():
-    assert len(FILES) == 13
+    assert len(FILES) == 14
     assert COMMANDS.keys() == FILES.keys()
 
 
-@pytest.mark.parametrize("name", FILES)
+def test_page_names_the_key_of_each_registry():
+    rows = re.findall(r"^\| an? [\w ]+ \| `\w+` \| `[\w.]+` \| `([\w.]+)`", PAGE, re.MULTILINE)
+    assert sorted(rows) == sorted(registries())
+
+
+#: A file of the page, the key that takes its name, and what tables say of it.
+ADDED = [
+    ("prompts_only.py", "arms.NAME.policy", "prompts_only", "mine"),
+    ("two_turns.py", "workload.kind", "two_turns", "modelled: 20 groups of two prompts"),
+    ("documents_log.py", "workload.log.format", "documents_log", "3 requests as documents_log, content ids"),
+    ("bursts.py", "arrivals.kind", "bursts", "· bursts ·"),
+    ("per_token.py", "timing.kind", "per_token", "simulated, per_token timing"),
+    ("longest_prompt.py", "analyses", "longest_prompt", "Longest prompt"),
+]
+
+
+@pytest.mark.parametrize(("file", "key", "name", "told"), ADDED, ids=[name for _, _, name, _ in ADDED])
+def test_one_file_adds_a_name_to_list_docs_and_tables(
+    file: str, key: str, name: str, told: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.setattr("sys.argv", ["spanlab", "--list", key, f"plugins=[{file}]"])
+    main()
+    assert f"\n  {name}" in capsys.readouterr().out
+    folder, summary = run_command(file, here)
+    assert summary["plugins"].keys() == {str(here / file)}
+    assert f"`{name}" in docs_script("generate").page()  # the plugin is still loaded
+    assert told in (folder / "tables.json").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in {file for file, *_ in ADDED}])
 def test_plugin_of_the_page_runs(name: str, here: Path):
-    command = COMMANDS[name]
-    small = () if "workload=plugin" in command else SMALL
-    kept = [word for word in command if not word.startswith("load.")]
-    folder, summary = run(here, *small, *kept)
+    folder, summary = run_command(name, here)
     assert summary["plugins"].keys() == {str(here / name)}
-    assert all((folder / "records" / f"{arm}.jsonl").stat().st_size for arm in summary["arms"])
+    assert all((folder / "records" / f"{arm}.jsonl").stat().st_size for arm in summary.get("arms", ()))
 
 
 def test_all_plugins_run_in_two_processes(here: Path):

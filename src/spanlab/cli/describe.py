@@ -1,4 +1,4 @@
-"""Text of --list and --help: entries, groups, figures, and the keys of an entry with their meanings."""
+"""Text of --list and --help: entries, groups, registered names, and the keys of an entry with their meanings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from spanlab.checks import one_of
 from spanlab.compiled import CONF
+from spanlab.registry import Registry
 
 MEANING = re.compile(r"^((?:`[\w*]+`(?:, )?)+) +(\S.*)$")
 _USAGE = """\
@@ -86,17 +87,65 @@ def groups() -> list[str]:
 
 
 def listing(kind: str) -> str:
-    """Return one line per entry, figure or choice of a group; the plural of a group is accepted."""
+    """Return one line per entry, choice of a group, or name that a key takes; the plural of a group is accepted."""
     kind = next((group for group in groups() if kind in (f"{group}s", f"{group[:-1]}ies")), kind)
-    one_of("--list", kind, ("entries", "figures", *groups()))
-    return _lines({"entries": _entries, "figures": _figures}.get(kind, lambda: _choices(CONF / kind))())
+    if kind == "entries":
+        return _lines(_entries())
+    if kind in groups():
+        return _lines(_choices(CONF / kind))
+    names = registries()
+    one_of("--list", kind, ("entries", *names, *groups()))
+    return _lines(registered(names[kind]))
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """Return what a plugin can extend: the registries by the key that takes their names; figures have no key."""
+    # here, because most commands need none of these modules
+    from spanlab.core.admission import ADMISSIONS
+    from spanlab.core.cost import COSTS
+    from spanlab.core.eviction import EVICTION_ORDERS
+    from spanlab.core.placement import PLACEMENTS
+    from spanlab.core.policies.named import POLICIES
+    from spanlab.core.recovery import RECOVERIES
+    from spanlab.report.figures import FIGURES
+    from spanlab.settings.analyses import ANALYSES
+    from spanlab.settings.plan import SEARCHES
+    from spanlab.workloads.logs.formats import LOG_FORMATS
+    from spanlab.workloads.source import WORKLOADS
+    from spanlab.workloads.writers.formats import WRITERS
+    from spanlab_sim.arrivals import ARRIVALS
+    from spanlab_sim.routing import ROUTERS
+    from spanlab_sim.timings import TIMINGS
+
+    return {
+        "figures": FIGURES,
+        "arms.NAME.policy": POLICIES,
+        "arms.NAME.placement.kind": PLACEMENTS,
+        "arms.NAME.eviction": EVICTION_ORDERS,
+        "arms.NAME.admission": ADMISSIONS,
+        "arms.NAME.recovery": RECOVERIES,
+        "arms.NAME.cost": COSTS,
+        "workload.kind": WORKLOADS,
+        "workload.log.format": LOG_FORMATS,
+        "arrivals.kind": ARRIVALS,
+        "replicas.routing": ROUTERS,
+        "timing.kind": TIMINGS,
+        "analyses": ANALYSES,
+        "plan.search": SEARCHES,
+        "writer.format": WRITERS,
+    }
+
+
+def registered(registry: Registry[Any]) -> dict[str, str]:
+    """Return the names of a registry, also those of loaded plugins, with the first line of their docstrings."""
+    return {name: (inspect.getdoc(registry[name]) or "").partition("\n")[0] for name in registry}
 
 
 def usage(entry: str, config: Any) -> str:
     """Return the text of --help; `config` is the composed entry."""
     schema = config._metadata.object_type
     return _USAGE.format(
-        kinds="the entries, figures, or choices of a group",
+        kinds="the entries, the choices of a group, or the names that a KEY takes, with those of plugins",
         entries=_lines(_entries()),
         groups="\n".join(f"{name}: {', '.join(_choices(CONF / name))}" for name in groups()),
         entry=entry,
@@ -119,12 +168,6 @@ def _entries() -> dict[str, str]:
 
 def _choices(folder: Path) -> dict[str, str]:
     return {path.stem: first_sentence(path) for path in sorted(folder.glob("*.yaml"))}
-
-
-def _figures() -> dict[str, str]:
-    from spanlab.report.figures import FIGURES  # here, because this import takes half a second
-
-    return dict.fromkeys(FIGURES, "")
 
 
 def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

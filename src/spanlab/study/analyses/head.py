@@ -85,12 +85,12 @@ def _gib(value: float) -> str:
 def _timing(study: Study) -> str:
     if study.base_url is not None:
         return f"measured at {study.base_url}"
-    if study.timing.kind == "constant":
-        return "simulated, constant timing"
     if TWIN in study.chosen_analyses():
         return f"step times fitted to the log, on {study.hardware.name}"
     if study.timing.kind == "fitted":
         return f"simulated, step times fitted to a server's log, on {study.hardware.name}"
     if study.timing.kind == "calibrated":
         return f"simulated, step times calibrated for {study.model.name} on this machine"
-    return f"simulated, roofline on {study.hardware.name}, uncalibrated"
+    if study.timing.kind == "roofline":
+        return f"simulated, roofline on {study.hardware.name}, uncalibrated"
+    return f"simulated, {study.timing.kind} timing"
