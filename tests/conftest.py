@@ -26,7 +26,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 @pytest.fixture(scope="session", autouse=True)
 def compositions() -> Iterator[Compositions]:
-    """What was composed so far in this process."""
+    """Settings composed so far in this process."""
     memo = Compositions()
     with composing(memo.steps):
         yield memo

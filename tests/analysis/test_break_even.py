@@ -52,7 +52,7 @@ def test_gains_are_over_the_best_exact_arm():
     assert steps["plain"].gain.mean == pytest.approx(0.5 / 0.2)
 
 
-def test_a_worse_order_is_not_what_gains_are_over():
+def test_gains_are_over_the_best_exact_order():
     steps = {step.family: step for step in compare(2.0, 0.5, 0.5, 0.5).steps}
     assert steps["plain"].gain.mean == pytest.approx(2.0)
 

@@ -72,7 +72,7 @@ def ranked(tau: float | None, again: float | None = 1.0) -> dict[str, Any]:
     return {"load": 0.6, "rate_rps": 3.0, "tau": tau, "aa_tau": again}
 
 
-def test_plain_counts_stand_beside_what_is_shown():
+def test_plain_counts_are_printed_beside_tests():
     cells = [cell("a", 0.01, 0.0), cell("b", -0.30, 0.1), cell("c", 0.02, 0.09, 0.04), cell("d", 0.0, 0.3)]
     goals = judge(cells, [ranked(1.0)])
     assert [goal_entry["goal"] for goal_entry in goals[:-1]] == [goal.label for goal in GOALS]
@@ -86,7 +86,7 @@ def test_without_a_failure_noise_leaves_no_verdict():
     assert judge([cell("a", 0.0, 0.0), cell("b", 0.0, 0.2)], [ranked(1.0)])[0]["met"] is None
 
 
-def test_ranks_are_met_from_tau_090_on_where_repeats_rank_alike():
+def test_rank_goal_is_tau_090_where_repeats_agree():
     def ranks_met(*decisions):
         return judge([cell("a", 0.0, 0.0)], decisions)[-1]["met"]
 

@@ -1,4 +1,4 @@
-"""Prices from synthetic steps: known ones come back, noise and what was never met do no harm."""
+"""Prices fitted to synthetic steps: known prices are found, also with noise and with kinds of work that never occur."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_left_out_shape_does_not_change_its_prediction():
         np.testing.assert_allclose((1 + errors) * measured, predicted[15:20], rtol=1e-12)
 
 
-def test_a_disturbed_repeat_is_spread_over_all_prices_alike_and_the_time_of_all_repeats_is_met():
+def test_a_disturbed_repeat_is_spread_evenly_over_prices():
     disturbed = points(TRUE, lambda number: (1.0, 40.0 if number == 17 else 1.0, 1.0))
     fitted, calm = fit(disturbed), fit(points(TRUE))
     stretched = sum(sum(point.cycles_ns) / 3 for point in disturbed) / sum(point.cycles_ns[0] for point in disturbed)
@@ -85,7 +85,7 @@ def test_a_bias_of_one_shape_shows_where_it_is_left_out():
     assert errors[:5] == pytest.approx(-0.2, abs=1e-6)
 
 
-def test_no_price_is_below_zero_and_what_was_never_met_is_free():
+def test_prices_are_not_negative_and_unobserved_ones_zero():
     fitted = fit(points(TRUE, lambda number: (1 + 0.3 * np.sin(number),)))
     assert min(fitted.values()) >= 0
     assert {fitted[name] for name in ("turned_key", "copied_token", "further_forward")} == {0.0}

@@ -121,7 +121,7 @@ def test_an_endless_reply_is_cut_off(endpoint, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "reason"), [(401, "HTTP 401 Unauthorized"), (429, "HTTP 429 Too Many Requests"), (599, "HTTP 599")]
 )
-def test_an_error_of_the_endpoint_is_told_by_its_number_alone(endpoint, status, reason):
+def test_an_error_of_the_endpoint_shows_only_its_number(endpoint, status, reason):
     endpoint.status, endpoint.raw = status, b"your key sk-... is wrong"
     sentence = f"judge.base_url={endpoint.url}: the endpoint answered {reason}"
     assert judge(options(endpoint), CASE) == Verdict(None, sentence)
@@ -151,7 +151,7 @@ def test_a_refused_connection_is_unjudged(monkeypatch):
     assert "refused" in verdict.failure
 
 
-def test_the_key_comes_from_its_variable_and_goes_nowhere_else(endpoint, monkeypatch):
+def test_the_key_is_read_from_its_variable_alone(endpoint, monkeypatch):
     monkeypatch.setenv("REFEREE_KEY", f" {KEY}\n")
     chosen = options(endpoint, api_key_variable="REFEREE_KEY")
     endpoint.status = 401

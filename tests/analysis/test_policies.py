@@ -23,7 +23,7 @@ def rule(arm: str, family: str, *rates: float) -> RuleResult:
     return replace(rule_result(arm, family, SUMMARY, rates))
 
 
-def test_a_rule_is_told_by_its_summary():
+def test_a_rule_result_follows_from_its_summary():
     result = rule("lru", "engines", 0.44, 0.48)
     assert (result.lost, result.lost_share) == ("alignment", 0.09)
     assert (result.offline, result.infinite, result.resident) == (pytest.approx(0.6), 0.7, 7.0)

@@ -1,4 +1,4 @@
-"""Packages import only what they may, and the repository itself is never importable."""
+"""Packages import only allowed packages, and the repository itself is never importable."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Local names say what they hold: words that fit anything are refused."""
+"""Local names are specific: words that fit any value are refused."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is pinned, what is promised and what is shipped agree, and no file knows where it was made."""
+"""Pinned, declared and packaged files agree, and no file contains paths of the machine that made it."""
 
 import hashlib
 import re

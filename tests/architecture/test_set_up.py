@@ -1,4 +1,4 @@
-"""The two scripts bring their own environment: once, whole, from anywhere. A fake uv stands in for the network."""
+"""The two scripts install their environment: once, completely, from any folder. A fake uv replaces the network."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ exit 0
 
 
 class Checkout:
-    """A copy of the scripts in a folder of its own, on a machine that has TOOLS, Python and a fake uv."""
+    """A copy of the scripts in a separate folder, on a machine that has TOOLS, Python and a fake uv."""
 
     def __init__(self, folder: Path, environment: str = "sim") -> None:
         self.root, self.bin, self.elsewhere, self.log = (
@@ -100,7 +100,7 @@ class Checkout:
 
 
 class Outcome:
-    """What a finished start said, and what reached the program behind it."""
+    """Output of a finished start, and the arguments that the program received."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         out, self.said = process.communicate(timeout=30)

@@ -1,4 +1,4 @@
-"""Publishing: copied runs, filled pages, and refusal of what cannot be traced to a commit."""
+"""Publishing: copied runs, filled pages, and refusal of runs without a commit."""
 
 from __future__ import annotations
 

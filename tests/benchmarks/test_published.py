@@ -1,4 +1,4 @@
-"""What is published can be made again: commands compose, schemas are present, commits are clean, pages have marks."""
+"""Published results can be reproduced: commands compose, schemas are present, commits are clean, pages have marks."""
 
 from __future__ import annotations
 

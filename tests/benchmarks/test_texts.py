@@ -69,7 +69,7 @@ def test_block_hash_is_named_where_it_leads(load):
     assert "less than the best learned arm at 64 GiB (by 3.0 points)" in said
 
 
-def test_dense_states_are_said_for_both_orders(load):
+def test_dense_states_are_reported_for_both_orders(load):
     said = load("texts").dense(SWEEP)
     assert "25.0 to 93.0 % of the prompt tokens at 8 to 64 GiB" in said
     assert "With an article's questions in a row, it reuses 92.9 %." in said

@@ -1,4 +1,4 @@
-"""The console script, in this process or in one of its own, and toy inputs for it."""
+"""The console script, in this process or in a new one, and toy inputs for it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Outcome:
 
     @property
     def ours(self) -> list[str]:
-        """What the script itself said on stderr."""
+        """Lines that the script itself wrote to stderr."""
         return [line for line in self.err.splitlines() if line.startswith("spanlab: ")]
 
 
 def check_one_sentence(outcome: Outcome, *words: str) -> None:
-    """The outcome is a failure that says exactly one line, which begins with the first word and holds the others."""
+    """The outcome is a failure with exactly one line, which begins with the first word and contains the others."""
     assert "Traceback" not in outcome.err, outcome.err
     assert outcome.code == 1, outcome
     assert len(outcome.ours) == 1, outcome.err
@@ -98,7 +98,7 @@ def spanlab(monkeypatch, capsys) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def console() -> Callable[..., Outcome]:
-    """Call the installed script in a process of its own."""
+    """Call the installed script in a new process."""
 
     def call(*arguments: str, **options) -> Outcome:
         done = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=120, **options)
@@ -127,7 +127,7 @@ def toy_parquet(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def toy_quality(tmp_path_factory) -> dict[str, Path]:
-    """A QuALITY jsonl of two articles with two questions each, and a tokenizer that knows its words."""
+    """A QuALITY jsonl of two articles with two questions each, and a tokenizer with its words."""
     rows = [
         {
             "article_id": name,

@@ -1,4 +1,4 @@
-"""What the command line answers without a run, and what it says of words that set nothing."""
+"""Answers of the command line without a run, and errors for words that set nothing."""
 
 from __future__ import annotations
 
@@ -159,12 +159,12 @@ def test_a_quoted_path_may_have_spaces(spanlab, toy, tmp_path):
 
 
 class StartedError(Exception):
-    """Stands for a program that was replaced by another one."""
+    """Represents a program that was replaced by another one."""
 
 
 @dataclass
 class Started:
-    """What would have replaced this program."""
+    """The command that would have replaced this program."""
 
     arguments: list[str]
     environment: str

@@ -41,7 +41,7 @@ def test_the_memo_composes_as_hydra(entry):
     ],
 )
 def test_lists_that_part_are_merged_as_hydra_merges(first, then):
-    """Three times, since what parted is kept at the second and gone on from at the third."""
+    """Three times: the second stores the common part, and the third starts from it."""
     memo = Compositions()
     with composing(memo.steps):
         for entry, *groups in (first, then):

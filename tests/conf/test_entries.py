@@ -32,7 +32,7 @@ FEW_FACTS = "{collections: 3, passages: 2, sentences: 2, remarks: 0, hops: [1]}"
 
 @pytest.fixture
 def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
-    """What an entry needs beyond the toy's settings, to run at all or to stay small."""
+    """Settings that an entry needs beyond the toy's, to run or to stay small."""
     quick = ("arrivals.rate_rps=100", "engine.threads=1")
     made = ("workload.documents=null", "workload.questions_per_document=null", "sweep=[]", "only=[none,radix]")
     few = ("trials=1", "repeats=2", "document_tokens=20")
@@ -81,7 +81,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("entry", STUDIES)
 def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
-    """And keeps room for what its figures promise: a baseline among its arms and something to run for each."""
+    """Its figures have the arms that they need: a baseline, and something to run for each arm."""
     asked = {
         "sparse_prefix_replica": [f"workload.path={toy_parquet}"],
         "plan": ["slo.ttft_p95_s=0.5"],

@@ -27,7 +27,7 @@ UNTIMED = ("as_given", "closed_loop", "interleaved_legacy", "saturating")
 MADE = ("alias_questions", "chat_sessions", "forked_sequence", "repeated_documents")
 BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by tests/study/fidelity/test_fit_profile.py
 PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/test_extending.py
-# Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
+# Files of these groups are independent of each other, so one study can choose from all of them: the first file of each,
 # then the second of each, and so on.
 FITTED = ("timing", "fitted")  # needs a profile of its own model and device; run by tests/study/test_twin.py
 NOVEL = ("arrivals", "novel_stream")  # needs novel requests; run by tests/study/analyses/test_decay.py
@@ -37,7 +37,7 @@ ROUNDS = [
     {group: name for group, name in zip(FREE, names, strict=True) if name is not None}
     for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
 ]
-OF_TIERS = "state_backfill"  # of a tree, whose states come back from a tier
+OF_TIERS = "state_backfill"  # of a tree, whose states are loaded from a tier
 OF_PROBE = "training"  # of an entry that is no study; run by tests/study/entries/test_probe.py
 OF_ANSWERS = "answers"  # sizes of pic_answers, whose arms need gold passages; composed by tests/docs
 OF_FIRST_LIGHT = "stages"  # of an entry that is no study; composed by tests/study/entries/test_first_light.py

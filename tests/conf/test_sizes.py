@@ -47,7 +47,7 @@ def test_the_twin_in_the_simulator_is_the_same_study(entry: str):
 
 
 @pytest.mark.parametrize("entry", HYBRID)
-def test_arms_mean_what_they_mean_in_the_simulated_study(entry: str):
+def test_arms_equal_those_of_the_simulated_study(entry: str):
     simulated = composed(entry.replace("clean", "sim")).arms
     arms = composed(entry).arms
     assert {name: arm for name, arm in arms.items() if arm == simulated.get(name, arm)} == arms

@@ -11,7 +11,7 @@ ONE = "sweep=[]"
 
 
 def refused(*overrides: str, entry: str = "tiers_sim") -> str:
-    """What is said of these settings."""
+    """The error for these settings."""
     with pytest.raises(ValueError, match="expected") as found:
         compose(entry, [ONE, *overrides])
     return str(found.value)

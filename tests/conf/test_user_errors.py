@@ -14,7 +14,7 @@ from .conftest import TOY
 DOCUMENTED = "no such key; expected one of"
 ABOVE_ZERO = "expected a number above zero"
 
-# what is typed after `-cn smoke`, and the words of the sentence, the first one where it begins
+# overrides after `-cn smoke`, and words of the expected sentence; it begins with the first
 USER_ERRORS = {
     "unknown key": ("workload.bogus=1", f"workload.bogus: {DOCUMENTED} kind, source, path"),
     "unknown key at the top": ("bogus=1", f"bogus: {DOCUMENTED} workload, arrivals"),
@@ -546,7 +546,7 @@ USER_ERRORS = {
     ),
 }
 
-# Refused because of what is outside the settings: --dry and a run say the same.
+# Refused because of files and packages, not settings: --dry and a run give the same sentence.
 OF_A_RUN = (
     "unknown key of Hydra",
     "sessions of an open workload",
@@ -573,7 +573,7 @@ def finished(tmp_path_factory) -> Path:
 def test_a_mistake_leaves_a_finished_run_as_it_is(
     mistake: str, finished: Path, spanlab, one_sentence, bytes_below, monkeypatch, tmp_path: Path
 ):
-    monkeypatch.setenv("HOME", str(tmp_path))  # where nobody has logged in
+    monkeypatch.setenv("HOME", str(tmp_path))  # without a login
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     typed, *words = USER_ERRORS[mistake]
     before = bytes_below(finished)
@@ -646,14 +646,14 @@ def test_a_missing_quality_file_names_the_ways_out(spanlab, one_sentence, tmp_pa
         (("-cn", "sparse_prefix_replica", "workload.path=/none.parquet"), "workload.path=/none.parquet is not a file"),
     ],
 )
-def test_the_installed_script_says_nothing_but_the_sentence(typed, words, console, one_sentence):
+def test_the_installed_script_prints_only_the_sentence(typed, words, console, one_sentence):
     done = console(*typed)
     one_sentence(done, words)
     assert done.err.splitlines() == done.ours
     assert done.out == ""
 
 
-def test_the_whole_story_is_told_when_asked(console):
+def test_a_variable_shows_the_traceback(console):
     import os
 
     done = console("-cn", "smoke", "arrivals.rate_rps=-1", env=os.environ | {"SPANLAB_TRACEBACK": "1"})
@@ -667,7 +667,7 @@ def test_memory_that_the_sentence_asks_for_is_enough(rate: str, spanlab, toy, tm
     here = (*toy, rate, f"output.root={tmp_path}")
     refused = spanlab("-cn", "smoke", *here, "store.total_gib=0.001")
     asked = float(refused.ours[0].split("expected at least ")[1].split(" GiB")[0])
-    done = spanlab("-cn", "smoke", *here, f"store.total_gib={asked * 1.01}")  # what is said is rounded
+    done = spanlab("-cn", "smoke", *here, f"store.total_gib={asked * 1.01}")  # the printed number is rounded
     assert done.code == 0, done.err
 
 
@@ -687,7 +687,7 @@ def test_a_run_without_any_time_is_refused(spanlab, one_sentence, toy):
     assert spanlab("-cn", "smoke", "--dry", *toy, *still, "timing.seconds_per_step=0.01").code == 0
 
 
-def test_a_killed_worker_is_told_in_a_sentence():
+def test_a_killed_worker_gives_one_sentence():
     """It once ended a study with nothing after the colon."""
     from concurrent.futures.process import BrokenProcessPool
 

@@ -31,7 +31,7 @@ from spanlab.core.tree import Node, PrefixTree, State
 from ..support.policies import make_tree_policy
 
 KV, STATE, MAP, WORKING_MAP = 2, 7, 11, 13
-#: Orders that do not have to know what will be asked for.
+#: Orders that do not need future requests.
 BLIND_EVICTIONS = sorted(set(EVICTION_ORDERS) - set(EVICTION_ORDERS.needing(FUTURE)))
 
 
@@ -72,7 +72,7 @@ def make_budget(
 def make_store(
     budget: Budget | None = None, *, eviction: str = "lru", block_size: int = 1, fixed_blocks: bool = False
 ) -> Store:
-    """A store over a tree of its own."""
+    """A store over a new tree."""
     return Store(PrefixTree(block_size, fixed_blocks), KV, STATE, budget or Budget(), eviction)
 
 
@@ -99,7 +99,7 @@ def make_policy(
     replay: Replay | None = None,
     state_bytes_saved: int = 0,
 ) -> TreePolicy:
-    """A policy; attention-only with shared roots and one cache span where nothing else is said."""
+    """A policy; attention-only with shared roots and one cache span by default."""
     rules = ReuseRules(
         keeps,
         hybrid,
@@ -145,19 +145,19 @@ def at(*positions: int) -> Rule:
 def make_facts(
     grid: int, *, max_tokens: int = 80, warmup: int = 0, cost: CostOf = in_tokens, state_bytes: int = 1
 ) -> ArmFacts:
-    """What a placement may know of an arm; a token costs one, and its KV one byte."""
+    """Facts of an arm for a placement; a token costs one, and its KV one byte."""
     return ArmFacts(grid, grid, warmup, max_tokens, cost, state_bytes=state_bytes)
 
 
 def make_dp(count: int = 1, *, grid: int = 10, max_tokens: int = 80, cost: CostOf = in_tokens, **dp) -> DynamicProgram:
-    """The placement that learns; it weighs all observations alike where nothing else is said."""
+    """The placement that learns; it weighs all observations alike by default."""
     return DynamicProgram(
         count, Dp(**{"update": "periodic", **dp}), facts=make_facts(grid, max_tokens=max_tokens, cost=cost)
     )
 
 
 def make_info(prompt: int, *, matched: int = 0, seen: int = 0, resume: int = 0, boundaries: tuple[int, ...] = ()):
-    """What a placement may know."""
+    """Facts of a prefill for a placement."""
     return PrefillInfo(prompt, matched, seen, resume, boundaries)
 
 
@@ -228,7 +228,7 @@ def states_in(root: Node) -> Iterator[tuple[tuple[int, ...], State]]:
 
 
 def held(policy: TreePolicy) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """What a policy holds: every node's prefix and every state's, sorted."""
+    """The content of a policy: the prefixes of all nodes and states, sorted."""
     roots = list(policy.index.all())
     nodes = sorted(path for root in roots for path, _ in walk(root))
     return nodes, sorted(path for root in roots for path, _ in states_in(root))

@@ -1,4 +1,4 @@
-"""What every state machine over a policy does and checks, whatever its prompts are made of."""
+"""Operations and checks of every state machine over a policy, for any kind of prompts."""
 
 from typing import Any
 

@@ -65,7 +65,7 @@ class Loop:
         return step.key()
 
     def audit(self, step: ScheduledStep) -> None:
-        """What holds for every step, whatever the rules."""
+        """Properties of every step under all rules."""
         raise NotImplementedError
 
     def step(self) -> ScheduledStep | None:

@@ -1,4 +1,4 @@
-"""What admission rules keep, on a policy that serves prompts one after another."""
+"""Tokens that admission rules keep, on a policy that serves one prompt at a time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_always_keeps_what_a_plain_tree_keeps():
         ("bypass", {"share": 1.0, "known": 0.7}, [0, 0, 0, 0, 0, 0, 12, 10]),
     ],
 )
-def test_rules_keep_what_they_promise(admission, options, expected):
+def test_rules_keep_the_documented_tokens(admission, options, expected):
     assert reused(make_policy(admission, **options), ASKED) == expected
 
 

@@ -33,7 +33,7 @@ def test_a_request_joins_the_step_after_the_planned_one():
     scheduler = make(AsyncScheduler)
     scheduler.add(request(0))
     first = scheduler.schedule(0)
-    assert computed(first) == [0]  # nothing was planned yet
+    assert computed(first) == [0]  # no step is planned yet
     scheduler.complete(first, 1, ())
     scheduler.add(request(1))
     planned = scheduler.schedule(1)

@@ -152,7 +152,7 @@ def test_intervals_over_few_clusters_have_a_caveat(seeds: int, groups: int, name
 
 
 def test_seeds_alone_do_not_cover_the_workload():
-    """What the old interval, Student's t over seeds, did: groups are the same in every seed."""
+    """The former interval, Student's t over seeds: groups are the same in every seed."""
 
     rng = np.random.default_rng(8)
     hits = 0

@@ -1,4 +1,4 @@
-"""How prompts are cut: against a cut by token, and parent hashes against everything that stands before, written out."""
+"""Cuts of prompts, compared with a cut by token; parent hashes, compared with all earlier text, written out."""
 
 from itertools import groupby, pairwise, product
 
@@ -39,14 +39,14 @@ def unpacked(cache_span: CacheSpan) -> tuple[int, ...]:
 
 
 def true_parent(layout, cut: Stretches, index: int) -> object:
-    """What the KV of a cache span depends on besides its own tokens."""
+    """Everything that the KV of a cache span depends on, besides its tokens."""
     independent, _ = cut[index]
     if index == 0 and not (independent and layout is as_seen):
         return ()
     head = () if cut[0][0] else cut[0][1]
     if independent:
         return {isolated: (), conditioned: ("head", head) if head else (), as_seen: "as seen"}[layout]
-    # behind a span it also matters what that span has seen, and nobody knows where spans are kept as seen
+    # after a span it also matters what that span has seen, which is unknown where spans are kept as seen
     return "unknown" if layout is as_seen else ("all", head if layout is conditioned else (), cut[:index])
 
 
@@ -165,7 +165,7 @@ def test_conditioned_spans_see_the_opening_text(request):
 
 @settings(deadline=None)
 @given(request=prompts)
-def test_spans_kept_as_seen_see_all_and_what_stands_behind_them_is_not_kept(request):
+def test_spans_as_seen_see_all_and_later_text_is_not_kept(request):
     for cache_span in as_seen(request):
         assert cache_span.context == cache_span.start
         assert cache_span.exact == (not cache_span.independent)

@@ -53,7 +53,7 @@ def holds(policy) -> object:
 
 
 def assert_nothing_held(policy) -> None:
-    """Every request is gone, and every pin has ended."""
+    """All requests have ended, and all pins have expired."""
     policy.check()
     if hasattr(policy, "index"):
         policy.start_step(1 << 60)
@@ -130,7 +130,7 @@ def test_requests_in_flight_keep_what_they_read(name, in_flight):
 )
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_states_of_a_step_are_found_from_the_next_step_on(name, in_flight):
-    """What a request resumes from was stored before the step that admits it, though others of that step compute it."""
+    """A request resumes only from entries stored before its admitting step, even if that step computes more of them."""
     policy = HYBRIDS[name]()
     rng, ids, resumed = np.random.default_rng(in_flight), count(), list[int]()
     scheduler = Scheduler(policy, BatchRules(max_num_batched_tokens=16 * in_flight, max_num_seqs=in_flight))
@@ -170,7 +170,7 @@ def test_a_million_operations_stay_within_budget(name):
 
 
 def _stored(allocation) -> None:
-    """What a request reads is locked and in the tree, its states at their depths."""
+    """Entries that a request reads are locked and in the tree, states at their depths."""
     for node, stored in zip(allocation.nodes, allocation.stored, strict=True):
         assert node.depth == stored
         while node.parent is not None:

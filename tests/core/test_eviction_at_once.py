@@ -1,4 +1,4 @@
-"""Bytes that are evicted at once or little by little are those of the same entries, so that steps may be jumped."""
+"""Evicting bytes at once or step by step takes the same entries, so steps can be jumped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored KV behind evicted KV occurs in a pool of chunks, but never in a pool of blocks."""
+"""Stored KV after evicted KV occurs in a pool of chunks, but never in a pool of blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of a hybrid model, any order of operations: what is resumed, captured, locked and reserved, by brute force."""
+"""Spans of a hybrid model, any order of operations: resumed, captured, locked and reserved tokens, by brute force."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
@@ -60,7 +60,7 @@ class MapMachine(SpanMachine):
         self.captured = {}  # key -> beginnings whose state or map was stored at any time
 
     def key(self, cache_salt, cache_spans, index):
-        """A span by itself; text with all that stands before it, never to be confused with a span."""
+        """A span by its tokens; text with all tokens before it, distinct from every span."""
         return (cache_salt, "span") if cache_spans[index][0] else (cache_salt, "text", *cache_spans[:index])
 
     # -- operations ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Maps of spans: their bytes by hand, what a store without limit reuses by brute force, and when they are let go."""
+"""Maps of spans: bytes by hand, reuse of an unlimited store by brute force, and release."""
 
 import random
 
@@ -88,7 +88,7 @@ def make_random_prompt(rng: random.Random, number: int):
 
 @pytest.mark.parametrize(("block_size", "grid"), [(1, 1), (1, 4), (4, 2), (3, 3)])
 def test_a_store_without_limit_reuses_every_span_seen_before(block_size, grid):
-    """Spans whole wherever they stood, in whole blocks; text behind an equal past from its last state on the grid."""
+    """Complete spans at any position, in whole blocks; text after an equal prefix from its last state on the grid."""
     rng, policy, unit = (
         random.Random(block_size + 10 * grid),
         make_map_policy(block_size=block_size, grid=grid, placer=every_n(1)),
@@ -103,7 +103,7 @@ def test_a_store_without_limit_reuses_every_span_seen_before(block_size, grid):
         expected = []
         for index, (independent, tokens) in enumerate(cache_spans):
             limit = len(tokens) // 4 - (index == len(cache_spans) - 1)
-            if independent:  # of spans that begin alike, the map at the end of the one that is a beginning of this one
+            if independent:  # of spans with a common beginning: the map at the end of the shorter span
                 ends = [len(other) // 4 // block_size * block_size for other in spans]
                 stored_ends = [
                     end for other, end in zip(spans, ends, strict=True) if tokens[: 4 * end] == other[: 4 * end]

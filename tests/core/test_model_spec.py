@@ -45,7 +45,7 @@ def test_bytes_per_token_and_per_checkpoint(name, kv, state):
     assert (spec.name, spec.kv_bytes_per_token, spec.state_bytes) == (name, kv, state)
 
 
-def test_a_half_precision_state_of_the_small_group_is_half_as_large_and_conv_stays():
+def test_a_half_precision_state_halves_all_but_convolutions():
     assert replace(load("qwen3.5-0.8b-group"), state_itemsize=2).state_bytes == 1_572_864 + 110_592
 
 

@@ -12,7 +12,7 @@ from spanlab.core.optimal import place
 
 
 def expected_work(depths, mass, chosen, work=None) -> float:
-    """The objective, as the sentence says it."""
+    """The objective, as defined in the docstring."""
     weigh = (lambda depth: depth) if work is None else dict(zip(depths, work, strict=True)).__getitem__
     total = 0.0
     for depth, p in zip(depths, mass, strict=True):
@@ -28,7 +28,7 @@ def brute_force(depths, mass, count, work=None) -> float:
 
 
 def recurrence(mass, work, count) -> list[float]:
-    """Optimal cost with 0 … count checkpoints in O(K²·M): the last checkpoint stands on s, the rest lie before it."""
+    """Optimal cost with 0 … count checkpoints in O(K²·M): the last checkpoint is at s, the others before it."""
     K = len(work)
     mass_to, work_to = np.concatenate([[0], np.cumsum(mass)]), np.concatenate([[0], np.cumsum(mass * work)])
     cost = work_to.copy()
@@ -98,7 +98,7 @@ def test_cost_never_rises_and_gains_never_rise_with_the_count(pairs, count):
 
 
 def clipped(depths, mass, limit) -> tuple[list[int], list[int]]:
-    """The grid within the limit, and its mass where all that lies beyond counts at the limit's grid depth."""
+    """The grid within the limit, and its mass; deeper matches count at the limit's grid depth."""
     inside = [depth for depth in depths if depth <= limit]
     weights = list(mass[: len(inside)])
     if inside:

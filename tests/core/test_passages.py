@@ -105,7 +105,7 @@ def test_asking_for_orders_changes_no_policy():
     policy.check()
 
 
-def test_order_is_told_once():
+def test_order_is_reported_once():
     policy = make_policy()
     serve(policy, prompt([0, 1]))
     arranger = Arranger(PassageRules(order="cached"), policy)

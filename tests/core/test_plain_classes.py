@@ -22,7 +22,7 @@ class InTheMiddle:
 
 
 class Counting:
-    """A policy that counts what the scheduler asks and lets another one answer."""
+    """A policy that counts the calls of the scheduler and forwards them to another policy."""
 
     def __init__(self, policy):
         self.policy, self.matches = policy, 0

@@ -61,7 +61,7 @@ def test_never_stored_is_what_a_policy_that_keeps_nothing_computed_before():
     assert policy.store.inserted_bytes == 0
 
 
-def test_kv_evicted_is_what_gave_way():
+def test_kv_evicted_counts_evicted_tokens():
     policy = make_policy(make_budget(tokens=4))
     serve(policy, [1, 2, 3], 0)
     serve(policy, [5, 6, 7], 1)
@@ -138,7 +138,7 @@ def test_locked_is_what_the_store_refused():
     assert_drained(policy)
 
 
-def test_what_was_stored_after_a_refusal_and_gave_way_is_evicted_and_not_locked():
+def test_entries_stored_after_a_refusal_count_as_evicted():
     policy = make_policy(make_budget(entries=1))
     _, holder = begin(policy, make_request([1, 2, 3]), 0)
     policy.insert(holder, 3, 0)
@@ -150,7 +150,7 @@ def test_what_was_stored_after_a_refusal_and_gave_way_is_evicted_and_not_locked(
     assert plan.losses == losses(kv_evicted=2, never_seen=1)
 
 
-# -- what is stored ---------------------------------------------------------------------------------------------------
+# -- stored entries ---------------------------------------------------------------------------------------------------
 
 
 def test_states_stand_where_they_were_placed_floored_to_the_grid():
@@ -291,14 +291,14 @@ def test_room_for_one_request_alone_reuses_only_the_request_before(hybrid):
     [
         # one token of a long edge is read, the whole edge is locked
         (make_budget(tokens=12), False, range(10), [0, *range(20, 29)]),
-        # nothing is read, and yet the match is locked beside the KV that is computed anew
+        # nothing is read, but the match is locked beside the recomputed KV
         (make_budget(tokens=12), True, range(10), [*range(9), 99]),
         # a state is read: it is locked beside the working state, so two must fit
         (make_budget(total=10 * KV + 2 * STATE), True, range(5), range(10)),
     ],
     ids=["long-edge", "kv-without-state", "state"],
 )
-def test_whoever_fits_alone_is_admitted_when_nobody_runs(budget, hybrid, stored, prompt):
+def test_a_request_that_fits_alone_is_admitted_when_idle(budget, hybrid, stored, prompt):
     policy = make_policy(budget, hybrid=hybrid, placer=last() if budget.kv_bytes > 1000 else no_states())
     serve(policy, list(stored), 0)
     assert policy.allocate(policy.match(make_request(list(prompt)), 1), 1) is not None

@@ -1,4 +1,4 @@
-"""A step that preempted admits nobody, even where the memory that it freed would suffice (vLLM's rule)."""
+"""A step that preempted admits no request, even if the freed memory would suffice (vLLM's rule)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def admitted_while_preempting(budget: int) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_preempting_step_admits_nobody(budget: int):
+def test_preempting_step_admits_no_request(budget: int):
     assert admitted_while_preempting(budget)[1] == []
 
 

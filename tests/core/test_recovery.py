@@ -1,4 +1,4 @@
-"""What a replay of a gap leaves out, counted layer by layer, and what a policy then reads, keeps and reserves."""
+"""Work that a replay of a gap omits, counted by layer, and tokens that a policy then reads, keeps and reserves."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def mlp(model: ModelSpec) -> int:
 
 
 def recurrent(model: ModelSpec) -> int:
-    """What is left of a token's FLOPs without attention and MLP blocks, per layer."""
+    """FLOPs of a token without attention and MLP blocks, per layer."""
     attention = 2 * 8 * 3 * ((2 if model.gated_attention else 1) * 4 + 2 * 2 + 4)
     remaining_flops = model.linear_flops_per_token - 2 * attention - 8 * mlp(model)
     assert remaining_flops % 6 == 0

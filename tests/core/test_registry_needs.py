@@ -1,4 +1,4 @@
-"""What the program prepares for a registered name is said where it is announced, or registered."""
+"""Inputs that a registered name needs are declared where it is announced or registered."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_random_rows_are_those_of_the_request_and_the_seed(options):
 
 
 def test_random_rows_of_two_spans_are_drawn_apart():
-    """Neither from one another nor from another request that stands elsewhere do they copy their places."""
+    """They copy no positions from each other, nor from another request at other positions."""
     rule = Repair("random", k=8)
     rows = rule.rows([ReusedSpan(0, 60, 0), ReusedSpan(60, 120, 0)], 0)
     assert [position - 60 for position in rows[8:]] != rows[:8]
@@ -158,7 +158,7 @@ def test_measured_rows_cannot_be_asked_for(kind):
         Repair(kind, ratio=0.5).rows([ReusedSpan(0, 4, 4)], 0)
 
 
-# -- whose blocks ------------------------------------------------------------------------------------------------------
+# -- owners of blocks -------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=300)

@@ -44,9 +44,9 @@ def test_rates_are_those_of_the_process_although_entries_are_evicted():
     assert rates.index(LEAF, 20) == pytest.approx(hazard, rel=0.25)
 
 
-def test_unknown_classes_fall_back_on_what_all_show():
+def test_unknown_classes_use_the_common_rate():
     rates = ReuseRates()
-    assert rates.index(LEAF, 10) > rates.index(LEAF, 100) > rates.index(LEAF, 1_000)  # nothing is known yet
+    assert rates.index(LEAF, 10) > rates.index(LEAF, 100) > rates.index(LEAF, 1_000)  # no use is observed yet
     for _ in range(64):
         rates.add_time(LEAF, 0, 300)
         rates.add_reuse(LEAF._replace(uses=1), 0, 10)
@@ -87,7 +87,7 @@ def beside_scans(eviction: str) -> int:
     return reused
 
 
-def test_learned_value_outlives_what_is_asked_once():
+def test_learned_value_outlives_single_requests():
     assert beside_scans("reuse_value") > 1.1 * beside_scans("lru") > 0
 
 

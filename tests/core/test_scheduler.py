@@ -1,4 +1,4 @@
-"""Which request computes what, step by step; the loop here knows output lengths, the scheduler must not ask."""
+"""Tokens of each request in each step; only the loop here has output lengths, the scheduler must not read them."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def apart(*lengths: int) -> list[Blind]:
 
 
 class Loop(steps.Loop):
-    """Knows the output lengths that requests do not tell, and notes admissions and computed tokens."""
+    """Has the hidden output lengths of requests, and records admissions and computed tokens."""
 
     def __init__(self, policy: TreePolicy, rules: BatchRules, outputs, jump: int = 1):
         super().__init__(policy, rules, jump)
@@ -182,13 +182,13 @@ def test_kv_is_reused_within_a_step_and_states_after(hybrid):
     assert_drained(loop.policy)
 
 
-def test_a_chunk_in_flight_serves_whoever_comes_a_step_later():
+def test_a_chunk_in_flight_serves_the_next_step():
     loop = Loop(make_policy(), BatchRules(4), {0: 1, 1: 1})
     loop.scheduler.add(blind(0, range(6)))
     loop.step()
     loop.scheduler.add(blind(1, range(6)))
     loop.run([])
-    # request 1 starts in the second step, behind all that request 0 has been given
+    # request 1 starts in the second step, after all tokens of request 0
     assert loop.keys[1] == plan(chunk(0, 4, 6), chunk(1, 5, 6))
 
 
@@ -264,7 +264,7 @@ def test_a_placement_observes_once_per_admission():
     assert len(observed) == 3
 
 
-# -- many equal steps at once -----------------------------------------------------------------------------------------
+# -- several equal steps in one call ----------------------------------------------------------------------------------
 
 
 def test_max_repeats_is_what_memory_allows():
@@ -286,7 +286,7 @@ def test_max_repeats_is_what_memory_allows():
 
 def test_a_step_that_preempted_is_not_repeated():
     loop = Loop(make_policy(make_budget(tokens=12)), BatchRules(), {0: 6, 1: 6}, jump=100)
-    # the second plan stands for two equal steps, the third preempts
+    # the second plan covers two equal steps, the third preempts
     assert loop.run(apart(4, 4))[1:4] == [
         plan(decodes=(0, 1), repeats=2),
         plan(decodes=(0,), repeats=1),
@@ -308,7 +308,7 @@ policies = st.fixed_dictionaries(
         "placer": st.sampled_from([None, branch(), no_states()]),
     }
 )
-# room for the longest request twice, which is what a match inside a long edge may ask for
+# room for the longest request twice, which a match inside a long edge can need
 budgets = st.builds(
     make_budget,
     tokens=st.none() | st.integers(20, 80),
@@ -355,6 +355,6 @@ def test_requests_that_come_later_are_served_in_order_of_arrival(workload, rules
     assert sorted(sequence.request.id for sequence in loop.finished) == sorted(outputs)
 
 
-def test_the_blind_request_would_tell_on_whoever_asks():
+def test_the_blind_request_refuses_reads_of_its_length():
     with pytest.raises(AssertionError, match="true output length"):
         _ = blind(0, [1]).output_len

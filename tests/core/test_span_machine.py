@@ -1,4 +1,4 @@
-"""Prompts of spans, several at once, any order of operations: every plan, byte and lock against what is there."""
+"""Several prompts of spans under any order of operations: every plan, byte and lock, checked against the store."""
 
 from dataclasses import dataclass, field
 
@@ -34,7 +34,7 @@ parts = st.tuples(st.booleans(), st.lists(st.integers(0, 1), max_size=4).map(tup
 
 @dataclass
 class Running:
-    """A request that holds an allocation, as the test knows it."""
+    """A request that holds an allocation, as tracked by the test."""
 
     keys: list  # by cache span, what its KV depends on besides its tokens
     tokens: list[tuple[int, ...]]  # by cache span
@@ -96,7 +96,7 @@ class SpanMachine(RunningRequests):
         self.remembered = {}  # key -> tokens, as far as they were computed
 
     def key(self, cache_salt, cache_spans, index):
-        """What a cache span's KV depends on, in words; None where no words can say it."""
+        """A text that names all dependencies of a cache span's KV; None if there is none."""
         independent, _ = cache_spans[index]
         head = () if cache_spans[0][0] else cache_spans[0][1]
         if not independent and index and (self.repair.ratio or self.repair.kind == "random"):

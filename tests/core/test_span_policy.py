@@ -36,7 +36,7 @@ HEAD, ONE, TWO, TAIL = text(1, 2), doc(10, 11, 12, 13), doc(20, 21, 22), text(5,
 LAYOUTS = [isolated, conditioned, as_seen]
 
 
-# -- what is found ----------------------------------------------------------------------------------------------------
+# -- matches ----------------------------------------------------------------------------------------------------
 
 spans = st.builds(
     lambda independent, tokens: (doc if independent else text)(*tokens),
@@ -80,7 +80,7 @@ def naive_cache_spans(layout, request, repair):
         [Repair(), Repair("first", k=2), Repair("strided", k=2), Repair("strided", ratio=0.3), Repair("random", k=2)]
     ),
 )
-def test_without_a_budget_a_dictionary_knows_what_is_found(prompts, layout, block_size, repair):
+def test_unlimited_matches_equal_a_dictionary(prompts, layout, block_size, repair):
     policy, stored, computed = make_policy(layout=layout, block_size=block_size, repair=repair), {}, {}
     for now, (parts, cache_salt) in enumerate(prompts):
         request = make_prompt(*parts, cache_salt=cache_salt)
@@ -122,7 +122,7 @@ def test_a_prefix_cache_finds_the_opening_text_only():
     assert resumes(policy.match(make_prompt(HEAD, TWO, ONE, TAIL), 1)) == [2]
 
 
-def test_a_document_that_begins_the_prompt_is_found_by_a_prefix_cache_and_the_other_way_round():
+def test_a_leading_document_is_shared_with_prefix_caching():
     """A span computed alone and the same span computed at the start of a prompt share KV."""
     for first, second in ((whole, isolated), (isolated, whole)):
         store = make_store()
@@ -155,7 +155,7 @@ POISON = make_prompt(text(66), ONE, TAIL)
 
 
 @pytest.mark.parametrize("clean", [isolated, conditioned])
-def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other_way_round(clean):
+def test_layouts_as_seen_share_nothing_with_other_layouts(clean):
     """One store, one tenant, the same roots: a donor computed behind other text is never read as if it were alone."""
     store = make_store()
     roots = SharedIndex(store.tree)
@@ -171,7 +171,7 @@ def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other
     assert resumes(dirty.match(make_prompt(text(7), TWO, TAIL), 3)) == [1, 0, 0], "opening text is the same for all"
 
 
-def test_what_stands_behind_a_span_kept_as_seen_is_never_found():
+def test_text_after_a_span_as_seen_is_never_found():
     policy = make_policy(layout=as_seen)
     for now in range(3):
         plan = serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), now)
@@ -179,7 +179,7 @@ def test_what_stands_behind_a_span_kept_as_seen_is_never_found():
     assert held(policy)[0] == [(1, 2), (10, 11, 12, 13)]
 
 
-def test_text_in_the_words_of_a_document_is_not_taken_for_one_that_was_lost():
+def test_text_with_document_words_is_no_lost_document():
     policy = make_policy(layout=as_seen)
     serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
     plan = policy.match(make_prompt(HEAD, ONE, text(10, 11, 12, 13)), 1)
@@ -224,7 +224,7 @@ def test_a_repair_as_long_as_the_spans_leaves_nothing_of_them():
     assert policy.match(request, 1).reused == 2 + 1, "the opening text, and the tail but its last token"
 
 
-def test_a_policy_that_keeps_nothing_says_what_it_could_have_kept():
+def test_a_policy_without_a_store_reports_reusable_tokens():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2), keeps=False)
     request = make_prompt(HEAD, ONE, TAIL)
     serve_prompt(policy, request, 0)
@@ -248,14 +248,14 @@ def test_a_policy_that_keeps_nothing_says_what_it_could_have_kept():
         ({"repair": Repair("deviation", ratio=0.3), "copies": True}, 7),
     ],
 )
-def test_a_request_holds_its_tokens_once_and_what_it_may_not_write_in_place_twice(options, own):
+def test_a_request_holds_a_second_copy_of_read_only_tokens(options, own):
     policy, request = make_policy(layout=isolated, **options), make_prompt(HEAD, ONE, TWO, TAIL)
     store, block_size = policy.store, policy.store.tree.block_size
     _, cold = begin(policy, request, 0)
     assert (store.kv_reserved, store.kv_cached, store.kv_locked) == ((11 + own) * KV, 0, 0)
     for cache_span, stop in enumerate([2, 6, 9, 11]):
         policy.insert(cold, stop, 0, cache_span)
-    tail = 0 if policy.rules.repair.ratio else 2  # no parent hash names what a share repaired
+    tail = 0 if policy.rules.repair.ratio else 2  # no parent hash covers tokens that a share repaired
     kept = sum(length // block_size * block_size for length in (2, 4, 3, tail))
     assert (store.kv_reserved, store.kv_cached) == ((11 + own - kept) * KV, kept * KV)
     assert store.kv_locked == store.kv_cached

@@ -46,7 +46,7 @@ class Loop(steps.Loop):
         assert not (rules.prefill_first and step.chunks and step.decodes)
 
     def follow(self, chunk: ScheduledChunk) -> None:
-        """Each chunk goes on where the last one of its request stopped, and a repair is one chunk."""
+        """Each chunk starts where the last one of its request ended, and a repair is one chunk."""
         id, work = chunk.sequence.request.id, chunk.work
         if self.allocation.get(id) is not chunk.sequence.allocation:
             self.allocation[id], self.expected[id] = chunk.sequence.allocation, (0, 0)
@@ -162,7 +162,7 @@ def test_rows_that_a_measured_repair_leaves_out_count_against_the_budget():
     ]
 
 
-def test_a_repair_that_takes_more_than_the_budget_leaves_nothing_to_those_who_have_begun():
+def test_a_repair_above_the_budget_delays_started_requests():
     """Twelve rows are repaired at once, of a budget of eight; the second prompt, begun before, waits for a step."""
     loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=6, chunked=False)), BatchRules(8, 4))
     first = prompt(0, numbers(0, 1), numbers(10, 6, True), numbers(20, 6, True), numbers(30, 1))
@@ -224,7 +224,7 @@ def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
 
 
 def test_rows_that_are_computed_late_for_the_first_time_were_not_computed_before():
-    """Put off before its repair: the text between the spans stands before what was computed, and is new."""
+    """Preempted before its repair: the text between the spans precedes the computed tokens, and is new."""
     policy = make_policy(make_budget(tokens=19), layout=isolated, repair=Repair("first", k=1, chunked=False))
     loop = Loop(policy, BatchRules(5))
     spans = numbers(10, 3, True), numbers(20, 1), numbers(30, 4, True), numbers(40, 2)

@@ -1,4 +1,4 @@
-"""Drafts: how many hold, what they take of a step, and what is refused."""
+"""Drafts: accepted tokens, their part of a step, and refused settings."""
 
 import math
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_as_many_hold_as_published(acceptance, drafts):
     assert (accepted_drafts.min(), accepted_drafts.max()) == (0, drafts)
     expected = (1 - acceptance ** (drafts + 1)) / (1 - acceptance)
     assert abs(1 + accepted_drafts.mean() - expected) < 4 * accepted_drafts.std() / math.sqrt(DRAWS)
-    for longest in range(drafts):  # each draft holds with the same probability behind those that hold
+    for longest in range(drafts):  # each draft is accepted with the same probability after accepted ones
         behind = accepted_drafts[accepted_drafts >= longest] > longest
         assert abs(behind.mean() - acceptance) < 4 * math.sqrt(acceptance * (1 - acceptance) / len(behind))
 

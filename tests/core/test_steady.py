@@ -1,4 +1,4 @@
-"""Drift test and warm-up length against series and queues whose answer is known."""
+"""Drift test and warm-up length against series and queues with known answers."""
 
 import numpy as np
 import pytest
@@ -104,7 +104,7 @@ def test_mser5_is_its_definition():
 
 def test_a_trend_without_end_is_unsettled():
     steps = np.arange(200.0)
-    # served at once, more slowly each time, but never so slowly that anybody waits
+    # served immediately, more slowly each time, but never so slowly that a request waits
     run = Run(10 * steps, 10 * steps + 0.1 + 0.01 * steps)
     assert assess([run]).verdict == UNSETTLED
 

@@ -49,7 +49,7 @@ def three(eviction: str):
     ("eviction", "order"),
     [("fifo", [A, B, C]), ("lru", [B, A, C]), ("lfu", [B, C, A])],
 )
-def test_the_order_of_leaving_is_the_one_that_its_name_says(eviction, order):
+def test_each_order_evicts_as_named(eviction, order):
     store, root = three(eviction)
     gone = []
     for size in (1, 2, 3):
@@ -73,7 +73,7 @@ def test_states_leave_by_their_own_use(eviction, victim):
     recount(store, [root])
 
 
-def test_leaves_leave_before_what_they_hang_on():
+def test_leaves_are_evicted_before_their_parents():
     store = make_store(make_budget(tokens=5), eviction="fifo")
     root = store.tree.new_root()
     put(store, root, (1, 2))
@@ -87,7 +87,7 @@ def test_leaves_leave_before_what_they_hang_on():
     assert evicted == [[(1, 2), (9, 9)], [(9, 9)], [(9, 9)]]
 
 
-def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():
+def test_the_common_budget_evicts_the_lowest_rank_of_both():
     store = make_store(make_budget(total=4 * KV + 2 * STATE))
     root = store.tree.new_root()
     put(store, root, (1, 9), states=(1,))

@@ -78,7 +78,7 @@ class TreeMachine(RuleBasedStateMachine):
             if tokens[:position] not in self.states:
                 self.states[tokens[:position]] = state = State(position, end, 0, 0, 1)
                 end.states = sorted([*end.states, state], key=lambda stored: stored.position)
-            else:  # what stood there is lost, and remembered
+            else:  # the state there is evicted, and recorded as such
                 state = self.states.pop(tokens[:position])
                 end.states.remove(state)
                 end.lost = sorted({*end.lost, position})

@@ -1,4 +1,4 @@
-"""What is computed, in which order: plans are played token by token, and everything that a row reads must be there."""
+"""Order of computation: plans are executed token by token, and every row must find all that it reads."""
 
 import pytest
 from hypothesis import given, settings
@@ -91,7 +91,7 @@ def check_that_rows_find_what_they_read(plan: ReusePlan, order: list, generated:
 
 
 def check_that_spans_are_seen_repaired(plan: ReusePlan, order: list) -> None:
-    """Whatever sees a span sees it repaired."""
+    """Every reader of a span reads it repaired."""
     repairs = [index for index, work in enumerate(order) if isinstance(work, RepairPass)]
     expected = plan.repair.compares or plan.repair.count(plan.spans) > 0
     assert len(repairs) == (1 if plan.spans and expected else 0), "one pass repairs everything"
@@ -125,7 +125,7 @@ def check_copies(plan: ReusePlan, order: list, copies: bool) -> None:
 
 
 def check_what_is_to_copy(plan: ReusePlan) -> None:
-    """Whole spans where they were computed alone; where they are computed in view of the prompt, what was found."""
+    """Complete spans if they were computed alone; only the reused part if they are computed in view of the prompt."""
     for span_plan in plan.cache_spans:
         cache_span = span_plan.cache_span
         is_as_seen = plan.cache_spans[-1].cache_span.independent is False and cache_span.parent_hash == b"as seen"
@@ -178,7 +178,7 @@ def test_a_repair_comes_after_both_spans_and_takes_the_text_between_along():
     assert works(policy, moved) == [RepairPass(2, 10, 2 + 2 + 1, between=(2,)), PrefillRange(4, 10, 12)]
 
 
-def test_where_spans_have_maps_each_computed_one_is_repaired_before_the_next_is_computed():
+def test_spans_with_maps_are_repaired_one_by_one():
     policy = make_map_policy(repair=Repair("first", k=2))
     assert works(policy) == [
         PrefillRange(0, 0, 2),
@@ -200,7 +200,7 @@ def test_where_spans_have_maps_each_computed_one_is_repaired_before_the_next_is_
     ]
 
 
-def test_a_pass_knows_its_own_rows_alone():
+def test_a_pass_contains_only_its_rows():
     plan = make_map_policy(repair=Repair("first", k=2)).match(PROMPT, 0)
     first, second = (work for work in work_of(plan, 0, False, True) if isinstance(work, RepairPass))
     assert [first.token_range(plan, computed, 1) for computed in range(3)] == [(2, 3), (3, 5), (5, 6)]

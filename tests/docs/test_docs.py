@@ -45,7 +45,7 @@ def commands() -> list[str]:
 
 
 def arguments(command: str) -> list[str]:
-    """What a shell would pass to the script."""
+    """The arguments that a shell passes to the script."""
     words = shlex.split(command, comments=True)
     return words[words.index("runall.sh") + 1 :]
 

@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 CELL = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_every_block_prints_what_stands_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_block_prints_the_text_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
     text = PAGE.read_text()
     cells = CELL.findall(text)

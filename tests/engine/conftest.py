@@ -25,7 +25,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., SpanModel]:
-    """A random model in float32 by name, the same one each time it is asked for; not to be changed."""
+    """A random model in float32 by name, the same object for every call; not to be changed."""
     return cache(make_choice)
 
 

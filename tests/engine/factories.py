@@ -62,7 +62,7 @@ HYBRID = SMALL | {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "max_position_embeddings": 4096,
-    "initializer_range": 0.05,  # its layers normalise what they put out: more would amplify rounding
+    "initializer_range": 0.05,  # its layers normalise their outputs: larger values would amplify rounding
 }
 ROPES = {
     "default": {},
@@ -176,7 +176,7 @@ def beginnings(lengths: Sequence[int]) -> list[Request]:
 def questions(
     orders: Iterable[Sequence[int]], lengths: Sequence[int], *, head: int = 11, tail: int = 7, output: int = 1, at=None
 ) -> list[Request]:
-    """A request for every order of documents, each with the same head and a question of its own, `at` apart."""
+    """A request for every order of documents, each with the same head and another question, `at` apart."""
     return [
         make_request(
             rank,

@@ -155,7 +155,7 @@ class FakeDevice(TorchDispatchMode):
 
 
 def _python(kernel: Any) -> Callable[..., Any]:
-    """The function that was decorated, whatever was put around it."""
+    """The original function below all decorators."""
     while hasattr(kernel, "fn"):
         kernel = kernel.fn
     return kernel
@@ -209,7 +209,7 @@ def fake_device() -> Iterator[FakeDevice]:
 
 
 class _Event:
-    """An event of a stream: over once the host has waited for anything behind it."""
+    """An event of a stream: complete once the host has waited for later work."""
 
     def __init__(self, device: FakeDevice) -> None:
         self._device, self._recorded = device, 0

@@ -100,7 +100,7 @@ def _state(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_pieces(file: Path) -> list[str]:
-    """What the ids of tok512.bin say, from 0; a single byte is written as it is."""
+    """Texts of the ids of tok512.bin, from 0; a single byte is unchanged."""
     data = file.read_bytes()
     pieces, at = [], 4
     while at < len(data):

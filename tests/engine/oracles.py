@@ -43,7 +43,7 @@ def segments_of(request: Request, length: int) -> list[Segment]:
 
 
 def all_ids(request: Request, output: Sequence[int]) -> Tensor:
-    """Prompt and output but for the last token, which is never computed."""
+    """Prompt and output without the last token, which is never computed."""
     return torch.from_numpy(np.concatenate([request.tokens, np.array(output[:-1], np.int64)]).astype(np.int64))
 
 
@@ -76,7 +76,7 @@ def repaired(model: SpanModel, request: Request, output: Sequence[int], again: I
     mask = torch.zeros(2 * count, 2 * count, dtype=torch.bool)
     mask[:count, :count] = block_mask(segments)
     mask[count:, :count], mask[count:, count:] = causal & ~fresh, causal & fresh
-    mask[count:, count:].fill_diagonal_(True)  # what is not fresh is of no use, but must see something
+    mask[count:, count:].fill_diagonal_(True)  # rows that are not fresh are discarded, but must attend to a key
     logits = dense_logits(twin_of(model), ids.repeat(2), mask, torch.arange(count).repeat(2))
     return logits[count + request.num_tokens - 1 :]
 
@@ -193,7 +193,7 @@ def overlapped(model: SpanModel, request: Request, output: Sequence[int], heat: 
 
 
 def truth_of(strategy: Strategy, repair: Repair, model: SpanModel, request: Request, output: Sequence[int]) -> Tensor:
-    """What an arm's logits must be, whatever was stored, batched, evicted and preempted."""
+    """The logits that an arm must have under any storing, batching, eviction and preemption."""
     spans = strategy.spans
     if spans is None:
         return dense(model, request, output, blocks=False)
@@ -220,7 +220,7 @@ def wrong(run: Run, strategy: Strategy, *requests: Request) -> float:
 
 
 def run_checked(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **options: object) -> Run:
-    """A run from an empty cache whose logits are those of its arm's oracle, and which leaves no page taken."""
+    """A run from an empty cache: logits equal the arm's oracle, and no page stays occupied."""
     result = run(model, strategy, requests, **options)
     assert wrong(result, strategy, *requests) < 1e-4
     assert nothing_leaks(result)

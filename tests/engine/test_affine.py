@@ -1,4 +1,4 @@
-"""A span's affine map against the scan that runs through all spans at once."""
+"""A span's affine map, compared with the scan over all spans."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def affine_maps(key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> AffineMa
 
 
 def dropped_norm(span: AffineMap, stored: affine.Transition) -> Tensor:
-    """The spectral norm of what a stored form leaves out of A."""
+    """The spectral norm of the part of A that a stored form omits."""
     identity = torch.eye(span.transition.shape[-1]).expand_as(span.transition)
     return affine.spectral_norm(span.transition - stored.apply(identity))
 

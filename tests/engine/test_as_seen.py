@@ -1,4 +1,4 @@
-"""Whose KV is reused: spans as they were first seen, clean ones, and those of other tenants."""
+"""Owners of reused KV: spans as first seen, clean spans, and spans of other tenants."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def test_the_first_request_is_full_recompute(block_size, name):
 
 @pytest.mark.parametrize("kind", ["attention", "neighbours", "deviation"])
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_measured_attention_repairs_what_was_found(block_size, kind):
+def test_measured_attention_repairs_reused_spans(block_size, kind):
     strategy = arm("as_seen_blend_15", block_size, repair={"kind": kind, "ratio": 1.0})
     orders = [(0, 1), (2, 1, 3, 0, 4), (4, 2, 0), (3,)]
-    for head in (11, 0):  # without a head, a document at the very beginning has seen all that stands before it
+    for head in (11, 0):  # without a head, a document at the prompt's beginning has no text before it
         requests = questions(orders, (20, 35, 33, 18, 21), head=head, output=2)
         result = run(make_small(), strategy, requests)
         assert error(result, *requests, blocks=False) < 1e-4
 
 
 def poisoned(name: str):
-    """A document asked for behind a poison, then without it; the run and the second request."""
+    """A document after a poison text, then without it; returns the run and the second request."""
     attack = make_request(0, text(66, 30), document(0, 40), text(5, 6))
     victim = make_request(1, text(HEAD, 12), document(0, 40), text(6, 6), at=APART)
     return run(make_small(), arm(name), [attack, victim]), victim
@@ -45,14 +45,14 @@ def test_what_stood_before_a_clean_span_cannot_reach_anybody():
     assert error(result, victim, blocks=True) < 1e-4
 
 
-def test_what_stood_before_a_dirty_span_reaches_whoever_reads_it():
+def test_text_before_a_span_as_seen_affects_its_readers():
     result, victim = poisoned("as_seen")
     assert result.records[1].reused_tokens == 40
     clean = run(make_small(), arm("as_seen"), [victim])
     assert divergence(clean.of(victim), result.of(victim)) > 0.01
 
 
-def test_a_dirty_donor_is_unreachable_for_whoever_wants_clean_ones():
+def test_clean_readers_do_not_find_spans_as_seen():
     model = make_small()
     attack = make_request(0, text(66, 30), document(0, 40), text(5, 6))
     victim = make_request(1, text(66, 30), document(0, 40), text(5, 6))

@@ -80,7 +80,7 @@ def test_the_same_tokens_are_chosen_in_every_layer(watched, form, architecture):
 
 @pytest.mark.parametrize(("name", "whole"), [("as published", 1), ("as LMCache", 1), ("two whole layers", 2)])
 def test_a_row_that_is_not_chosen_passes_only_the_layers_before(name, whole):
-    """All rows pass only where none has been left out yet."""
+    """All rows pass only in layers before the first selection."""
     model = make_small(layers=LAYERS)
     with rows_of_layers(model) as passed:
         run(model, blend(0.15, **FORMS[name]), questions([(0, 1, 2)], LENGTHS))

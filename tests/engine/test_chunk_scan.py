@@ -74,7 +74,7 @@ def kernel_scan(segments: list[Segment], device: torch.device) -> KernelScan:
 
 
 def ignore(segment: int, stop: int, state: Tensor) -> None:
-    """Take no state on the way."""
+    """Capture no state."""
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 40, 256])

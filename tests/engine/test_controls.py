@@ -48,7 +48,7 @@ def test_controls_repair_as_many_tokens_as_cache_blend(kind):
 
 
 def computed_rows(forwarded: list[int], name: str) -> tuple[int, int]:
-    """Rows that a warm request with shuffled documents really sends through the model, and what its record says."""
+    """Rows that a warm request with shuffled documents sends through the model, and its record."""
     requests = [
         make_request(0, text(9, 11), document(0, 20), document(1, 9), document(2, 33), text(8, 7)),
         make_request(1, text(9, 11), document(2, 33), document(0, 20), document(1, 9), text(7, 6), at=APART),

@@ -31,7 +31,7 @@ def pool_of(slots: int) -> StatePool:
 
 
 def behind(before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs of rows [channels, T] behind inputs, and the last inputs then."""
+    """Outputs of rows [channels, T] after earlier inputs, and the last inputs afterwards."""
     inputs = torch.cat([before, rows], dim=1)
     return convolution(inputs[None], WEIGHT)[0, :, HELD:], inputs[:, -HELD:]
 

@@ -42,19 +42,19 @@ from .factories import (
 )
 from .fake_device import DEVICE, FakeDevice, fake_device, on_device
 
-# What a step may wait for. The scheduler must know the tokens, once a step.
+# Allowed waits of a step: the scheduler needs the tokens, once per step.
 TOKENS = "engine.step_tokens:read copies to the host"
 # A step that chooses no token lasts until the device is done, or its time would be the next one's.
 END = "engine.phase_clock:seconds waits for an event"
 # Which pages a query-aware repair copies depends on the tokens that its probe chooses, once a repair.
 PROBE = "engine.probe:chosen copies to the host"
-# torch checks what a decomposition gives, where a map is stored in low rank.
+# torch checks the result of a decomposition if a map is stored in low rank.
 SVD = "engine.affine:low_rank checks what linalg_svd gives"
 METHODS = (
     "none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_blend_15", "cache_blend_lmcache_15",
     "cache_blend_gradual_15", "ape", "as_seen_blend_15", "query_aware_16", "neighbour_aware_16",
 )  # fmt: skip
-OTHERS = (  # with other settings of what runs above
+OTHERS = (  # with other settings of the runs above
     "block_hash_16", "cache_blend_kv2_15", "as_seen", "old_positions", "random_16", "last_16", "strided_15",
 )  # fmt: skip
 LENGTHS = (20, 5, 33)
@@ -62,7 +62,7 @@ LENGTHS = (20, 5, 33)
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of the engine did: chunks and decodes, what it waited for, copies to the device, and kernels."""
+    """Work of one engine step: chunks and decodes, waits, copies to the device, and kernels."""
 
     chunks: int
     decodes: int
@@ -230,7 +230,7 @@ def test_each_kind_of_wait_is_noted(kind):
     with fake_device() as device:
         x = torch.ones(4, 4, device=DEVICE)
         device.forget()
-        with suppress(DynamicOutputShapeException):  # what is counted has no numbers here
+        with suppress(DynamicOutputShapeException):  # fake tensors have no numbers to count
             work(x)
         assert [wait.why for wait in device.waits] == [why]
 

@@ -86,7 +86,7 @@ def hybrid_trace() -> list[Request]:
 def model_for(strategy: Strategy) -> SpanModel:
     """A model that the arm goes with: deviations need layers to differ in, states need a hybrid.
 
-    Each is as shallow as its arm allows: plans are made of tokens, pages and states, which every layer has alike.
+    Each is as shallow as its arm allows: plans contain tokens, pages and states, which are equal in every layer.
     """
     if any(strategy is one for one in (HYBRID | SPANS).values()):
         return make_hybrid(layers=2)
@@ -162,7 +162,7 @@ def test_plans_records_and_rows_are_equal(name, rules, tight):
 
 
 @pytest.mark.parametrize("name", ["none", "radix", "pic", "cache_blend_15"])
-def test_an_arrival_at_the_very_end_of_a_step_is_treated_alike(name):
+def test_both_backends_admit_an_arrival_at_a_step_end(name):
     millisecond = 10**6
     requests = [replace(request, arrived_at=rank * 7 * millisecond) for rank, request in enumerate(trace())]
     run_result = both(arm(name), RULES["chunked"], requests, ConstantTiming(0.0, seconds_per_step=1e-3), None)

@@ -16,7 +16,7 @@ ARMS = ["none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_
 
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("name", ARMS)
-def test_a_run_says_what_it_says_on_the_cpu(name, block_size):
+def test_a_run_has_the_outputs_of_the_cpu(name, block_size):
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], (20, 5, 33), output=3, at=0)
     rules = BatchRules(max_num_batched_tokens=48, max_num_seqs=3)
     on_cpu, on_gpu = (
@@ -29,7 +29,7 @@ def test_a_run_says_what_it_says_on_the_cpu(name, block_size):
 
 
 @pytest.mark.parametrize("name", ["radix", "pic", "pic_raw", "pic_turned", "ape"])
-def test_graphs_say_what_plain_decoding_says(name):
+def test_graphs_have_the_outputs_of_plain_decoding(name):
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], (20, 5, 33), output=20, at=0)
     model, rules = make_small(device="cuda"), BatchRules(max_num_batched_tokens=64, max_num_seqs=3)
     plain, graphs = (run(model, arm(name, 16), requests, rules=rules, decode=decode) for decode in ("plain", "graphs"))
@@ -37,7 +37,7 @@ def test_graphs_say_what_plain_decoding_says(name):
 
 
 @pytest.mark.parametrize("name", ["none", "block_64"])
-def test_graphs_of_a_hybrid_say_what_plain_decoding_says(name):
+def test_hybrid_graphs_have_the_outputs_of_plain_decoding(name):
     requests, rules = crowd(20), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
     model = make_hybrid(device="cuda")
     plain, graphs = (run(model, checkpoint(name), requests, rules=rules, decode=each) for each in ("plain", "graphs"))
@@ -45,7 +45,7 @@ def test_graphs_of_a_hybrid_say_what_plain_decoding_says(name):
 
 
 @pytest.mark.parametrize("name", ["none", "block_64", "dp_3", "branch"])
-def test_a_hybrid_says_what_it_says_on_the_cpu(name):
+def test_a_hybrid_has_the_outputs_of_the_cpu(name):
     """The scan is flash-linear-attention's where that is installed."""
     depths = [5 * GRID, 2 * GRID, 3 * GRID + 7]
     requests = [*crowd(12), *(fork(20 + at, depth, output=3) for at, depth in enumerate(depths))]

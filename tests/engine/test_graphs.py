@@ -58,7 +58,7 @@ def test_padded_logits_are_those_of_plain_decoding(name, block_size):
 
 
 def both(model, strategy, requests: list[Request], **options):
-    """Plain and padded runs that generate the same, and whose logits differ by rounding alone."""
+    """Plain and padded runs with equal outputs, and logits that differ only by rounding."""
     plain, padded = (run(model, strategy, requests, decode=decode, **options) for decode in ("plain", "padded"))
     assert plain.engine.outputs == padded.engine.outputs
     assert all(far(plain.of(request), padded.of(request)) < 2e-5 for request in requests)
@@ -69,7 +69,7 @@ def both(model, strategy, requests: list[Request], **options):
 
 @pytest.mark.parametrize("name", ["none", "block_64", "dp_3", "branch"])
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next"])
-def test_padded_logits_of_a_hybrid_that_goes_on_from_checkpoints(kind, name):
+def test_padded_logits_of_a_hybrid_resumed_from_checkpoints(kind, name):
     requests, rules = crowd(12), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
     result = both(make_hybrid(kind), checkpoint(name), requests, rules=rules)
     assert off(result, *requests) < 1e-5
@@ -99,7 +99,7 @@ def test_states_are_kept_while_a_padded_batch_decodes():
     assert off(result, requests[1]) < 1e-5
 
 
-def test_nothing_depends_on_the_state_of_nobody():
+def test_outputs_do_not_depend_on_the_unused_state():
     requests, rules = crowd(12), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
     result = start(make_hybrid(), checkpoint("block_64"), requests, rules=rules, decode="padded")
     for tensor in result.engine.memory.states.pool.slab.row(PADDING_ROW).values():
@@ -127,8 +127,8 @@ def forget_plans() -> None:
     ids=CASES,
 )
 def test_first_work_of_a_key_serves_all_later_steps(model, strategy):
-    """A graph does just that: what was captured, again, on what lies in the same places by then."""
-    requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=40, at=10**7)  # 1, 2, 3, 2 and 1 at once
+    """A graph repeats the captured operations on the present content of the same addresses."""
+    requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=40, at=10**7)  # 1, 2, 3, 2 and 1 running
     first, used = {}, Counter()
 
     def replay(key, work):
@@ -168,7 +168,7 @@ def test_rows_and_spans_are_padded_to_powers_of_two(monkeypatch):
     ids=["attention", "hybrid"],
 )
 def test_equal_keys_have_equal_addresses(model, strategy, apart_ns, monkeypatch):
-    """What a graph was captured with is where a later step of the same key finds its numbers."""
+    """A later step of the same key uses the buffers of the capture."""
     seen, at, states = defaultdict(set), [], []
     attend, scan = attention_metadata.attend, DecodeRecurrence.scan
 
@@ -244,7 +244,7 @@ def stand_in_for_graphs(monkeypatch, graph) -> list[object]:
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.parametrize("case", CASES)
 def test_a_graph_lists_the_tiles_of_its_replays(case, monkeypatch):
-    """Tiles that were listed before a capture would be read by all replays, whatever their spans are."""
+    """Tiles that are listed before a capture would be read by all replays, also with other spans."""
     model, strategy, requests = (make() for make in CASES[case])
     inside = []
     with fake_device() as device:

@@ -43,7 +43,7 @@ LENGTH = 5 * GRID + 23
 
 
 def fork(id: int, depth: int, tail: int = 9, output: int = 1, at: int | None = None) -> Request:
-    """The first `depth` tokens of one long text, then a question of its own."""
+    """The first `depth` tokens of one long text, then another question."""
     spans = (Span(random_tokens(1, 2 * LENGTH)[:depth]), text(-100 - id, tail))
     return make_request(id, *spans, output=output, at=id * APART if at is None else at)
 
@@ -136,7 +136,7 @@ def stored_states(result, request: Request) -> dict[int, int]:
     return {state.position: result.engine.memory.states[state] for step in node.path() for state in step.states}
 
 
-def test_a_state_taken_on_the_way_is_that_of_a_prefill_up_to_there():
+def test_a_captured_state_equals_that_of_a_shorter_prefill():
     model, request = make_hybrid(), fork(0, LENGTH)
     result = run(model, checkpoint("block_64"), [request], rules=BatchRules(max_num_batched_tokens=100, max_num_seqs=4))
     stored, states = stored_states(result, request), result.engine.memory.states.pool
@@ -204,7 +204,7 @@ def test_a_state_cannot_stand_for_a_prefix_of_another_length():
         result.serve(requests[1:])
 
 
-def test_a_slot_knows_what_it_has_seen():
+def test_a_slot_checks_its_position():
     pool = StatePool(make_hybrid().state_shape, torch.float32, "cpu", poison=True)
     slot = pool.allocate()
     pool.advance(slot, 0, 64)
@@ -221,7 +221,7 @@ def test_a_slot_knows_what_it_has_seen():
     assert not pool.recurrent(0, pool.allocate()).any()
 
 
-def test_a_state_weighs_what_the_spec_says():
+def test_a_state_has_the_bytes_of_the_spec():
     for kind in KINDS:
         model = make_hybrid(kind)
         assert (

@@ -43,7 +43,7 @@ RULES = {
 }
 
 
-def test_these_models_remember_what_stood_before_a_span():
+def test_these_models_depend_on_text_before_a_span():
     """Else no test here would notice a map without A."""
     model = make_slow_hybrid()
     twin, request = twin_of(model), questions([(0, 1)], (40, 30))[0]
@@ -95,7 +95,7 @@ def test_cold_and_warm_say_the_same_in_every_form(form):
     """A span that has just been computed is folded in the form that it is stored in."""
     first = questions([(0, 1, 2)], (20, 16, 33), output=2)[0]
     again = make_request(1, *first.spans, output=2, at=APART)
-    exactly = {"rank": 4} if form == "low_rank" else {"dtype": "bfloat16"}  # factors are not rounded twice alike
+    exactly = {"rank": 4} if form == "low_rank" else {"dtype": "bfloat16"}  # factors are rounded differently each time
     result = run(make_slow_hybrid(), hybrid_pic(form, 16, **exactly), [first, again])
     assert result.records[1].reused_tokens == 16 + 16 + 32
     assert far(result.of(again), result.of(first)) < 1e-4
@@ -212,7 +212,7 @@ def test_preempted_and_evicted(block_size, form):
 
 @pytest.mark.parametrize("rules", ["whole", "chunked"])
 @pytest.mark.parametrize(("form", "kind"), [("exact", "qwen3_5_text"), ("scalar", "qwen3_next")])
-def test_spans_that_begin_alike_go_on_from_maps_within(form, kind, rules):
+def test_spans_with_a_common_beginning_reuse_inner_maps(form, kind, rules):
     requests, strategy = beginnings([90, 60, 130, 75, 130]), hybrid_pic(form, 16, interval=32)
     result = run(make_slow_hybrid(kind), strategy, requests, rules=RULES[rules])
     assert worst(result, requests, FORMS[form]) < 1e-5
@@ -263,7 +263,7 @@ def test_a_scan_that_drops_a_is_found_out(kind, monkeypatch):
         check_maps(model)
 
 
-def test_a_stored_map_weighs_what_the_store_counts():
+def test_a_stored_map_has_the_counted_bytes():
     for form, rank, dtype in (("exact", None, "float32"), ("scalar", None, "bfloat16"), ("low_rank", 3, "bfloat16")):
         strategy = hybrid_pic(form, rank=rank, dtype=dtype)
         request = questions([(0, 1)], (20, 33))[0]

@@ -1,4 +1,4 @@
-"""Spans of hybrids whose first tokens are computed again: in full view in both kinds of layers, then a map follows."""
+"""Spans of hybrids with recomputed first tokens: in full view in both kinds of layers, followed by a map."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHUNKED = BatchRules(max_num_batched_tokens=13, max_num_seqs=4)
 
 
 def mixed(output: int = 2) -> list[Request]:
-    """Documents that are found before, behind and between those that are not, some first seen where a prompt begins."""
+    """Reused documents before, after and between new ones, some first seen at a prompt's beginning."""
 
     def prompt(number: int, *spans) -> Request:
         return make_request(number, *spans, text(QUESTION - number, 7), output=output, at=number * APART)
@@ -61,7 +61,7 @@ def test_repaired_spans_are_repaired_and_composed_outside(repaired, block_size):
 
 
 @pytest.mark.parametrize("form", ["scalar", "sum", "last"])
-def test_every_form_is_of_what_follows_the_repair(form):
+def test_every_map_form_starts_after_the_repair(form):
     requests = mixed()[:3]
     result = run(make_slow_hybrid("qwen3_next"), hybrid_pic(form, repaired=5), requests)
     assert worst(result, requests, FORMS[form], 5) < 1e-5
@@ -82,7 +82,7 @@ def test_a_repair_in_chunks_behind_checkpoints():
 
 
 @pytest.mark.parametrize("repaired", [5, 40])
-def test_maps_within_repaired_spans_are_of_what_follows_the_repair(repaired):
+def test_maps_within_repaired_spans_start_after_the_repair(repaired):
     """Repairs shorter than the interval between maps, and longer."""
     requests = beginnings((90, 60, 130, 75, 20, 130))
     for rules in (None, CHUNKED):

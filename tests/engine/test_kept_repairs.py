@@ -1,4 +1,4 @@
-"""Kept repairs on the engine: the same logits as repairs that are made anew, in the same pages as are counted."""
+"""Kept repairs on the engine: the logits of new repairs, in the counted pages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_kept_repairs_survive_a_tight_store(block_size: int):
 
 
 def test_an_unlimited_store_has_pages_for_every_repair():
-    """Every order of the spans is a prefix of its own, and keeps repairs of its own."""
+    """Every order of the spans is a separate prefix with separate repairs."""
     requests = questions(list(permutations(range(4))), LENGTHS, output=2)
     _, kept = methods(1)
     served = start(make_small(), kept, requests, rules=BatchRules(max_num_batched_tokens=64, max_num_seqs=1))

@@ -97,7 +97,7 @@ def test_random_weights_of_any_config_file(saved, make_model):
     assert torch.equal(logits_of(model), logits_of(make_model("tiny")))
 
 
-def test_a_saved_model_says_what_it_said_before(saved, make_model):
+def test_a_saved_model_keeps_its_outputs(saved, make_model):
     loaded = load(find_spec(str(saved)), weights="path", path=str(saved))
     assert torch.equal(logits_of(loaded), logits_of(make_model("tiny")))
 

@@ -1,4 +1,4 @@
-"""Our forward is the model's own, whatever rotates queries and keys, however rows are packed and dropped."""
+"""Our forward equals the model's, for every rotation of queries and keys and every packing of rows."""
 
 from __future__ import annotations
 

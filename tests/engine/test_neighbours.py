@@ -14,7 +14,7 @@ LENGTHS, LAYERS, HEAD = (20, 9, 33), 6, 11
 
 
 def neighbours(block_size: int = 1, **repair: object):
-    """A neighbour-aware arm; nine tokens of its documents if nothing else is asked for."""
+    """A neighbour-aware arm; nine tokens of its documents by default."""
     given = {"kind": "neighbours"} | (repair if {"k", "ratio"} & set(repair) else repair | {"ratio": 0.15})
     return arm("neighbour_aware_16", block_size, given)
 

@@ -68,7 +68,7 @@ def test_a_span_behind_a_head_has_the_states_it_has_behind_it(model):
 
 
 def test_a_token_may_stand_twice_under_two_masks(make_model):
-    # The second span once as it is alone and once more as it is behind all: the repaired rows are full recompute.
+    # The second span alone, and again after all others: the repaired rows are full recompute.
     twin, ids = eager_twin(make_model("tiny")), make_ids()
     again = torch.arange(12, 20)
     rows = torch.cat([torch.arange(24), again])

@@ -1,4 +1,4 @@
-"""Lists of page ids in one table: what the device has is what the host has, however lists grow and leave."""
+"""Lists of page ids in one table: device and host have equal lists while lists grow and end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_places_of_lists_that_left_are_used_again():
     assert len(table.ids) == places
 
 
-def test_an_append_sends_what_is_new_alone():
+def test_an_append_sends_only_new_pages():
     table = PageTable(CPU)
     pages = PageList(table, np.arange(20))
     update(table)

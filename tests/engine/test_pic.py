@@ -82,7 +82,7 @@ def test_text_between_documents_is_reused_behind_the_same_text_alone():
         make_request(2, *spans(0, 1), at=2 * APART),
     ]
     result = run_checked(make_small(), arm("pic", 1), requests)
-    assert result.records[1].reused_tokens == 0 + 9  # lengths differ with the order, so nothing but the head is known
+    assert result.records[1].reused_tokens == 0 + 9  # lengths differ with the order, so only the head is known
     assert result.records[2].reused_tokens == requests[2].num_tokens - 1
 
 
@@ -107,6 +107,6 @@ def test_equal_tails_behind_different_documents_are_not_shared():
     assert result.records[1].reused_tokens == 8
 
 
-def test_spans_change_what_is_said():
+def test_spans_change_outputs():
     request = questions([(0, 1)], (20, 33))[0]
     assert far(*(dense(make_small(), request, [0], blocks=blocks) for blocks in (True, False))) > 0.1

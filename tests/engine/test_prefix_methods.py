@@ -61,7 +61,7 @@ def test_reused_is_the_longest_common_prefix_in_whole_pages(name, block_size):
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_a_prompt_asked_again_computes_what_its_last_token_needs(block_size):
+def test_a_repeated_prompt_computes_only_for_its_last_token(block_size):
     request = make_request(0, text(HEAD, 48), output=3)
     result = start(make_small(), arm("radix", block_size), [request])
     first = result.serve([request]).of(request)

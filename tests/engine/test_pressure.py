@@ -1,4 +1,4 @@
-"""Tight memory: with every arm, requests that are preempted, evicted and cut into chunks say what they must."""
+"""Tight memory: with every arm, preempted, evicted and chunked requests have the exact outputs."""
 
 from __future__ import annotations
 

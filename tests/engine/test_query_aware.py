@@ -32,7 +32,7 @@ FORMS = KERNELS | {"own copies": {"sharing": "private"}}
 
 
 def probing(block_size: int = 1, form: str = "rotate_queries", **repair: object):
-    """A query-aware arm; nine tokens of its documents if nothing else is asked for."""
+    """A query-aware arm; nine tokens of its documents by default."""
     given = {"kind": "attention"} | (repair if {"k", "ratio"} & set(repair) else repair | {"ratio": 0.15})
     return arm("query_aware_16", block_size, given, **FORMS[form])
 
@@ -80,7 +80,7 @@ def test_layers_choose_differently():
     assert len({tuple(places) for places in sets}) > 3
 
 
-def test_the_middle_third_is_profiled_where_nothing_is_said():
+def test_the_middle_third_is_profiled_by_default():
     repair = probing().spans.repair
     assert [repair.of_model(layers).layers for layers in (1, 2, 3, 6, 7)] == [[0], [0, 1], [1], [2, 3], [2, 3, 4]]
     assert repair.of_model(30).layers == list(range(10, 20))

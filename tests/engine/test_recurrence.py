@@ -1,4 +1,4 @@
-"""Recurrent layers run once over the rows of a batch, whatever sequences and captures it has."""
+"""Recurrent layers run once over the rows of a batch, for all sequences and captures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pool_of(kind: str) -> StatePool:
 
 
 def begin(pool: StatePool, number: int) -> int:
-    """A slot with a state of its own."""
+    """A slot with a distinct state."""
     slot, draw = pool.allocate_running(), torch.Generator().manual_seed(number)
     for tensor in (pool.recurrent(1, slot), pool.conv(1, slot)):
         tensor.copy_(torch.randn(tensor.shape, generator=draw))
@@ -114,7 +114,7 @@ def test_decodes_go_on_as_packed_rows_do(kind):
 
 
 @torch.no_grad()
-def test_decodes_read_nothing_but_what_is_shipped():
+def test_decodes_read_only_copied_inputs():
     """So a graph of one batch serves another one of as many rows."""
     mixer, pool, buffer = mixer_of(KINDS[0]), pool_of(KINDS[0]), torch.empty(1 << 16, dtype=torch.uint8)
     slots, hidden, made = [begin(pool, number) for number in range(4)], torch.randn(1, 2, 64), []

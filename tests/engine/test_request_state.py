@@ -82,7 +82,7 @@ def test_what_was_found_is_read_where_it_lies():
     assert (head.base, second.base, first.base) == (0, 11, 31)
 
 
-def test_extents_name_copies_before_what_lies_where_it_was_made():
+def test_extents_prefer_copies_to_original_positions():
     requests = questions([(0,), (0,)], (35,), tail=3, output=2)
     request_state = second_of(start(make_small(), arm("lego_link_16", 16), requests), requests)
     span_pages = request_state.spans[1]
@@ -94,7 +94,7 @@ def test_extents_name_copies_before_what_lies_where_it_was_made():
     assert request_state.views(0, 11) == [SpanView(0, 11, request_state.spans[0].pages, 0)]
 
 
-def test_rotated_copies_stand_where_they_are_read_and_what_follows_is_read_as_it_was_made():
+def test_rotated_copies_have_the_reader_positions():
     requests = questions([(0,), (0,)], (35,), tail=3, output=2)
     run = start(make_small(), arm("as_seen", 16, **KERNELS["pre_rotated"]), requests)
     request_state = second_of(run, requests)
@@ -103,7 +103,7 @@ def test_rotated_copies_stand_where_they_are_read_and_what_follows_is_read_as_it
     assert not {*span_pages.copy.ids} & {*span_pages.pages.ids}
 
 
-def test_who_ends_gives_back_what_is_his_own_at_the_next_step():
+def test_a_finished_request_frees_its_pages_at_the_next_step():
     requests = questions([(0,)], (35,), tail=3)
     run = start(make_small(), arm("pic_turned", 16), requests)
     scheduler, sequences = stepped(run, *requests)
@@ -130,7 +130,7 @@ def test_half_a_document_stored_by_somebody_else_is_taken_over():
 
 
 class FakeNode:
-    """As much of a node as its pages need."""
+    """The fields of a node that its pages need."""
 
     def __init__(self, start: int, depth: int, parent: FakeNode | None = None) -> None:
         self.start, self.depth, self.parent = start, depth, parent

@@ -1,4 +1,4 @@
-"""Tokens drawn: greedy, by their shares, and whatever the batch."""
+"""Drawn tokens: greedy, by their probabilities, independent of the batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_rows_no_tokens():
     assert Sampler(1.0).choose(torch.empty(0, 9), []).tolist() == []
 
 
-def test_what_is_said_does_not_depend_on_the_batch_or_on_memory():
+def test_outputs_do_not_depend_on_batch_or_memory():
     requests = questions([(0, 1), (1, 2), (2, 0), (1, 0)], LENGTHS, output=20, at=0)
     model, strategy = make_small(), arm("pic")
     tight = max(make_policy(model, strategy).need(request).tokens for request in requests)

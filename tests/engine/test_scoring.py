@@ -32,7 +32,7 @@ ALONE = BatchRules(max_num_batched_tokens=4096, max_num_seqs=1)
 
 
 def given(output: int = 5) -> list[Request]:
-    """Three documents in any order, each prompt with an answer of its own."""
+    """Three documents in any order, each prompt with another answer."""
     return [
         replace(request, output=random_tokens(70 + request.id, output), arrived_at=0)
         for request in questions(permutations(3)[:4], (20, 7, 33), output=output)
@@ -76,7 +76,7 @@ def test_gold_loss_is_that_of_a_dense_forward(make_model, tmp_path, name):
 
 
 def test_answers_are_scored_where_the_store_is_full(make_model, tmp_path):
-    """The rest of an answer takes a step for each token where the pages for it hold what is yet to be evicted."""
+    """The rest of an answer takes one step per token if its pages hold entries that must be evicted first."""
     model, requests = make_model("tiny"), given(output=9)
     scored(model, "none", requests, tmp_path, reference=True)
     free, steps, _ = scored(model, "pic", requests, tmp_path, reference=False, page=1)
@@ -88,7 +88,7 @@ def test_answers_are_scored_where_the_store_is_full(make_model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["none", "pic_raw", "cache_blend_15", "ape"])
-def test_options_lose_what_a_dense_forward_says(make_model, tmp_path, name):
+def test_option_losses_equal_a_dense_forward(make_model, tmp_path, name):
     """Shorter and longer than the answer, beyond its page; scores of answers are those of a run without options."""
     model, plain = make_model("tiny"), given()
     requests = [

@@ -1,4 +1,4 @@
-"""The self-check finds faults of structure in every precision, and lets rounding pass."""
+"""The self-check finds structural faults in every precision, and accepts rounding."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ LENGTHS = (20, 9, 33)
 
 
 def serve_by(run: Run, requests, write=lambda record: None, backend: Backend | None = None, **options) -> RunRow:
-    """Serve requests in the time that steps really take, or that `backend` says."""
+    """Serve requests with measured step times, or those of `backend`."""
     return serve(requests, run.engine.policy, run.rules, backend or run.engine, write, **options)
 
 
-def test_greedy_says_what_is_likeliest():
+def test_greedy_output_is_the_likeliest_token():
     requests = questions([(0, 1), (1, 0)], LENGTHS, output=5, at=0)
     run_result = run(make_small(), arm("pic"), requests)
     for request in requests:
@@ -47,7 +47,7 @@ def test_greedy_says_what_is_likeliest():
         assert len(run_result.engine.outputs[request.id]) == 5
 
 
-def test_an_id_that_comes_back_begins_anew():
+def test_a_reused_request_id_starts_empty():
     requests = questions([(0, 1)], LENGTHS, output=4)
     run_result = start(make_small(), arm("pic", 1), requests).serve(requests)
     first = list(run_result.engine.outputs[0])
@@ -127,7 +127,7 @@ def test_weights_that_are_no_numbers_end_in_one_sentence():
 
 
 def test_what_is_not_there_is_noticed():
-    # The pool is poisoned with NaN, so whoever reads a page that nobody wrote gets no finite logits.
+    # The pool is filled with NaN, so reading an unwritten page gives no finite logits.
     requests = questions([(0, 1), (1, 0)], LENGTHS)
     run_result = start(make_small(), arm("pic"), requests).serve(requests[:1])
     run_result.engine.pool.keys(1)[run_result.stored[3]] = torch.nan
@@ -135,7 +135,7 @@ def test_what_is_not_there_is_noticed():
         run_result.serve(requests[1:])
 
 
-def test_a_run_that_broke_off_leaves_nothing_but_what_is_stored():
+def test_an_aborted_run_leaves_only_stored_entries():
     requests = questions([(0, 1), (1, 0)], LENGTHS, output=3, at=0)
     run_result = start(make_small(), arm("pic"), requests, rules=BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
     run_result.serve(requests[:1])
@@ -152,7 +152,7 @@ def test_the_simulators_own_rules_are_not_run():
         run(make_small(), strategy, requests)
 
 
-def test_absolute_keys_of_spans_are_read_in_place_or_not_at_all():
+def test_absolute_keys_of_spans_are_read_only_in_place():
     with pytest.raises(ValueError, match=r"keys=absolute with positions=sequential: expected keys=local"):
         arm("pic_turned", keys="absolute")
 

@@ -44,7 +44,7 @@ def test_what_is_stored_in_the_end_is_counted_once(block_size, stored):
     assert len(run(make_small(), strategy, requests).stored) == stored // block_size
 
 
-def test_without_a_budget_there_is_room_for_all_that_is_stored_and_all_that_run():
+def test_unlimited_memory_holds_all_entries_and_requests():
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=4)
     policy = make_policy(make_small(), arm("pic", 1))
     each = [11 + 62 + 7 + 3] * 2 + [11 + 42 + 7 + 3]

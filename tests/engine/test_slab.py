@@ -7,13 +7,13 @@ from spanlab.engine.slab import PADDING_ROW
 from .test_recurrence import KINDS, begin, pool_of
 
 
-def test_states_that_run_stay_what_they_are_when_there_are_more():
+def test_running_states_survive_growth_of_the_slab():
     pool = pool_of(KINDS[0])
     slots, rows = [], []
     for number in range(5):
         slots.append(begin(pool, number))
         rows.append(pool.slab.rows)
-    assert rows == [2, 3, 5, 5, 9]  # that of nobody, and a power of two
+    assert rows == [2, 3, 5, 5, 9]  # the unused slot, and a power of two
     slab_rows = pool.rows(slots)
     assert len(set(slab_rows)) == 5 and PADDING_ROW not in slab_rows
     fresh = pool_of(KINDS[0])

@@ -167,7 +167,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("kind", MIXED)
-def test_a_layer_that_is_not_exact_is_told_from_the_others(kind):
+def test_an_inexact_layer_is_detected(kind):
     model_type, fields, layer, reason = MIXED[kind]
     found_reasons = reasons(model_type, **fields)
     assert reason in found_reasons[layer]

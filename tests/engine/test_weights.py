@@ -1,4 +1,4 @@
-"""Trained weights, run through our attention, say what they were trained to say."""
+"""Trained weights give their trained outputs with our attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPENING = (
 
 
 def continue_greedily(model: SpanModel, ids: list[int], count: int) -> list[int]:
-    """`count` more tokens, each the likeliest, everything computed anew for each of them."""
+    """`count` more tokens, each the likeliest, with full recompute for each."""
     for _ in range(count):
         rows = torch.arange(len(ids))
         logits = model.forward(torch.tensor(ids), rows, causal_attend(model), rows[-1:])

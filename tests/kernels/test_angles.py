@@ -38,7 +38,7 @@ def frequencies_of(kind):
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_every_position_to_a_million_is_exact_to_rounding(kind):
     frequencies = frequencies_of(kind)
-    subset = frequencies[:: len(frequencies) // 4]  # a million positions of all of them would be a gigabyte
+    subset = frequencies[:: len(frequencies) // 4]  # a million positions of all tables would be a gigabyte
     table = angle_table(subset, 1_000_001)
     positions = np.array([0, 1, 2, 4095, 131_072, 524_287, 999_999, 1_000_000])
     angles = np.outer(positions, subset.double().numpy()).astype(np.longdouble)

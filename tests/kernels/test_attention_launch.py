@@ -45,7 +45,7 @@ SPLIT = ["prefill and decode", "decode", "rows that see nothing", "chunk within 
 
 
 @pytest.mark.parametrize(
-    ("layout", "form"),  # pieces are merged by one kernel, whatever the form
+    ("layout", "form"),  # pieces of every form are merged by one kernel
     [
         *product(SPLIT[:1], FORMS),
         *product(SPLIT[1:], ["QR"]),

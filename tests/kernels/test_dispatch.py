@@ -1,4 +1,4 @@
-"""CPU tensors stay on the CPU path, whatever TRITON_INTERPRET is; a GPU without Triton gives one warning."""
+"""CPU tensors stay on the CPU path for any TRITON_INTERPRET; a GPU without Triton gives one warning."""
 
 import os
 import subprocess

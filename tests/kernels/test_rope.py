@@ -143,7 +143,7 @@ def errors_of_moving(dtype, far=20_000):
 
 
 @pytest.mark.parametrize("dtype", PRECISION, ids=str)
-def test_every_further_rounding_costs_what_it_is_known_to_cost(dtype):
+def test_every_further_rounding_has_its_known_cost(dtype):
     errors = dict(zip(WAYS, errors_of_moving(dtype), strict=True))
     for way, expected in zip(WAYS, PRECISION[dtype], strict=True):
         assert expected / 1.5 < errors[way] < 1.5 * expected, (way, errors[way])

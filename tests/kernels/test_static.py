@@ -45,7 +45,7 @@ NESTED = code(
 
 
 def test_parts_of_a_flat_loop_are_told_apart():
-    # 61 and 8 on every way, and 4 behind a short branch; a long branch that loads is a span's, another a mask's
+    # 61 and 8 on every path, and 4 after a short branch; a long branch that loads is a span's, another a mask's
     assert vars(load("sass").Program(FLAT).counts()) == {
         "tile": 61 + 1 + 3 + 1 + 1 + 1 + 4 + 1, "mask": 30, "span": 71, "spills": 1, "restarts": 0,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Random prompts for a store of chunks: beginnings of a few documents, cut anywhere, and tails of their own."""
+"""Random prompts for a store of chunks: beginnings of a few documents, cut at random, and distinct tails."""
 
 from __future__ import annotations
 

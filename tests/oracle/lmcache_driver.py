@@ -84,7 +84,7 @@ def keys_of(tokens: list[int]) -> list[str]:
 
 
 def serve(backend: LocalCPUBackend, keys: list[str]) -> int:
-    """Look up and pin, touch, load and unpin, then store what is missing."""
+    """Look up and pin, touch, load and unpin, then store the missing chunks."""
     found = backend.batched_contains(keys, pin=True)
     backend.touch_cache()
     for key in keys[:found]:

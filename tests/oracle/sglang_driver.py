@@ -24,7 +24,7 @@ import zlib
 from array import array
 from types import SimpleNamespace
 
-sys.modules["flashinfer"] = None  # SGLang goes without it; its import asks for a card's libraries
+sys.modules["flashinfer"] = None  # SGLang runs without it; its import needs the libraries of a GPU
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams

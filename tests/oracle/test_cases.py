@@ -90,7 +90,7 @@ def test_a_wrong_case_is_one_sentence(tmp_path, wrong):
 
 
 @pytest.mark.parametrize(("case", "groups"), [(CASE, 0), (HYBRID, 1), (HYBRID | {"state_groups": 3}, 3)])
-def test_states_have_one_group_where_nothing_is_said(tmp_path, case, groups):
+def test_states_have_one_group_by_default(tmp_path, case, groups):
     (tmp_path / "cases.json").write_text(json.dumps({"a": case}))
     assert [one.state_groups for one in read_cases(tmp_path / "cases.json").values()] == [groups]
 

@@ -26,7 +26,7 @@ PYTHON = Path(os.environ.get("SPANLAB_ORACLE_VLLM", HERE.parents[1] / ".venvs/vl
 
 
 def replay(case: dict) -> dict:
-    """What our preset does, told as the driver tells it; one more chunk holds the running request's last tokens."""
+    """The results of our preset in the form of the driver; one more chunk holds the running request's last tokens."""
     null_block, last_tokens = 1, 1
     policy = build("lmcache", total=(case["capacity"] + null_block + last_tokens) * SIZE)
     names: dict[int, list[int]] = {}

@@ -65,7 +65,7 @@ def test_exact_hash_finds_repeated_prompts_alone():
     assert ask(policy, prompt((A, 100)), output=20) == 0
     assert ask(policy, prompt((A, 100))) == 99  # one token is computed, for its logits
     assert ask(policy, prompt((A, 99))) == 0  # a beginning of it is another prompt
-    assert ask(policy, prompt((A, 100), (B, 10))) == 0  # and so is what goes on behind it
+    assert ask(policy, prompt((A, 100), (B, 10))) == 0  # and so is its continuation
     assert policy.store.kv_cached == 100 + 99 + 110  # nothing is shared, no output is kept
 
 

@@ -29,7 +29,7 @@ STEPS = 150
 
 
 def policy(order: str, capacity: int, **options) -> ChunkPolicy:
-    """What `cache_policy` makes, but for vLLM's base class."""
+    """The result of `cache_policy`, without vLLM's base class."""
     return type(order, (ChunkPolicy,), {"order": order, "options": options})(capacity)
 
 
@@ -39,7 +39,7 @@ def evicted(seed: int) -> list:
 
 
 @pytest.mark.parametrize("seed", sorted(STORED, key=int))
-def test_lru_evicts_what_vllms_own_did(seed):
+def test_lru_evicts_the_stored_chunks_of_vllm(seed):
     assert evicted(int(seed)) == STORED[seed]
 
 
@@ -51,7 +51,7 @@ def test_every_order_keeps_vllms_contract(order):
 
 
 @pytest.mark.parametrize(("protected", "victim"), [(0.67, 3), (0.34, 1)])
-def test_options_change_what_leaves(protected, victim):
+def test_options_change_the_evicted_chunks(protected, victim):
     slru = policy("slru", 3, protected=protected)  # two of the three chunks are protected, or one
     for number in (1, 2):
         slru.insert(key_of(number), ready())
@@ -112,7 +112,7 @@ def ask(tmp_path: Path, *arguments: str) -> dict:
 
 
 @pytest.mark.oracle
-def test_lru_evicts_what_vllms_own_does(tmp_path: Path):
+def test_lru_evicts_the_same_chunks_as_vllm(tmp_path: Path):
     told = ask(tmp_path, "lru", "1000", "1100")
     assert {seed: evicted(int(seed)) for seed in told} == told
 

@@ -54,7 +54,7 @@ def policy_of(case: Case, given: dict) -> Policy:
 
 
 def known(given: dict) -> dict:
-    """A case without the keys that only the driver knows: those of a server without prefix caching."""
+    """A case without the keys that only the driver reads: those of a server without prefix caching."""
     if given.get("prefix_caching", True):
         return given
     return {key: value for key, value in given.items() if key not in ("prefix_caching", "state_groups", "mamba_mode")}
@@ -82,7 +82,7 @@ def digest(steps: list[dict[str, int]]) -> str:
 
 
 def summarise(decided: dict) -> dict:
-    """What the committed file keeps of a case."""
+    """The part of a case that the committed file contains."""
     return {**decided, "steps": digest(decided["steps"])}
 
 
@@ -113,7 +113,7 @@ def test_schedule_equals_vllms_printed_one(tmp_path, kind, seed):
 
 
 def answered(arrive_step: int, **model: object) -> dict:
-    """A request whose last output token comes in step 6 or 7, one that runs on, and one that continues the first."""
+    """A request whose last output token comes in step 6 or 7, a longer one, and one that continues the first."""
     prompt, output = [20, 21, 22, 23, 24], [7, 8, 9, 10, 11, 12]
     requests = [
         {"tokens": prompt, "output_len": 6, "arrive_step": 1},

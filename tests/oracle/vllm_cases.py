@@ -78,7 +78,7 @@ def make_uncached_case(seed: int) -> Case:
 
 
 def make_grouped_case(seed: int) -> Case:
-    """`make_case` of a hybrid whose recurrent layers make 2 to 4 groups, each with blocks of its own."""
+    """`make_case` of a hybrid whose recurrent layers make 2 to 4 groups, each with separate blocks."""
     tried = (make_case(one) for one in count(seed, 1_000_000))
     case = next(one for one in tried if one.get("mamba_mode"))
     draw = random.Random(f"groups {seed}")
@@ -151,7 +151,7 @@ def make_whole_case(seed: int) -> Case:
     draw = random.Random(f"whole prompts {seed}")
     maker = draw.choice((make_case, make_async_case, make_continued_case, make_drafted_case, make_eagle_case))
     case = next(one for one in map(maker, count(seed, 1_000_000)) if not one.get("mamba_mode"))
-    packed = draw.choice((1, 3, 10))  # the more arrive at once, the more prompts find the rest of a step too small
+    packed = draw.choice((1, 3, 10))  # the more requests arrive together, the more prompts exceed the rest of a step
     case["requests"] = [one | {"arrive_step": one["arrive_step"] // packed} for one in case["requests"]]
     long = max(len(one["tokens"]) for one in case["requests"])
     for one in case["requests"]:

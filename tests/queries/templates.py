@@ -3,7 +3,7 @@
 from spanlab.queries.builtin import CHATML
 
 BOS = "<|endoftext|>"
-# A BOS of its own, a default system prompt before anything else, and contents without spaces at their ends.
+# A separate BOS, a default system prompt first, and contents without spaces at their ends.
 TRIMMING = (
     "{{ bos_token }}{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"

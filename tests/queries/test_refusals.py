@@ -146,7 +146,7 @@ def test_a_prompt_without_tokens_is_one_sentence(with_template):
         describe(parse('""'), bare)
 
 
-def test_a_machine_without_jinja_is_told_so(with_template, monkeypatch):
+def test_a_missing_jinja_gives_one_sentence(with_template, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(
         ValueError, match=r"^jinja2 is missing and chat templates need it; expected spanlab's extra engine"

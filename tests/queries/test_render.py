@@ -141,7 +141,7 @@ def test_examples_with_answers_are_independent_where_a_template_marks_only_the_l
     ]
 
 
-def test_a_mark_before_an_independent_span_belongs_to_it_and_not_to_the_message_before(with_template):
+def test_a_mark_before_an_independent_span_belongs_to_it(with_template):
     tokenizer = with_template(SHARED_MARK)
     rendered = describe(parse('(seq "a" (plus (assistant "b")))'), tokenizer)
     assert span_texts(rendered, tokenizer) == ["a", ">b", "!"]

@@ -1,4 +1,4 @@
-"""What is independent in a query, by the rules of plus, seq and cross."""
+"""Independent parts of a query, by the rules of plus, seq and cross."""
 
 import pytest
 

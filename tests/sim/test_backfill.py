@@ -1,4 +1,4 @@
-"""States that left the device come back from a tier: what is reused is what endless memory for states would give."""
+"""Evicted states are loaded from a tier: reuse equals that of unlimited memory for states."""
 
 from dataclasses import fields
 
@@ -26,7 +26,7 @@ STATE, NS = 40, 1_000_000_000
 
 
 def make_tree(states: int, backfills: bool = True) -> TreePolicy:
-    """A tree with endless memory for KV, and room for so many states."""
+    """A tree with unlimited memory for KV, and room for `states` states."""
     budget = Budget(state_bytes=UNLIMITED if states >= UNLIMITED else states * STATE)
     rules = ReuseRules(needs_states=True, backfills=backfills)
     return make_tree_policy(rules, budget=budget, placer=Union((branch(), last())), kv_bytes=2, state_bytes=STATE)
@@ -82,7 +82,7 @@ def asked(*prompts: range) -> list[Request]:
     ]
 
 
-#: The first prompt's state leaves for those of the others; its KV stays, and the last prompt goes on behind it.
+#: The first prompt's state is evicted for the others; its KV stays, and the last prompt continues it.
 VISITS = asked(range(10), range(100, 110), range(200, 210), range(300, 310), range(11))
 
 
@@ -108,7 +108,7 @@ def test_a_tier_without_the_state_brings_nothing():
     assert served(VISITS, policy)[-1].reused_tokens == 0
 
 
-def test_records_tell_what_endless_memory_would_but_for_times():
+def test_records_equal_unlimited_memory_except_times():
     names = {column.name for column in fields(Record)} - {
         "captured_states",
         "captured_state_bytes",

@@ -173,7 +173,7 @@ def test_a_request_that_fits_alone_is_served_whatever_the_cache_holds():
     assert sorted(records) == [0, 1]
 
 
-def test_a_request_that_fits_alone_is_served_where_a_kept_state_would_not_fit_beside_it():
+def test_a_kept_state_does_not_block_a_request_that_fits():
     # 17 tokens and its own state fit into 28; the state at 4 that it could start from makes 37.
     requests = [make_request(0, 0, 1, range(4)), make_request(1, 1_000, 1, range(4), range(50, 63))]
     policy = make_policy(placement.every_n(4), total_bytes=28, needs_states=True, grid=4)
@@ -188,8 +188,8 @@ def test_a_request_that_fits_alone_may_grow_whatever_it_has_matched():
 
 
 @pytest.mark.parametrize("prefill_first", [False, True])
-def test_a_refused_request_is_admitted_in_the_same_step_whether_steps_are_jumped_or_not(prefill_first):
-    # While the second decodes it drives out what the first left; the third would match 5 tokens of that.
+def test_jumped_steps_admit_a_refused_request_at_the_same_step(prefill_first):
+    # While the second decodes, it evicts the first's entries; the third would match 5 of their tokens.
     requests = [
         make_request(0, 0, 1, range(60)),
         make_request(1, 1_000, 60, range(200, 210)),
@@ -200,7 +200,7 @@ def test_a_refused_request_is_admitted_in_the_same_step_whether_steps_are_jumped
     assert jumped == stepped
 
 
-def test_a_request_refused_for_its_state_is_admitted_in_the_same_step_whether_steps_are_jumped_or_not():
+def test_jumped_steps_admit_a_refused_state_at_the_same_step():
     # While the third decodes it drives out the state that the fourth would start from, and must have room for.
     requests = [
         make_request(0, 0, 1, range(4)),
@@ -217,7 +217,7 @@ def test_a_request_refused_for_its_state_is_admitted_in_the_same_step_whether_st
 
 
 def test_a_preempted_request_is_observed_once_per_admission():
-    """An attempt to come back that finds no room changes nothing: what placements learn, what is kept."""
+    """A readmission without room changes nothing that placements learn or that is stored."""
 
     class Counting:
         def __init__(self) -> None:

@@ -74,7 +74,7 @@ def test_what_was_asked_beyond_the_hull_is_answered_and_counted():
     assert timing.extrapolated == {"num_decodes": 2, "decode_context": 1}
 
 
-def test_a_profile_comes_back_as_it_went(tmp_path: Path):
+def test_a_stored_profile_is_read_unchanged(tmp_path: Path):
     path = tmp_path / "deep" / "profile.json"
     PROFILE.write(path)
     assert read_profile(path) == PROFILE

@@ -34,7 +34,7 @@ def served(asked: list[Request], clients: int | None):
 
 @given(lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=2, max_size=12))
 @settings(max_examples=40, deadline=None)
-def test_one_client_asks_when_the_last_answer_ends(lengths):
+def test_one_client_sends_after_its_last_answer(lengths):
     records = served(requests(lengths), 1)
     for before, after in itertools.pairwise(records):
         assert after.arrived_s == before.finished_s

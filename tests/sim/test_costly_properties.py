@@ -1,4 +1,4 @@
-"""Properties whose absence has misled others: hits that cost work, and preemptions that gain throughput."""
+"""Known errors of other simulators: hits that cost work, and preemptions that gain throughput."""
 
 from __future__ import annotations
 

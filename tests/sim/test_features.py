@@ -1,4 +1,4 @@
-"""What a step is said to cost beyond its tokens: forwards, runs of keys, scans; by hand."""
+"""Counted work of a step beyond its tokens: forwards, runs of keys, scans; by hand."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_keys_are_rotated_as_they_are_read():
     assert of_spans(reads=SPAN_READS["rotate_keys"]) == [(1, 0, 5 + 10 + 20 + 39), (1, 0, 40)]
 
 
-def test_what_reads_across_copies_or_repairs_waits_for_a_forward_of_its_own():
+def test_rows_that_read_copies_or_repairs_need_another_forward():
     assert of_spans(reads=SPAN_READS["pre_rotated"], copies=True) == [(2, 0, 0), (1, 0, 0)]
     first = Repair("first", 2)
     assert [step[0] for step in of_spans(reads=SPAN_READS["rotate_queries"], repair=first)] == [3, 1]

@@ -1,4 +1,4 @@
-"""Spans of hybrid models in the simulator: what is reused where prefix caching reuses nothing, and what it costs."""
+"""Spans of hybrid models in the simulator: reuse where prefix caching has none, and its cost."""
 
 from dataclasses import replace
 
@@ -112,7 +112,7 @@ def test_a_repair_is_the_same_work_in_any_cut(form):
     assert sum(step.captured_state_bytes for step in steps) == STATE + 3 * MAP
 
 
-def test_a_small_store_holds_what_it_may_and_serves_all():
+def test_a_small_store_keeps_its_budget_and_serves_all():
     room = Budget(total_bytes=71 + 2 + STATE + WORKING_MAP + 2 * MAP)
     again = [replace(request, id=request.id + len(ORDERS)) for request in SHUFFLED]
     records, _ = serve(make_policy(MapRules(), room), SHUFFLED + again)

@@ -37,7 +37,7 @@ TIMES = "arrived_s", "first_token_s"
 
 
 def reuses_of(records: list[Record], requests, rules: StorageRules, reserved=True) -> Reuses:
-    """What the order of a run allows; requests are in order of arrival."""
+    """The bounds for the order of a run; requests are in order of arrival."""
     numbers = {request.id: index for index, request in enumerate(requests)}
     ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
     admissions = Admissions(
@@ -113,7 +113,7 @@ def test_a_prompt_alone_takes_exactly_its_bound():
 
 
 def with_outputs(scenario: Scenario) -> Scenario:
-    """The scenario with outputs that every other prompt goes on from, and memory for the longer prompts."""
+    """The scenario with outputs that every other prompt continues, and memory for the longer prompts."""
     requests, budget = outputs_known(scenario.requests), scenario.budget
     more = KV * (tokens(requests) - tokens(scenario.requests))
     limits = {name: min(getattr(budget, name) + more, UNLIMITED) for name in ("kv_bytes", "total_bytes")}
@@ -134,7 +134,7 @@ def test_no_random_run_beats_its_bound_many_times(scenario, outputs):
 
 
 def outputs_known(requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    """The requests, each one's output beginning as the next prompt of its group goes on."""
+    """The requests, each output begins as the next prompt of its group continues."""
     replaced = []
     for index, request in enumerate(requests):
         output = np.arange(request.output_len, dtype=np.int32) + 10_000

@@ -1,4 +1,4 @@
-"""Steps that are planned ahead: equal decode steps that pass at once leave the records of single ones."""
+"""Steps planned ahead: jumping equal decode steps gives the records of single steps."""
 
 from __future__ import annotations
 

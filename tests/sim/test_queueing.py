@@ -43,7 +43,7 @@ def generators(*key: int) -> list[np.random.Generator]:
 SPLIT = (1 + math.sqrt(3 / 5)) / 2  # hyperexponential with balanced means and a squared coefficient of variation of 4
 RATES = np.array([2 * SPLIT, 2 * (1 - SPLIT)])
 Draw = Callable[[np.random.Generator, int], np.ndarray]
-#: Service of mean 1: E[S²], a draw, and a draw of what is left of a service that is found going on.
+#: Service of mean 1: E[S²], a draw, and a draw of the residual service.
 SERVICES: dict[str, tuple[float, Draw, Draw]] = {
     "M/M/1": (2.0, lambda rng, n: rng.standard_exponential(n), lambda rng, n: rng.standard_exponential(n)),
     "M/D/1": (1.0, lambda rng, n: np.ones(n), lambda rng, n: rng.random(n)),
@@ -57,7 +57,7 @@ SERVICES: dict[str, tuple[float, Draw, Draw]] = {
 
 def one_server(kind: str, rho: float, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Arrivals and services of n jobs behind a first one, which brings the work of a server in steady state:
-    a geometric number of residual services. So there is no warm-up to drop and no bias to fear."""
+    a geometric number of residual services. So there is no warm-up and no bias."""
     _, draw, residual = SERVICES[kind]
     work = residual(rng, rng.geometric(1 - rho) - 1).sum()
     arrivals = np.concatenate([[0], poisson(rng, rho, n)])
@@ -165,7 +165,7 @@ def batch_wait(rate: float, step_s: float, mean_steps: float, seats: int, states
 
 
 @pytest.mark.parametrize("rho", [0.5, 0.8])
-def test_the_batch_wait_of_one_seat_is_that_of_a_queue_with_geometric_service(rho):
+def test_batch_wait_of_one_seat_equals_geometric_queue(rho):
     steps = 50
     second_moment = (2 - 1 / steps) / steps**-2 / steps**2  # of steps, over their squared mean
     assert batch_wait(rho, 1 / steps, steps, 1) == pytest.approx(mg1_wait(rho, 1.0, second_moment), rel=1e-7)
@@ -188,7 +188,7 @@ def test_seats_of_constant_steps_are_servers(seats):
         means.append((admitted - arrivals)[n // 5 :].mean() / SECOND)
     interval = t_interval(means, LEVEL)
     agree(interval, batch_wait(0.8 * seats, step, mean_steps, seats), within=0.08)
-    boundary = step / 2 if seats > 1 else 0.0  # a lone server is idle or full: nobody waits for a mere boundary
+    boundary = step / 2 if seats > 1 else 0.0  # a single server is idle or full: no job waits for a step boundary alone
     agree(interval, mmc_wait(0.8 * seats, 1.0, seats) + boundary, within=0.08)
 
 
@@ -213,7 +213,7 @@ def test_steps_as_long_as_their_batch_share_the_processor(lengths):
         agree(t_interval(means, LEVEL), (size or 200) * token / (1 - rho), within=0.1, allowance=token / (1 - rho))
 
 
-# -- no cap: nobody waits for a seat ----------------------------------------------------------------------------------
+# -- no cap: no job waits for a seat ----------------------------------------------------------------------------------
 
 
 def test_without_a_cap_the_number_in_system_is_poisson():

@@ -1,4 +1,4 @@
-"""Random small runs of every kind of policy: jumping equals stepping, and nothing is lost on the way."""
+"""Random small runs of every kind of policy: jumping equals stepping, and no request is lost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -348,7 +348,7 @@ def check_conservation(scenario: Scenario, jump: bool) -> None:
         check_record(record, by_id[record.request_id])
     for (_, stop), (start, _) in pairwise(busy):
         assert stop <= start
-        if stop < start:  # the engine slept: nobody was there
+        if stop < start:  # the engine was idle: no request was present
             ns = [(by_id[r.request_id].arrived_at, round(r.finished_s * 1e9)) for r in records]
             assert all(arrived >= start or finished <= stop for arrived, finished in ns)
 

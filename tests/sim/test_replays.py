@@ -1,4 +1,4 @@
-"""Replays of gaps in whole runs save what they leave out, however a prompt is cut; conversions of states cost."""
+"""Replays of gaps in complete runs save the omitted work for every cut of a prompt; conversions of states cost time."""
 
 import numpy as np
 import pytest

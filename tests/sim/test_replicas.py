@@ -1,4 +1,4 @@
-"""Several engines behind one router: who serves what, queues with known answers, conservation."""
+"""Several engines behind one router: assignment of requests, queues with known answers, conservation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the roofline charges for spans is what was counted of the attention kernel (benchmarks/kernels/static.json)."""
+"""The roofline's price of spans equals the counts of the attention kernel (benchmarks/kernels/static.json)."""
 
 import json
 from pathlib import Path

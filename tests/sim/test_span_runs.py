@@ -53,7 +53,7 @@ def test_one_document_at_the_beginning_is_reused_as_a_prefix_is():
 SHUFFLED = [asked(0, [0, 1, 2], 0), asked(1, [2, 0, 1], 1), asked(2, [0, 2, 1], 2), asked(3, [0, 1, 2], 0)]
 
 
-def test_of_shuffled_documents_a_prefix_cache_reuses_the_head_and_pic_everything_but_the_tail():
+def test_shuffled_documents_prefix_reuses_head_pic_all_documents():
     prefix, _ = serve(make_policy(layout=whole), SHUFFLED)
     assert [record.reused_tokens for record in prefix] == [0, 5, 5 + 10, 5 + 60 + 3]
     anywhere, _ = serve(make_policy(layout=isolated), SHUFFLED)
@@ -73,7 +73,7 @@ def test_a_repair_is_paid_for_and_named():
 
 
 @pytest.mark.parametrize("kind", ["deviation", "deviation_gradual"])
-def test_a_measured_repair_also_pays_for_what_it_looks_at_and_for_its_copies(kind):
+def test_a_measured_repair_pays_for_profiling_and_copies(kind):
     rule = Repair(kind, ratio=0.1, check_layer=2, filter="layers")
     records, steps = serve(make_policy(layout=isolated, repair=rule, copies=True), SHUFFLED)
     assert [record.repaired_tokens for record in records] == [6] * 4
@@ -116,7 +116,7 @@ def test_neighbours_pay_for_the_attention_of_every_token():
 
 
 def test_pairs_and_context_of_a_span_are_those_of_its_own_context():
-    """Rows of a span see the span; text sees everything: 5 rows, then 10, 20, 30 alone, then 4 behind 65."""
+    """Rows of a span attend to the span, text to everything: 5 rows, then 10, 20, 30 alone, then 4 after 65."""
     _, steps = serve(make_policy(layout=isolated), SHUFFLED[:2])
     triangle = {n: n * (n + 1) // 2 for n in (4, 5, 10, 20, 30)}
     assert steps[0].prefill_pairs == sum(triangle.values()) + 4 * 65

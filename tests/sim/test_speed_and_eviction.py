@@ -1,4 +1,4 @@
-"""Why two backends may reuse different tokens: their speed decides what runs at an admission, and so what is evicted.
+"""Two backends can reuse different tokens: speed decides which requests run at an admission, and so evictions.
 
 `dp_3_branch` of system_prompts_clean reuses 27,904 tokens on the engine and 31,872 in the simulator (8 MiB of store).
 Told the engine's step times, the simulator composes the same 173 steps. At its own speed, request 10 has finished when

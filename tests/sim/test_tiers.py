@@ -190,7 +190,7 @@ def prompts(draw_from):
 @given(asked=prompts(2), device=st.integers(9, 14), below=st.integers(0, 12))
 @settings(max_examples=120, deadline=None)
 def test_an_instant_exclusive_tier_is_more_memory(asked, device, below):
-    """One at a time, a tier that takes what the device gives up and gives it back at once is a larger device."""
+    """With one request at a time, a tier with instant transfers equals a larger device."""
     own = [request(at, [*tokens, 100 + at]) for at, tokens in enumerate(asked)]  # so that none is stored twice
     waves = apart(own, 1000)
     larger, _ = serve(waves, make_blocks(device + below), ONE_AT_A_TIME)

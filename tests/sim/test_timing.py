@@ -100,7 +100,7 @@ def test_an_unfinished_chunk_reads_no_output_head():
     assert timing.step(prefill(0, 3, num_first_tokens=1)) - timing.step(prefill(0, 3)) == 80_000
 
 
-def test_a_measured_repair_pays_one_layers_share_for_each_shallow_token_and_copies_are_read_and_written():
+def test_a_measured_repair_pays_for_shallow_tokens_and_copies():
     model = make_model(attention_layers=2)
     plain, timing = prefill(2, 5), RooflineTiming(model, make_hardware(peak_flops=1e3, bandwidth_bytes_per_s=1e9))
     shallow = timing.step(plain._replace(shallow_token_layers=6, shallow_pair_layers=10)) - timing.step(plain)

@@ -1,4 +1,4 @@
-"""Small studies, run here or in a process of their own, and what they leave behind."""
+"""Small studies, run in this or in a new process, and their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refused before a study runs: packages that are not there, and stores that have no room where they are asked for."""
+"""Refused before a study runs: missing packages, and stores without room."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, extra_b
     assert len(records) == len(requests)
 
 
-def test_recorded_times_that_are_not_used_are_told(tmp_path):
+def test_unused_recorded_times_are_reported(tmp_path):
     study = compose("smoke", ["arrivals.rate_rps=2", "workload.documents=1", "workload.questions_per_document=2"])
     requests = build.build_workload(study.workload, str(tmp_path)).requests
     assert checks.arrival_note(study, requests) is None

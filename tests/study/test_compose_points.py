@@ -1,4 +1,4 @@
-"""Points of a sweep are what the command line composes, whether or not that is done anew."""
+"""Points of a sweep equal the command line's composition, cached or not."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_prompts_of_all_tenants_in_one_fail(model: SpanModel, monkeypatch: pytes
 
 def test_repairs_that_write_to_stored_pages_fail(model: SpanModel, monkeypatch: pytest.MonkeyPatch):
     def in_place(state: RequestState, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What `copy_pages_of` does but for the copy: the copy's pages are the stored ones."""
+        """`copy_pages_of` without the copy: the copy's pages are the stored ones."""
         span_pages, length = state.spans[index], state.allocation.plan.cache_spans[index].to_copy
         span_pages.copy.free()
         span_pages.copy.extend(span_pages.pages.ids[: -(-length // state.page_size)].copy())

@@ -1,4 +1,4 @@
-"""A drafter with keys and values of its own: what its layers take of a store, and what its arms still find."""
+"""A drafter with separate keys and values: its share of a store, and the remaining reuse of its arms."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def test_block_hash_drops_the_last_block_of_a_match_too(length: int, reused: int
     assert plan.resume + sum(plan.losses) == length
 
 
-def test_readers_are_told_of_the_drafters_size():
+def test_the_size_of_the_drafter_is_reported():
     assert any("layers of the drafter (1) are as large as the model's" in one for one in caveats(study(*EAGLE), [], {}))

@@ -63,7 +63,7 @@ def test_ragpulse_bounds_come_out_exactly(tmp_path: Path, source: str):
     assert (bounds["prefix"], bounds["any_position"]) == (6_574_248, 15_018_605)  # 31.5 and 72.0 %
 
 
-def test_summary_says_what_a_log_tells(usual):
+def test_summary_counts_the_log(usual):
     assert usual["requests"] == 400
     assert set(usual["presets"]) == {"vllm_0_32", "sglang_0_5_23", "blocks_256"}
     preset, total = usual["presets"]["vllm_0_32"], usual["tokens"]["prompt"]

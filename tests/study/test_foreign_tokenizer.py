@@ -1,4 +1,4 @@
-"""A tokenizer that is not the model's own is said in one sentence."""
+"""A tokenizer of another model is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def caveats_of(*settings: str, entry: str = "quality_sim") -> tuple[str, ...]:
     return foreign_tokenizer(compose(entry, list(settings)))
 
 
-def test_lengths_of_another_tokenizer_are_said():
+def test_lengths_of_another_tokenizer_are_reported():
     assert caveats_of("model=qwen3.5-0.8b") == (
         "tokens are those of the qwen2 tokenizer, 151,646 of them, and not qwen3.5-0.8b's own, whose vocabulary has "
         "248,320: lengths differ",

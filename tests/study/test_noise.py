@@ -1,4 +1,4 @@
-"""Noise of a machine: exact numbers, limits, and what a noisy study withholds."""
+"""Noise of a machine: exact numbers, limits, and withheld numbers of a noisy study."""
 
 from __future__ import annotations
 

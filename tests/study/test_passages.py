@@ -1,4 +1,4 @@
-"""Arms that choose passages, at toy size: what their records and bounds say of what was served."""
+"""Arms that choose passages, at toy size: records and bounds of the served prompts."""
 
 from __future__ import annotations
 

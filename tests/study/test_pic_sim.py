@@ -1,4 +1,4 @@
-"""The order of passages at toy size: the figure and the summaries say what the records say."""
+"""The order of passages at toy size: figure and summaries agree with the records."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_each_arm_has_the_bound_of_its_way_of_looking_and_all_the_largest(swept:
         assert arms["pic"]["own_bound_tokens"] > arms["radix"]["own_bound_tokens"]
 
 
-def test_the_unknown_quality_is_said_once_and_not_of_prefix_caches(run_here, summary_of, capsys, tmp_path: Path):
+def test_unknown_quality_is_reported_once_without_prefix_caches(run_here, summary_of, capsys, tmp_path: Path):
     for only, said in (("[none,radix]", 0), ("[none,pic,lego_link_16]", 1)):
         told = summary_of(run_here(tmp_path, "pic_sim", *TOY, f"only={only}"))
         unknown = [caveat for caveat in told["caveats"] if "how good the answers are" in caveat]

@@ -1,4 +1,4 @@
-"""Rates, arms and popularity: what a study draws once is the same for everybody who is compared."""
+"""Rates, arms and popularity: all compared arms get the same draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed where stdout is no terminal."""
+"""Output to a stdout that is no terminal."""
 
 import pytest
 

@@ -128,7 +128,7 @@ def test_the_profile_serves_another_study(known, tmp_path: Path):
     assert arm["tpot_s"]["mean"] > 0.8 * 16.06e9 / 1008e9 / RATES.bandwidth  # weights of 16 GB, read once per token
 
 
-def test_what_a_log_cannot_identify_is_said(known):
+def test_unidentified_parameters_are_reported(known):
     """Ten microseconds per sequence are negligible in steps of twenty milliseconds."""
     _, summary = known
     parameter = summary["parameters"]["host_s_per_sequence"]

@@ -102,7 +102,7 @@ class Compositions:
         return config
 
     def _go_on(self, loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: Any) -> DictConfig:
-        """Merge what no list before had behind the same files."""
+        """Merge the files that no earlier list had after the same files."""
         path = self._path(defaults)
         start = max((at for at, merged in enumerate(path) if merged.config is not None), default=0)
         known = path[start].config
@@ -119,7 +119,7 @@ class Compositions:
         return config
 
     def _path(self, defaults: Sequence[ResultDefault]) -> list[Merged]:
-        """What the first files came to, as far as a list before began with the same."""
+        """The merged first files, as far as an earlier list began with the same."""
         path = [self._merged]
         for default in defaults:
             following = path[-1].followed_by.get(repr(default))
@@ -175,7 +175,7 @@ def _install(steps: Steps) -> None:
 
 
 def _key(repo: Any, given: Overrides, *more: object) -> tuple[Any, ...] | None:
-    """What the merged files depend on; None where a file that a test may change is among them."""
+    """Dependencies of the merged files; None if a test can change one of them."""
     added = [(default.group, default.package, default.value) for default in given.append_group_defaults]
     chosen = [*given.override_choices.items(), *((group, value) for group, _, value in added)]
     if not (_reads_ours_alone(repo) and all(_is_choice(*choice) for choice in chosen)):

@@ -1,4 +1,4 @@
-"""What every drawn figure must meet, and what every point of a sweep says of its run."""
+"""Requirements of every drawn figure, and facts of every point of a sweep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROVENANCE: dict[str, Any] = {
 
 
 def check_fits(figure: Figure) -> None:
-    """Draw a figure; nothing of it lies beyond its edges."""
+    """Draw a figure; all of it is within its edges."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
     box, (width, height) = figure.get_tightbbox(renderer), figure.get_size_inches()

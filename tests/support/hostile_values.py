@@ -1,4 +1,4 @@
-"""Hostile settings: keys of a schema with values that nobody should type, and a process for each, with a time limit."""
+"""Hostile settings: keys of a schema with invalid values, and a process for each, with a time limit."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def hostile(keys: list[Key], count: int, seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a call ended: its exit code, what it printed, and whether the time limit ended it."""
+    """Result of a call: exit code, output, and whether the time limit ended it."""
 
     code: int
     text: str
@@ -146,7 +146,7 @@ class Ended:
 
 
 def forked(call: Callable[[], object], limit_s: float = 10.0, memory_gib: float = 4.0) -> Ended:
-    """Run a call in a fork of this process, in a session of its own, and end it after `limit_s` seconds."""
+    """Run a call in a fork of this process, in a new session, and end it after `limit_s` seconds."""
     with tempfile.TemporaryFile() as out:
         child = os.fork()
         if not child:

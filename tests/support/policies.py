@@ -26,7 +26,7 @@ def make_tree_policy(
     eviction: str = "lru",
     eviction_rules: EvictionRules | None = None,
 ) -> TreePolicy:
-    """A policy over a store of its own; `more` are further arguments of its kind.
+    """A policy over a new store; `more` are further arguments of its kind.
 
     `kv_bytes` are those of a token, `state_bytes` those of a state where the rules need states.
     """

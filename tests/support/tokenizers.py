@@ -15,7 +15,7 @@ LAYOUT = (
 
 
 def save_word_tokenizer(path: Path, *texts: str, marks: bool = True) -> Path:
-    """Write a word-level tokenizer that knows every word of our layouts and of `texts`; returns the path."""
+    """Write a word-level tokenizer with every word of our layouts and of `texts`; returns the path."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     words = dict.fromkeys(re.findall(r"\w+|[^\w\s]", " ".join((LAYOUT, *texts))))

@@ -80,7 +80,7 @@ TEXT_LOG = "\n".join(
     for index, ids in enumerate((FIRST, SECOND))
 )
 
-#: The bytes of a log by format, and by what is special about it.
+#: Bytes of a log, by format and special case.
 SAMPLES: dict[str, Callable[[], bytes]] = {
     "mooncake": lambda: lines(
         {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},

@@ -61,7 +61,7 @@ def test_without_the_definition_or_the_usage_there_is_no_answer(chains):
 
 @settings(max_examples=60, deadline=None)
 @given(chain_lists)
-def test_no_number_of_a_prompt_is_part_of_another_and_none_is_a_single_digit(chains):
+def test_numbers_of_a_prompt_do_not_contain_each_other(chains):
     for chain in chains:
         numbers = re.findall(r"\d+", " ".join((*chain.documents, chain.question)))
         assert numbers.count(chain.answer) == 1

@@ -70,7 +70,7 @@ def test_a_bad_quality_file_gets_its_sentence(tmp_path: Path, make_tokenizer, te
         ('{"article_id": 1, "article": " ", "questions": [{"question": "q", "options": []}]}', "has an empty document"),
     ],
 )
-def test_a_source_that_asks_or_tells_nothing_is_refused(tmp_path: Path, make_tokenizer, row: str, problem: str):
+def test_a_source_without_questions_or_text_is_refused(tmp_path: Path, make_tokenizer, row: str, problem: str):
     path = write(tmp_path / "bad.jsonl", row)
     with pytest.raises(ValueError, match=rf"^workload.kind=quality {problem}"):
         load_workload("quality", "local", path=path, tokenizer=make_tokenizer())

@@ -1,4 +1,4 @@
-"""Bodies of requests: which parts of them become tokens, in which order, and what is counted as left out."""
+"""Bodies of requests: parts that become tokens, their order, and parts that are counted as left out."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def wrong_field(draw: random.Random, name: str, data: bytes) -> tuple[bytes, str
         row = rows[draw.randrange(2)]  # nor are all fields of other runs
     places = [(item, key) for item in objects(row) for key in item if key in FIELDS or key in LISTS]
     if name == "openai proxy":
-        places = [(row, "model")]  # what a server reports is believed only where it can be
+        places = [(row, "model")]  # a server's numbers are used only if they are possible
     if not places:
         return data, SAME
     item, key = draw.choice(places)
@@ -206,7 +206,7 @@ CHANGES: dict[str, tuple[ChangeFunction, ...]] = (
 
 
 def check_log(log: Log) -> None:
-    """Assert what holds for every log, whatever it was read from."""
+    """Assert the properties of every log of any format."""
     assert log.requests > 0
     assert np.array_equal(log.starts, np.sort(log.starts))
     assert (log.starts[0], log.starts[-1]) == (0, len(log.pieces))

@@ -40,7 +40,7 @@ def test_client_goes_online_where_the_hub_has_an_address(monkeypatch):
     assert OFFLINE not in os.environ
 
 
-def test_a_proxy_knows_the_address(monkeypatch):
+def test_a_proxy_counts_as_an_address(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://proxy:1"})
     hub.look_for_network()
@@ -48,7 +48,7 @@ def test_a_proxy_knows_the_address(monkeypatch):
 
 
 @pytest.mark.parametrize("module", [quality, narrativeqa], ids=["quality", "narrativeqa"])
-def test_a_missing_tokenizer_is_told_before_the_download(module, monkeypatch):
+def test_a_missing_tokenizer_is_reported_before_the_download(module, monkeypatch):
     monkeypatch.setattr(module, "hub_rows", lambda *given: pytest.fail("the download began"))
     with pytest.raises(SourceUnavailable, match=r"^workload\.tokenizer is not set"):
         load_workload(module.__name__.rpartition(".")[2], "hub")

@@ -21,7 +21,7 @@ from spanlab.workloads.workload import Provenance, Workload
 from ..support.shared import TRACES, needs
 from .log_samples import FIRST, SAMPLES, SECOND, lines, table, write_sample
 
-#: What is known of each sample: prompt lengths, tokens seen before, kind of ids.
+#: Known facts of each sample: prompt lengths, tokens seen before, kind of ids.
 CHAINED, CONTENT, NONE = Ids.CHAINED, Ids.CONTENT, Ids.NONE
 KNOWN = {
     "mooncake": ([600, 700], 512, CHAINED),

@@ -90,7 +90,7 @@ def test_tenants_and_users_are_asked_equally_often():
     assert by_length == {40: [3], 30: [3, 3], 20: [2, 2, 2], 5: [1] * 6}
 
 
-def test_only_a_preamble_that_comes_again_is_reusable():
+def test_only_a_repeated_preamble_is_reusable():
     requests = load_workload("quality", **FEW, preamble=mixed()).requests
     heads = {len(r.spans[0].tokens): r.spans[0] for r in requests if len(r.spans) == 4}
     assert {length: head.reusable for length, head in heads.items()} == {40: True, 30: True, 20: True, 5: False}
@@ -102,7 +102,7 @@ def test_without_a_preamble_requests_stay_as_they_are():
     assert with_preambles(plain, Preamble()) is plain
 
 
-def test_the_seed_draws_who_asks_and_nothing_else():
+def test_the_seed_draws_only_tenants_and_users():
     first, again, other = (draw(mixed(seed), 400) for seed in (3, 3, 4))
     assert first == again != other
     assert Counter(first)[("fixed", 0)] == Counter(other)[("fixed", 0)] == 50

@@ -12,7 +12,7 @@ NOBODY = NoPreamble(0.0)
 
 
 @pytest.mark.parametrize("marks", [True, False], ids=["turn marks", "plain text"])
-def test_the_text_is_said_over_to_the_stated_length(make_quality, marks: bool):
+def test_the_text_is_repeated_to_the_stated_length(make_quality, marks: bool):
     files = make_quality(marks=marks)
     texts = PreambleText(1.0, 40, "Be brief.")
     request = load_workload("quality", "local", **files, preamble=Preamble(NOBODY, texts)).requests[0]
@@ -55,6 +55,6 @@ def test_every_request_has_a_stamp_of_its_own(make_quality):
         ),
     ],
 )
-def test_a_text_that_cannot_be_told_gets_its_sentence(make_quality, preamble: Preamble, sentence: str):
+def test_a_preamble_that_cannot_be_built_is_refused(make_quality, preamble: Preamble, sentence: str):
     with pytest.raises(ValueError, match=sentence):
         load_workload("quality", "local", **make_quality(), preamble=preamble)

@@ -99,7 +99,7 @@ def test_documents_in_another_order_are_reused_whole_by_pic_and_not_by_radix(reu
     )
     shared = length(spans_with(second, SYSTEM, DOC_A, DOC_B))
     assert tokens["pic"] == [0, shared]
-    # Behind the system prompt a prefix holds only what opens a user's turn.
+    # After the system prompt, a prefix contains only the opening of a user's turn.
     opened = length(spans_with(first, SYSTEM)) + len(BUILTIN.encode("<|im_start|>user\n"))
     assert tokens["radix"] == [0, opened] == [0, common_prefix(first, second)]
     assert tokens["block_hash_16"] == [0, opened // 16 * 16]
@@ -113,7 +113,7 @@ def test_a_later_turn_that_moves_a_document_reuses_it(reused):
         {"query": seq(SYSTEM, plus(DOC_A, DOC_B), ASKED)},
         {"query": seq(SYSTEM, plus(DOC_B), ASKED, ANSWERED, plus(DOC_A), ASKED_AGAIN)},
     )
-    # The first turn's question stands behind other documents now, so its keys and values are others.
+    # The first turn's question now follows other documents, so its keys and values differ.
     assert tokens["pic"] == [0, length(spans_with(second, SYSTEM, DOC_A, DOC_B))]
     assert tokens["radix"] == [0, common_prefix(first, second)]
 
@@ -221,7 +221,7 @@ JOINING = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generatio
 
 
 @pytest.mark.parametrize("name", ["", "tokenizer.json"])
-def test_the_tokenizer_of_a_folder_is_used_and_named_with_what_the_cuts_changed(tmp_path: Path, name: str):
+def test_a_folder_tokenizer_is_named_with_changed_cuts(tmp_path: Path, name: str):
     # One word of the vocabulary over two messages: two and four bytes where the whole text has one token.
     rows = [seq({"user": WORDS[0][:2]}, {"user": WORDS[0][2:]}), {"user": f"{WORDS[0]} {WORDS[1]}"}]
     folder = tokenizer_folder(tmp_path / "joining", JOINING)

@@ -139,7 +139,7 @@ def test_more_documents_than_there_are_is_refused(corpora):
 @pytest.mark.parametrize(
     ("kind", "held"), [("quality", 48), ("narrativeqa", 1572), ("system_prompts", 122), ("ragpulse", 3990), ("rag", 48)]
 )
-def test_every_committed_shape_says_how_many_documents_it_has(kind: str, held: int):
+def test_every_committed_shape_counts_its_documents(kind: str, held: int):
     with pytest.raises(ValueError, match=f"^workload.documents=9999; expected at most {held}, the documents of {kind}"):
         load_workload(kind, documents=9999)
 

@@ -93,7 +93,7 @@ def test_whole_prompts_are_the_floor_of_partial_matches(tmp_path: Path):
     low = verdicts["radix", "the same, low end of its 95 % interval"]
     lead = verdicts["radix", "token hit rate − that of exact_hash"]["value"]
     assert low["least"] == 0.2
-    assert lead == pytest.approx(verdicts["radix", "token hit rate"]["value"])  # no prompt is asked twice
+    assert lead == pytest.approx(verdicts["radix", "token hit rate"]["value"])  # no prompt is repeated
     assert low["value"] <= lead
 
 

@@ -46,7 +46,7 @@ def test_table_and_figure_are_written(ran: Path):
     assert [row.split(",")[0] for row in rows] == ["arm", "radix", "cached_order", "pic", "pic_second_touch"]
 
 
-def test_losses_of_gold_answers_are_told_by_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_losses_of_gold_answers_are_reported_by_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("spanlab.analysis.decay.WINDOWS", 3)
     facts = "{collections: 9, passages: 4, sentences: 2, remarks: 0, hops: [1]}"
     toy = (

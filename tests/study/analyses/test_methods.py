@@ -51,7 +51,7 @@ def test_every_method_is_scored_beside_its_floor(summary):
     assert any("not shown" in caveat and "radix" in caveat for caveat in summary["caveats"])
 
 
-def test_loss_is_told_by_place_and_length(summary):
+def test_loss_is_reported_by_place_and_length(summary):
     buckets = summary["gold_loss_by"]
     assert {bucket["covariate"] for bucket in buckets} == {
         "task",

@@ -25,7 +25,7 @@ def summary(tmp_path_factory) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_bytes())
 
 
-def test_rules_are_told_by_family_in_the_order_of_the_settings(summary):
+def test_rules_are_listed_by_family_in_settings_order(summary):
     assert summary["policies"]["budget_gib"] == 16
     rules = {rule["arm"]: rule for rule in summary["policies"]["rules"]}
     assert list(rules) == ARMS

@@ -41,7 +41,7 @@ def test_shuffled_documents_are_reused_by_position_independent_caches_only(docum
     assert same["radix"] == pytest.approx(same["pic"], abs=0.02)
 
 
-def test_parts_and_bounds_are_told(documents):
+def test_parts_and_bounds_are_reported(documents):
     for entry in entries(documents):
         assert entry["bound_s"] > 0
         assert entry["of_bound"] > 0

@@ -1,4 +1,4 @@
-"""The entry `compare`: finished runs side by side, in a folder of their own."""
+"""The entry `compare`: finished runs side by side, in a new folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry `first_light`: stages run in order, what fails is named, what is done stays done, and a folder is left."""
+"""The entry `first_light`: stages run in order, failures are named, finished stages are kept, and a folder remains."""
 
 from __future__ import annotations
 

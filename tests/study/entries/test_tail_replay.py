@@ -52,7 +52,7 @@ def test_stored_states_count_their_bytes(ran: Path):
     assert {row["gap"] for row in rows(ran, "stored_states")} == {"0", "9"}
 
 
-def test_prices_and_layers_are_told(ran: Path):
+def test_prices_and_layers_are_reported(ran: Path):
     assert [row["context"] for row in rows(ran, "prices")] == ["4096", "32768", "131072"]
     assert {row["attention_below"] for row in rows(ran, "state_errors")} == {"1"}
     assert (ran / "figures" / "recoveries.png").is_file()

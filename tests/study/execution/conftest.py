@@ -11,7 +11,7 @@ from ..conftest import NO_LOAD
 
 TOY = ("workload.documents=2", "workload.questions_per_document=4", "workers=1", "seeds=[0]", *NO_LOAD)
 RESUME = "output.if_exists=resume"
-#: What a finished run without figures leaves.
+#: Files of a finished run without figures.
 FILES = {"config.yaml", "records", "report.html", "runs", "summary.json", "tables", "tables.json"}
 
 

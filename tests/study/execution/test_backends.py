@@ -1,4 +1,4 @@
-"""What a backend leaves behind in the process that runs it."""
+"""Effects of a backend on the process that runs it."""
 
 from __future__ import annotations
 

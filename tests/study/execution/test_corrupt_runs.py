@@ -1,4 +1,4 @@
-"""What a crash or a full disk broke is named and computed again."""
+"""Files damaged by a crash or a full disk are named and computed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same settings give the same bytes, whoever runs them and however."""
+"""The same settings give the same bytes for every executor."""
 
 from __future__ import annotations
 

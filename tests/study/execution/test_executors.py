@@ -48,7 +48,7 @@ with executor(ExecutorSettings(), 7, 2) as processes:
 
 
 def said_by(script: str) -> tuple[str, int]:
-    """What a process of its own prints, and its exit code; it is given two minutes."""
+    """Output and exit code of a new process; it has two minutes."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     return ended.stdout + ended.stderr, ended.returncode

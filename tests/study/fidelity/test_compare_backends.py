@@ -1,4 +1,4 @@
-"""A study on the engine says how well the simulator predicts it, and makes a profile first where there is none."""
+"""A study on the engine reports the simulator's error, and first makes a profile if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration as a study, very small: what it leaves, and that the simulator reads it."""
+"""Calibration as a very small study: its files, which the simulator reads."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_noisy_profile_is_not_kept(alone: Path, monkeypatch):
     assert profiles.store_profile(noisy(0.1), alone).startswith("kept for the simulator")
 
 
-def test_where_none_is_found_the_command_that_makes_one_is_said(alone: Path):
+def test_a_missing_profile_names_the_calibrate_command(alone: Path):
     with pytest.raises(ValueError, match=r"^timing.profile is not set, and no profile of llama-3.2-1b on ") as refused:
         build.build_timing(study(alone))
     assert "bash runall.sh -cn calibrate model=llama-3.2-1b" in str(refused.value)
@@ -123,7 +123,7 @@ def test_a_profile_goes_with_calibrated_timing_alone(alone: Path):
         compose("smoke", ["timing.profile=x.json"])
 
 
-def test_a_study_says_once_what_lay_beyond_the_hull(alone: Path):
+def test_a_study_reports_extrapolation_once(alone: Path):
     toy = (
         "workload.documents=1",
         "workload.questions_per_document=2",

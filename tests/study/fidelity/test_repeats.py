@@ -120,7 +120,7 @@ def test_engine_and_simulator_see_the_same_arrivals(folder: Path):
 
 def test_an_interrupted_run_goes_on_after_its_last_finished_cell(tmp_path: Path, stopped):
     small = ("only=[none,radix]", "repeats=1", "output.figures=false", "output.run=cut")
-    stopped(1)  # of each process: saturation has one of its own
+    stopped(1)  # of each process: saturation has another one
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, *small)
     work = tmp_path / "rag" / ".cut.partial"

@@ -1,4 +1,4 @@
-"""The simulator, told how long steps took, composes the engine's very steps, and notices a log of another run."""
+"""With the engine's step times, the simulator composes the engine's steps, and detects a log of another run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Run:
-    """One arm's run: what was asked, and what the engine did."""
+    """One arm's run: its requests, and the engine's steps."""
 
     study: Study
     requests: list[Request]
@@ -49,7 +49,7 @@ class Run:
 
 
 class Creeping:
-    """The engine, whose steps take longer and longer by amounts that are always the same."""
+    """The engine, with step times that increase by fixed amounts."""
 
     STEP_NS, CREEP_NS = 20_000_000, 900
 
@@ -95,7 +95,7 @@ def test_every_step_of_the_engine_is_composed_alike(run):
     assert any(step.features.copied_tokens for step in run.log)
 
 
-def test_a_step_too_few_or_too_many_is_said(run):
+def test_a_missing_or_further_step_is_reported(run):
     match = share(run, run.log[:-1])
     assert (match.equal, match.steps) == (len(run.log) - 1, len(run.log) - 1)
     assert match.difference.startswith(f"step {len(run.log) - 1}: the engine had finished, the simulator decodes for ")
@@ -105,7 +105,7 @@ def test_a_step_too_few_or_too_many_is_said(run):
     assert match.share < 1.0
 
 
-def test_another_composition_is_said_and_ends_the_comparison(run):
+def test_another_composition_ends_the_comparison(run):
     index = next(number for number, step in enumerate(run.log) if step.key[0] and number)
     (request, start, stop, *chunk_end), *others = run.log[index].key[0]
     key = (((request, start, stop - 1, *chunk_end), *others), *run.log[index].key[1:])
@@ -116,8 +116,8 @@ def test_another_composition_is_said_and_ends_the_comparison(run):
     assert match.difference == f"step {index}: {message}"
 
 
-def test_a_step_of_the_same_composition_at_another_time_is_said(run):
-    """Where eviction goes by age, times decide what is left."""
+def test_an_equal_step_at_another_time_is_reported(run):
+    """If eviction depends on age, times decide which entries remain."""
     index = len(run.log) // 2
     log = [*run.log[:index], replace(run.log[index], started_ns=run.log[index].started_ns + 1), *run.log[index + 1 :]]
     match = share(run, log)

@@ -1,4 +1,4 @@
-"""Clairvoyants and bounds that are beaten: refused where that cannot be, else told."""
+"""Clairvoyants and bounds that are exceeded: refused if impossible, else reported."""
 
 from __future__ import annotations
 

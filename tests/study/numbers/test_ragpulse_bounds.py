@@ -1,4 +1,4 @@
-"""An infinite cache over the RAGPulse trace: the policies find what counting components says, token by token.
+"""An infinite cache over the RAGPulse trace: the policies find the tokens that counting components gives.
 
 Published for the whole trace are 31.5 % of the tokens by prefix and 72.0 % at any position, in the order system,
 passages, history, web, user. A policy differs from counting in two exact ways: one token of a prompt that is known

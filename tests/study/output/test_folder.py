@@ -1,4 +1,4 @@
-"""One name of a run: whatever is interrupted, no finished run is lost without an archive and a message."""
+"""One name of a run: after any interruption, finished runs are kept or archived with a message."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Name:
         assert sorted(f"the previous run was moved to {path}" for path in archives) == sorted(self.messages)
 
     def check_settled(self) -> None:
-        """Nothing but finished runs is left, and each stands once."""
+        """Only finished runs remain, each once."""
         entries = {path.name for path in self.path.parent.iterdir()} - {"foo", ".foo.lock"}
         assert [name for name in entries if not STAMPED.fullmatch(name)] == []
         summaries = [path.joinpath("summary.json").read_text() for path in self.path.parent.glob("foo*")]

@@ -1,4 +1,4 @@
-"""Names of run folders can be typed into a shell, read, and told apart."""
+"""Names of run folders are valid in a shell, readable, and distinct."""
 
 import re
 

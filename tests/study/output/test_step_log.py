@@ -1,4 +1,4 @@
-"""The step log of the engine: what is in it, and that no time is lost between its lines."""
+"""The step log of the engine: its content, and complete times between its lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tracker: offline inside the study's folder, closed whatever happens, absent when it is off."""
+"""The tracker: offline inside the study's folder, closed in every case, absent if disabled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUIET = ("tracking=wandb", "output.figures=false")
 
 
 class FakeWandb(SimpleNamespace):
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self, *, logged_in: bool = False) -> None:
         super().__init__(told=[], Table=lambda **table: ("table", table), Image=lambda path: ("image", path))
@@ -53,7 +53,7 @@ class FakeWandb(SimpleNamespace):
 
 @pytest.fixture
 def fake(monkeypatch) -> FakeWandb:
-    """A wandb that nobody is logged in to."""
+    """A wandb without a login."""
     module = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module

@@ -51,7 +51,7 @@ def test_a_passage_equal_to_the_question_ranks_first(folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_packaged_embedder_knows_what_a_text_means():
+def test_the_packaged_embedder_ranks_by_meaning():
     if not EMBEDDER.is_installed:
         pytest.skip(f"needs the package {EMBEDDER.distribution}")
     passages = ["The king lived in a castle.", "A recipe for apple cake.", "The train was delayed by snow."]

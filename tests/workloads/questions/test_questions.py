@@ -28,7 +28,7 @@ def test_requests_name_their_gold_spans_and_labels(load):
     assert [request.output_len for request in workload.requests] == [11 + ROOM, 5 + ROOM, 5 + ROOM]
 
 
-def test_gold_passages_that_are_not_found_are_said(load):
+def test_gold_passages_that_are_not_found_are_reported(load):
     workload = load(retrieval="given", k=1)
     assert workload.labels["gold_position"] == (0, 0, -1)
     assert [request.gold for request in workload.requests] == [(1,), (1,), ()]
