@@ -36,7 +36,7 @@ def test_the_interval_decides_as_both_tests_do():
     assert 50 < sum(decided) < 450, "one answer only, and the test says little"
 
 
-def test_a_prediction_at_the_margin_passes_as_often_as_the_level_says():
+def test_predictions_at_the_margin_pass_at_the_level():
     rng = np.random.default_rng(12)
     passed = [equivalent(bias_interval(rng.normal(1.0, 0.01, 5), 1.05), MARGIN) for _ in range(2000)]
     assert sum(passed) / 2000 <= 0.05 + 3.09 * math.sqrt(0.05 * 0.95 / 2000)

@@ -19,7 +19,7 @@ def options(endpoint, **changes):
     return JudgeSettings(**{"base_url": endpoint.url, "model": "referee", "timeout_s": 5.0, **changes})
 
 
-def test_a_score_becomes_a_share_and_the_case_is_sent_as_data(endpoint):
+def test_the_judge_sends_data_and_reads_a_share(endpoint):
     endpoint.contents = ['{"score": 85}']
     assert judge(options(endpoint), CASE) == Verdict(0.85)
     ((path, headers, body),) = endpoint.received
@@ -170,7 +170,7 @@ def test_a_redirect_is_not_followed(endpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["", "  ", "two\nlines", "clé"])
-def test_a_key_that_cannot_be_sent_is_the_users_mistake_and_is_not_repeated(endpoint, monkeypatch, value):
+def test_an_invalid_key_is_a_user_error_and_not_printed(endpoint, monkeypatch, value):
     monkeypatch.setenv("REFEREE_KEY", value)
     with pytest.raises(ValueError, match=r"judge.api_key_variable=REFEREE_KEY: expected an environment") as mistake:
         judge(options(endpoint, api_key_variable="REFEREE_KEY"), CASE)

@@ -143,7 +143,7 @@ def test_changed_pins_are_synced_into_the_same_environment(checkout, file):
 
 
 @pytest.mark.parametrize("step", [" venv ", "sync", "--editable"])
-def test_a_failed_set_up_says_so_and_the_next_start_repairs_it(checkout, step):
+def test_a_failed_set_up_is_reported_and_repaired_next_time(checkout, step):
     failed = checkout.start(FAIL_AT=step)
     assert failed.code != 0
     assert "the same command tries again" in failed.said

@@ -140,7 +140,7 @@ def test_quality_sim_compares_all_checkpoint_strategies():
     assert len(compose("quality_sim", []).arms) == CHECKPOINT_ARMS
 
 
-def test_the_replica_has_the_published_arms_and_a_path_must_be_given(spanlab, one_sentence):
+def test_the_replica_needs_a_path(spanlab, one_sentence):
     one_sentence(spanlab("-cn", "sparse_prefix_replica"), "workload.", "workload.path", "expected")
 
 
@@ -163,7 +163,7 @@ def test_make_shape_makes_a_shape_that_a_study_could_load(spanlab, toy_quality, 
     assert len(corpus.rows) == 4
 
 
-def test_a_shape_of_text_needs_a_tokenizer_and_a_trace_has_none(spanlab, one_sentence):
+def test_shapes_of_text_need_a_tokenizer_and_traces_none(spanlab, one_sentence):
     done = spanlab("-cn", "make_shape", "kind=quality", "path=x.jsonl", "out=y")
     one_sentence(done, "tokenizer is not set with kind=quality: expected a tokenizer.json, or its folder")
     assert compose("make_shape", ["kind=ragpulse", "path=x", "out=y"]).tokenizer is None

@@ -36,7 +36,7 @@ def test_a_full_disk_gets_a_sentence_and_the_old_run_stays(small_disk, console, 
 
 
 @pytest.mark.slow
-def test_after_a_full_disk_a_run_goes_on_where_there_is_room(small_disk, console, bytes_below, tmp_path: Path):
+def test_a_run_resumes_after_a_full_disk(small_disk, console, bytes_below, tmp_path: Path):
     assert console(*STUDY, f"output.root={small_disk}").code == 1
     left = small_disk / "quality" / ".kept.partial"
     moved = tmp_path / "room" / "quality" / left.name

@@ -166,7 +166,7 @@ def test_a_strategy_places_as_its_file_is_called(toy):
     assert kinds == expected | several
 
 
-def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(toy):
+def test_span_strategies_have_the_repair_of_their_name(toy):
     repairs = {
         "lego_link": "first",
         "lego_link_kept": "first",
@@ -185,7 +185,7 @@ def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(to
     assert len(kinds) == 15
 
 
-def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):
+def test_methods_and_controls_differ_only_as_named(toy):
     arms = compose("smoke", [*toy, "model=llama-3.1-8b", "arms=methods"]).arms
     spans = {name: arm.spans for name, arm in arms.items() if arm.spans is not None}
     kernels = {name: (spans[name].keys, spans[name].kernel) for name in ("pic", "pic_raw", "pic_turned")}

@@ -36,7 +36,7 @@ def test_a_device_is_hardware_batch_and_where_torch_runs(entry: str):
 
 
 @pytest.mark.parametrize(("size", "entry"), SIZES.items())
-def test_a_size_is_the_model_its_store_and_how_much_is_asked_how_fast(size: str, entry: str):
+def test_a_size_sets_model_store_workload_and_load(size: str, entry: str):
     assert changed(entry, f"size={size}") <= {"model", "store", "workload", "arrivals", "only"}
 
 
@@ -54,7 +54,7 @@ def test_arms_equal_those_of_the_simulated_study(entry: str):
     assert len(set(arms) & set(simulated)) >= 12
 
 
-def test_a_group_of_the_27b_model_is_a_sixteenth_of_quality_sim():
+def test_a_27b_group_is_a_sixteenth_of_quality_sim():
     group = composed("quality_clean", "size=full", "model=qwen3.5-27b-group", "store.total_gib=4")
     whole = composed("quality_sim")
     assert 16 * group.model.kv_bytes_per_token == whole.model.kv_bytes_per_token

@@ -54,7 +54,7 @@ def test_an_idle_engine_plans_at_once():
     assert computed(scheduler.schedule(1)) == [1]
 
 
-def test_who_ends_holds_a_seat_and_memory_while_the_next_step_is_planned():
+def test_an_ending_request_holds_memory_during_planning():
     scheduler = make(AsyncScheduler, BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
     free = scheduler.policy.store.num_free
     for id in range(2):

@@ -67,7 +67,7 @@ def test_cache_spans_cover_the_prompt_exactly(request, layout):
 
 @settings(deadline=None, max_examples=300)
 @given(request=prompts, layout=st.sampled_from(SPAN_LAYOUTS))
-def test_a_cache_span_is_an_independent_span_or_all_text_between_two(request, layout):
+def test_cache_spans_are_independent_spans_and_text_between(request, layout):
     cut = cut_by_token(request)
     assert [(one.independent, unpacked(one)) for one in layout(request)] == cut
     assert [stretch[:4] for stretch in token_runs(request)] == [cache_span[:4] for cache_span in layout(request)]
@@ -102,7 +102,7 @@ def test_one_cache_span_where_prefixes_are_cached():
 
 @settings(deadline=None, max_examples=400)
 @given(one=prompts, other=prompts, layout=st.sampled_from(SPAN_LAYOUTS))
-def test_pasts_are_equal_where_all_that_matters_before_is_equal_and_nowhere_else(one, other, layout):
+def test_pasts_are_equal_exactly_for_equal_dependencies(one, other, layout):
     known = [
         (true_parent(layout, cut_by_token(request), index), cache_span.parent_hash)
         for request in (one, other)
@@ -127,7 +127,7 @@ def test_the_same_tokens_cut_or_marked_otherwise_are_another_past(parts, tail):
     assert len({str(cuts[0]) for cuts in tails.values()}) == len(tails)
 
 
-def test_no_two_layouts_share_a_key_unless_the_keys_and_values_are_equal():
+def test_layouts_share_keys_only_for_equal_kv():
     request = make_prompt(text(1), doc(2, 3), text(4), doc(2, 3), text(5))
     keys = {layout: [cache_span.parent_hash for cache_span in layout(request)] for layout in SPAN_LAYOUTS}
     assert len({parent_hashes[0] for parent_hashes in keys.values()}) == 1, "the opening text is the same for everybody"

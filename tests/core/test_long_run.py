@@ -25,7 +25,7 @@ def prompts(rng):
     [("lru", True, 1), ("fifo", False, 4), ("lfu", True, 4)],
     ids=["lru", "fifo", "lfu"],
 )
-def test_a_third_of_a_million_operations_each_leave_the_store_in_order(eviction, hybrid, block_size):
+def test_random_operations_keep_the_store_consistent(eviction, hybrid, block_size):
     rng = np.random.default_rng(2026)
     policy = make_policy(
         make_budget(tokens=700, states=60 if hybrid else None, total=1_700),

@@ -164,7 +164,7 @@ def test_a_document_twice_is_two_entries_with_a_map_each():
     assert_drained(policy)
 
 
-def test_a_preempted_request_goes_on_from_the_maps_that_it_has_stored():
+def test_a_preempted_request_resumes_from_its_stored_maps():
     policy = make_map_policy(placer=no_states())
     _, allocation = begin(policy, PROMPT, 0)
     policy.insert(allocation, 4, 0, 0)
@@ -176,7 +176,7 @@ def test_a_preempted_request_goes_on_from_the_maps_that_it_has_stored():
     assert_drained(policy)
 
 
-def test_what_one_request_needs_holds_a_state_and_a_map_that_grows():
+def test_the_need_of_a_request_includes_state_and_map():
     policy = make_map_policy(make_budget(tokens=14, states=3, total=14 * KV + STATE + WORKING_MAP), placer=no_states())
     assert policy.need(PROMPT)[3:] == (14 * KV, STATE + WORKING_MAP)
     assert policy.need(make_prompt(HEAD, TAIL)).state_bytes == STATE

@@ -49,7 +49,7 @@ def test_a_half_precision_state_halves_all_but_convolutions():
     assert replace(load("qwen3.5-0.8b-group"), state_itemsize=2).state_bytes == 1_572_864 + 110_592
 
 
-def test_a_checkpoint_of_the_small_group_costs_as_much_as_1590_tokens_of_kv():
+def test_a_small_group_checkpoint_equals_1590_tokens_of_kv():
     spec = load("qwen3.5-0.8b-group")
     assert spec.state_bytes == 1_590 * spec.kv_bytes_per_token
 

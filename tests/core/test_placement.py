@@ -221,7 +221,7 @@ def test_a_censored_histogram_sees_stored_matches_only(observe, position):
     assert admit(learned, make_info(80)) == [position]
 
 
-def test_one_fixed_set_is_cut_and_a_set_per_length_is_solved_anew():
+def test_fixed_sets_are_cut_and_per_length_sets_solved():
     fixed, per_length = (make_dp(warmup=3, update="frozen", backtrack=how) for how in ("fixed", "per_length"))
     for placement in (fixed, per_length):
         for depth in (20, 70, 70):

@@ -114,7 +114,7 @@ def test_the_last_token_of_a_known_prompt_is_computed():
     assert (plan.resume, plan.resumable, plan.losses) == (3, 4, losses(last_token=1))
 
 
-def test_the_last_token_rule_costs_a_whole_page_where_pages_are_coarse():
+def test_the_last_token_rule_costs_a_whole_coarse_page():
     policy = make_policy(block_size=4)
     serve(policy, list(range(8)), 0)
     assert serve(policy, list(range(8)), 1).losses == losses(last_token=1, alignment=3)
@@ -159,14 +159,14 @@ def test_states_stand_where_they_were_placed_floored_to_the_grid():
     assert [len(path) for path in held(policy)[1]] == [4, 8, 12]
 
 
-def test_only_as_many_states_are_captured_as_can_be_held_the_deepest_first():
+def test_the_deepest_states_that_fit_are_captured():
     policy = make_policy(make_budget(states=3), hybrid=True)
     _, allocation = begin(policy, make_request(list(range(6))), 0)
     assert allocation.captures == [5, 6]  # the third is the running one
     policy.free(allocation, 0)
 
 
-def test_a_branch_gets_its_state_at_the_second_visit_and_serves_the_third():
+def test_a_branch_state_of_the_second_visit_serves_the_third():
     policy = make_policy(hybrid=True, placer=branch())
     resumes = [serve(policy, [1, 2, 3, question], question).resume for question in (10, 11, 12)]
     assert resumes == [0, 0, 3]

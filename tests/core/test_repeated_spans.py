@@ -48,7 +48,7 @@ def test_a_document_twice_is_held_once_where_it_is_found():
     finish(policy, allocation, 1)
 
 
-def test_a_document_twice_is_still_read_twice_where_nothing_else_is_reused():
+def test_a_repeated_document_is_read_twice_without_other_reuse():
     policy = make_policy(layout=isolated)
     serve_prompt(policy, TWICE, 0)
     whole_plan = policy.match(TWICE, 1).without_reuse()

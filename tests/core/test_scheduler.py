@@ -198,7 +198,7 @@ def test_a_wholly_known_prompt_still_takes_one_token():
     assert loop.run([blind(1, range(5))])[-1] == plan(chunk(1, 4, 5))
 
 
-def test_a_wholly_known_prompt_takes_an_empty_chunk_where_the_last_token_is_reused():
+def test_a_fully_stored_prompt_takes_an_empty_chunk():
     loop = Loop(make_policy(last_token=True), BatchRules(), {0: 1, 1: 2})
     loop.run([blind(0, range(5))])
     assert loop.run([blind(1, range(5))])[-2:] == [plan(chunk(1, 5, 5)), plan(decodes=(1,))]

@@ -135,7 +135,7 @@ def test_a_leading_document_is_shared_with_prefix_caching():
 
 
 @pytest.mark.parametrize("layout", [isolated, conditioned])
-def test_a_tail_is_shared_behind_the_same_past_and_behind_no_other(layout):
+def test_a_tail_is_shared_only_after_an_equal_past(layout):
     policy = make_policy(layout=layout)
     serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
     assert resumes(policy.match(make_prompt(HEAD, ONE, TWO, TAIL), 1))[-1] == 1  # all but the last token
@@ -210,7 +210,7 @@ def test_repaired_tokens_are_lost_although_they_were_found(repair, lost):
     assert warm.rows == 1 + lost
 
 
-def test_of_a_span_found_in_part_only_the_found_tokens_are_lost():
+def test_partly_found_spans_lose_only_found_tokens():
     policy = make_policy(layout=isolated, repair=Repair("first", k=3))
     serve_prompt(policy, make_prompt(HEAD, doc(10, 11), TAIL), 0)
     plan = policy.match(make_prompt(HEAD, ONE, TAIL), 1)
@@ -269,7 +269,7 @@ def test_a_request_holds_a_second_copy_of_read_only_tokens(options, own):
     assert_drained(policy)
 
 
-def test_a_document_twice_in_a_prompt_is_locked_once_and_room_is_counted_exactly():
+def test_a_repeated_document_is_locked_once_and_counted_exactly():
     """Kept: 4 of the document. Locked: those 4, once. Computed: 2 + 2 of text around. Eight tokens in all."""
     request = make_prompt(HEAD, ONE, ONE, text(5, 6))
     for tokens, fits in ((8, True), (7, False)):
@@ -316,7 +316,7 @@ def test_documents_leave_one_by_one_least_recently_used_first():
     assert plan.losses == Losses(1, 0, 3, 0, 0, 0, 0, 0)
 
 
-def test_without_reuse_the_same_prompt_is_computed_whole_and_its_losses_say_why():
+def test_without_reuse_losses_explain_the_full_computation():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2))
     request = make_prompt(HEAD, ONE, TWO, TAIL)
     serve_prompt(policy, request, 0)

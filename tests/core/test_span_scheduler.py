@@ -207,7 +207,7 @@ def test_text_that_a_repair_takes_along_is_kept():
     assert resumes(policy.match(request, 9)) == [1, 3, 2, 4, 1]
 
 
-def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
+def test_repeated_repairs_of_a_preempted_request_are_counted():
     """Memory is full when both have decoded two tokens; the second comes back when the first has gone.
 
     Its prompt is found again but for the last token. That, four repaired rows and two of its three outputs had been
@@ -223,7 +223,7 @@ def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
     assert late.recomputed == 4 + 1 + 2
 
 
-def test_rows_that_are_computed_late_for_the_first_time_were_not_computed_before():
+def test_late_rows_count_as_computed_once():
     """Preempted before its repair: the text between the spans precedes the computed tokens, and is new."""
     policy = make_policy(make_budget(tokens=19), layout=isolated, repair=Repair("first", k=1, chunked=False))
     loop = Loop(policy, BatchRules(5))

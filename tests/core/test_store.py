@@ -124,7 +124,7 @@ def test_states_leave_alone_and_their_positions_are_remembered():
     recount(store, [root])
 
 
-def test_a_state_may_join_an_edge_that_has_states_on_both_sides():
+def test_a_state_can_be_stored_between_two_states():
     store = make_store()
     root = store.tree.new_root()
     node = put(store, root, (1, 2, 3, 4, 5), states=(1, 5))
@@ -133,7 +133,7 @@ def test_a_state_may_join_an_edge_that_has_states_on_both_sides():
     assert store.state_cached == 4 * STATE
 
 
-def test_states_of_one_insertion_fall_into_the_nodes_that_hold_their_positions():
+def test_inserted_states_are_in_the_nodes_of_their_positions():
     store = make_store()
     root = store.tree.new_root()
     put(store, root, (1, 2, 3))
@@ -164,7 +164,7 @@ def test_what_is_locked_stays_and_so_do_its_ancestors():
     assert store.spare_tokens() == 6
 
 
-def test_a_locked_state_stays_and_an_unlocked_one_on_a_locked_path_leaves():
+def test_unlocked_states_on_locked_paths_are_evicted():
     store = make_store(make_budget(states=2))
     root = store.tree.new_root()
     node = put(store, root, (1, 2, 3), states=(1, 2))

@@ -166,7 +166,7 @@ def test_the_order_of_insertion_changes_nothing(block_size, fixed_blocks, sequen
     assert nodes[0] == nodes[1]
 
 
-def test_a_split_leaves_the_lower_part_its_identity_and_states_their_positions():
+def test_a_split_keeps_identity_and_state_positions():
     tree = PrefixTree()
     root = tree.new_root()
     lower = insert(tree, root, [1, 2, 3, 4])

@@ -162,7 +162,7 @@ def test_spans_that_have_seen_the_opening_text_miss_less():
     assert not any(work.unseen for work in works(make_policy(layout=as_seen)))
 
 
-def test_a_repair_comes_after_both_spans_and_takes_the_text_between_along():
+def test_a_repair_follows_its_spans_and_includes_text_between():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2))
     assert works(policy) == [
         PrefillRange(0, 0, 2),
@@ -224,7 +224,7 @@ def test_a_repair_of_nothing_is_no_work():
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("deviation", 1), ("deviation_gradual", 2)])
-def test_cache_blend_looks_at_every_token_even_where_it_will_choose_none(kind, layers):
+def test_cache_blend_compares_every_token_also_without_choice(kind, layers):
     policy = make_policy(layout=isolated, repair=Repair(kind, ratio=0.1), copies=True)
     pairs = 7 * layers * 6
     assert works(policy)[3] == RepairPass(2, 10, 0 + 1, 7, copied=7, between=(2,), shallow_pair_layers=pairs)
@@ -244,7 +244,7 @@ def test_copies_are_made_where_a_span_is_first_read_across():
     assert [work.copied for work in works(policy)] == [7]
 
 
-def test_where_spans_are_kept_as_seen_only_found_ones_are_copied_and_repaired():
+def test_as_seen_copies_and_repairs_only_reused_spans():
     policy = make_policy(layout=as_seen, repair=Repair("first", k=2), copies=True)
     assert [work.cache_span for work in works(policy)] == [0, 1, 2, 3, 4]
     assert not any(work.copied for work in works(policy)), "all is computed in full view"
@@ -262,13 +262,13 @@ def test_where_spans_are_kept_as_seen_only_found_ones_are_copied_and_repaired():
     assert first_found[1:] == [RepairPass(2, 6, 2, copied=4), *behind]
 
 
-def test_output_of_a_preempted_request_comes_last_in_one_stretch_with_the_tail():
+def test_output_of_a_preempted_request_joins_the_tail():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2))
     serve_prompt(policy, PROMPT, 0)
     assert works(policy, generated=3) == [RepairPass(2, 10, 4), PrefillRange(4, 11, 15)]
 
 
-def test_output_of_a_preempted_request_is_work_even_where_no_prompt_token_is():
+def test_output_of_a_preempted_request_counts_as_work():
     policy = make_policy(last_token=True)
     serve_prompt(policy, make_prompt(HEAD), 0)
     assert works(policy, make_prompt(HEAD)) == [PrefillRange(0, 2, 2)]

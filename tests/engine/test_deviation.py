@@ -71,7 +71,7 @@ def test_as_written_ever_fewer_stay():
     assert feed(chooser, DEVIATIONS, 5)[2:] == [sorted(rows) for rows in sizes]
 
 
-def test_rows_that_are_not_free_stay_though_nothing_is_stored_for_them():
+def test_fixed_rows_stay_without_stored_entries():
     free = torch.tensor([True, False, True, True, True, True, False, True])
     chooser = RowChooser(Repair("deviation", ratio=0.3, **BETWEEN), 2, 4, free)
     chooser.keep(1)

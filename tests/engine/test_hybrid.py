@@ -246,7 +246,7 @@ def save_with_eyes(folder: Path) -> Tensor:
         return model(input_ids=torch.arange(3, 83)[None]).logits[0]
 
 
-def test_stored_weights_of_a_model_that_sees_are_those_of_its_text_model(tmp_path):
+def test_a_vision_model_loads_weights_of_its_text_model(tmp_path):
     truth = save_with_eyes(tmp_path)
     model = load_model(EngineSettings(weights="path", path=str(tmp_path), device="cpu"), find_spec(str(tmp_path)))
     logits, *_ = forward_in_pieces(model, torch.arange(3, 83), (GRID,))

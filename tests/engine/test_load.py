@@ -50,7 +50,7 @@ def change(folder: Path, **keys: object) -> None:
     file.write_bytes(orjson.dumps(orjson.loads(file.read_bytes()) | keys))
 
 
-def test_random_weights_are_a_function_of_the_seed_and_leave_torchs_own_numbers_alone():
+def test_random_weights_depend_only_on_the_seed():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)

@@ -171,7 +171,7 @@ def keys_at(model: SpanModel, positions: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ROPES)
-def test_a_key_at_position_0_turned_by_us_is_the_models_own_at_p(kind):
+def test_rotating_a_key_from_zero_equals_the_model(kind):
     model, positions = make_small(rope=kind), torch.tensor([0, 1, 2, 100, 500])
     rotated = rotate(keys_at(model, positions * 0), positions, angle_table(model.rotation.frequencies, 512, "cpu"))
     assert_close(rotated, keys_at(model, positions), 1e-4)  # the model's own angles are float32

@@ -59,7 +59,7 @@ def test_an_independent_span_has_the_states_it_has_alone(model):
         assert torch.allclose(dense.values[:, here], alone.values, atol=1e-4)
 
 
-def test_a_span_behind_a_head_has_the_states_it_has_behind_it(model):
+def test_a_span_after_a_head_keeps_its_states(model):
     twin, ids = eager_twin(model), make_ids()
     dense = dense_run(twin, ids, block_mask(SEGMENTS, head=5), torch.arange(24))
     rows = torch.cat([torch.arange(5), torch.arange(12, 20)])

@@ -63,7 +63,7 @@ def make_step(name: str, decodes: int) -> ScheduledStep:
     return step
 
 
-def test_decodes_go_with_the_first_forward_or_have_one_of_their_own():
+def test_decodes_join_the_first_forward_or_a_separate_one():
     assert passes(ScheduledStep([], [], []), True, True) == []
     decoding = make_step("pic", 2)
     assert len(passes(decoding, False, False)) == 1

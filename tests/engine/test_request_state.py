@@ -55,7 +55,7 @@ def second_of(run: Run, requests):
     return request_states(run, sequences)[0]
 
 
-def test_equal_documents_computed_side_by_side_end_up_on_one_set_of_pages():
+def test_equal_documents_computed_together_share_pages():
     requests = [
         make_request(0, document(0, 35), text(1, 3), output=3),
         make_request(1, text(HEAD, 5), document(0, 35), text(2, 3), output=3),
@@ -157,7 +157,7 @@ def test_pages_go_with_their_tokens_when_an_edge_splits():
     assert pages.all() == [7]
 
 
-def test_a_node_that_was_never_entered_has_no_pages_to_split_or_give():
+def test_an_unused_node_has_no_pages():
     given: list[int] = []
     pages = NodePages(4, given.extend)
     upper, lower = FakeNode(0, 4), FakeNode(4, 12)

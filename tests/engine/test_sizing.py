@@ -60,7 +60,7 @@ def test_stored_answers_have_room(block_size):
     assert len(result.stored) * block_size == stored_tokens(result.engine.policy, requests) > 200
 
 
-def test_a_budget_is_given_in_tokens_and_rounded_up_for_every_broken_page():
+def test_a_token_budget_is_rounded_up_per_broken_page():
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=4)
     policy = make_policy(make_small(), arm("pic", 16), budget=100)
     assert pool_pages(policy, BatchRules(max_num_seqs=2), requests, 512) == (100 + 2 * 5 * 15) // 16

@@ -216,7 +216,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_what_the_settings_do_not_tell_is_found_on_a_few_tokens(kind):
+def test_undeclared_properties_are_found_on_a_few_tokens(kind):
     model_type, fields, reason = HIDDEN[kind]
     assert reasons(model_type, **fields) == ["", "", ""], "the support check knows it already"
     with pytest.raises(ValueError, match=reason):
@@ -232,7 +232,7 @@ def test_a_rotation_that_is_not_the_modules_is_found():
         wrap("skewed", model)
 
 
-def test_a_softmax_with_more_in_it_is_found_without_the_support_check():
+def test_a_softmax_with_further_terms_is_detected():
     model_type, fields, _ = REFUSED["sinks"]
     model = AutoModelForCausalLM.from_config(make_config(model_type, **fields, num_experts_per_tok=2))
     with torch.no_grad():

@@ -145,7 +145,7 @@ def test_lmcache_evicts_new_chunks_from_their_first():
 STATE = 1000
 
 
-def test_marconi_keeps_a_state_where_prompts_part_and_one_at_the_end():
+def test_marconi_stores_states_at_branches_and_ends():
     policy = build("marconi", total=1 << 20, state=STATE)
     first = prompt((A, 100), (B, 50))
     assert ask(policy, first) == 0

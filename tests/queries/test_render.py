@@ -129,7 +129,7 @@ def test_a_template_without_marks_around_the_answer_leaves_the_turn_open(with_te
     assert span_texts(rendered, tokenizer) == ["[INST]a[/INST]", "b<|im_end|>", "[INST]c[/INST]"]
 
 
-def test_examples_with_answers_are_independent_where_a_template_marks_only_the_last_answer(with_template):
+def test_answered_examples_are_independent_if_templates_allow_it(with_template):
     tokenizer = with_template(THINKING)
     rendered = describe(parse('(seq (plus (seq "a" (assistant "b")) (seq "c" (assistant "d"))) "q")'), tokenizer)
     assert span_texts(rendered, tokenizer)[0] == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"

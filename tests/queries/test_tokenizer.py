@@ -90,7 +90,7 @@ def test_a_tokenizer_that_adds_a_bos_is_recognised(folder, config, adds_bos):
     assert configure(folder, bos_token="<|endoftext|>", **config).adds_bos is adds_bos
 
 
-def test_a_folder_without_template_loads_and_is_refused_only_for_a_chat(folder):
+def test_a_folder_without_template_is_refused_only_for_chats(folder):
     tokenizer = load_tokenizer(folder)
     assert len(tokenizer.encode("hello")) == 5
     with pytest.raises(ValueError, match=rf"^tokenizer={folder.name} has no chat template; expected a folder with"):

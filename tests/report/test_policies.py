@@ -39,7 +39,7 @@ def test_the_ranking_sorts_by_the_share_of_the_bound():
     assert "8, 16 GiB" in table.notes[1]
 
 
-def test_the_best_rule_of_a_family_has_its_lead_over_the_first():
+def test_the_best_rule_leads_over_the_first_family():
     table = best_table(points((8.0,)))
     assert column(table, "point") == ["quality, 8 GiB"] * 2 + ["agents, 8 GiB"] * 2
     assert column(table, "arm") == ["lru", "mine"] * 2
@@ -67,7 +67,7 @@ def test_points_of_a_sweep_are_read_from_summaries():
 
 
 @pytest.mark.parametrize(("measure", "bounds"), [("token_hit_rate", [80.0, 90.0]), ("ttft_mean_s", [])])
-def test_the_figure_has_a_panel_per_workload_and_a_line_per_family(measure: str, bounds: list[float]):
+def test_the_figure_has_panels_by_workload_lines_by_family(measure: str, bounds: list[float]):
     figure = draw_policies(points(), "footer", measure)
     FigureCanvasAgg(figure).draw()
     shown = [ax for ax in figure.axes if ax.axison]

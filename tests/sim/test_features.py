@@ -35,7 +35,7 @@ def scans(request: Request, placer=None, budget: int = 8192) -> list[tuple[int, 
     return [(step.scan_runs, step.scan_chunks) for step in steps]
 
 
-def test_a_scan_is_cut_at_captures_and_its_last_chunk_is_padded():
+def test_scans_are_cut_at_captures_and_padded():
     request = Request(0, 0, (span(0, 10),), output_len=3)
     decode = (1, 0)
     assert scans(request) == [(1, 3), decode, decode]

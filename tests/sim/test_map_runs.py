@@ -57,7 +57,7 @@ ORDERS = [[0, 1, 2], [2, 0, 1], [0, 2, 1], [1, 1, 0]]
 SHUFFLED = [asked(number, order, number) for number, order in enumerate(ORDERS)]
 
 
-def test_shuffled_documents_are_reused_whole_where_a_prefix_cache_reuses_the_system_prompt():
+def test_pic_reuses_shuffled_documents_beyond_the_system_prompt():
     prefix, _ = serve(make_policy(None), SHUFFLED)
     assert [record.reused_tokens for record in prefix] == [0, 8, 8, 8]
     anywhere, _ = serve(make_policy(MapRules()), SHUFFLED)

@@ -172,7 +172,7 @@ def test_batch_wait_of_one_seat_equals_geometric_queue(rho):
 
 
 @pytest.mark.parametrize("seats", [2, 8])
-def test_the_batch_wait_less_half_a_step_is_close_to_erlang_c(seats):
+def test_batch_wait_minus_half_a_step_approximates_erlang_c(seats):
     rate, step = 0.8 * seats, 1 / 50
     assert erlang_c(seats, rate) > 0.4
     assert batch_wait(rate, step, 50, seats) - step / 2 == pytest.approx(mmc_wait(rate, 1.0, seats), rel=0.02)
@@ -238,7 +238,7 @@ def test_without_a_cap_the_number_in_system_is_poisson():
 
 
 @pytest.mark.parametrize("seats", [1, 7, 64])
-def test_a_full_batch_makes_b_tokens_per_step_of_a_plus_b_times_b(seats):
+def test_a_full_batch_has_the_throughput_of_its_step(seats):
     timing = ConstantTiming(0.000_05, seconds_per_step=0.003)
     records = serve([0] * (5 * seats), [30] * (5 * seats), BatchRules(max_num_seqs=seats), timing)
     end = int(ns([max(record.finished_s for record in records)])[0])

@@ -79,7 +79,7 @@ def test_jumping_and_stepping_agree_on_several_replicas(requests, routing, count
 
 
 @pytest.mark.parametrize("jump", [True, False])
-def test_a_request_is_routed_after_the_steps_that_end_when_it_arrives(jump):
+def test_steps_that_end_at_an_arrival_precede_its_routing(jump):
     requests = [Request(0, 0, WORD, 9), Request(1, 1, WORD, 6)]
     records, _ = served(requests, "least_loaded", 2, jump=jump)
     late = Request(2, 2, WORD, 1, arrived_at=ns(records[1].finished_s))

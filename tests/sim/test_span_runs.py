@@ -115,7 +115,7 @@ def test_neighbours_pay_for_the_attention_of_every_token():
     assert [step.projected_tokens for step in steps] == [48] * 4
 
 
-def test_pairs_and_context_of_a_span_are_those_of_its_own_context():
+def test_pairs_of_a_span_are_within_the_span():
     """Rows of a span attend to the span, text to everything: 5 rows, then 10, 20, 30 alone, then 4 after 65."""
     _, steps = serve(make_policy(layout=isolated), SHUFFLED[:2])
     triangle = {n: n * (n + 1) // 2 for n in (4, 5, 10, 20, 30)}

@@ -47,14 +47,14 @@ def without(monkeypatch):
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_an_engine_without_its_packages_gets_a_sentence_and_a_simulation_needs_none(package: str, without):
+def test_only_engine_studies_need_the_engine_packages(package: str, without):
     without(package)
     with pytest.raises(ValueError, match=rf"^backend=engine: the package {package} is not .* `bash runall.sh -cn "):
         checks.check_packages(compose("pic_clean", ["tracking=none"]))
     checks.check_packages(compose("pic_clean", ["tracking=none", "backend=sim"]))
 
 
-def test_a_tracker_without_its_package_gets_a_sentence_and_has_a_twin(without):
+def test_a_tracker_without_its_package_gives_one_sentence(without):
     without("wandb")
     with pytest.raises(ValueError, match=r"^tracking.kind=wandb: the package wandb is not .*, or tracking=none$"):
         checks.check_packages(compose("smoke", ["tracking=wandb"]))

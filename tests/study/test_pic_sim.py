@@ -90,7 +90,7 @@ def test_copies_are_held_from_admission_to_the_last_token(swept: Path, rows_of, 
     assert told["bytes"]["copied_mean"] > 0
 
 
-def test_each_arm_has_the_bound_of_its_way_of_looking_and_all_the_largest(swept: Path, rows_of, points):
+def test_each_arm_has_the_bound_of_its_lookup(swept: Path, rows_of, points):
     for run in points:
         arms = run.summary["arms"]
         for arm, told in arms.items():

@@ -45,7 +45,7 @@ chain_lists = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(chain_lists)
-def test_the_documents_hold_exactly_one_answer_and_it_is_the_gold_one(chains):
+def test_the_documents_contain_only_the_gold_answer(chains):
     for chain in chains:
         assert deduced(chain.documents, chain.question) == {chain.answer}
 
@@ -72,7 +72,7 @@ def test_numbers_of_a_prompt_do_not_contain_each_other(chains):
 
 @settings(max_examples=40, deadline=None)
 @given(chain_lists)
-def test_no_name_means_two_things_and_no_word_is_part_of_another(chains):
+def test_names_are_unique_and_not_contained_in_others(chains):
     named = []
     for chain in chains:
         text = " ".join(chain.documents)
@@ -118,7 +118,7 @@ def test_the_seed_decides_everything_and_more_questions_begin_with_the_fewer():
     assert three != alias_chains(3, 30, seed=5)
 
 
-def test_only_the_gold_number_scores_among_all_the_numbers_of_its_prompt():
+def test_only_the_gold_number_of_a_prompt_scores():
     for chain in alias_chains(10, 20, distractors=9, seed=6):
         for number in range(1000):
             assert best_score(exact_match, str(number), [chain.answer]) == (str(number) == chain.answer)

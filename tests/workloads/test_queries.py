@@ -93,7 +93,7 @@ def reused(tmp_path: Path):
     return serve
 
 
-def test_documents_in_another_order_are_reused_whole_by_pic_and_not_by_radix(reused):
+def test_pic_reuses_reordered_documents_and_radix_does_not(reused):
     (first, second), tokens = reused(
         {"query": seq(SYSTEM, plus(DOC_A, DOC_B), ASKED)}, {"query": seq(SYSTEM, plus(DOC_B, DOC_A), ASKED_AGAIN)}
     )
@@ -197,7 +197,7 @@ def test_the_first_queries_of_the_first_groups_are_served(tmp_path: Path):
         load_workload("queries", path=path, documents=4)
 
 
-def test_equal_spans_share_one_array_which_is_not_a_view_of_a_prompt(tmp_path: Path):
+def test_equal_spans_share_one_separate_array(tmp_path: Path):
     rows = [seq(SYSTEM, plus(DOC_A, DOC_B, DOC_A), ASKED), seq(SYSTEM, DOC_A, ASKED_AGAIN)]
     first, second = load_workload("queries", path=lines(tmp_path / "shared.jsonl", *rows)).requests
     ordered, independent = spans_with(second, DOC_A)[0], first.spans[1]

@@ -110,7 +110,7 @@ def test_components_stand_in_order_with_their_lengths_and_promises(folder: Path)
     )
 
 
-def test_equal_ids_are_one_span_and_ids_of_two_kinds_are_two_contents(folder: Path):
+def test_equal_ids_are_one_span_within_their_kind(folder: Path):
     """System prompt 0 and passage 0 have the same number but different content."""
     requests = load_workload("ragpulse", "local", path=folder).requests
     assert [id(span) for span in requests[0].spans] == [id(span) for span in requests[3].spans]
@@ -168,7 +168,7 @@ def test_the_pace_is_named(folder: Path):
     assert "gaps 60 times shorter, passages" in detail(speedup=60.0)
 
 
-def test_scattering_gives_no_id_twice_and_keeps_contents_apart_in_a_small_vocabulary():
+def test_scattered_ids_are_distinct_in_a_small_vocabulary():
     ids = np.arange(2**20, dtype=np.int32)
     scattered = scatter(ids)
     assert scattered.dtype == np.int32

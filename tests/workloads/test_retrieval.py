@@ -43,7 +43,7 @@ def test_weights_mix_the_own_document_with_the_whole_corpus():
     assert shares.weights(1, 0.2) == pytest.approx([0.135, 0.015, 0.05 + 0.8])
 
 
-def test_retrieval_draws_ranked_pairs_as_often_as_drawing_one_by_one_would():
+def test_ranked_pairs_have_the_frequency_of_single_draws():
     weights = np.array([0.5, 0.0, 0.3, 0.15, 0.05])
     draw = rng(1)
     pairs = list(permutations([0, 2, 3, 4], 2))

@@ -12,7 +12,7 @@ from spanlab.study.execution.backends import Simulator
 from spanlab.study.execution.jobs import Job
 
 
-def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was(monkeypatch):
+def test_a_simulation_restores_the_garbage_collector(monkeypatch):
     study, usual, thresholds = compose("smoke", ["tracking.kind=none"]), gc.get_threshold(), []
 
     def breaks(*arguments, **named):

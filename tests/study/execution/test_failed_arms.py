@@ -117,9 +117,7 @@ def test_figures_are_drawn_without_what_failed_and_name_it(failing, run_here, su
     assert (tmp_path / "quality" / "mine" / "figures" / "pareto_ttft.png").stat().st_size > 0
 
 
-def test_where_every_arm_fails_there_is_one_sentence_and_the_old_run_stays(
-    failing, run_here, complete_run, tmp_path: Path
-):
+def test_if_every_arm_fails_the_old_run_stays(failing, run_here, complete_run, tmp_path: Path):
     old = run_here(tmp_path, "smoke", *NAMED, "only=[none]")
     before = (old / "summary.json").read_bytes()
     failing(MemoryError(), "none", "boundary")

@@ -85,7 +85,7 @@ def prompt(id: int, length: int) -> Request:
     return Request(id, 0, (Span(list(range(length))),), output_len=2, arrived_at=id)
 
 
-def test_warm_up_serves_short_and_long_prompts_twice_and_then_short_ends():
+def test_warm_up_serves_short_and_long_prompts_twice():
     requests = [prompt(7, 5), prompt(8, 2), prompt(9, 30), prompt(10, 6)]
     selected = warm_requests(requests)
     assert [request.num_tokens for request in selected] == [5, 2, 30, 5, 2, 30, 2, 4, 8, 16]

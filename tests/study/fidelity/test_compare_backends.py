@@ -35,7 +35,7 @@ def run(root: Path, *overrides: str) -> dict:
     return json.loads((run_study(study, "pic_clean", root) / "summary.json").read_bytes())
 
 
-def test_a_study_without_a_profile_makes_one_and_the_next_finds_it(tmp_path: Path, capfd):
+def test_a_study_makes_a_missing_profile_for_the_next(tmp_path: Path, capfd):
     summary = run(tmp_path)
     fidelity = summary["fidelity"]
     captured = capfd.readouterr()
@@ -59,7 +59,7 @@ def test_a_study_without_a_profile_makes_one_and_the_next_finds_it(tmp_path: Pat
     assert path.stat().st_mtime_ns == before
 
 
-def test_a_profile_that_does_not_reach_the_longest_prompt_is_measured_anew(tmp_path: Path, capfd):
+def test_a_profile_below_the_longest_prompt_is_measured_again(tmp_path: Path, capfd):
     run(tmp_path, "seeds=[0]", "workload.rag.k=1")
     (path,) = (tmp_path / "profiles").iterdir()
     first = json.loads(path.read_bytes())["longest"]
