@@ -44,6 +44,16 @@ def from_json(text: bytes, kind: type[T]) -> T:
         raise ValueError(first_mistake(error)) from error
 
 
+def of_kind(value: object, kind: type[T], path: str) -> T:
+    """Return a value of JSON as `kind`, with the errors of `from_json`; `path` names it."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise ValueError(first_mistake(error, path)) from error
+
+
 def first_mistake(error: ValidationError, root: str = "") -> str:
     """Return one sentence about the first invalid value, with its path below `root`.
 

@@ -14,6 +14,7 @@ from spanlab.main import compose
 from spanlab.study.run import run_study
 from spanlab.study.twin.errors import predictions_without_model
 from spanlab.study.twin.log import TimedLog
+from spanlab.study.twin.server import server_of
 from spanlab_sim.fitted_profile import Rates
 from spanlab_sim.fitted_server import Memory
 
@@ -202,6 +203,24 @@ def bad(change: dict[str, Any], index: int = 30) -> list[dict[str, Any]]:
 def test_a_bad_line_is_refused_in_a_sentence(change, message, tmp_path: Path):
     with pytest.raises(ValueError, match=message):
         twin(tmp_path, write(tmp_path / "log", bad(change)))
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ("[1]", "expected an object, not .1.; expected vLLM's settings as JSON"),
+        ('{"kv_cache": {"block_size": true}}', "kv_cache.block_size=True: expected a whole number"),
+        ('{"kv_cache": {"block_size": 0}}', "kv_cache.block_size=0: expected a number above zero"),
+        ('{"kv_cache": {"num_gpu_blocks": [9]}}', r"kv_cache.num_gpu_blocks=\[9\]: expected a whole number"),
+        ('{"engine_kwargs": {"quantization": ["fp8"]}}', r"engine_kwargs.quantization=\['fp8'\]: expected a text"),
+        ('{"engine_kwargs": {"max_num_seqs": "9"}}', "engine_kwargs.max_num_seqs=9: expected a whole number"),
+        ('{"engine_kwargs": {"async_scheduling": 1}}', "engine_kwargs.async_scheduling=1: expected true or false"),
+    ],
+)
+def test_settings_of_the_server_that_cannot_be_are_named(meta: str, message: str, tmp_path: Path):
+    (write(tmp_path, []) / "meta.json").write_text(meta)
+    with pytest.raises(ValueError, match=f"meta.json: {message}"):
+        server_of(compose("twin", [f"log={tmp_path}", f"model={MODEL}", f"hardware={DEVICE}"]))
 
 
 @pytest.mark.parametrize(

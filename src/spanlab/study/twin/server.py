@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from spanlab.build import GIB
+from spanlab.checks import positive
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.named import BLOCK
 from spanlab.settings import Study
+from spanlab.typed_json import from_json, of_kind, reading
 from spanlab.workloads.logs.source import Row
 from spanlab_sim.deployment import Deployment
 from spanlab_sim.fitted_server import Memory
@@ -50,11 +50,16 @@ class _Settings:
         self._study, self._meta = study, Row(dict(meta))
         self.sources: dict[str, str] = {}
 
-    def choose(self, name: str, study_value: Any, default: Any, *paths: str) -> Any:
-        """Return the setting `name`; `study_value` is None where the study sets none, `paths` are keys of meta.json."""
-        logged = self._meta.get(*paths)
-        if logged is not None and default is not None and not isinstance(logged, type(default)):
-            raise ValueError(f"{paths[0]}={logged} in meta.json: expected {type(default).__name__}, as {default}")
+    def choose(self, name: str, kind: type, study_value: Any, default: Any, *paths: str) -> Any:
+        """Return the setting `name`, of type `kind`.
+
+        `study_value`  None where the study sets none
+        `paths`        keys of meta.json
+        """
+        path = next((path for path in paths if self._meta.get(path) is not None), None)
+        logged = None if path is None else of_kind(self._meta.get(path), kind, f"meta.json: {path}")
+        if kind in (int, float):
+            positive(f"meta.json: {path}", logged)
         value, source = (
             (study_value, "set")
             if study_value is not None
@@ -69,7 +74,7 @@ class _Settings:
         """Return a limit of a step; a value that the study changed has priority over meta.json."""
         study_value, usual = getattr(self._study.batch, name), getattr(BatchRules(), name)
         paths = f"engine_kwargs.{name}", f"resolved_config.scheduler_config.{name}"
-        return int(self.choose(f"batch.{name}", None if study_value == usual else study_value, usual, *paths))
+        return int(self.choose(f"batch.{name}", int, None if study_value == usual else study_value, usual, *paths))
 
 
 def server_of(study: Study) -> ServerFacts:
@@ -80,7 +85,7 @@ def server_of(study: Study) -> ServerFacts:
     tokens, seqs = (settings.limit(name) for name in _LIMITS)
     rules = replace(study.batch, max_num_batched_tokens=tokens, max_num_seqs=seqs)
     paths = ("resolved_config.scheduler_config.async_scheduling", "engine_kwargs.async_scheduling")
-    asynchronous = settings.choose("twin.async_scheduling", study.twin.async_scheduling, None, *paths)
+    asynchronous = settings.choose("twin.async_scheduling", bool, study.twin.async_scheduling, None, *paths)
     if asynchronous is None:
         settings.sources["twin.async_scheduling"] = "what fits better"
     memory, between = _memory(study, settings, deployment)
@@ -91,29 +96,28 @@ def _meta(log: Path) -> dict[str, Any]:
     path = log / "meta.json"
     if not path.is_file():
         return {}
-    try:
-        meta = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"log={path}: {error}; expected vLLM's settings as JSON") from error
-    if not isinstance(meta, dict):
-        raise ValueError(f"log={path}: expected a JSON object of vLLM's settings")
-    return meta
+    with reading(f"log={path}", "vLLM's settings as JSON"):
+        return from_json(path.read_bytes(), dict[str, Any])
 
 
 def _deployment(study: Study, settings: _Settings) -> Deployment:
     twin = study.twin
-    formats = {"weights": settings.choose("quantization", None, None, "engine_kwargs.quantization")}
-    formats["kv"] = settings.choose("kv_cache_dtype", None, None, "engine_kwargs.kv_cache_dtype")
+    formats = {"weights": settings.choose("quantization", str, None, None, "engine_kwargs.quantization")}
+    formats["kv"] = settings.choose("kv_cache_dtype", str, None, None, "engine_kwargs.kv_cache_dtype")
     for name in ("quantization", "kv_cache_dtype"):
         settings.sources.pop(name)
     return Deployment(
         tensor_parallel=settings.choose(
-            "twin.tensor_parallel", twin.tensor_parallel, 1, "engine_kwargs.tensor_parallel_size"
+            "twin.tensor_parallel", int, twin.tensor_parallel, 1, "engine_kwargs.tensor_parallel_size"
         ),
-        data_parallel=settings.choose("twin.data_parallel", twin.data_parallel, 1, "engine_kwargs.data_parallel_size"),
-        weights=settings.choose("twin.weights", twin.weights or _format("quantization", formats["weights"]), "model"),
-        kv=settings.choose("twin.kv", twin.kv or _format("kv_cache_dtype", formats["kv"]), "model"),
-        cuda_graphs=settings.choose("twin.cuda_graphs", twin.cuda_graphs, True),
+        data_parallel=settings.choose(
+            "twin.data_parallel", int, twin.data_parallel, 1, "engine_kwargs.data_parallel_size"
+        ),
+        weights=settings.choose(
+            "twin.weights", str, twin.weights or _format("quantization", formats["weights"]), "model"
+        ),
+        kv=settings.choose("twin.kv", str, twin.kv or _format("kv_cache_dtype", formats["kv"]), "model"),
+        cuda_graphs=settings.choose("twin.cuda_graphs", bool, twin.cuda_graphs, True),
     )
 
 
@@ -134,18 +138,18 @@ def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[
     pool = study.arms[arm].pool
     assert pool is not None, "checked with the settings"
     usual = deployment.block_tokens(study.model, BLOCK)
-    size = settings.choose(f"arms.{arm}.pool.block_size", pool.block_size, usual, "kv_cache.block_size")
+    size = settings.choose(f"arms.{arm}.pool.block_size", int, pool.block_size, usual, "kv_cache.block_size")
     paths = "engine_kwargs.enable_prefix_caching", "resolved_config.cache_config.enable_prefix_caching"
-    caching = settings.choose("twin.prefix_caching", study.twin.prefix_caching, True, *paths)
+    caching = settings.choose("twin.prefix_caching", bool, study.twin.prefix_caching, True, *paths)
     block_bytes = int(size * deployment.kv_bytes_per_token(study.model))
     own_blocks, between = study.twin.num_gpu_blocks, None
     if own_blocks is None and study.store.kv_gib is not None:
         own_blocks = int(study.store.kv_gib * GIB) // block_bytes
-    blocks = settings.choose("twin.num_gpu_blocks", own_blocks, None, "kv_cache.num_gpu_blocks")
+    blocks = settings.choose("twin.num_gpu_blocks", int, own_blocks, None, "kv_cache.num_gpu_blocks")
     if blocks is None:
         paths = "kv_cache.gpu_memory_utilization", "engine_kwargs.gpu_memory_utilization"
         own_share = study.twin.gpu_memory_utilization
-        share = settings.choose("twin.gpu_memory_utilization", own_share, UTILIZATION, *paths)
+        share = settings.choose("twin.gpu_memory_utilization", float, own_share, UTILIZATION, *paths)
         free = share * study.hardware.memory_gib * GIB - deployment.weight_bytes(study.model)
         least, blocks, most = sorted(int((free - gib * GIB) // block_bytes) for gib in WORKSPACE_GIB)
         between = max(least, 1), most

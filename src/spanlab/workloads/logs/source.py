@@ -53,8 +53,8 @@ class Row:
     def get(self, *names: str) -> Any:
         """Return the value of the first of these fields that is present; None if none is."""
         for name in names:
-            value: Any = self.fields
-            for key in name.split("."):
+            value: Any = self.fields.get(name) if "." not in name else self.fields
+            for key in name.split(".") if "." in name else ():
                 value = value.get(key) if isinstance(value, dict) else None
             if value is not None:
                 return value
