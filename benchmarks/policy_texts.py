@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pages import table
 
-from spanlab.analysis.policies import RuleResult, best_of, held_out_lead_by_seed, lead_by_seed
-from spanlab.report.policies.points import rule_of
+from spanlab.analyses.policies import RuleResult, best_of, held_out_lead_by_seed, lead_by_seed, rule_of
 from spanlab.stats import holm, t_test
 
 Summary = Mapping[str, Any]

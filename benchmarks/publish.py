@@ -30,8 +30,8 @@ import yaml
 from pages import ROOT, fill_mark
 from texts import TEXTS, texts_of
 
-from spanlab.report import faces
-from spanlab.report.tables import Table
+from spanlab.report.cells import Table
+from spanlab.report.table import markdown, read
 
 MARK = re.compile(r"<!-- ([^/ ][^ ]*) -->\n")
 
@@ -111,7 +111,7 @@ class Published:
         """Return one table with its commit and the meaning of its columns."""
         table = self.tables[name]
         notes = "".join(f"\n{note}.\n" for note in (self.commit(), *table.notes))
-        return f"{faces.markdown(table)}{notes}"
+        return f"{markdown(table)}{notes}"
 
     def section(self, page: Path) -> str:
         """Return origin, caveats, tables and figures, with image paths relative to `page`."""
@@ -137,7 +137,7 @@ def publish(result: Result, root: Path) -> Published:
     run, folder = root / result.run, root / "benchmarks" / result.name
     summary = json.loads((run / "summary.json").read_text())
     ago = commits_ago(summary["commit"], root)
-    stored = faces.read(run)
+    stored = read(run)
     tables = {name: select_columns(stored[name], columns) for name, columns in result.tables.items()}
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / "figures", ignore_errors=True)  # earlier versions wrote figures there

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pages import HERE, fill_page, table
 
-from spanlab.study.fidelity.profiles import file_name
-from spanlab_sim.calibrated import Profile, read_profile
+from spanlab.analyses.fit_profile import file_name
+from spanlab_sim.timings import Profile, read_profile
 
 FOLDER = HERE / "calibrate"
 FIGURES = ("predicted", "residuals")

@@ -14,7 +14,7 @@ from log_texts import explain_claim, plan_claim, twin_claim, twin_errors, twin_m
 from pages import table
 from policy_texts import policies_claim, policies_table
 
-from spanlab.report.analyses.families import NO_LEAD
+from spanlab.analyses.families import NO_LEAD
 
 Value = str | float
 Summary = Mapping[str, Any]

@@ -22,12 +22,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from spanlab.checks import REQUIRED
-from spanlab.cli.describe import dataclass_in, first_sentence, meaning_of, meanings_of, registered, registries
+from spanlab.cli import dataclass_in, first_sentence, meaning_of, meanings_of, registered, registries
+from spanlab.registry import REQUIRED
 from spanlab.settings import Compare, MakeShape, Schedule, Study
-from spanlab.settings.conformance import Conformance
-from spanlab.settings.export import Export
-from spanlab.settings.first_light import FirstLight
+from spanlab.settings.entries import Conformance, Export, FirstLight
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
 

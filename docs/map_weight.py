@@ -13,11 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.core.maps import MapRules, map_bytes
+from spanlab.core.repair import MapRules, map_bytes
+from spanlab.model_files import find_spec
 from spanlab.model_spec import ModelSpec
-from spanlab.models.find import find_spec
-from spanlab.report.drawing.style import Margins, framed_with, label
-from spanlab.report.drawing.write import write_figure
+from spanlab.report.style import Margins, framed_with, label, write_figure
 
 STEM = Path(__file__).parent / "figures" / "map_weight"
 LENGTHS = np.geomspace(64, 65536, 200)

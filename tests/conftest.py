@@ -38,11 +38,11 @@ def quick_rates() -> Iterator[None]:
     if "torch" not in sys.modules:  # no test of the engine is among those that were collected
         yield
         return
-    from spanlab.engine import rates
+    from spanlab.engine.load import _COPIED, _PRODUCT
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(rates._PRODUCT, "cpu", (128,))
-        patch.setitem(rates._COPIED, "cpu", 1 << 20)
+        patch.setitem(_PRODUCT, "cpu", (128,))
+        patch.setitem(_COPIED, "cpu", 1 << 20)
         yield
 
 
@@ -52,10 +52,11 @@ def short_warm_up() -> Iterator[None]:
     if "torch" not in sys.modules:
         yield
         return
-    from spanlab.study.execution import backends, warm_up
+    from spanlab.study import backends
+    from spanlab.study.jobs import warm_requests
 
     def shortest(requests: Sequence[Request]) -> list[Request]:
-        return warm_up.warm_requests([min(requests, key=lambda request: request.num_tokens)])
+        return warm_requests([min(requests, key=lambda request: request.num_tokens)])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "warm_requests", shortest)

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from spanlab.engine import rates
-from spanlab.study.machine.device import host_memory, installed
-from spanlab.study.output.provenance import commit, machine
+from spanlab.engine.load import measure
+from spanlab.study.folder import commit, machine
+from spanlab.study.machine import host_memory, installed
 
 PACKAGES = ("torch", "triton", "transformers", "flash-attn", "flashinfer-python", "flash-linear-attention")
 DTYPES = {"cuda": (torch.bfloat16, torch.float16, torch.float32), "cpu": (torch.float32,)}
@@ -45,7 +45,7 @@ def _driver() -> str:
 
 def best(device: torch.device) -> dict[str, Any]:
     """FLOPs and bytes per second by type of numbers."""
-    return {str(dtype).removeprefix("torch."): asdict(rates.measure(dtype, device)) for dtype in DTYPES[device.type]}
+    return {str(dtype).removeprefix("torch."): asdict(measure(dtype, device)) for dtype in DTYPES[device.type]}
 
 
 def main() -> None:

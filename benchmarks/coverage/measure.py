@@ -24,8 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from measurements import clean_commit, facts, write_results
 
-from spanlab.analysis.bootstrap import positive_ratio, ratio
-from spanlab.stats import Interval, t_interval
+from spanlab.stats import Interval, positive_ratio, ratio, t_interval
 
 Floats = NDArray[np.float64]
 STUDIES = 10_000

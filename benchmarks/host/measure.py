@@ -26,16 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab import build
-from spanlab.build.engine import build_engine, build_model
+from spanlab.build import build_engine, build_model, build_policy
+from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step_features import features
+from spanlab.engine.load import measure
 from spanlab.engine.model import SpanModel
-from spanlab.engine.rates import measure
-from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab_sim.bound import Bound
+from spanlab_sim.bounds import Bound
 
 ARMS = ("pic", "lego_link_16", "radix")
 DOCUMENTS = 8
@@ -92,7 +91,7 @@ class Bench:
     def __init__(self, study: Study, arm: str, page: int, model: TimedModel, requests: list[Request]) -> None:
         strategy = replace(study.arms[arm], block_size=page)
         longest = max(request.num_tokens for request in requests)
-        policy = build.build_policy(study, strategy, 0, longest)
+        policy = build_policy(study, strategy, 0, longest)
         self.engine = build_engine(study, strategy, model, policy, requests)
         self.scheduler, self.spent = Scheduler(policy, study.batch), model.spent
         self._bound = Bound(study.model, measure(model.dtype, model.device, process_time))

@@ -26,9 +26,9 @@ sys.path.insert(0, str(HERE.parent))
 from measurements import facts, write_results
 from pages import table
 
-from spanlab import build
+from spanlab.build import build_policy, build_timing
+from spanlab.cli import compose
 from spanlab.core.request import Request, Span
-from spanlab.main import compose
 from spanlab.records import Record
 from spanlab.settings import Study
 from spanlab_sim.run import simulate
@@ -66,13 +66,13 @@ def asked(rng: np.random.Generator, length: int, rate_rps: float, salted: bool) 
 def measured(study: Study, length: int, rate_rps: float, salted: bool) -> dict[str, Any]:
     """What the spy sees at one prompt length and load."""
     requests, probes = asked(np.random.default_rng([length, int(rate_rps)]), length, rate_rps, salted)
-    policy = build.build_policy(study, study.arms["lru"], 0, length + 100)
+    policy = build_policy(study, study.arms["lru"], 0, length + 100)
     seen: dict[int, Record] = {}
 
     def note(record: Record) -> None:
         seen[record.request_id] = record
 
-    simulate(requests, policy, study.batch, build.build_timing(study), note)
+    simulate(requests, policy, study.batch, build_timing(study), note)
     ttft = np.array([seen[at].first_token_s - seen[at].arrived_s for at in probes]) * 1e3
     shared = sum(seen[at].reused_tokens for at in probes)
     hit, miss = ttft[: PROBES // 2], ttft[PROBES // 2 :]

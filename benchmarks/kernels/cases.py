@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from spanlab_kernels import blocks
-from spanlab_kernels.angles import AngleTable, angle_table
-from spanlab_kernels.attention import Group, Span, SpanBatch, attend, span_batch
-from spanlab_kernels.rope import reference as rope_reference
-from spanlab_kernels.rope import rotate
+from spanlab_kernels.attention import attend
+from spanlab_kernels.attention.batch import Group, Span, SpanBatch, span_batch
+from spanlab_kernels.blocks import copy, gather
+from spanlab_kernels.rope import AngleTable, angle_table, rotate, rotate_reference
 from spanlab_kernels.testing import Verdict, agrees, fresh, inverse_powers
 
 PAGE = 16
@@ -201,8 +200,8 @@ class BlockCase:
 
         copied = pages.flatten(0, 1)
         arms = {
-            "gather": Arm(partial(blocks.gather, pages, source, out=out), truth, truth),
-            "copy": Arm(partial(blocks.copy, pages, source, target), truth, truth, lambda: copied[target]),
+            "gather": Arm(partial(gather, pages, source, out=out), truth, truth),
+            "copy": Arm(partial(copy, pages, source, target), truth, truth, lambda: copied[target]),
         }
         return Work(arms, 2 * truth.numel() * dtype.itemsize, 0)
 
@@ -213,7 +212,7 @@ def _random(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def _rotate(x: Tensor, shift: int | Tensor, table: AngleTable) -> Tensor:
-    return rope_reference.rotate(x, shift, table, interleaved=False, out=torch.empty_like(x))
+    return rotate_reference(x, shift, table, interleaved=False, out=torch.empty_like(x))
 
 
 def _rotate_exactly(x: Tensor, shift: Tensor) -> Tensor:

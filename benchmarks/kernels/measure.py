@@ -28,8 +28,8 @@ from cases import CASES, DTYPES, ONE_SPAN, SDPA
 from pages import fill_page, table
 from timing import time_together
 
-from spanlab.engine.rates import measure as measure_rates
-from spanlab.study.output.provenance import commit, machine
+from spanlab.engine.load import measure as measure_rates
+from spanlab.study.folder import commit, machine
 
 HEAD = (
     *("case", "arm", "median, ms", "quartiles, ms"),

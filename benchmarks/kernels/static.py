@@ -38,21 +38,23 @@ def launch(kernel: str, rows: int, head_dim: int) -> None:
     import plain
     import torch
 
-    from spanlab_kernels.angles import angle_table
-    from spanlab_kernels.attention import Group, Scores, Span, span_batch, triton
+    from spanlab_kernels.attention.batch import Group, Scores, Span, span_batch
+    from spanlab_kernels.attention.tiles import blocks
+    from spanlab_kernels.attention.triton import attend
+    from spanlab_kernels.rope import angle_table
     from spanlab_kernels.testing import inverse_powers
 
     pages = torch.empty(KEYS // PAGE, PAGE, KV_HEADS, head_dim, dtype=torch.bfloat16)
     query = torch.empty(rows, HEADS, head_dim, dtype=torch.bfloat16)
     if kernel == "plain":
-        size = triton.blocks(head_dim, query.dtype, rows * HEADS // KV_HEADS)
+        size = blocks(head_dim, query.dtype, rows * HEADS // KV_HEADS)
         table = torch.arange(KEYS // PAGE, dtype=torch.int32)[None]
         options = {"block_m": size.m, "block_n": size.n, "warps": size.warps, "stages": size.stages}
         plain.attend(query[None], pages, pages, table, torch.tensor([KEYS], dtype=torch.int32), 0.1, **options)
         return
     batch = span_batch([Group(range(KEYS - rows, KEYS), [Span(0, KEYS, 0, range(len(pages)))])], page_size=PAGE)
     table = angle_table(inverse_powers(head_dim), KEYS + 1)
-    triton.attend(query, pages, pages, batch, Scores(kernel, table, 0.1, interleaved=False))
+    attend(query, pages, pages, batch, Scores(kernel, table, 0.1, interleaved=False))
 
 
 @contextmanager

@@ -29,20 +29,17 @@ from measure import below, random_tokens
 from measurements import facts, timed, write_results
 from pages import table
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
+from spanlab.core.admission import BatchRules
 from spanlab.core.placement import no_states
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore, pool_of
+from spanlab.core.policies.block_pool import BlockRules, BlockStore, pool_of
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import Budget, Request, Span
+from spanlab.core.rules import ReuseRules
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString, string_of
-from spanlab.core.tree import PrefixTree
+from spanlab.core.tree import PrefixTree, SharedIndex
 
 NODES, TOKENS = 10_000, 10_000_000
 KV = 131_072  # bytes per token of an 8B model in 16 bits with 8 KV heads

@@ -21,7 +21,7 @@ from measurements import clean_commit, timed, write_results
 from pages import ROOT
 
 from spanlab.stats import paired_ratio_interval
-from spanlab.study.output.provenance import machine
+from spanlab.study.folder import machine
 
 
 def seconds(checkout: Path) -> float:

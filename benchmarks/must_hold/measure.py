@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 from measurements import facts, timed, write_results
 from pages import ROOT
 
-from spanlab.core.optimal import place
+from spanlab.core.placement.dynamic_program import place
 from spanlab.core.token_string import TokenString, string_of
 from spanlab.core.tree import PrefixTree
 

@@ -32,10 +32,10 @@ sys.path.insert(0, str(HERE.parent))
 from measurements import clean_commit, write_results
 
 from spanlab import compiled
-from spanlab.main import compose
-from spanlab.study.execution.backends import Simulator
-from spanlab.study.execution.jobs import Job
-from spanlab.study.output.provenance import machine
+from spanlab.cli import compose
+from spanlab.study.backends import Simulator
+from spanlab.study.folder import machine
+from spanlab.study.jobs import Job
 from spanlab.study.prepare import load_workload
 
 KEYS = (

@@ -22,14 +22,11 @@ from time import process_time
 import torch
 from torch import Tensor, nn
 
-from spanlab.engine.chunk_scan import WIDTHS
-from spanlab.engine.decode_recurrence import DecodeRecurrence
-from spanlab.engine.load import named_config, random_model
-from spanlab.engine.mixer_calls import LayeredRows
+from spanlab.engine.load import measure, named_config, random_model
 from spanlab.engine.model import SpanModel
-from spanlab.engine.rates import measure
-from spanlab.engine.recurrent import MIXER, Recurrence, StateScan
-from spanlab.engine.state_pool import StatePool
+from spanlab.engine.recurrent import MIXER, DecodeRecurrence, LayeredRows, Recurrence, StateScan
+from spanlab.engine.scan import WIDTHS
+from spanlab.engine.slots import StatePool
 
 GRID = 64
 

@@ -2,16 +2,125 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from operator import add
+
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.backend import StepResult, finished_after, finished_prompts
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduled import ScheduledStep, Sequence
-from spanlab.core.speculation import Speculation
+from spanlab.core.admission import BatchRules, Speculation
+from spanlab.core.rules import ReuseRules
+from spanlab.core.step import ScheduledSequence, ScheduledStep, StepResult, finished_after, finished_prompts
 from spanlab.core.step_features import PREFIXES, SpanReads, StepFeatures, features
-from spanlab_sim.speculation import with_drafts
-from spanlab_sim.timing import TimingModel
+from spanlab.records import Record
+from spanlab_sim.timing import Nanoseconds, TimingModel
+
+# ------------------------------------------------------------------------------
+# Offered work of a run, in seconds of fully batched steps: the numerator of its utilisation.
+# ------------------------------------------------------------------------------
+
+# What prefills add to a step; decodes are counted from the records, as those of equal steps pass
+# at once. A step has its forwards and its runs of recurrent layers whatever is in it.
+_ADDED = (
+    "prefill_tokens",
+    "prefill_pairs",
+    "num_first_tokens",
+    "loaded_state_bytes",
+    "captured_state_bytes",
+    "prefill_context",
+    "shallow_token_layers",
+    "shallow_pair_layers",
+    "copied_tokens",
+    "span_reads",
+    "turned_keys",
+    "scan_chunks",
+    "composed_maps",
+    "map_tokens",
+    "added_flops",
+    "added_bytes",
+)
+_PER_STEP = ("num_forwards", "scan_runs")
+
+
+@dataclass
+class DemandMeter:
+    """A timing model that adds up the work of the steps that it times.
+
+    Utilisation is demand ÷ the time in which the requests arrive. Unlike busy time, it does not count small steps
+    while few requests decode: a server that is always busy with small steps has spare capacity.
+    """
+
+    timing: TimingModel
+    _work: tuple[int, ...] = tuple(StepFeatures())  # sums over the steps that compute prompts
+    _prefill_steps: int = 0
+    _requests: int = 0
+    _decodes: int = 0
+    _decode_context: int = 0
+
+    def step(self, features: StepFeatures) -> int:
+        """Return the nanoseconds of one step."""
+        if features.num_prefills:
+            self._work = tuple(map(add, self._work, features))
+            self._prefill_steps += 1
+        return self.timing.step(features)
+
+    def span(self, features: StepFeatures, k: int) -> Nanoseconds:
+        """Return the durations of k decode steps."""
+        return self.timing.span(features, k)
+
+    def finished(self, record: Record) -> None:
+        """Count a finished request's decodes: all tokens of its output but the first."""
+        decodes = record.output_tokens - 1
+        self._requests += 1
+        self._decodes += decodes
+        self._decode_context += decodes * record.prompt_tokens + decodes * (decodes + 1) // 2
+
+    def demand_s(self, rules: BatchRules) -> float | None:
+        """Return the seconds of the work in the fewest steps that the batch limits allow, all equal.
+
+        As many steps as prompt tokens computed and decodes fill with `max_num_batched_tokens` each, or prefills and
+        decodes with `max_num_seqs` each, whichever is more. None with speculation, where the number of accepted
+        drafts determines the number of steps.
+        """
+        if rules.speculation.draft_tokens:
+            return None
+        tokens = (StepFeatures(*self._work).prefill_tokens + self._decodes) / rules.max_num_batched_tokens
+        steps = max(tokens, (self._requests + self._decodes) / rules.max_num_seqs)
+        return steps * self.timing.step(self._average(steps)) * 1e-9 if steps else 0.0
+
+    def _average(self, steps: float) -> StepFeatures:
+        work, prefills = StepFeatures(*self._work)._asdict(), max(1, self._prefill_steps)
+        return StepFeatures(
+            **{name: round(work[name] / steps) for name in _ADDED},
+            **{name: round(work[name] / prefills) for name in _PER_STEP},
+            num_prefills=round(self._requests / steps),
+            num_decodes=round(self._decodes / steps),
+            decode_context=round(self._decode_context / steps),
+        )
+
+
+# ------------------------------------------------------------------------------
+# Speculative decoding on a modelled backend: the cost of drafting, and the accepted drafts.
+# ------------------------------------------------------------------------------
+
+
+def with_drafts(result: StepResult, step: ScheduledStep, speculation: Speculation, timing: TimingModel) -> StepResult:
+    """Return the result of a step that drafts first; a sequence ends its step after the first rejected draft.
+
+    Positions are drafted one after another, each for all sequences at once, in `draft_cost` of the time that they
+    would decode in without drafts.
+    """
+    accepted, finished = [], finished_prompts(step)
+    for sequence, drafts in zip(step.decodes, step.drafts, strict=True):
+        remaining = sequence.request.output_len - sequence.generated - 1
+        num_accepted = speculation.accepted(sequence.request.id, sequence.generated, drafts)
+        accepted.append(min(num_accepted, remaining))
+        if num_accepted >= remaining:
+            finished.append(sequence)
+    context = sum([sequence.prompt + sequence.generated for sequence in step.decodes])
+    plain = StepFeatures(num_decodes=len(step.decodes), decode_context=context, num_forwards=1)
+    drafting_ns = int(speculation.draft_cost * max(step.drafts) * timing.step(plain))
+    return replace(result, duration_ns=result.duration_ns + drafting_ns, finished=finished, accepted=accepted)
 
 
 class ModelledBackend:
@@ -32,7 +141,7 @@ class ModelledBackend:
     ) -> None:
         self._timing, self._state_bytes, self._jump = timing, state_bytes, jump
         self._rules, self._reads, self._speculation = rules, reads, speculation or Speculation()
-        self._decodes: list[Sequence] = []
+        self._decodes: list[ScheduledSequence] = []
         self._remaining = 0  # steps until the first of them finishes
 
     def resume(self) -> None:
@@ -62,7 +171,7 @@ class ModelledBackend:
         times = most if deadline_ns is None else min(most, 1 + int(ends.searchsorted(deadline_ns, side="right")))
         return ends[:times]
 
-    def _remaining_steps(self, decodes: list[Sequence]) -> int:
+    def _remaining_steps(self, decodes: list[ScheduledSequence]) -> int:
         """Return the steps until the first decoding sequence finishes; 1 where none decodes."""
         if decodes is not self._decodes:
             self._decodes = decodes

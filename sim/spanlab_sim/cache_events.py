@@ -14,14 +14,13 @@ from hashlib import blake2b
 
 import numpy as np
 
-from spanlab.core.cache_spans import LAYOUTS
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduled import ScheduledStep
-from spanlab.core.scheduled import Sequence as Served
-from spanlab.core.tree import Node
-from spanlab_sim.replica import Replica
+from spanlab.core.step import ScheduledSequence as Served
+from spanlab.core.step import ScheduledStep
+from spanlab.core.tree import LAYOUTS, Node
 from spanlab_sim.routing import ROUTERS, Route, longest
+from spanlab_sim.server import Replica
 
 Digests = list[bytes]
 

@@ -12,9 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from spanlab.checks import not_negative
 from spanlab.core.request import Request
-from spanlab.registry import Registry
+from spanlab.registry import Registry, not_negative
 
 
 class Target(Protocol):

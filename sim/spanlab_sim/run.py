@@ -10,22 +10,18 @@ from typing import Any, TypedDict, Unpack
 import simpy
 from simpy.rt import RealtimeEnvironment
 
+from spanlab.core.admission import BatchRules
 from spanlab.core.async_scheduler import make_scheduler
-from spanlab.core.backend import Backend
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.passages import Arranger, PassageRules
-from spanlab.core.policies.over_tiers import OverTiers
-from spanlab.core.protocol import Policy
+from spanlab.core.policies.tiered import OverTiers
+from spanlab.core.protocol import Arranger, PassageRules, Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduled import Sequence
+from spanlab.core.step import Backend, ScheduledSequence
 from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, Recorder, as_round
 from spanlab.records import ArrangedRecord, Record, ReplicaRow, RoutedRecord, RunRow
 from spanlab_sim.backend import ModelledBackend
-from spanlab_sim.replica import OnStep, Replica
 from spanlab_sim.routing import Route
-from spanlab_sim.server import Server, route_to_first
-from spanlab_sim.source import Source
+from spanlab_sim.server import OnStep, Replica, Server, Source, route_to_first
 from spanlab_sim.timing import TimingModel
 
 #: Environments by clock. Virtual time passes as steps report it and skips idle time; wall time waits for arrivals.
@@ -100,7 +96,7 @@ def _prepare(
         recorder.arrived(request)
         return request
 
-    def finished(number: int, policy: Policy, sequence: Sequence) -> None:
+    def finished(number: int, policy: Policy, sequence: ScheduledSequence) -> None:
         counted = sequence.request.id not in source.early
         record = recorder.record(sequence, policy, counted)
         replica_rows[number].add(record)

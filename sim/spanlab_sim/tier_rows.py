@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from spanlab.core.policies.over_tiers import OverTiers
+from spanlab.core.policies.tiered import OverTiers
 from spanlab.records import Record, RunRow
 
 NS = 1e-9

@@ -7,10 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.checks import not_negative
 from spanlab.core.step_features import StepFeatures
-from spanlab.model_spec import ModelSpec
-from spanlab_sim.hardware import HardwareSpec
+from spanlab.model_spec import HardwareSpec, ModelSpec
+from spanlab.registry import not_negative
 
 Nanoseconds = NDArray[np.int64]
 

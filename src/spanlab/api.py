@@ -19,15 +19,14 @@ import hydra
 import polars as pl
 from omegaconf import OmegaConf, open_dict
 
+from spanlab.cli import register, run_settings
 from spanlab.compiled import CONF
 from spanlab.errors import is_user_error, sentence
-from spanlab.main import register, run_settings
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
-from spanlab.report.page import NAME as REPORT
+from spanlab.report.table import NAME as REPORT
 from spanlab.settings import Study
 from spanlab.settings.composition import as_settings, compose_entry, without_sections
-from spanlab.study.output.folder import CONFIG, UNFINISHED, UNFINISHED_REPORT, folder_name
-from spanlab.study.output.results import read_summary
+from spanlab.study.folder import CONFIG, UNFINISHED, UNFINISHED_REPORT, folder_name, read_summary
 
 #: Column types by the type annotation of a row's field; frames omit fields of other types, which are nested.
 _KINDS: dict[str, pl.DataType | type[pl.DataType]] = {

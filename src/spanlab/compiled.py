@@ -31,14 +31,10 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "async_scheduler backend cache_spans chunk_sizes eviction_queue ledger lockstep need passes prefix_index reuse "
-    "room scheduled scheduler speculative_scheduler step_features store token_string tree work policies/admitting "
-    "policies/block_groups policies/block_match policies/block_plan policies/block_pool policies/block_rules "
-    "policies/block_store policies/blocks policies/captures policies/chunks policies/exact_hash "
-    "policies/kept_repairs policies/pinning policies/published_study policies/refusal policies/request_states "
-    "policies/tree policies/tree_match policies/tree_need policies/unshared"
+    "async_scheduler ledger plan scheduler step step_features store token_string tree "
+    "policies/block_pool policies/blocks policies/chunks policies/tree policies/tree_variants"
 )
-_SIM = "backend demand followers replica run server source timing"
+_SIM = "backend run server timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")
 SOURCES = (
     "src/spanlab/metrics.py",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-from spanlab.engine.weight_bars import no_weight_bars
-from spanlab.models.packaged import EMBEDDER
-from spanlab.workloads.questions.retrievers import RETRIEVERS, Ints, Query, rank_by_score
+from spanlab.engine.load import no_weight_bars
+from spanlab.model_files import EMBEDDER
+from spanlab.workloads.questions import RETRIEVERS, Ints, Query, rank_by_score
 
 #: Maximum tokens of a text that the embedder was trained on; later tokens are truncated.
 MAX_TOKENS = 256

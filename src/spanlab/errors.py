@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from rich.console import Console
+
+from spanlab.compiled import CONF
+from spanlab.registry import among
+
+# ------------------------------------------------------------------------------
+# The error of an exhausted pool, and recognition of out-of-memory errors of libraries.
+# ------------------------------------------------------------------------------
+
+
+class OutOfMemoryError(ValueError):
+    """A preallocated pool has fewer free pages or slots than a step needs."""
+
+
+#: Exceptions to catch where memory may run out; `out_of_memory` tells them from other errors.
+CAUGHT = (MemoryError, RuntimeError, ImportError, OutOfMemoryError)
+
+# torch has an error class for GPU memory only, and the simulator's environment cannot import it.
+_PHRASES = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "alloc_failed",
+    "can't start new thread",  # its stack has no room
+    "failed to map segment",  # of a shared library
 )
 
-from spanlab.checks import among
-from spanlab.compiled import CONF
-from spanlab.out_of_memory import out_of_memory
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return the message of an out-of-memory error in one line; None for any other error."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, (MemoryError, OutOfMemoryError)) and not any(
+        phrase in text.lower() for phrase in _PHRASES
+    ):
+        return None
+    # the first two sentences: allocators append advice about their settings
+    return "; ".join(text.rstrip(".").split(". ")[:2]) or "no more memory"
+
 
 _LIBRARY_ERRORS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
 _OFTEN_MEMORY = (RuntimeError, ImportError)  # user errors where their text is about memory
@@ -138,3 +174,61 @@ _SENTENCES = (
     (CancelledError, _cancelled),
     (OSError, _system),
 )
+
+
+# ------------------------------------------------------------------------------
+# Output that cannot fail a study: ASCII for characters that a terminal lacks, a warning if
+# stdout is closed.
+# ------------------------------------------------------------------------------
+
+_ASCII = dict(zip("×÷−–±·…†→", "x/--~|.*>", strict=True))  # one character each, so that columns stay columns
+_WIDE = 240  # where stdout is no terminal and COLUMNS does not say: enough for every column of a table
+
+
+def use_ascii_fallback() -> None:
+    """Let stdout and stderr write an ASCII character for one that they cannot encode."""
+    codecs.register_error("spanlab", _ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="spanlab")
+
+
+def _ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError), "the error handler is for encoding only"
+    characters = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character, "?") for character in characters), error.end
+
+
+class _Page(io.StringIO):
+    """Buffer of text for stdout."""
+
+    encoding = "utf-8"
+
+
+@contextmanager
+def printed() -> Iterator[Console]:
+    """Yield a console whose text is written to stdout at the end; a failure is a warning on stderr."""
+    stdout, page, columns = Console(), _Page(), os.environ.get("COLUMNS", "")
+    page.encoding = stdout.encoding
+    wide = int(columns) if columns.isdecimal() and int(columns) else _WIDE
+    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else wide)
+    if sys.stdout is None:  # closed before the program began
+        return
+    try:
+        sys.stdout.write(page.getvalue())
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        warn(f"stdout cannot be written, the results are in the run's folder: {error}")
+        _drop_stdout()
+
+
+def warn(text: str) -> None:
+    """Print one line on stderr, if it can be written."""
+    with suppress(OSError, ValueError):
+        print(f"spanlab: {text}", file=sys.stderr)
+
+
+def _drop_stdout() -> None:
+    """Redirect stdout to null, so that Python exits without an error about unwritten text."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

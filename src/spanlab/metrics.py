@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from spanlab.core.protocol import Policy, StoredBytes
 from spanlab.core.request import Request
-from spanlab.core.scheduled import Sequence
+from spanlab.core.step import ScheduledSequence
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import Node, PrefixTree
 from spanlab.records import Record, RunRow
@@ -143,7 +143,7 @@ class Recorder:
         if self.seen is None:
             self._unrecorded[request.id] = self._prefixes.arrived(request)
 
-    def record(self, sequence: Sequence, policy: Policy, counted: bool) -> Record:
+    def record(self, sequence: ScheduledSequence, policy: Policy, counted: bool) -> Record:
         """Return the record of a finished sequence."""
         plan = sequence.first_plan
         assert plan is not None, "a finished request was planned"
@@ -191,7 +191,7 @@ class Recorder:
         )
 
 
-def as_round(sequence: Sequence, policy: Policy, number: int) -> dict[str, int | list[int]]:
+def as_round(sequence: ScheduledSequence, policy: Policy, number: int) -> dict[str, int | list[int]]:
     """One request of a group: its match, and the checkpoints on its path after it finished."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"

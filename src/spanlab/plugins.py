@@ -13,8 +13,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import NamedTuple
 
-from spanlab.checks import among
-from spanlab.registry import forget
+from spanlab.registry import among, forget
 
 
 class _Loaded(NamedTuple):
@@ -97,8 +96,31 @@ def _run(name: str, spec: ModuleSpec) -> None:
         raise _failed(name, error) from error
 
 
+#: Modules that plugins import, by their name in version 0.1 before files were merged.
+MOVED = {
+    "spanlab.checks": "spanlab.registry",
+    "spanlab.core.cost": "spanlab.core.rules",
+    "spanlab.core.recovery": "spanlab.core.rules",
+    "spanlab.core.reuse": "spanlab.core.plan",
+    "spanlab.core.eviction.contract": "spanlab.core.eviction",
+    "spanlab.core.placement.contract": "spanlab.core.placement",
+    "spanlab.models": "spanlab.model_files",
+    "spanlab.report.drawing": "spanlab.report.style",
+    "spanlab.report.fields": "spanlab.report.table",
+    "spanlab.report.measures": "spanlab.report.data",
+    "spanlab.report.tables": "spanlab.report.cells",
+    "spanlab.settings.plan": "spanlab.settings.analyses",
+    "spanlab.steady": "spanlab.stats",
+    "spanlab.study.findings": "spanlab.analyses.base",
+    "spanlab.workloads.corpus": "spanlab.workloads.workload",
+    "spanlab.workloads.source": "spanlab.workloads.workload",
+}
+
+
 def _failed(name: str, error: BaseException) -> ValueError:
     """Return the user error for an exception that a plugin raised."""
+    if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
+        return ValueError(f"plugins={name}: {error.name} has moved; expected an import from {MOVED[error.name]}")
     return ValueError(f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run")
 
 

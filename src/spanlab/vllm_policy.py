@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spanlab.checks import one_of
-from spanlab.core.budget import Budget
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, REQUESTS, EvictionRules
+from spanlab.core.request import Budget
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString, string_of
 from spanlab.core.tree import Node, PrefixTree
+from spanlab.registry import one_of
 
 PREFIX = "spanlab_"
 WIDTH = 4  # tokens of four bytes that name a chunk in the tree: a digest of its key

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.analysis.answers import best_score, exact_match, normalised, stated, token_f1
+from spanlab.analyses.answers import best_score, exact_match, normalised, stated, token_f1
 
 texts = st.text(alphabet=string.ascii_letters + string.digits + " .,-'!?\n", max_size=40)
 golds = texts.filter(normalised)

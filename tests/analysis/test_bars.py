@@ -6,7 +6,7 @@ from itertools import permutations, product
 
 import pytest
 
-from spanlab.analysis.bars import Verdict, expected_prefix, verdict_of
+from spanlab.stats import Verdict, expected_prefix, verdict_of
 
 
 def common(first: tuple[int, ...], second: tuple[int, ...]) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.break_even import break_even
-from spanlab.analysis.families import MeasuredArm
+from spanlab.analyses.leads import MeasuredArm, break_even
 
 FAMILIES = {"prefix": ["radix"], "cached_order": ["ordered"], "repaired": ["lego", "blend"], "plain": ["pic"]}
 SECONDS = 1.0 + np.random.default_rng(0).random((2, 30))

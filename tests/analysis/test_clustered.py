@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.clustered import SHARE, mean_interval, ratio_interval, separated
-from spanlab.stats import Interval
+from spanlab.stats import SHARE, Interval, interval_of_ratio, mean_interval, separated
 
 DOCUMENTS, QUESTIONS = 25, 4
 
@@ -23,7 +22,7 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 def test_nineteen_of_twenty_intervals_hold_the_truth():
     truth, studies = 0.7, 400
     rng = np.random.default_rng(0)
-    intervals = [ratio_interval(*drawn(rng)) for _ in range(studies)]
+    intervals = [interval_of_ratio(*drawn(rng)) for _ in range(studies)]
     covered = sum(interval.low <= truth <= interval.high for interval in intervals) / studies
     assert 0.92 <= covered <= 0.98
 
@@ -32,15 +31,15 @@ def test_questions_that_are_taken_as_independent_cover_too_little():
     """Why documents are drawn: the interval over questions is much narrower than the spread of its means."""
     above, below, groups = drawn(np.random.default_rng(1))
     by_document, by_question = (
-        ratio_interval(above, below, groups),
-        ratio_interval(above, below, np.arange(len(groups))),
+        interval_of_ratio(above, below, groups),
+        interval_of_ratio(above, below, np.arange(len(groups))),
     )
     assert by_document.mean == by_question.mean
     assert by_document.high - by_document.low > 1.4 * (by_question.high - by_question.low)
 
 
 def test_a_ratio_of_means_by_hand():
-    interval = ratio_interval(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 4.0]), np.array([0, 1, 2]))
+    interval = interval_of_ratio(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 4.0]), np.array([0, 1, 2]))
     assert interval.mean == 6 / 8
     assert interval.low < 6 / 8 < interval.high
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.decay import WINDOWS, Stream, decay_of
+from spanlab.analyses.decay import WINDOWS, Stream, decay_of
 
 
 def make_stream(seed: int) -> Stream:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from spanlab.analysis.decisions import decide, kendall
-from spanlab.analysis.goals import GOALS, Verdict, judge
+from spanlab.analyses.fidelity import GOALS, Verdict, decide, judge, kendall
 
 
 def test_tau_counts_pairs_that_are_ordered_alike():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.differences import differences
-from spanlab.analysis.pairs import UnpairedError, paired
-from spanlab.analysis.settings_difference import differing
+from spanlab.settings.arms import differing
+from spanlab.study.compare import UnpairedError, differences, paired
 
 
 def run(reused=0.5, ttft_s=0.1, seeds=(0, 1), groups=6, requests=4, noise=0.0):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import log_softmax, rel_entr
 
-from spanlab.analysis.divergence import Divergence, divergence, greedy_match, kl_rows, top1_rows
+from spanlab.analyses.answers import Divergence, divergence, greedy_match, kl_rows, top1_rows
 
 LOGIT = st.floats(-60, 60, width=32)
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 9))

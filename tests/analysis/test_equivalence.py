@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from spanlab.analysis.equivalence import bias_interval, equivalent
-from spanlab.analysis.errors import errors
-from spanlab.analysis.goals import judge
+from spanlab.analyses.fidelity import bias_interval, equivalent, errors, judge
 
 MARGIN = 0.05
 

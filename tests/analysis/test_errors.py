@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.errors import errors, gap, spread
+from spanlab.analyses.fidelity import errors, gap, spread
 
 
 def test_the_gap_is_signed_for_means_and_absolute_for_requests():

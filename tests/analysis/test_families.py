@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.bootstrap import positive_ratio_p
-from spanlab.analysis.families import (
-    SMALLEST_LEAD,
-    MeasuredArm,
-    compare_families,
-    plain,
-    shown_together,
-    without_ratios,
-)
+from spanlab.analyses.leads import SMALLEST_LEAD, MeasuredArm, compare_families, plain, shown_together, without_ratios
+from spanlab.stats import positive_ratio_p
 
 FAMILIES = {"prefix": ["a", "b"], "pic": ["c", "absent"], "empty": ["absent"]}
 

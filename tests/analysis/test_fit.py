@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spanlab.analysis.fit import cross_validation_errors, fit, hull
-from spanlab.analysis.points import Point, StepId
+from spanlab.analyses.fit_profile import Point, StepId, cross_validation_errors, fit, hull
 from spanlab.core.step_features import StepFeatures
-from spanlab_sim.calibrated import TERMS
+from spanlab_sim.timings import TERMS
 
 TRUE = dict.fromkeys(TERMS, 0.0) | {
     "step": 2e6,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spanlab.analysis.gauss_newton import Linearised, Prior, descend
+from spanlab.analyses.twin_fit import Linearised, Prior, descend
 
 RANDOM = np.random.default_rng(3)
 SLOPES = RANDOM.normal(size=(200, 2))

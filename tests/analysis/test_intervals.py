@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from spanlab.analysis.intervals import McNemar, mcnemar, share_interval
+from spanlab.stats import McNemar, mcnemar, share_interval
 
 outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.method_scores import (
+from spanlab.analyses.method_data import (
     ArmAnswers,
     References,
     benefit_kept,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.families import MeasuredArm
-from spanlab.analysis.perfect_eviction import perfect_eviction
-from spanlab.report.analyses.perfect_eviction import arms_table, points_table
-from spanlab.report.analyses.perfect_eviction_figure import draw_perfect_eviction
-from spanlab.report.sweep.data import SweepPoint
+from spanlab.analyses.leads import MeasuredArm
+from spanlab.analyses.perfect_eviction import arms_table, draw_perfect_eviction, perfect_eviction, points_table
+from spanlab.report.sweep import SweepPoint
 
 from ..support.figures import PROVENANCE
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spanlab.analysis.policies import RuleResult, best_of, held_out_lead_by_seed, lead, rule_result
+from spanlab.analyses.policies import RuleResult, best_of, held_out_lead_by_seed, lead, rule_result
 from spanlab.records import LOSS_CAUSES
 
 LOST = dict.fromkeys(LOSS_CAUSES, 0) | {"never_seen": 300, "kv_evicted": 50, "alignment": 90, "last_token": 100}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.prefill import ArmPrefills, capture_goal, overhead, prefill_entries
+from spanlab.analyses.prefill_data import ArmPrefills, capture_goal, overhead, prefill_entries
 
 LABELS = {"kind": ("cold", "warm", "warm")}
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spanlab.analysis.serving import Gaps, Goal, pooled_percentile, queues, serving_values
+from spanlab.analyses.serving import Gaps, Goal, pooled_percentile, queues, serving_values
 
 GOALS = {"chat": Goal(0.5, 0.05, math.inf), "batch": Goal(math.inf, math.inf, 3.0), "strict": Goal(0.2, 0.03, 1.0)}
 

@@ -84,9 +84,7 @@ def real_build():
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", ["smoke", "pic_sim"])
 def test_compiled_records_are_equal_to_the_byte(real_build, tmp_path, entry):
-    start = (
-        f"import sys; from spanlab.main import main; sys.argv = ['spanlab', '-cn', '{entry}', *sys.argv[1:]]; main()"
-    )
+    start = f"import sys; from spanlab.cli import main; sys.argv = ['spanlab', '-cn', '{entry}', *sys.argv[1:]]; main()"
     (tmp_path / "start_study.py").write_text(start)
     given = "seeds=[0]", "tracking=none", "output.figures=false", "output.run=x"
     written = {}

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.study.run import run_study
-from spanlab.study.sweep.run import run_sweep
+from spanlab.study.sweep import run_sweep
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from spanlab.main import compose
-from spanlab.report.sweep.data import SweepRow
+from spanlab.cli import compose
+from spanlab.report.sweep import SweepRow
 from spanlab.settings import Study
 from spanlab.study.entries import probe_run
-from spanlab.study.output.folder import CONFIG
+from spanlab.study.folder import CONFIG
 from spanlab.study.run import run_study
 
 from ..support.prose import long_sentences

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from spanlab import main
+from spanlab import cli
 
 from ..support.files import write_lines
 from ..support.script import SCRIPT
@@ -88,7 +88,7 @@ def spanlab(monkeypatch, capsys) -> Callable[..., Outcome]:
         monkeypatch.setattr(sys, "argv", ["spanlab", *arguments])
         code = 0
         try:
-            main.main()
+            cli.main()
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 0
         return Outcome(code, *capsys.readouterr())

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from spanlab.cli import environments
-from spanlab.cli.arguments import read
-from spanlab.cli.describe import entries
+from spanlab import cli
+from spanlab.cli import entries, read
 from spanlab.errors import is_user_error, sentence
 
 from ..support.files import write_lines
@@ -179,7 +178,7 @@ def started(monkeypatch):
         raise StartedError
 
     monkeypatch.setattr(os, "execvpe", replace)
-    monkeypatch.setattr(environments, "find_spec", lambda name: None)
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
     monkeypatch.setenv("SPANLAB_ENVIRONMENT", "sim")
     return seen
 

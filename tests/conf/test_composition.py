@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from spanlab.main import _composed
+from spanlab.cli import _composed
 from spanlab.settings.composition import as_settings
 
 from ..support.composition import HYDRA, Compositions, composing

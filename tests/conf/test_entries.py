@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab import build
-from spanlab.main import CONF, compose
+from spanlab.build import build_policy, build_timing
+from spanlab.cli import compose
+from spanlab.compiled import CONF
 from spanlab.settings import MakeShape, Study
-from spanlab.study.execution.cells import cells
-from spanlab.study.sweep.run import parse_axes
+from spanlab.study.jobs import run_cells
+from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 OF_PROBE = ("train_probe", "hybrid_answers", "tail_replay")  # run small by tests/study
@@ -91,10 +92,10 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     assert isinstance(study, Study)
     assert study.baseline in study.arms
     for strategy in study.arms.values():
-        build.build_policy(study, strategy, 0, 1000)
+        build_policy(study, strategy, 0, 1000)
     if study.timing.kind != "calibrated":  # which needs a profile of this machine
-        build.build_timing(study)
-    assert [cell.seed for arm in study.chosen() for cell in cells(study, arm)]
+        build_timing(study)
+    assert [cell.seed for arm in study.chosen() for cell in run_cells(study, arm)]
 
 
 @pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in OF_STUDY + SWEEPS])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from spanlab.main import CONF
+from spanlab.compiled import CONF
 
 
 def test_help_names_every_group_with_its_choices(console):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 
 BOTH = "analyses=[summary,families]"
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from spanlab import build
-from spanlab.build.tiers import build_tiered
+from spanlab.analyses.fit_profile import store_profile
+from spanlab.build import build_arrivals, build_policy, build_tiered, build_timing, build_workload
+from spanlab.cli import compose
+from spanlab.compiled import CONF
 from spanlab.core.step_features import StepFeatures
-from spanlab.main import CONF, compose
 from spanlab.settings import Study
-from spanlab.study.fidelity.profiles import store_profile
-from spanlab.study.output.provenance import machine
-from spanlab_sim.calibrated import TERMS, Profile
+from spanlab.study.folder import machine
 from spanlab_sim.run import simulate
+from spanlab_sim.timings import TERMS, Profile
 
 CHOICES: dict[str, list[str]] = {}
 for _path in sorted(CONF.glob("*/*.yaml")):
@@ -114,15 +114,15 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
 def check_serves(study: Study, arms: list[str]) -> None:
     """Each arm finishes every request, and its store still adds up."""
     assert arms, "nothing is served by nobody"
-    requests = build.build_workload(study.workload, "unused").requests
-    arrived = build.build_arrivals(study, requests, 0, study.arrivals.rate_rps)
+    requests = build_workload(study.workload, "unused").requests
+    arrived = build_arrivals(study, requests, 0, study.arrivals.rate_rps)
     for arm in arms:
         records: list = []
         longest = max(request.num_tokens for request in requests)
-        policy = build.build_policy(study, study.arms[arm], 0, longest, requests)
+        policy = build_policy(study, study.arms[arm], 0, longest, requests)
         tiered = build_tiered(study, study.arms[arm], policy, study.batch)
         serving = policy if tiered is None else tiered
-        simulate(arrived, serving, study.batch, build.build_timing(study), records.append, loads=tiered)
+        simulate(arrived, serving, study.batch, build_timing(study), records.append, loads=tiered)
         policy.check()
         assert sorted(record.request_id for record in records) == sorted(request.id for request in requests)
 
@@ -222,6 +222,6 @@ def test_the_arms_of_hybrids_differ_in_the_form_of_their_maps(toy):
     }
     assert {arms[name].placement.kind for name in maps} == {"boundary"}
     for name in maps:
-        rules = build.build_policy(compose("smoke", [*toy, "arms=hybrid_pic"]), arms[name], 0, 100).rules
+        rules = build_policy(compose("smoke", [*toy, "arms=hybrid_pic"]), arms[name], 0, 100).rules
         assert (rules.layout.__name__, rules.maps) == ("composable", maps[name])
         assert rules.repair.tokens == (16 if name == "pic_repaired" else 0)

@@ -12,10 +12,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from spanlab import main
-from spanlab.cli.describe import entries
+from spanlab import cli
+from spanlab.cli import _composed, compose, entries
 from spanlab.errors import USER_ERRORS
-from spanlab.main import _composed, compose
 from spanlab.settings.composition import optional_sections, schema_of, with_sections, without_sections
 
 from ..support.composition import Compositions, composing
@@ -130,7 +129,7 @@ def _ended(*words: str) -> Ended:
     def call() -> None:
         GlobalHydra.instance().clear()
         sys.argv = ["spanlab", *words]
-        main.main()
+        cli.main()
 
     return forked(call)
 

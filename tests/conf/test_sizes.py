@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.settings import Study
 
 HYBRID = ("quality_clean", "system_prompts_clean", "narrativeqa_clean")

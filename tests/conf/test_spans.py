@@ -6,10 +6,9 @@ from itertools import product
 
 import pytest
 
-from spanlab import build
-from spanlab.core.repair import REPAIRS, Repair
-from spanlab.core.spans import KEYS_OF_KERNEL, PROVENANCES, SpanSettings
-from spanlab.main import compose
+from spanlab.build import build_policy
+from spanlab.cli import compose
+from spanlab.core.repair import KEYS_OF_KERNEL, PROVENANCES, REPAIRS, Repair, SpanSettings
 from spanlab.settings import Strategy
 
 USER_ERRORS = [
@@ -124,7 +123,7 @@ def test_whatever_is_not_refused_is_built_as_it_was_set():
                 arm.check("arms.mine")
             except ValueError:
                 continue
-            rules = build.build_policy(study, arm, 0, 100).rules
+            rules = build_policy(study, arm, 0, 100).rules
             assert rules.layout.__name__ == provenance
             assert (rules.copies, rules.repair.kind) == (sharing == "private", kind)
             assert (rules.repair.k, rules.repair.ratio) == (size.get("k"), size.get("ratio"))

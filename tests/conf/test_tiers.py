@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 
 HOST = "store.tiers.host"
 ONE = "sweep=[]"

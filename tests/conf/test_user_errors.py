@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.study.run import run_study
 
 from .conftest import TOY
@@ -43,9 +43,12 @@ USER_ERRORS = {
     "unknown placement": ("arms.boundary.placement.kind=bolck", "arms.boundary.placement.kind=bolck: expected one of"),
     "unknown extra placement": (
         "arms.dp_3.placement.also=[tail]",
-        "arms.dp_3.placement.also=tail: expected one of clairvoyant, none",
+        "arms.dp_3.placement.also=tail: expected one of none, sqrt, log",
     ),
-    "unknown eviction": ("arms.none.eviction=mru", "arms.none.eviction=mru: expected one of arc, belady, belady_size"),
+    "unknown eviction": (
+        "arms.none.eviction=mru",
+        "arms.none.eviction=mru: expected one of fifo, lru, ",
+    ),
     "unknown option of an eviction order": (
         "+arms.none.eviction_options.protected=0.5",
         "arms.none.eviction_options.protected: no such option of lru; expected none",

@@ -10,23 +10,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.cache_spans import Layout, composable, whole
-from spanlab.core.cost import CostOf, in_tokens
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules
 from spanlab.core.ledger import Ledger
-from spanlab.core.maps import MapRules
 from spanlab.core.placement import ArmFacts, Dp, DynamicProgram, Placer, PrefillInfo, Rule, every_n, no_states
-from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
+from spanlab.core.plan import ReusePlan, TreeAllocation
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.progress import Progress
-from spanlab.core.recovery import Replay
-from spanlab.core.repair import Repair
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse import ReusePlan, TreeAllocation
-from spanlab.core.reuse_rules import CacheRules, ReuseRules
+from spanlab.core.policies.tree_variants import PrivateIndex, PublishedStudyPolicy
+from spanlab.core.repair import MapRules, Repair
+from spanlab.core.request import UNLIMITED, Budget, Request, Span
+from spanlab.core.rules import CacheRules, CostOf, Progress, Replay, ReuseRules, in_tokens
 from spanlab.core.store import Store
-from spanlab.core.tree import Node, PrefixTree, State
+from spanlab.core.tree import Layout, Node, PrefixTree, State, composable, whole
 
 from ..support.policies import make_tree_policy
 

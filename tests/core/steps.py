@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable
 
 from hypothesis import strategies as st
 
-from spanlab.core.backend import finished_after
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.scheduler import Scheduler
+from spanlab.core.step import ScheduledSequence, ScheduledStep, finished_after
 
 from .factories import assert_drained, assert_within_budget
 
@@ -30,7 +29,7 @@ def serve_waves(
     waves: Iterable[Iterable[Request]],
     rules: BatchRules | None = None,
     each_step: Callable[[ScheduledStep], None] = lambda step: None,
-) -> dict[int, Sequence]:
+) -> dict[int, ScheduledSequence]:
     """Serve waves of requests one after another; return the finished sequences by id."""
     scheduler, finished, now = Scheduler(policy, rules or BatchRules()), {}, 0
     for wave in waves:
@@ -56,9 +55,9 @@ class Loop:
     def __init__(self, policy: TreePolicy, rules: BatchRules, jump: int = 1) -> None:
         self.policy, self.scheduler, self.jump, self.now = policy, Scheduler(policy, rules), jump, 0
         self.keys: list[tuple] = []
-        self.finished: list[Sequence] = []
+        self.finished: list[ScheduledSequence] = []
 
-    def output_len(self, sequence: Sequence) -> int:
+    def output_len(self, sequence: ScheduledSequence) -> int:
         return sequence.request.output_len
 
     def key(self, step: ScheduledStep) -> tuple:

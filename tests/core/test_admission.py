@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
-from spanlab.core.policies.admitting import AdmittingPolicy
-from spanlab.core.policies.pinning import PinningPolicy
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.policies.tree_variants import AdmittingPolicy, PinningPolicy
 
 from ..support.policies import make_tree_policy
 from . import factories

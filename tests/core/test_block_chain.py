@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.policies.block_chain import Chain
+from spanlab.core.policies.block_pool import Chain
 from spanlab.core.request import Request, Span
 
 PROMPTS = st.lists(st.sampled_from([-1, 0, 1, 1 << 16]), max_size=14)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.audit import recount
+from spanlab.core.store import recount
 
 from .factories import KV, make_budget, make_store, walk
 from .test_tree import encode

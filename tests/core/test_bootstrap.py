@@ -5,18 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from spanlab.analysis.blocks import block_estimates
-from spanlab.analysis.bootstrap import (
+from spanlab.stats import (
     DRAWS,
     Clusters,
+    block_estimates,
     describe_few,
     positive_ratio,
     positive_ratio_p,
     ratio,
     ratio_error,
     share,
+    t_interval,
+    t_quantile,
 )
-from spanlab.stats import t_interval, t_quantile
 
 ONES = np.ones
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.cache_spans import LAYOUTS, CacheSpan, as_seen, conditioned, isolated, token_runs, whole
 from spanlab.core.request import Request
+from spanlab.core.tree import LAYOUTS, CacheSpan, as_seen, conditioned, isolated, token_runs, whole
 
 from .factories import doc, make_prompt, text
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.core.cache_spans import whole
 from spanlab.core.placement import (
     ArmFacts,
     Clairvoyant,
@@ -17,12 +16,10 @@ from spanlab.core.placement import (
     last,
     tail,
 )
-from spanlab.core.prefix_index import shared_name
 from spanlab.core.request import Request
-from spanlab.core.reuse_rules import StorageRules
-from spanlab.offline.forest import build_forest
-from spanlab.offline.infinite import salted_parent
-from spanlab.offline.reuses import ServiceOrder, find_reuses
+from spanlab.core.rules import StorageRules
+from spanlab.core.tree import shared_name, whole
+from spanlab.offline.forest import ServiceOrder, build_forest, find_reuses, salted_parent
 
 from .factories import make_policy, make_request, serve_prompt
 

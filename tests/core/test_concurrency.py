@@ -10,14 +10,13 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from spanlab.core.admission import always
-from spanlab.core.backend import finished_after
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules, always
 from spanlab.core.placement import balanced, every_n
-from spanlab.core.policies.pinning import PinningPolicy
+from spanlab.core.policies.tree_variants import PinningPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.shared import SharedPolicy
+from spanlab.core.step import finished_after
 
 from ..support.policies import make_tree_policy
 from .clients import DOCUMENTS, Client, Recorder, repeat

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spanlab import build
-from spanlab.core.cost import COST, COSTS
+from spanlab.build import build_placer, build_policy
+from spanlab.cli import compose
 from spanlab.core.eviction import EVICTION_ORDERS, EvictionRules
 from spanlab.core.placement import Dp, balanced
-from spanlab.main import compose
+from spanlab.core.rules import COST, COSTS
 from spanlab.settings.arms import PlacementSettings, check_arm
 
 from .factories import BLIND_EVICTIONS, make_budget, make_policy, make_request, serve_prompt
@@ -53,22 +53,20 @@ def test_seconds_at_a_rate_are_its_flops():
     [("dp_3", "tokens", 50), ("dp_3", "flops", None), ("dp_shared", "flops", None), ("planned", "tokens", 50)],
 )
 def test_an_arm_gives_its_cost_to_its_placement(arm, cost, expected):
-    placer = build.build_placer(MODEL, replace(STUDY.arms[arm], cost=cost), 0, 1000)
+    placer = build_placer(MODEL, replace(STUDY.arms[arm], cost=cost), 0, 1000)
     assert placer._cost(50, 100) == (expected or MODEL.prefill_flops(50, 100))
 
 
 def test_a_planner_pays_for_states_as_they_are_stored():
     arm = replace(STUDY.arms["planned"], state_format="int8")
-    placer = build.build_placer(MODEL, arm, 0, 1000)
-    assert (
-        placer._facts.state_bytes == build.build_policy(STUDY, arm, 0, 1000).store.state_bytes < MODEL.state_bytes / 3
-    )
+    placer = build_placer(MODEL, arm, 0, 1000)
+    assert placer._facts.state_bytes == build_policy(STUDY, arm, 0, 1000).store.state_bytes < MODEL.state_bytes / 3
 
 
 @pytest.mark.parametrize(("cost", "expected"), [("tokens", 50), ("flops", None), (None, None)])
 @pytest.mark.parametrize("arm", ["boundary_gdsf", "boundary_value"])
 def test_an_arm_gives_its_cost_to_its_eviction(arm, cost, expected):
-    store = build.build_policy(STUDY, replace(STUDY.arms[arm], cost=cost), 0, 1000).store
+    store = build_policy(STUDY, replace(STUDY.arms[arm], cost=cost), 0, 1000).store
     kind = getattr(store._leaves, "_kind", None) or store._leaves.kind
     node = store.tree.new_root()
     node.start, node.depth = 50, 100

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.core.audit import recount
-from spanlab.core.cache_spans import whole
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
-from spanlab.core.prefix_index import shared_name
 from spanlab.core.request import Request
-from spanlab.core.store import Store
+from spanlab.core.store import Store, recount
 from spanlab.core.token_string import string_of
-from spanlab.core.tree import PrefixTree
+from spanlab.core.tree import PrefixTree, shared_name, whole
 
 from .factories import KV, make_budget, make_request
 from .published_evictions import Arc, Gdsf, S3Fifo, Sieve, Slru

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.core.cache_spans import whole
-from spanlab.core.cost import in_tokens
 from spanlab.core.eviction import EvictionFacts, EvictionRules, Future
-from spanlab.core.eviction.chain import Chain
-from spanlab.core.eviction.marconi_tuned import ALPHAS, Replay
-from spanlab.core.eviction.path_names import PathNames
+from spanlab.core.eviction.orders import Chain, PathNames
+from spanlab.core.eviction.value import ALPHAS, Replay
 from spanlab.core.placement import balanced
-from spanlab.core.prefix_index import shared_name
+from spanlab.core.rules import in_tokens
 from spanlab.core.token_string import string_of
-from spanlab.core.tree import PrefixTree
+from spanlab.core.tree import PrefixTree, shared_name, whole
 
 from .factories import (
     BLIND_EVICTIONS,

@@ -7,9 +7,7 @@ from itertools import count
 
 import pytest
 
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.request import Request, Span

@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.core.cache_spans import isolated
-from spanlab.core.eviction.path_names import PathNames
+from spanlab.core.eviction.orders import PathNames
 from spanlab.core.placement import every_n
-from spanlab.core.policies import block_chain, named
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies import block_pool, named
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.chunks import ChunkPolicy
-from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
+from spanlab.core.policies.tree_variants import ExactHashPolicy, WholePromptIndex
+from spanlab.core.tree import isolated
 
 from ..support.policies import make_tree_policy
 from .factories import doc, make_map_policy, make_policy, make_prompt, text
@@ -28,8 +26,8 @@ from .test_kept_repairs import make_policy as make_kept_repairs
 @pytest.fixture
 def colliding(monkeypatch):
     """Digests of positions alone: any two prefixes of one length collide, whatever their tokens and salts."""
-    monkeypatch.setattr(block_chain, "_factors", lambda size: np.zeros(size, np.uint64))
-    monkeypatch.setattr(block_chain, "_seed", lambda salt: 0)
+    monkeypatch.setattr(block_pool, "_factors", lambda size: np.zeros(size, np.uint64))
+    monkeypatch.setattr(block_pool, "_seed", lambda salt: 0)
 
 
 def reused(policy, *prompts) -> list[int]:
@@ -43,7 +41,7 @@ def test_a_collision_of_digests_is_a_miss(colliding, states, last):
     first, other = range(20), range(100, 120)
     tokens_of = [first, other, first, [*range(8), *range(50, 62)]]
     prompts = [block_request(index, tokens) for index, tokens in enumerate(tokens_of)]
-    chains = [block_chain.Chain(prompt, SIZE).digests for prompt in prompts]
+    chains = [block_pool.Chain(prompt, SIZE).digests for prompt in prompts]
     assert chains[0] == chains[1] == chains[3]
     policy = make_blocks(states=states, retention=None)
     assert reused(policy, *prompts) == [0, 0, 16, last]

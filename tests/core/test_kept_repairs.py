@@ -7,16 +7,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spanlab import build
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
-from spanlab.core.cache_spans import isolated
-from spanlab.core.passages import by_cache
-from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
+from spanlab.build import build_policy
+from spanlab.cli import compose
+from spanlab.core.admission import BatchRules
+from spanlab.core.policies.tree_variants import KeptRepairsPolicy
+from spanlab.core.protocol import by_cache
 from spanlab.core.repair import Repair
-from spanlab.core.request import Request
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.main import compose
+from spanlab.core.request import Budget, Request
+from spanlab.core.rules import ReuseRules
+from spanlab.core.tree import isolated
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
@@ -139,4 +138,4 @@ def test_other_methods_keep_no_repairs(arm: str):
     with pytest.raises(
         ValueError, match=r"^policy=kept_repairs with spans\.repair\.kind=.*: expected a repair of first"
     ):
-        build.build_policy(study, study.arms[arm], 0, 1)
+        build_policy(study, study.arms[arm], 0, 1)

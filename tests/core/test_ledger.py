@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.cache_spans import as_seen, isolated, whole
 from spanlab.core.ledger import Ledger, NoLedger, _PathCursor
 from spanlab.core.placement import every_n
 from spanlab.core.token_string import string_of
-from spanlab.core.tree import PrefixTree
+from spanlab.core.tree import PrefixTree, as_seen, isolated, whole
 
 from .factories import doc, finish, make_budget, make_policy, make_prompt, make_request, text
 

@@ -3,10 +3,9 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
-from spanlab.core.cache_spans import composable
-from spanlab.core.maps import MapRules
 from spanlab.core.placement import PrefillInfo, every_n, last, no_states
-from spanlab.core.repair import Repair
+from spanlab.core.repair import MapRules, Repair
+from spanlab.core.tree import composable
 
 from .factories import (
     BLIND_EVICTIONS,

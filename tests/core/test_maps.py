@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from spanlab.core.cache_spans import composable, isolated
-from spanlab.core.maps import ITEMSIZES, MapRules, map_bytes, working_map_bytes
 from spanlab.core.placement import boundary, branch, every_n, last, no_states
-from spanlab.core.repair import Repair
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.repair import ITEMSIZES, MapRules, Repair, map_bytes, working_map_bytes
+from spanlab.core.rules import ReuseRules
+from spanlab.core.tree import composable, isolated
 from spanlab.model_spec import ModelSpec
 
 from ..support.models import make_model

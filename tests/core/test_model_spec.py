@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from spanlab.model_files import find_spec as load
 from spanlab.model_spec import causal_pairs
-from spanlab.models.find import find_spec as load
 
 from ..support.models import make_model
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core import optimal
-from spanlab.core.optimal import place
+from spanlab.core.placement import dynamic_program
+from spanlab.core.placement.dynamic_program import place
 
 
 def expected_work(depths, mass, chosen, work=None) -> float:
@@ -215,8 +215,8 @@ def test_the_scan_takes_over_where_pruning_does_not_settle_the_hull(monkeypatch)
         sizes.append(len(points))
         return scan(points, x, y)
 
-    scan = optimal._scan
-    monkeypatch.setattr(optimal, "_scan", spy)
+    scan = dynamic_program._scan
+    monkeypatch.setattr(dynamic_program, "_scan", spy)
     rng = np.random.default_rng(0)
     for rate in (0.01, 0.02, 0.05):
         # ever steeper, then one flat step far away: it pops the convex run before it one point a round
@@ -248,12 +248,12 @@ def test_pruning_and_scan_find_the_hull_however_the_work_is_split(points, rounds
     x = np.cumsum([step for step, _ in points]).astype(float)
     y = np.array([height for _, height in points], float)
     want = lower_hull_by_definition(x, y)
-    original = optimal._PRUNING_ROUNDS
+    original = dynamic_program._PRUNING_ROUNDS
     try:
-        optimal._PRUNING_ROUNDS = rounds
-        assert optimal._lower_hull(x, y).tolist() == want
+        dynamic_program._PRUNING_ROUNDS = rounds
+        assert dynamic_program._lower_hull(x, y).tolist() == want
     finally:
-        optimal._PRUNING_ROUNDS = original
+        dynamic_program._PRUNING_ROUNDS = original
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from spanlab.core.placement import PrefillInfo, learned, planned
-from spanlab.core.placement.cues import Cues
-from spanlab.core.placement.planner import Offers
-from spanlab.core.placement.prefix_names import prefix_names
-from spanlab.core.placement.shared_budget import SharedBudget, split
+from spanlab.core.placement.planner import Cues, Offers, SharedBudget, prefix_names, split
 from spanlab.core.request import Request, Span
 
 from .factories import common, make_facts, make_request
@@ -77,12 +74,12 @@ def test_shared_budget_rejects_an_impossible_share():
 
 
 def test_weights_that_grow_are_scaled(monkeypatch):
-    from spanlab.core.placement import shared_budget
+    from spanlab.core.placement import planner
 
     plain, scaled = (SharedBudget(2, 1.0, facts=make_facts(10, max_tokens=100)) for _ in range(2))
     rng, placed = np.random.default_rng(0), []
     for placer, heaviest in ((plain, 1e100), (scaled, 1.05)):
-        monkeypatch.setattr(shared_budget, "_HEAVIEST", heaviest)
+        monkeypatch.setattr(planner, "_HEAVIEST", heaviest)
         rng = np.random.default_rng(0)
         for number in range(200):
             request = Request(number, int(rng.integers(4)), (Span(np.arange(100, dtype=np.int32)),))

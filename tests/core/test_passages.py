@@ -7,15 +7,13 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from spanlab.core.cache_spans import isolated
-from spanlab.core.passages import Arranger, PassageRules, by_cache, greedy, stored_beginning, with_passages
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
+from spanlab.cli import compose
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.protocol import Arranger, PassageRules, by_cache, greedy, stored_beginning, with_passages
 from spanlab.core.request import Request
-from spanlab.main import compose
-from spanlab.study import checks
+from spanlab.core.tree import isolated
+from spanlab.study.prepare import check_passages
 
 from .factories import doc, make_budget, make_policy, make_prompt, text
 from .steps import serve_waves
@@ -169,12 +167,12 @@ def test_a_choice_without_meaning_is_refused(overrides: list[str], expected: str
 def test_a_workload_without_passages_is_refused():
     study = compose("pic_sim", ["arms.radix.passages.order=cached"])
     with pytest.raises(ValueError, match=r"^arms\.radix\.passages\.order=cached, view=all with workload.kind=rag: exp"):
-        checks.check_passages(study, (make_prompt(HEAD, text(7)),))
-    checks.check_passages(study, (prompt([1]),))
+        check_passages(study, (make_prompt(HEAD, text(7)),))
+    check_passages(study, (prompt([1]),))
 
 
 def test_a_workload_without_gold_is_refused():
     study = compose("pic_sim", ["arms.radix.passages.view=gold"])
     with pytest.raises(ValueError, match=r"^arms\.radix\.passages\.view=gold with workload.kind=rag: expected all or"):
-        checks.check_passages(study, (prompt([1]),))
-    checks.check_passages(study, (Request(0, 0, prompt([1]).spans, gold=(1,)),))
+        check_passages(study, (prompt([1]),))
+    check_passages(study, (Request(0, 0, prompt([1]).spans, gold=(1,)),))

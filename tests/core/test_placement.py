@@ -5,7 +5,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from spanlab.core.cost import in_tokens
 from spanlab.core.placement import (
     Union,
     balanced,
@@ -18,6 +17,7 @@ from spanlab.core.placement import (
     square_root,
     tail,
 )
+from spanlab.core.rules import in_tokens
 
 from .factories import at, make_dp, make_facts, make_info
 

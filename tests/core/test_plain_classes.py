@@ -1,6 +1,6 @@
 """Classes of a user's file are plain Python, where the scheduler and the tree may be compiled."""
 
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.admission import BatchRules
 
 from .factories import make_policy, make_request
 from .steps import serve_waves

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spanlab.core.placement import balanced, branch, last, no_states
-from spanlab.core.reuse import Losses
+from spanlab.core.plan import Losses
 
 from .factories import (
     BLIND_EVICTIONS,

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from spanlab.core.placement import Union, balanced, branch, every_n, last, no_states
+from spanlab.core.plan import ReusePlan, TreeAllocation
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan, TreeAllocation
 
 from .factories import BLIND_EVICTIONS, at, common, make_budget, make_dp, make_policy, make_request, states_in, walk
 from .machine import RunningRequests, machine, top

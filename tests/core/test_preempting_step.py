@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.core.backend import finished_after
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.placement import every_n
 from spanlab.core.scheduler import Scheduler
+from spanlab.core.step import finished_after
 
 from .factories import make_budget, make_policy, make_request
 

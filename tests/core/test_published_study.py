@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from spanlab.core.cost import tokens
-from spanlab.core.optimal import place
-from spanlab.core.placement.published_solver import published_bins, solve_as_published
+from spanlab.core.placement.dynamic_program import place, published_bins, solve_as_published
+from spanlab.core.rules import tokens
 
 
 def plain_recurrence(histogram, count) -> list[int]:

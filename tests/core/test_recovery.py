@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanlab.core.recovery import RECOVERIES, Replay
+from spanlab.core.rules import RECOVERIES, Replay
 from spanlab.model_spec import ModelSpec
 
 from .factories import KV, at, begin, make_budget, make_policy, make_request, serve

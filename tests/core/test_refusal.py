@@ -4,12 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
-from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.refusal import Refusal
+from spanlab.core.admission import BatchRules
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
+from spanlab.core.policies.blocks import BlockPolicy, Refusal
 from spanlab.core.scheduler import Scheduler
 
 from .steps import serve_waves

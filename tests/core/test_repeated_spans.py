@@ -2,8 +2,8 @@
 
 import pytest
 
-from spanlab.core.cache_spans import as_seen, conditioned, isolated, repeats
 from spanlab.core.repair import Repair
+from spanlab.core.tree import as_seen, conditioned, isolated, repeats
 
 from .factories import (
     KV,

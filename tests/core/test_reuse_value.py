@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.core.audit import recount
-from spanlab.core.eviction.reuse_rates import WIDTHS, ReuseClass, ReuseRates, index_of, interval_of
+from spanlab.core.eviction.value import WIDTHS, ReuseClass, ReuseRates, index_of, interval_of
+from spanlab.core.store import recount
 
 from .factories import KV, STATE, at, make_budget, make_policy, make_request
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.placement import branch, no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.step import ScheduledSequence, ScheduledStep
 
 from . import steps
 from .factories import KV, assert_drained, make_budget, make_policy
@@ -44,7 +44,7 @@ class Loop(steps.Loop):
         self.admitted: list[int] = []
         self.computed: dict[int, int] = {}
 
-    def output_len(self, sequence: Sequence) -> int:
+    def output_len(self, sequence: ScheduledSequence) -> int:
         return self.outputs[sequence.request.id]
 
     def key(self, step: ScheduledStep) -> tuple:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.core.admission import SecondTouch
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.cache_spans import isolated
+from spanlab.core.admission import BatchRules, SecondTouch
 from spanlab.core.ledger import NoLedger
-from spanlab.core.policies.admitting import AdmittingPolicy
+from spanlab.core.policies.tree_variants import AdmittingPolicy
 from spanlab.core.request import Request
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.rules import ReuseRules
+from spanlab.core.tree import isolated
 
 from ..support.policies import make_tree_policy
 from . import factories

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from spanlab.core.cache_spans import as_seen, conditioned, isolated
+from spanlab.core.plan import PrefillRange, ReusePlan, TreeAllocation
 from spanlab.core.repair import Repair
-from spanlab.core.reuse import ReusePlan, TreeAllocation
-from spanlab.core.work import PrefillRange
+from spanlab.core.tree import as_seen, conditioned, isolated
 
 from .factories import BLIND_EVICTIONS, KV, common, doc, make_budget, make_policy, make_prompt, text, walk
 from .machine import RunningRequests, machine, top

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.cache_spans import as_seen, conditioned, isolated, whole
 from spanlab.core.placement import no_states
+from spanlab.core.plan import Losses
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
-from spanlab.core.reuse import Losses
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.rules import ReuseRules
+from spanlab.core.tree import SharedIndex, as_seen, conditioned, isolated, whole
 
 from .factories import (
     KV,

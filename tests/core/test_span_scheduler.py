@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.cache_spans import as_seen, conditioned, isolated
+from spanlab.core.admission import BatchRules
+from spanlab.core.plan import RepairPass
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduled import ScheduledChunk, ScheduledStep
-from spanlab.core.work import RepairPass
+from spanlab.core.step import ScheduledChunk, ScheduledStep
+from spanlab.core.tree import as_seen, conditioned, isolated
 
 from . import steps
 from .factories import doc, make_budget, make_policy, make_prompt, resumes, text

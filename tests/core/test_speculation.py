@@ -6,16 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spanlab.core.async_scheduler import make_scheduler
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.admission import BatchRules, Speculation
+from spanlab.core.async_scheduler import SpeculativeScheduler, make_scheduler
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
+from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.speculation import Speculation
-from spanlab.core.speculative_scheduler import SpeculativeScheduler
 
 DRAWS = 20_000
 

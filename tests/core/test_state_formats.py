@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from spanlab.core.state_formats import STATE_FORMATS, StateFormat
-from spanlab.models.find import find_spec
+from spanlab.core.rules import STATE_FORMATS, StateFormat
+from spanlab.model_files import find_spec
 
 from .factories import STATE, at, begin, make_budget, make_policy, make_request, serve
 

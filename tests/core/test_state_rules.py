@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from spanlab.core.placement import chunk_end, decode_interval, last, response_end, retention, second_hit
-from spanlab.core.progress import Progress, merge_progress
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import CacheRules
+from spanlab.core.rules import CacheRules, Progress, merge_progress
 
 from .factories import STATE, at, begin, make_budget, make_facts, make_info, make_policy, make_request, serve
 

@@ -3,18 +3,7 @@
 import numpy as np
 import pytest
 
-from spanlab.steady import (
-    ALPHA,
-    SATURATED,
-    STEADY,
-    TOO_SHORT,
-    UNSETTLED,
-    Run,
-    assess,
-    changes,
-    drift_test,
-    mser5,
-)
+from spanlab.stats import ALPHA, SATURATED, STEADY, TOO_SHORT, UNSETTLED, Run, assess, changes, drift_test, mser5
 
 QUEUES = 300
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from spanlab.core.audit import recount
-from spanlab.core.store import Store
+from spanlab.core.store import Store, recount
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import Node
 

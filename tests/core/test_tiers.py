@@ -1,7 +1,6 @@
 """Contents of a tier: room by watermark, quantising, pins, exclusive loads."""
 
-from spanlab.core.tiers.rules import TierRules
-from spanlab.core.tiers.tier import Tier
+from spanlab.core.tiers import Tier, TierRules
 
 BLOCK, SMALL = 8, 2
 GIB = 1 << 30

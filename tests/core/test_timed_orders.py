@@ -10,10 +10,10 @@ import pytest
 
 from spanlab.core.admission import always
 from spanlab.core.eviction import EvictionRules
-from spanlab.core.policies.pinning import PinningPolicy
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.policies.tree_variants import PinningPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 

@@ -4,15 +4,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.backend import finished_after
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.admission import BatchRules
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
+from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
+from spanlab.core.step import finished_after
 
 SIZE, BLOCKS = 4, 12
 LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=12)

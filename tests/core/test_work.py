@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.cache_spans import as_seen, conditioned, isolated
+from spanlab.core.plan import PrefillRange, RepairPass, ReusePlan, work_of
 from spanlab.core.repair import Repair
-from spanlab.core.reuse import ReusePlan
-from spanlab.core.work import PrefillRange, RepairPass, work_of
+from spanlab.core.tree import as_seen, conditioned, isolated
 
 from .factories import begin, doc, make_map_policy, make_policy, make_prompt, serve_prompt, text
 

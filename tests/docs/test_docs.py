@@ -12,10 +12,11 @@ import pytest
 import yaml
 from matplotlib.image import imread
 
-from spanlab.core.maps import MapRules, map_bytes
-from spanlab.main import CONF, compose
-from spanlab.models.find import find_spec
-from spanlab.report.drawing.write import write_figure
+from spanlab.cli import compose
+from spanlab.compiled import CONF
+from spanlab.core.repair import MapRules, map_bytes
+from spanlab.model_files import find_spec
+from spanlab.report.style import write_figure
 
 from ..support.prose import FENCE, long_sentences, sentences
 from ..support.script import ROOT, SCRIPT, docs_script

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from spanlab.cli.describe import registries
+from spanlab.cli import compose, main, registries
 from spanlab.errors import sentence
-from spanlab.main import compose, main
+from spanlab.plugins import MOVED
 from spanlab.study.run import run_study
 
 from ..support.script import docs_script
@@ -177,6 +178,14 @@ def test_impossible_positions_end_their_arm(positions: str, words: str, here: Pa
     arm = ("plugins=[odd.py]", "+strategy@arms.mine=radix", "arms.mine.placement.kind=middle", "only=[mine,kv_only]")
     with pytest.raises(ValueError, match=r"arms.mine.placement.kind=middle: .*" + re.escape(words)):
         run(here, *SMALL, *arm)
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_moved_module_names_its_new_place(old: str, new: str, here: Path):
+    (here / "old.py").write_text(f"import {old}\n")
+    expected = f"plugins={here}/old.py: {old} has moved; expected an import from {new}"
+    assert refused("plugins=[old.py]") == expected
+    import_module(new)
 
 
 def test_changed_plugin_is_not_resumed(here: Path):

@@ -14,28 +14,21 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
-from spanlab import build
-from spanlab.core.backend import Backend, StepResult
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.maps import MapRules
+from spanlab.build import build_policy
+from spanlab.cli import compose
+from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.repair import Repair
-from spanlab.core.request import Request, Span
-from spanlab.core.scheduled import ScheduledStep
-from spanlab.core.spans import PREFIXES_ALONE, SpanSettings
+from spanlab.core.repair import PREFIXES_ALONE, MapRules, Repair, SpanSettings
+from spanlab.core.request import UNLIMITED, Budget, Request, Span
+from spanlab.core.step import Backend, ScheduledStep, StepResult
 from spanlab.engine.engine import Engine
 from spanlab.engine.graphs import spare_pages
-from spanlab.engine.load import named_config, random_model
-from spanlab.engine.map_forms import form_of
-from spanlab.engine.map_pool import MapShape, SpanMaps
+from spanlab.engine.load import named_config, pool_pages, random_model
+from spanlab.engine.maps import MapShape, SpanMaps, form_of
 from spanlab.engine.model import SpanModel, spec_of
-from spanlab.engine.pool import PagePool, PoolShape
-from spanlab.engine.sampling import Sampler
-from spanlab.engine.sizing import pool_pages
-from spanlab.engine.slot_pool import ALL
-from spanlab.engine.state_pool import StatePool
-from spanlab.main import compose
+from spanlab.engine.outputs import Sampler
+from spanlab.engine.pages import PagePool, PoolShape
+from spanlab.engine.slots import ALL, StatePool
 from spanlab.records import Record, RunRow
 from spanlab.settings import Strategy, Study
 from spanlab_sim.run import serve
@@ -275,7 +268,7 @@ def make_policy(
     model: SpanModel, strategy: Strategy, budget: int | None = None, states: int | None = None
 ) -> TreePolicy:
     """A policy whose store holds `budget` tokens and `states` recurrent states."""
-    policy = build.build_policy(study_of(model), strategy, 0, model.context)
+    policy = build_policy(study_of(model), strategy, 0, model.context)
     kv = UNLIMITED if budget is None else budget * policy.store.token_bytes
     state = UNLIMITED if states is None else states * max(policy.store.state_bytes, policy.rules.map_bytes)
     policy.store.budget = Budget(kv_bytes=kv, state_bytes=state)

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import KernelInterface
 
 from spanlab.engine.model import SpanModel
-from spanlab_kernels import dispatch
+from spanlab_kernels import _has_triton
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
@@ -205,7 +205,7 @@ def fake_device() -> Iterator[FakeDevice]:
         stack.enter_context(mode)
         stack.enter_context(device)
         yield device
-    dispatch._has_triton.cache_clear()
+    _has_triton.cache_clear()
 
 
 class _Event:

@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
-from spanlab.engine import affine
-from spanlab.engine.affine import AffineMap, affine_scan, assemble, compose
+from spanlab.engine.maps import (
+    AffineMap,
+    Transition,
+    affine_scan,
+    assemble,
+    compose,
+    exact,
+    heads_above,
+    low_rank,
+    scalar,
+    spectral_norm,
+)
 
 LENGTHS = st.lists(st.integers(1, 700), min_size=2, max_size=4)
 
@@ -40,10 +50,10 @@ def affine_maps(key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> AffineMa
     return affine_scan(key, key, value, g, beta, use_qk_l2norm_in_kernel=True)[1]
 
 
-def dropped_norm(span: AffineMap, stored: affine.Transition) -> Tensor:
+def dropped_norm(span: AffineMap, stored: Transition) -> Tensor:
     """The spectral norm of the part of A that a stored form omits."""
     identity = torch.eye(span.transition.shape[-1]).expand_as(span.transition)
-    return affine.spectral_norm(span.transition - stored.apply(identity))
+    return spectral_norm(span.transition - stored.apply(identity))
 
 
 def cut(inputs: Inputs, lengths: list[int]) -> list[AffineMap]:
@@ -80,12 +90,12 @@ def test_map_equals_scan_at_any_width(length: int, key_width: int, value_width: 
 
 
 def test_slow_decay_leaves_transition_to_see() -> None:
-    assert affine.spectral_norm(affine_maps(*draw(64)).transition).min() > 0.1
+    assert spectral_norm(affine_maps(*draw(64)).transition).min() > 0.1
 
 
 def test_outputs_are_those_of_the_plain_scan() -> None:
     inputs = draw(130)
-    outputs, _ = affine.affine_scan(inputs.key, *inputs, use_qk_l2norm_in_kernel=True)
+    outputs, _ = affine_scan(inputs.key, *inputs, use_qk_l2norm_in_kernel=True)
     torch.testing.assert_close(outputs, run_through(inputs)[0], atol=1e-5, rtol=1e-4)
 
 
@@ -98,17 +108,17 @@ def test_gradient_reaches_the_spans_inputs() -> None:
 def test_transition_less_decay_has_low_rank() -> None:
     span = affine_maps(*draw(3))
     torch.testing.assert_close(
-        affine.low_rank(span, 3).apply(torch.eye(8).expand(1, 4, 8, 8)), span.transition, atol=1e-6, rtol=1e-5
+        low_rank(span, 3).apply(torch.eye(8).expand(1, 4, 8, 8)), span.transition, atol=1e-6, rtol=1e-5
     )
-    assert dropped_norm(span, affine.low_rank(span, 2)).min() > 1e-4
+    assert dropped_norm(span, low_rank(span, 2)).min() > 1e-4
 
 
 @pytest.mark.parametrize(
     ("forgetting", "form", "most"),
     [
-        *((1e-3, partial(affine.low_rank, rank=rank), math.inf) for rank in (0, 1, 2, 4)),
-        *((0.01, partial(affine.heads_above, norm=norm), norm) for norm in (0.0, 0.5, 2.0)),
-        (1e-3, partial(affine.exact, dtype=torch.bfloat16), 0.01),
+        *((1e-3, partial(low_rank, rank=rank), math.inf) for rank in (0, 1, 2, 4)),
+        *((0.01, partial(heads_above, norm=norm), norm) for norm in (0.0, 0.5, 2.0)),
+        (1e-3, partial(exact, dtype=torch.bfloat16), 0.01),
     ],
     ids=[*(f"rank {rank}" for rank in (0, 1, 2, 4)), *(f"norm above {norm}" for norm in (0, 0.5, 2)), "bfloat16"],
 )
@@ -125,21 +135,21 @@ def test_error_of_stored_forms_is_bounded_by_what_they_drop(forgetting, form, mo
 def test_bytes_count_what_is_stored() -> None:
     span = affine_maps(*draw(64))
     heads, width = 4, 8
-    assert affine.exact(span).nbytes == heads * width * width * 4
-    assert affine.exact(span, torch.bfloat16).nbytes == heads * width * width * 2
-    assert affine.low_rank(span, 2, torch.bfloat16).nbytes == heads * (4 + 2 * 2 * width * 2)
-    assert affine.scalar(span.decay, width).nbytes == heads * 4
-    assert affine.heads_above(span, 2.0).nbytes == heads
+    assert exact(span).nbytes == heads * width * width * 4
+    assert exact(span, torch.bfloat16).nbytes == heads * width * width * 2
+    assert low_rank(span, 2, torch.bfloat16).nbytes == heads * (4 + 2 * 2 * width * 2)
+    assert scalar(span.decay, width).nbytes == heads * 4
+    assert heads_above(span, 2.0).nbytes == heads
 
 
 def test_scalar_forms_scale_the_whole_state() -> None:
     inputs = draw(64)
     span, state = affine_maps(*inputs), start(inputs)
-    torch.testing.assert_close(affine.scalar(span.decay, 8).apply(state), span.decay[..., None, None] * state)
+    torch.testing.assert_close(scalar(span.decay, 8).apply(state), span.decay[..., None, None] * state)
 
 
 def test_assembly_of_exact_forms_equals_composition() -> None:
     inputs = draw(200)
     spans, state = cut(inputs, [50, 150]), start(inputs)
-    assembled = assemble([(affine.exact(span), span.state) for span in spans], state)
+    assembled = assemble([(exact(span), span.state) for span in spans], state)
     torch.testing.assert_close(assembled, reduce(compose, spans).apply(state), atol=1e-5, rtol=1e-4)

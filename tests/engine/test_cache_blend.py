@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.engine.row_chooser import RowChooser
+from spanlab.engine.repair import RowChooser
 
 from .factories import HEAD, arm, document, make_request, make_small, permutations, questions, rows_of_layers, run, text
 from .oracles import blending, run_checked
@@ -49,7 +49,7 @@ def watched(monkeypatch) -> list[RowChooser]:
             self.history.append(self.rows)
             return chosen
 
-    monkeypatch.setattr("spanlab.engine.blend.RowChooser", Watched)
+    monkeypatch.setattr("spanlab.engine.repair.RowChooser", Watched)
     return seen
 
 

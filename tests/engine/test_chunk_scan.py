@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from spanlab.engine import chunk_scan
-from spanlab.engine.chunk_scan import ChunkScan, ScanInputs, Segment
-from spanlab.engine.kernel_scan import Kernels, KernelScan
+from spanlab.engine import scan as chunk_scan
+from spanlab.engine.scan import ChunkScan, Kernels, KernelScan, ScanInputs, Segment
 
 KEY, VALUE = 6, 5
 CPU = torch.device("cpu")

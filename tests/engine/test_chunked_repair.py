@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 
 from .factories import KERNELS, arm, make_small, parted, run
 from .oracles import far, run_checked

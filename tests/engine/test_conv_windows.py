@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spanlab.engine.conv_windows import ConvRows, SlotRef, Windows
-from spanlab.engine.slot_pool import ALL
-from spanlab.engine.state_pool import StatePool, StateShape
+from spanlab.engine.recurrent import ConvRows, SlotRef, Windows
+from spanlab.engine.slots import ALL, StatePool, StateShape
 
 KERNEL, CHANNELS, LAYERS = 4, 5, 2
 HELD = KERNEL - 1  # inputs that a slot holds

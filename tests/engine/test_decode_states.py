@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
 
 from .factories import APART, checkpoint, make_hybrid, nothing_leaks, random_tokens, run

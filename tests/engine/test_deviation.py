@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from spanlab.core.repair import Repair
-from spanlab.engine.blend import deviations
-from spanlab.engine.row_chooser import RowChooser
+from spanlab.engine.repair import RowChooser, deviations
 
 
 def states(of_rows: list[float]) -> tuple[torch.Tensor, torch.Tensor]:

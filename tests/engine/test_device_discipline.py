@@ -15,16 +15,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorDeviceMismatchError
 
-from spanlab.build.engine import build_engine
-from spanlab.core.batch_rules import BatchRules
+from spanlab.build import build_engine
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel
-from spanlab.engine.recording import Recording
-from spanlab.engine.sampling import Sampler
+from spanlab.engine.outputs import Recording, Sampler
 from spanlab.engine.settings import EngineSettings
 from spanlab.settings import Strategy
-from spanlab.study.execution.warm_up import warm_requests
+from spanlab.study.jobs import warm_requests
 from spanlab_sim.run import serve
 
 from .factories import (
@@ -43,13 +42,13 @@ from .factories import (
 from .fake_device import DEVICE, FakeDevice, fake_device, on_device
 
 # Allowed waits of a step: the scheduler needs the tokens, once per step.
-TOKENS = "engine.step_tokens:read copies to the host"
+TOKENS = "engine.outputs:read copies to the host"
 # A step that chooses no token lasts until the device is done, or its time would be the next one's.
-END = "engine.phase_clock:seconds waits for an event"
+END = "engine.graphs:seconds waits for an event"
 # Which pages a query-aware repair copies depends on the tokens that its probe chooses, once a repair.
-PROBE = "engine.probe:chosen copies to the host"
+PROBE = "engine.repair:chosen copies to the host"
 # torch checks the result of a decomposition if a map is stored in low rank.
-SVD = "engine.affine:low_rank checks what linalg_svd gives"
+SVD = "engine.maps:low_rank checks what linalg_svd gives"
 METHODS = (
     "none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_blend_15", "cache_blend_lmcache_15",
     "cache_blend_gradual_15", "ape", "as_seen_blend_15", "query_aware_16", "neighbour_aware_16",
@@ -171,7 +170,7 @@ def test_recorded_logits_come_to_the_host_after_the_tokens():
     recording = Recording("logits")
     steps = run(make_small(), arm("pic"), cold_and_warm(), on_logits=recording.note)
     assert len(recording._logits) == 3 * 2
-    check(steps, "engine.recording:note copies to the host")
+    check(steps, "engine.outputs:note copies to the host")
 
 
 def test_every_kernel_of_the_engine_takes_part():
@@ -202,7 +201,7 @@ def test_a_hidden_wait_in_a_forward_is_found(monkeypatch):
         return choose(sampler, logits, draws)
 
     monkeypatch.setattr(Sampler, "choose", looking)
-    with pytest.raises(AssertionError, match=r"a step waits for .*step_tokens:choose reads a number"):
+    with pytest.raises(AssertionError, match=r"a step waits for .*outputs:choose reads a number"):
         check(run(make_small(), arm("pic"), cold_and_warm()))
 
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from spanlab import build
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.passages import PassageRules
+from spanlab.build import build_passages, build_span_reads
+from spanlab.core.admission import BatchRules
+from spanlab.core.protocol import PassageRules
+from spanlab.core.repair import PREFIXES_ALONE
 from spanlab.core.request import Request
-from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import features
 from spanlab.engine.engine import Engine
+from spanlab.engine.load import pool_pages
 from spanlab.engine.model import SpanModel
-from spanlab.engine.pool import PagePool, PoolShape
-from spanlab.engine.sizing import pool_pages
+from spanlab.engine.pages import PagePool, PoolShape
 from spanlab.records import RunRow
 from spanlab.settings import Strategy
 from spanlab_sim.run import serve, simulate
@@ -117,8 +117,8 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
         return lambda step, now, result: run_result.plans[backend].append((now, step.key()))
 
     policy, write = make_policy(model, strategy, budget), run_result.records["sim"].append
-    reads = build.build_span_reads(strategy)
-    options |= {"group": requests[0].group_id, "passages": build.build_passages(strategy)}
+    reads = build_span_reads(strategy)
+    options |= {"group": requests[0].group_id, "passages": build_passages(strategy)}
     sim = {"jump": False, "reads": reads, "on_step": note("sim")}
     run_result.rows["sim"] = simulate(requests, policy, rules, timing, write, **sim, **options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 
 from .factories import arm, checkpoint, make_hybrid, make_small, nothing_leaks, questions, run
 from .oracles import far

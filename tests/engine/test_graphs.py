@@ -11,14 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
-from spanlab.engine import attention_metadata, graphs
-from spanlab.engine.decode_recurrence import DecodeRecurrence
-from spanlab.engine.decode_rows import TailRows
+from spanlab.engine import graphs
+from spanlab.engine import rows as attention_metadata
 from spanlab.engine.graphs import CudaGraphs, Padded
+from spanlab.engine.recurrent import DecodeRecurrence
+from spanlab.engine.rows import TailRows
 from spanlab.engine.settings import EngineSettings
-from spanlab.engine.slab import PADDING_ROW
+from spanlab.engine.slots import PADDING_ROW
 
 from .composed import worst
 from .factories import (

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
 from spanlab.engine.load import load_model, named_config
 from spanlab.engine.model import spec_of
 from spanlab.engine.oracle import causal_attend
 from spanlab.engine.recurrent import Recurrence, StateScan
 from spanlab.engine.settings import EngineSettings
-from spanlab.engine.state_pool import StatePool
-from spanlab.models.find import find_spec
+from spanlab.engine.slots import StatePool
+from spanlab.model_files import find_spec
 
 from .factories import (
     APART,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
-from spanlab.engine.map_check import check_maps
-from spanlab.engine.span_actions import MapScan
+from spanlab.engine.oracle import check_maps
+from spanlab.engine.states import MapScan
 
 from . import composed as oracle
 from .composed import FORMS, composed, worst

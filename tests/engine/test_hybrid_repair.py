@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
-from spanlab.engine.span_actions import BeginAfterRepair
+from spanlab.engine.states import BeginAfterRepair
 
 from .composed import FORMS, worst
 from .factories import (

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 
 from .factories import arm, make_small, nothing_leaks, questions, start
 

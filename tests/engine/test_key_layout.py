@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.core.cache_spans import CacheSpan, isolated
-from spanlab.core.spans import SpanSettings
-from spanlab.engine.key_layout import bases, carried_rotation
+from spanlab.core.repair import SpanSettings
+from spanlab.core.tree import CacheSpan, isolated
+from spanlab.engine.pages import bases, carried_rotation
 
 from .factories import HEAD, document, make_request, text
 

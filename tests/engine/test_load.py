@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from spanlab.build.engine import build_model
+from spanlab.build import build_model
+from spanlab.cli import compose
 from spanlab.engine.load import load_model, named_config, read_config, wrap
 from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.oracle import causal_attend
 from spanlab.engine.settings import EngineSettings
-from spanlab.main import compose
+from spanlab.model_files import choices, find_spec
 from spanlab.model_spec import ModelSpec
-from spanlab.models.find import choices, find_spec
 
 from ..support.shared import MODELS, needs
 from .llama2c import read_model

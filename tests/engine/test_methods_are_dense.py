@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from spanlab.core.repair import SpanSettings
 from spanlab.core.request import Request, Span
-from spanlab.core.spans import SpanSettings
 from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import block_mask, causal_mask

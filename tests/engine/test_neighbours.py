@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.engine.row_chooser import RowChooser
+from spanlab.engine.repair import RowChooser
 
 from .factories import arm, document, make_request, make_small, permutations, questions, run, text
 from .oracles import blending, run_checked
@@ -29,7 +29,7 @@ def choosers(monkeypatch) -> list[RowChooser]:
             super().__init__(*given)
             seen.append(self)
 
-    monkeypatch.setattr("spanlab.engine.blend.RowChooser", Watched)
+    monkeypatch.setattr("spanlab.engine.repair.RowChooser", Watched)
     return seen
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from spanlab.engine.page_table import PageList, PageTable, append_to_each
-from spanlab.engine.transfer import TransferBatch
+from spanlab.engine.pages import PageList, PageTable, TransferBatch, append_to_each
 
 CPU = torch.device("cpu")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.passes import of_span, passes
-from spanlab.core.scheduled import ScheduledChunk, ScheduledStep
+from spanlab.core.admission import BatchRules
+from spanlab.core.plan import PrefillRange, RepairPass
 from spanlab.core.scheduler import Scheduler
-from spanlab.core.work import PrefillRange, RepairPass
+from spanlab.core.step import ScheduledChunk, ScheduledStep, of_span, passes
 
 from .factories import HEAD, arm, document, make_policy, make_request, make_small, text
 

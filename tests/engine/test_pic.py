@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 
 from .factories import APART, HEAD, arm, document, make_request, make_small, permutations, questions, run, text
 from .oracles import dense, error, far, run_checked

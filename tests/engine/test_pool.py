@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.engine.pool import PagePool, PoolShape
+from spanlab.engine.pages import PagePool, PoolShape
 
 SHAPE = PoolShape(layers=3, pages=10, page_size=4, kv_heads=2, head_dim=8)
 

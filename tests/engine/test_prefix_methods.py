@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 
 from .factories import HEAD, arm, make_request, make_small, nothing_leaks, questions, run, start, text
 from .oracles import error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spanlab.core.step_features import SpanReads, features
-from spanlab.engine.probe import Probe
+from spanlab.engine.repair import Probe
 
 from .factories import (
     KERNELS,

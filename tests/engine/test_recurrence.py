@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spanlab.engine.decode_recurrence import DecodeRecurrence
-from spanlab.engine.recurrent import MIXER, Recurrence, StateScan
-from spanlab.engine.slot_pool import ALL
-from spanlab.engine.state_pool import StatePool
-from spanlab.engine.transfer import TransferBatch
+from spanlab.engine.pages import TransferBatch
+from spanlab.engine.recurrent import MIXER, DecodeRecurrence, Recurrence, StateScan
+from spanlab.engine.slots import ALL, StatePool
 
 from .factories import make_slow_hybrid
 

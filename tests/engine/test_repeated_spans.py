@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 
 from .factories import arm, make_small, questions, start
 from .oracles import run_checked

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.scheduler import Scheduler
-from spanlab.engine.node_pages import NodePages
+from spanlab.engine.pages import NodePages
 from spanlab.engine.request_state import SpanView
 
 from .factories import (

@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from spanlab.engine.chunk_scan import ScanInputs, Segment
-from spanlab.engine.row_scan import scan_rows, scan_rows_by_kernel
+from spanlab.engine.scan import ScanInputs, Segment, scan_rows, scan_rows_by_kernel
 
 from .test_chunk_scan import KEY, VALUE, inputs_of, token_by_token
 

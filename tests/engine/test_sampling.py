@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.engine.sampling import Draw, Sampler
+from spanlab.core.admission import BatchRules
+from spanlab.engine.outputs import Draw, Sampler
 
 from .factories import arm, make_policy, make_small, questions, run
 

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from spanlab.analysis.outputs import read_options, read_scores
-from spanlab.core.batch_rules import BatchRules
+from spanlab.analyses.answers import read_options, read_scores
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
-from spanlab.engine.recording import Recording
-from spanlab.engine.scoring import Scorer, token_score
-from spanlab.models.packaged import MODELS, is_ready, packaged_folder
-from spanlab.study.given_answers import gold_tokens
+from spanlab.engine.outputs import Recording, Scorer, token_score
+from spanlab.model_files import MODELS, is_ready, packaged_folder
+from spanlab.study.prepare import gold_tokens
 from spanlab.workloads.load import WorkloadSettings, load_workload
 from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.questions import Questions

@@ -12,11 +12,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from spanlab.engine import self_check
+from spanlab.engine import oracle
 from spanlab.engine.load import named_config, wrap
 from spanlab.engine.model import SpanModel
-from spanlab.engine.oracle import causal_attend, eager_twin
-from spanlab.engine.self_check import check_model, distance, in_float32
+from spanlab.engine.oracle import causal_attend, check_model, distance, eager_twin, in_float32
 
 from ..support.shared import MODELS, needs
 from .factories import SMALL, make_slow_hybrid
@@ -90,7 +89,7 @@ def attention(change: Callable[[SpanModel, int], dict[str, Any]]) -> Iterator[No
         return attend
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(self_check, "causal_attend", changed)
+        patch.setattr(oracle, "causal_attend", changed)
         yield
 
 
@@ -111,7 +110,7 @@ def test_a_wrong_scale_in_one_layer_is_found(dtype):
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_a_missing_row_of_attention_is_found(dtype):
     def change(model: SpanModel, layer: int) -> dict[str, Any]:
-        mask = torch.ones(self_check._TOKENS, self_check._TOKENS, dtype=torch.bool).tril()
+        mask = torch.ones(oracle._TOKENS, oracle._TOKENS, dtype=torch.bool).tril()
         mask[-1, 0] = layer != 1
         return {"is_causal": False, "attn_mask": mask}
 
@@ -152,7 +151,7 @@ def test_a_recurrent_layer_that_decays_faster_is_found(dtype, monkeypatch):
         mixer.dt_bias = torch.nn.Parameter(mixer.dt_bias + 0.5, requires_grad=False)
         return twin
 
-    monkeypatch.setattr(self_check, "eager_twin", faster)
+    monkeypatch.setattr(oracle, "eager_twin", faster)
     with pytest.raises(ValueError, match="recurrent layers that go on from a stored state"):
         check_model("fading", model.to(dtype))
 

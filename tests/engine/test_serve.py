@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanlab.core.backend import Backend, StepResult
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.scheduled import ScheduledStep
-from spanlab.engine.phase_clock import PHASES
+from spanlab.core.admission import BatchRules
+from spanlab.core.step import Backend, ScheduledStep, StepResult
+from spanlab.engine.graphs import PHASES
 from spanlab.records import RunRow
 from spanlab_sim.run import serve
 

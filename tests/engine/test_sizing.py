@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.engine.sizing import pool_pages, stored_tokens
+from spanlab.core.admission import BatchRules
+from spanlab.engine.load import pool_pages, stored_tokens
 
 from .factories import APART, HEAD, arm, document, make_policy, make_request, make_small, questions, run, text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spanlab.engine.slab import PADDING_ROW
+from spanlab.engine.slots import PADDING_ROW
 
 from .test_recurrence import KINDS, begin, pool_of
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.core.scheduled import Sequence
-from spanlab.engine.sampling import Sampler
-from spanlab.engine.step_tokens import DueToken, StepTokens
+from spanlab.core.step import ScheduledSequence
+from spanlab.engine.outputs import DueToken, Sampler, StepTokens
 
 from .factories import make_request, text
 
@@ -16,7 +15,7 @@ def choose(logits: torch.Tensor) -> dict[int, list[int]]:
     """The first token of one request, by id, from its row of logits [V]."""
     outputs: dict[int, list[int]] = {}
     tokens = StepTokens("toy", Sampler(), outputs)
-    tokens.choose([DueToken(Sequence(make_request(7, text(0, 3))), 0)], logits[None])
+    tokens.choose([DueToken(ScheduledSequence(make_request(7, text(0, 3))), 0)], logits[None])
     tokens.read(4)
     return outputs
 

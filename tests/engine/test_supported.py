@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from spanlab.engine.load import named_config, random_model, wrap
-from spanlab.engine.supported import EXACT_ROPES, Verdict, check_support, require_exact
-from spanlab.models.find import choices
+from spanlab.engine.load import EXACT_ROPES, Verdict, check_support, named_config, random_model, require_exact, wrap
+from spanlab.model_files import choices
 
 from . import factories
 from .factories import make_choice

@@ -8,8 +8,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from spanlab_kernels.angles import angle_table
-from spanlab_kernels.rope import rotate
+from spanlab_kernels.rope import angle_table, rotate
 from spanlab_kernels.testing import inverse_powers, random_tensor
 
 SCALINGS = {

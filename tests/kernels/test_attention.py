@@ -7,8 +7,10 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from spanlab_kernels import attention
-from spanlab_kernels.attention import FORMS, cpu, one_row, reference
+from spanlab_kernels.attention import cpu
 from spanlab_kernels.attention import triton as compiled
+from spanlab_kernels.attention.batch import FORMS
+from spanlab_kernels.attention.reference import attend
 
 from .attention_layouts import (
     LAYOUTS,
@@ -26,7 +28,7 @@ from .attention_layouts import (
     run,
 )
 
-PATHS = {"reference": direct(reference.attend), "cpu": attention.attend, "kernel": direct(compiled.attend)}
+PATHS = {"reference": direct(attend), "cpu": attention.attend, "kernel": direct(compiled.attend)}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -74,7 +76,7 @@ def test_outputs_merged_in_blocks_are_dense(monkeypatch):
 @pytest.mark.parametrize("page_size", [1, 64])
 def test_rows_that_share_documents_are_dense(monkeypatch, page_size, read_in_place, form):
     """Consecutive keys of the pool are read in place, by all rows at once; other keys are copied."""
-    monkeypatch.setattr(one_row, "READ_IN_PLACE", read_in_place)
+    monkeypatch.setattr(cpu, "READ_IN_PLACE", read_in_place)
     prompts = [
         Prompt([172], [Use(0, 0, 0, 100), Use(1, 100, 100, 70), Use(2, 170, 170, 3)]),
         Prompt([173], [Use(1, 0, 0, 70), Use(0, 70, 70, 100), Use(3, 170, 170, 4)]),

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from spanlab_kernels.angles import angle_table
-from spanlab_kernels.attention import Group, Span, span_batch
-from spanlab_kernels.attention.one_row import Run, row_plan
-from spanlab_kernels.attention.plan import MASKED_ROWS, plan
+from spanlab_kernels.attention.batch import Group, Span, span_batch
+from spanlab_kernels.attention.cpu import MASKED_ROWS, Run, plan, row_plan
+from spanlab_kernels.rope import angle_table
 from spanlab_kernels.testing import inverse_powers
 
 TABLE = angle_table(inverse_powers(8), 4096)

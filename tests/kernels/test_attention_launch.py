@@ -4,11 +4,10 @@ from itertools import product
 
 import pytest
 
-from spanlab_kernels.attention import FORMS, Group, Span, span_batch
-from spanlab_kernels.attention import dense as dense_attention
 from spanlab_kernels.attention import triton as compiled
-from spanlab_kernels.attention.blocks import Blocks
-from spanlab_kernels.attention.work import AHEAD, count_work, list_tiles
+from spanlab_kernels.attention import triton as dense_attention
+from spanlab_kernels.attention.batch import FORMS, Group, Span, span_batch
+from spanlab_kernels.attention.tiles import AHEAD, Blocks, count_work, list_tiles
 
 from .attention_layouts import LAYOUTS, SHAPES, Shape, assert_is_dense, direct, fill, in_a_row
 

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab_kernels.angles import angle_table
-from spanlab_kernels.attention import FORMS, Group, Span, attend, span_batch
+from spanlab_kernels.attention import attend
 from spanlab_kernels.attention import triton as compiled
+from spanlab_kernels.attention.batch import FORMS, Group, Span, span_batch
+from spanlab_kernels.rope import angle_table
 from spanlab_kernels.testing import inverse_powers
 
 from .attention_layouts import Layout, Prompt, Shape, Use, assert_is_dense, direct, fill, in_a_row

@@ -1,15 +1,20 @@
 """Gather, scatter and copy equal indexing, in every implementation."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from spanlab_kernels import blocks
-from spanlab_kernels.blocks import reference
-from spanlab_kernels.blocks import triton as compiled
+from spanlab_kernels import row_kernels as compiled
+from spanlab_kernels.blocks import copy, gather, scatter
 from spanlab_kernels.testing import BLOCK_CASES, BlockCase, fresh, random_tensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SERVERS = pytest.mark.parametrize("server", [reference, compiled], ids=["reference", "kernel"])
+REFERENCE = SimpleNamespace(
+    gather=blocks.gather_reference, scatter=blocks.scatter_reference, copy=blocks.copy_reference
+)
+SERVERS = pytest.mark.parametrize("server", [REFERENCE, compiled], ids=["reference", "kernel"])
 CASES = pytest.mark.parametrize("case", BLOCK_CASES, ids=str)
 
 
@@ -82,12 +87,12 @@ def test_public_operations_agree_with_indexing():
     case = BlockCase(75, 16, 2, 8)
     pages, (source, target) = make_pages(case), case.two_sets()
     rows = pages.clone().flatten(0, 1)
-    assert torch.equal(blocks.gather(pages, source), rows[source])
+    assert torch.equal(gather(pages, source), rows[source])
     out = fresh(75, 2, 8)
-    assert blocks.gather(pages, source, out=out) is out
-    blocks.copy(pages, source, target)
+    assert gather(pages, source, out=out) is out
+    copy(pages, source, target)
     rows[target] = rows[source]
-    blocks.scatter(pages, source, 2 * out)
+    scatter(pages, source, 2 * out)
     rows[source] = 2 * out
     assert torch.equal(pages.flatten(0, 1), rows)
 
@@ -96,8 +101,8 @@ def test_no_slots_are_fine():
     case = BlockCase(4, 4, 1, 8)
     pages, none = make_pages(case), torch.zeros(0, dtype=torch.int32)
     before = pages.clone()
-    assert blocks.gather(pages, none).shape == (0, 1, 8)
-    for server in (reference, compiled):
+    assert gather(pages, none).shape == (0, 1, 8)
+    for server in (REFERENCE, compiled):
         server.scatter(pages, none, torch.zeros(0, 1, 8))
         server.copy(pages, none, none)
     assert torch.equal(pages, before)
@@ -122,21 +127,21 @@ SLOTS = torch.tensor([1, 2])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: blocks.gather(PAGES[0], SLOTS), "pages must be a contiguous float tensor"),
-        (lambda: blocks.gather(PAGES[:, :2], SLOTS), "pages must be a contiguous float tensor"),
-        (lambda: blocks.gather(PAGES.long(), SLOTS), "pages must be .* torch.int64"),
-        (lambda: blocks.gather(PAGES, SLOTS.float()), "slots must be a contiguous integer tensor"),
-        (lambda: blocks.gather(PAGES, torch.arange(4)[::2]), "slots must be a contiguous integer tensor"),
-        (lambda: blocks.gather(PAGES, torch.tensor([-1, 2])), r"slots must lie in \[0, 12\), not in \[-1, 2\]"),
-        (lambda: blocks.gather(PAGES, torch.tensor([12])), r"slots must lie in \[0, 12\), not in \[12, 12\]"),
-        (lambda: blocks.gather(PAGES, SLOTS, out=torch.zeros(8, 2, 2).permute(2, 1, 0)), "out must be contiguous"),
-        (lambda: blocks.scatter(PAGES, SLOTS, torch.zeros(3, 2, 8)), r"values must be \(2, 2, 8\)"),
-        (lambda: blocks.scatter(PAGES, SLOTS, torch.zeros(2, 2, 8).half()), "values must be .* not .* torch.float16"),
+        (lambda: gather(PAGES[0], SLOTS), "pages must be a contiguous float tensor"),
+        (lambda: gather(PAGES[:, :2], SLOTS), "pages must be a contiguous float tensor"),
+        (lambda: gather(PAGES.long(), SLOTS), "pages must be .* torch.int64"),
+        (lambda: gather(PAGES, SLOTS.float()), "slots must be a contiguous integer tensor"),
+        (lambda: gather(PAGES, torch.arange(4)[::2]), "slots must be a contiguous integer tensor"),
+        (lambda: gather(PAGES, torch.tensor([-1, 2])), r"slots must lie in \[0, 12\), not in \[-1, 2\]"),
+        (lambda: gather(PAGES, torch.tensor([12])), r"slots must lie in \[0, 12\), not in \[12, 12\]"),
+        (lambda: gather(PAGES, SLOTS, out=torch.zeros(8, 2, 2).permute(2, 1, 0)), "out must be contiguous"),
+        (lambda: scatter(PAGES, SLOTS, torch.zeros(3, 2, 8)), r"values must be \(2, 2, 8\)"),
+        (lambda: scatter(PAGES, SLOTS, torch.zeros(2, 2, 8).half()), "values must be .* not .* torch.float16"),
         (
-            lambda: blocks.copy(PAGES, SLOTS, torch.tensor([3])),
+            lambda: copy(PAGES, SLOTS, torch.tensor([3])),
             "target_slots must be as many as source_slots, 2, not 1",
         ),
-        (lambda: blocks.copy(PAGES, SLOTS, torch.tensor([3, 12])), "target_slots must lie in"),
+        (lambda: copy(PAGES, SLOTS, torch.tensor([3, 12])), "target_slots must lie in"),
     ],
 )
 def test_mismatched_arguments_are_refused(call, message):

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanlab_kernels.attention import blocks as block_sizes
-from spanlab_kernels.attention.blocks import Blocks, blocks, variant
+from spanlab_kernels.attention.tiles import Blocks, blocks, cache_file, choices, save_choices, variant
 
 CARD = "a card"
 
@@ -17,9 +16,9 @@ def card(monkeypatch, tmp_path):
     """Cache file of tuned sizes: empty, for a CUDA device of the name CARD."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: CARD)
-    block_sizes.choices.cache_clear()
-    yield block_sizes.cache_file()
-    block_sizes.choices.cache_clear()
+    choices.cache_clear()
+    yield cache_file()
+    choices.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -33,8 +32,8 @@ def test_tiles_fit_their_rows(head_dim, dtype):
 def test_stored_sizes_apply_to_their_card_and_variant(card):
     fixed, other = blocks(128, torch.bfloat16, 4), Blocks(16, 128, 4, 2)
     assert blocks(128, torch.bfloat16, 4, "cuda") == fixed
-    block_sizes.save_choices(CARD, {variant(128, torch.bfloat16, 4): other}, card)
-    block_sizes.save_choices("another card", {variant(64, torch.bfloat16, 4): other}, card)
+    save_choices(CARD, {variant(128, torch.bfloat16, 4): other}, card)
+    save_choices("another card", {variant(64, torch.bfloat16, 4): other}, card)
     assert blocks(128, torch.bfloat16, 13, "cuda") == other  # 16 pairs at most are one variant
     assert blocks(128, torch.bfloat16, 17, "cuda") == blocks(128, torch.bfloat16, 17)
     assert blocks(64, torch.bfloat16, 4, "cuda") == blocks(64, torch.bfloat16, 4)

@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spanlab_kernels.attention import FORMS
+from spanlab_kernels.attention.batch import FORMS
 
 CALLS = """
 import torch
 from triton.runtime.driver import driver
-from spanlab_kernels.angles import angle_table
+from spanlab_kernels.rope import angle_table
 from spanlab_kernels.attention import Group, Scores, Span, span_batch, triton
 from spanlab_kernels.testing import inverse_powers
 triton.target_programs = lambda device: 264
@@ -36,20 +36,19 @@ def calls(*launches):
 
 
 OTHERS = """
-from spanlab_kernels.blocks import triton as blocks
-from spanlab_kernels.rope import triton as rope
+from spanlab_kernels import row_kernels
 from spanlab_kernels.testing import BLOCK_CASES, ROPE_CASES
 for case, dtype in zip(ROPE_CASES[2:6], (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16)):
     x = torch.zeros(case.tokens, case.heads, case.head_dim, dtype=dtype)
     table = angle_table(inverse_powers(case.rotary_dim), 4097)
-    rope.rotate(x, case.shifts(), table, interleaved=case.interleaved, out=torch.empty_like(x))
+    row_kernels.rotate(x, case.shifts(), table, interleaved=case.interleaved, out=torch.empty_like(x))
 for case, dtype in zip(BLOCK_CASES[1:3], (torch.float32, torch.bfloat16)):
     pages = torch.zeros(case.num_pages, case.page_size, case.heads, case.head_dim, dtype=dtype)
     source, target = case.two_sets()
     out = torch.zeros(case.slots, case.heads, case.head_dim, dtype=dtype)
-    blocks.gather(pages, source, out)
-    blocks.scatter(pages, source.int(), out)
-    blocks.copy(pages, source, target)
+    row_kernels.gather(pages, source, out)
+    row_kernels.scatter(pages, source.int(), out)
+    row_kernels.copy(pages, source, target)
 """
 # every head_dim and form, each target, one and several rows; all combinations are in the slow tests
 FEW = {

@@ -11,11 +11,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from spanlab_kernels.attention import dense
+from spanlab_kernels.attention import triton
 from spanlab_kernels.testing import random_tensor
 
 ROWS, KEYS = (0, 3, 4, 9), (0, 3, 8, 20)
-SEQUENCES = dense.Sequences(ROWS, KEYS, *(torch.tensor(starts, dtype=torch.int32) for starts in (ROWS, KEYS)))
+SEQUENCES = triton.Sequences(ROWS, KEYS, *(torch.tensor(starts, dtype=torch.int32) for starts in (ROWS, KEYS)))
 
 
 def inputs():
@@ -73,10 +73,10 @@ def installed(monkeypatch):
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", dense.LIBRARIES)
+@pytest.mark.parametrize("name", triton.LIBRARIES)
 def test_library_is_causal_attention_of_each_sequence(name):
     query, key, value = inputs()
-    results = dense.LIBRARIES[name].attend(query, key, value, SEQUENCES, 0.3)
+    results = triton.LIBRARIES[name].attend(query, key, value, SEQUENCES, 0.3)
     for x, y in zip(results, by_formula(query, key, value, ROWS, KEYS, 0.3), strict=True):
         torch.testing.assert_close(x.double(), y, atol=1e-5, rtol=1e-5)
 
@@ -84,13 +84,13 @@ def test_library_is_causal_attention_of_each_sequence(name):
 def test_first_installed_library_is_selected(monkeypatch):
     on_device = types.SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
     installed_modules = {"flashinfer"}
-    monkeypatch.setattr(dense.importlib.util, "find_spec", lambda name: name if name in installed_modules else None)
-    assert dense.select_library(on_device) is dense.LIBRARIES["flashinfer"]
+    monkeypatch.setattr(triton.importlib.util, "find_spec", lambda name: name if name in installed_modules else None)
+    assert triton.select_library(on_device) is triton.LIBRARIES["flashinfer"]
     installed_modules.add("flash_attn")
-    assert dense.select_library(on_device) is dense.LIBRARIES["flash_attn"]
+    assert triton.select_library(on_device) is triton.LIBRARIES["flash_attn"]
     installed_modules.clear()
-    assert dense.select_library(on_device) is dense.LIBRARIES["sdpa"]
-    assert dense.select_library(types.SimpleNamespace(is_cuda=True, dtype=torch.float32)) is None
+    assert triton.select_library(on_device) is triton.LIBRARIES["sdpa"]
+    assert triton.select_library(types.SimpleNamespace(is_cuda=True, dtype=torch.float32)) is None
 
 
 def test_torch_has_the_operations_that_are_called():
@@ -102,4 +102,4 @@ def test_torch_has_the_operations_that_are_called():
     names = [argument.name for argument in on_device._schema.arguments]
     assert names == ["query", "key", "value", "dropout_p", "is_causal", "return_debug_mask", "scale"]
     assert {"is_causal", "scale"} <= {argument.name for argument in on_cpu._schema.arguments}
-    assert not inspect.isabstract(dense.Sdpa)
+    assert not inspect.isabstract(triton.Sdpa)

@@ -8,12 +8,12 @@ import warnings
 
 import pytest
 
-from spanlab_kernels import dispatch
+import spanlab_kernels
 
 PUBLIC = """
 import sys, torch
 from spanlab_kernels import attention, blocks
-from spanlab_kernels.angles import angle_table
+from spanlab_kernels.rope import angle_table
 from spanlab_kernels.rope import rotate
 pages, slots = torch.zeros(2, 4, 1, 8), torch.tensor([3])
 blocks.copy(pages, slots, slots + 1)
@@ -32,12 +32,12 @@ def has_triton(monkeypatch):
     """Set whether Triton is installed, and clear the cached results."""
 
     def set_installed(installed):
-        for cached in (dispatch._has_triton, dispatch._warn_once):
+        for cached in (spanlab_kernels._has_triton, spanlab_kernels._warn_once):
             cached.cache_clear()
-        monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object() if installed else None)
+        monkeypatch.setattr(spanlab_kernels.importlib.util, "find_spec", lambda name: object() if installed else None)
 
     yield set_installed
-    for cached in (dispatch._has_triton, dispatch._warn_once):
+    for cached in (spanlab_kernels._has_triton, spanlab_kernels._warn_once):
         cached.cache_clear()
 
 
@@ -45,7 +45,7 @@ def test_a_cuda_device_without_triton_warns_once(has_triton):
     has_triton(False)
     tensor = types.SimpleNamespace(is_cuda=True)
     with pytest.warns(UserWarning, match="Triton is not installed") as warned:
-        assert [dispatch.uses_triton(tensor) for _ in range(3)] == [False] * 3
+        assert [spanlab_kernels.uses_triton(tensor) for _ in range(3)] == [False] * 3
     assert len(warned) == 1
 
 
@@ -54,4 +54,4 @@ def test_triton_runs_cuda_tensors_only(has_triton, is_cuda):
     has_triton(True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch.uses_triton(types.SimpleNamespace(is_cuda=is_cuda)) == is_cuda
+        assert spanlab_kernels.uses_triton(types.SimpleNamespace(is_cuda=is_cuda)) == is_cuda

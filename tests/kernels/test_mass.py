@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanlab_kernels.attention import FORMS, attend, key_mass
+from spanlab_kernels.attention import attend
+from spanlab_kernels.attention.batch import FORMS
+from spanlab_kernels.attention.reference import key_mass
 
 from .attention_layouts import Layout, Prompt, Shape, Use, dense, fill, store
 

@@ -5,9 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from spanlab_kernels.angles import AngleTable, angle_table
-from spanlab_kernels.rope import reference, rotate
-from spanlab_kernels.rope import triton as compiled
+from spanlab_kernels import row_kernels as compiled
+from spanlab_kernels.rope import AngleTable, angle_table, rotate, rotate_reference
 from spanlab_kernels.testing import ROPE_CASES, RopeCase, agrees, fresh, inverse_powers, random_tensor
 
 from .attention_layouts import rotate as by_complex_numbers
@@ -47,7 +46,7 @@ def test_kernel_is_the_complex_product(case, dtype, device):
 
 
 @pytest.mark.parametrize("case", ROPE_CASES, ids=str)
-@pytest.mark.parametrize("launch", [reference.rotate, compiled.rotate], ids=["reference", "kernel"])
+@pytest.mark.parametrize("launch", [rotate_reference, compiled.rotate], ids=["reference", "kernel"])
 def test_in_place_is_the_same(case, launch, device):
     x, table = make_x(case, torch.bfloat16, device), make_table(case, device)
     shift = case.shifts(device)
@@ -71,7 +70,7 @@ def test_kernel_takes_any_strides_and_writes_nothing_beside_them(interleaved, de
     assert wide.isnan().all()
 
 
-@pytest.mark.parametrize("launch", [reference.rotate, compiled.rotate], ids=["reference", "kernel"])
+@pytest.mark.parametrize("launch", [rotate_reference, compiled.rotate], ids=["reference", "kernel"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_shift_copies_exactly(launch, dtype, device):
     case = RopeCase(75, 2, 96, 64, 0)
@@ -82,7 +81,7 @@ def test_no_shift_copies_exactly(launch, dtype, device):
         assert torch.equal(out, x)
 
 
-@pytest.mark.parametrize("launch", [reference.rotate, compiled.rotate], ids=["reference", "kernel"])
+@pytest.mark.parametrize("launch", [rotate_reference, compiled.rotate], ids=["reference", "kernel"])
 def test_a_constant_shift_is_the_same_shift_for_each_token(launch, device):
     case = RopeCase(63, 2, 64, 64, -37)
     x, table = make_x(case, device=device), make_table(case, device)
@@ -91,7 +90,7 @@ def test_a_constant_shift_is_the_same_shift_for_each_token(launch, device):
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("launch", [reference.rotate, compiled.rotate], ids=["reference", "kernel"])
+@pytest.mark.parametrize("launch", [rotate_reference, compiled.rotate], ids=["reference", "kernel"])
 def test_a_million_positions_away_is_as_exact_as_next_door(launch, device):
     case = RopeCase(64, 2, 16, 16, None, reach=1_000_000)
     table = make_table(case, device, length=1_000_001)

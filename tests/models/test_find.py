@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spanlab.main import compose
+from spanlab.cli import compose
+from spanlab.model_files import CHOICES, find_config, find_spec
 from spanlab.model_spec import ModelSpec
-from spanlab.models import find
-from spanlab.models.find import find_config, find_spec
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {
@@ -145,7 +144,7 @@ def test_a_folder_of_ones_own_choices_still_counts(tmp_path: Path):
 
 
 def test_the_choices_are_files_of_conf_model():
-    assert find.CHOICES == ROOT / "conf" / "model"
+    assert CHOICES == ROOT / "conf" / "model"
 
 
 def test_deeply_nested_json_is_refused(tmp_path):

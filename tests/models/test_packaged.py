@@ -12,14 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from spanlab.cli.environments import needed_environment
-from spanlab.engine import from_gguf
+from spanlab import model_files
+from spanlab.cli import compose, needed_environment
+from spanlab.engine import load
 from spanlab.engine.load import load_model
 from spanlab.engine.settings import EngineSettings
-from spanlab.main import compose
-from spanlab.models import packaged
-from spanlab.models.find import find_spec
-from spanlab.models.packaged import MODELS, PackagedModel, cache_folder, is_ready, packaged_folder
+from spanlab.model_files import MODELS, PackagedModel, cache_folder, find_spec, is_ready, packaged_folder
 from spanlab.queries import load_tokenizer
 
 from .gguf_file import CONFIG, TEMPLATE, random_llama, write_gguf
@@ -60,7 +58,7 @@ def install(monkeypatch, tmp_path, cache):
         monkeypatch.setitem(MODELS, "toy", model)
         return model
 
-    monkeypatch.setattr(packaged, "distribution", find_distribution)
+    monkeypatch.setattr(model_files, "distribution", find_distribution)
     return install
 
 
@@ -111,7 +109,7 @@ def test_a_missing_package_is_one_sentence(cache):
 def test_a_folder_that_is_ready_is_not_made_again(install, monkeypatch):
     converted = []
     monkeypatch.setattr(
-        from_gguf, "convert", lambda file, folder: converted.append((folder / "config.json").write_text("{}"))
+        load, "convert", lambda file, folder: converted.append((folder / "config.json").write_text("{}"))
     )
     model = install(lambda file: file.write_bytes(b"x"))
     assert [packaged_folder(model) for _ in range(2)] == [cache_folder() / "models" / model.sha256[:16] / "toy"] * 2
@@ -123,7 +121,7 @@ def test_a_failed_conversion_leaves_nothing(install, monkeypatch, cache):
         (folder / "config.json").write_text("{}")
         raise RuntimeError("half-way")
 
-    monkeypatch.setattr(from_gguf, "convert", fail)
+    monkeypatch.setattr(load, "convert", fail)
     with pytest.raises(RuntimeError, match="half-way"):
         packaged_folder(install(lambda file: file.write_bytes(b"x")))
     assert [path for path in cache.rglob("*") if path.is_file()] == []
@@ -136,7 +134,7 @@ def test_two_conversions_at_once_leave_one_folder(install, monkeypatch):
         (folder / "config.json").write_text("{}")
         together.wait()
 
-    monkeypatch.setattr(from_gguf, "convert", convert)
+    monkeypatch.setattr(load, "convert", convert)
     model, folders = install(lambda file: file.write_bytes(b"x")), []
     threads = [threading.Thread(target=lambda: folders.append(packaged_folder(model))) for _ in range(2)]
     for thread in threads:
@@ -176,7 +174,7 @@ def test_packaged_weights_of_another_model_are_refused(cache):
     [["workload.tokenizer=smollm2-135m"], ["workload.questions.retrieval=dense"], STUDY],
 )
 def test_packaged_models_need_the_environment_answers(cache, monkeypatch, needs):
-    monkeypatch.setattr(packaged, "distribution", lambda name: (_ for _ in ()).throw(PackageNotFoundError(name)))
+    monkeypatch.setattr(model_files, "distribution", lambda name: (_ for _ in ()).throw(PackageNotFoundError(name)))
     settings = ["workload=questions", "workload.questions.requests=null"]
     assert needed_environment(compose("smoke", settings)) is None
     assert needed_environment(compose("smoke", [*settings, *needs])) == "answers"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spanlab.model_files import MODEL_TYPES, ModelConfig, spec_of
 from spanlab.model_spec import ModelSpec
-from spanlab.models.config import ModelConfig
-from spanlab.models.sizes import MODEL_TYPES, spec_of
 
 LLAMA = {
     "model_type": "llama",

@@ -11,10 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from spanlab.model_files import ModelConfig, choices, find_config, find_spec, spec_of
 from spanlab.model_spec import ModelSpec
-from spanlab.models.config import ModelConfig
-from spanlab.models.find import choices, find_config, find_spec
-from spanlab.models.sizes import spec_of
 
 SIZES = {
     "vocab_size": 96,

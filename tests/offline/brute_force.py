@@ -8,7 +8,7 @@ from functools import cache
 from itertools import chain, combinations
 
 from spanlab.core.request import Request
-from spanlab.core.reuse_rules import StorageRules
+from spanlab.core.rules import StorageRules
 from spanlab.core.token_string import TokenString
 from spanlab.offline.bound import CacheMemory
 

@@ -10,17 +10,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.budget import Budget
-from spanlab.core.cache_spans import isolated, whole
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import StorageRules
-from spanlab.offline.bound import CacheMemory, offline_bound, resources_of
-from spanlab.offline.forest import build_forest
-from spanlab.offline.infinite import any_position_rules, prefix_rules, salted_parent
-from spanlab.offline.linear_program import best_prices
-from spanlab.offline.packing import Packing, Resource, in_tokens
-from spanlab.offline.pricing import DESCENT, INFINITE, PROGRAM, UNITS, priced_tokens
-from spanlab.offline.reuses import Admissions, Reuses, ServiceOrder, find_reuses, service_order
+from spanlab.core.request import Budget, Request, Span
+from spanlab.core.rules import StorageRules
+from spanlab.core.tree import isolated, whole
+from spanlab.offline.bound import (
+    DESCENT,
+    INFINITE,
+    PROGRAM,
+    UNITS,
+    CacheMemory,
+    Packing,
+    Resource,
+    best_prices,
+    in_tokens,
+    offline_bound,
+    priced_tokens,
+    resources_of,
+)
+from spanlab.offline.forest import (
+    Admissions,
+    Reuses,
+    ServiceOrder,
+    any_position_rules,
+    build_forest,
+    find_reuses,
+    prefix_rules,
+    salted_parent,
+    service_order,
+)
 
 from .brute_force import Exhaustive
 

@@ -7,11 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from spanlab.core.budget import Budget
-from spanlab.offline.belady import occupied
-from spanlab.offline.bound import CacheMemory, resources_of
-from spanlab.offline.latency import Prefill, least_ttft
-from spanlab.offline.reuses import Reuses
+from spanlab.core.request import Budget
+from spanlab.offline.bound import CacheMemory, Prefill, least_ttft, occupied, resources_of
+from spanlab.offline.forest import Reuses
 
 from .test_bounds import documents_in_turn, in_turn, prefixes, prompt
 

@@ -7,16 +7,23 @@ from functools import cache
 import numpy as np
 import pytest
 
-from spanlab import build
+from spanlab.analyses.fixes import rules_of
+from spanlab.build import build_policy
+from spanlab.cli import compose
 from spanlab.core.request import Request, Span
-from spanlab.main import compose
-from spanlab.offline.belady import most_reused_tokens
-from spanlab.offline.paths import Paths, build_paths
-from spanlab.offline.replay import CacheRules, ReplayRequests, replay
-from spanlab.offline.reuses import ServiceOrder, find_reuses
-from spanlab.offline.spans import Contents, in_cached_order, span_reuse
-from spanlab.offline.stack import stack_distances
-from spanlab.study.explain.rules import rules_of
+from spanlab.offline.bound import most_reused_tokens
+from spanlab.offline.forest import ServiceOrder, find_reuses
+from spanlab.offline.replay import (
+    CacheRules,
+    Contents,
+    Paths,
+    ReplayRequests,
+    build_paths,
+    in_cached_order,
+    replay,
+    span_reuse,
+    stack_distances,
+)
 
 SEEDS = range(6)
 KV = 131_072  # bytes of a token of llama-3.1-8b
@@ -46,7 +53,7 @@ def requests_of(prompts: list[np.ndarray], output: int = 1) -> ReplayRequests:
 
 def served(study, arm: str, prompts: list[np.ndarray], output: int = 1) -> list[int]:
     """Return the reused tokens of each request where a policy serves one after another."""
-    policy = build.build_policy(study, study.arms[arm], 0, 10_000)
+    policy = build_policy(study, study.arms[arm], 0, 10_000)
     reused = []
     for number, tokens in enumerate(prompts):
         request = Request(number, 0, (Span(tokens),), output)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from omegaconf import OmegaConf
 
 from spanlab.build import GIB, build_policy
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.settings import StoreSettings, Strategy
 

@@ -9,7 +9,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from spanlab.build import build_policy
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.settings import StoreSettings, Strategy

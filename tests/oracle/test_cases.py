@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from spanlab.schedule.cases import read_cases
-from spanlab.schedule.run import run_schedule, schedule, vllm_0_32
+from spanlab.schedule import read_cases, run_schedule, schedule, vllm_0_32
 from spanlab.settings import Schedule
 
 CASE: dict[str, Any] = {

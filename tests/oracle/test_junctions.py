@@ -14,14 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from spanlab import build
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
+from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.cli import compose
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.main import compose
-from spanlab.schedule.cases import Case, read_cases
-from spanlab.schedule.run import schedule, vllm_0_32
+from spanlab.schedule import Case, read_cases, schedule, vllm_0_32
 from spanlab_sim.run import simulate
 
 from .junction_cases import BLOCK, CASES, make_case
@@ -35,10 +32,10 @@ ARMS = ("vllm_before", "vllm_0_32", "vllm_interval")
 def hits(arm: str, *overrides: str) -> int:
     """Requests of the entry that find a state."""
     study = compose("junction_sim", list(overrides))
-    requests = build.build_workload(study.workload, "unused").requests
-    arrived = build.build_arrivals(study, requests, 0, None)
-    policy, records = build.build_policy(study, study.arms[arm], 0, 2200), []
-    simulate(arrived, policy, study.batch, build.build_timing(study), records.append, clients=study.arrivals.clients)
+    requests = build_workload(study.workload, "unused").requests
+    arrived = build_arrivals(study, requests, 0, None)
+    policy, records = build_policy(study, study.arms[arm], 0, 2200), []
+    simulate(arrived, policy, study.batch, build_timing(study), records.append, clients=study.arrivals.clients)
     policy.check()
     assert len(records) == 64
     return sum(record.reused_tokens > 0 for record in records)

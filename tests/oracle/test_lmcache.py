@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.core.policies.block_chain import Chain
+from spanlab.core.policies.block_pool import Chain
 from spanlab.core.request import Request, Span
 
 from .chunk_prompts import SIZE, make_case, tokens_of

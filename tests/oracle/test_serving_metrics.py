@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.analysis.serving import Gaps, Goal, serving_values
+from spanlab.analyses.serving import Gaps, Goal, serving_values
 
 HERE = Path(__file__).parent
 KNOWN = json.loads((HERE / "vllm_0_32_serving.json").read_text())

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from spanlab.core.policies.named import BLOCK
-from spanlab.models.find import choices, find_config, find_spec
-from spanlab_sim.deployment import Deployment
+from spanlab.model_files import choices, find_config, find_spec
+from spanlab_sim.timings import Deployment
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "vllm_0_32_blocks.json").read_text())["models"]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from spanlab import vllm_policy
-from spanlab.core.audit import recount
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, REQUESTS
+from spanlab.core.store import recount
 from spanlab.vllm_policy import ChunkPolicy, checked
 
 from .chunk_ops import Chunk, Replay, Request, key_of

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
+from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.protocol import Policy
-from spanlab.schedule.cases import Case, read_cases
-from spanlab.schedule.run import schedule, vllm_0_32
+from spanlab.schedule import Case, read_cases, schedule, vllm_0_32
 
 from .vllm_cases import (
     listed,

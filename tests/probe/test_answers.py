@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from spanlab.analysis.recall import Answers, scores, summarise
 from spanlab.probe.answers import EXACT, FULL_VIEW, answer, arms
 from spanlab.probe.norms import head_norms
+from spanlab.probe.recall_scores import Answers, scores, summarise
 from spanlab.settings.probe import HybridAnswers, NormSettings
 
 from .conftest import TASK

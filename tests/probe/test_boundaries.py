@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from spanlab.engine.affine import exact
+from spanlab.engine.maps import exact
 from spanlab.probe.boundaries import encode_repaired, encode_with_halo, with_separators
 from spanlab.probe.memory import encode_apart, forward_logits, question_logits
 from spanlab.probe.model import mixers

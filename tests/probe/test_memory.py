@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from spanlab.engine.affine import exact, scalar
+from spanlab.engine.maps import exact, scalar
 from spanlab.probe.memory import encode_apart, forward_logits, question_logits, recorded_maps
 from spanlab.probe.model import mixers
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from spanlab.analysis.replay_price import price
 from spanlab.engine.load import named_config
-from spanlab.models.find import find_spec
+from spanlab.model_files import find_spec
 from spanlab.probe.memory import Memory, extend_memory, question_logits
 from spanlab.probe.model import new_probe
 from spanlab.probe.recovery import RECOVERIES, Gap, capture_memories
+from spanlab.probe.replay_price_scores import price
 from spanlab.probe.stored_states import FORMATS
 from spanlab.settings.probe import ProbeModel
 

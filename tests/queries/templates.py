@@ -1,6 +1,6 @@
 """Toy chat templates, each with one property of real ones."""
 
-from spanlab.queries.builtin import CHATML
+from spanlab.queries.render import CHATML
 
 BOS = "<|endoftext|>"
 # A separate BOS, a default system prompt first, and contents without spaces at their ends.

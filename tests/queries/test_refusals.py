@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from spanlab.queries import describe
-from spanlab.queries.builtin import CHATML
+from spanlab.queries.render import CHATML
 
 from ..support.notation import parse
 from .templates import (

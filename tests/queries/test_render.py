@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spanlab.core.request import Request
 from spanlab.queries import Group, Message, builtin_tokenizer, describe, load_tokenizer
-from spanlab.queries.builtin import CHATML
+from spanlab.queries.render import CHATML
 
 from ..support.notation import parse
 from .templates import BOS, BRACKETS, DOUBLED, JOINED, OPENING, SHARED_MARK, THINKING, TRIMMING

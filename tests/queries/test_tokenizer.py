@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanlab.queries import builtin_tokenizer, describe, load_tokenizer
-from spanlab.queries.builtin import CHATML, NUM_WORDS, invented_words
+from spanlab.queries.render import CHATML, NUM_WORDS, invented_words
 
 from ..support.notation import parse
 

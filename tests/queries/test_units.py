@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanlab.queries.units import flatten
+from spanlab.queries.query import flatten
 
 from ..support.notation import parse
 

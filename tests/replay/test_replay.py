@@ -11,10 +11,10 @@ import numpy as np
 import orjson
 import pytest
 
-from spanlab.engine.remap_tokens import remap_tokens
-from spanlab.main import compose, main
+from spanlab.cli import compose, main
+from spanlab.engine.settings import remap_tokens
 from spanlab.settings import Study
-from spanlab.study.output.arm_files import ArmFiles, Cell
+from spanlab.study.numbers import ArmFiles, RunCell
 from spanlab.study.run import run_study
 
 from .conftest import serving
@@ -79,10 +79,10 @@ def test_every_request_is_asked_once_in_order(serve, tmp_path: Path):
 
 
 def _arrived(settings: Study) -> list:
-    from spanlab import build
+    from spanlab.build import build_arrivals, build_workload
 
-    workload = build.build_workload(settings.workload, "")
-    arrived = build.build_arrivals(settings, workload.requests, settings.seeds[0], settings.arrivals.rate_rps)
+    workload = build_workload(settings.workload, "")
+    arrived = build_arrivals(settings, workload.requests, settings.seeds[0], settings.arrivals.rate_rps)
     return remap_tokens(arrived, settings.model.vocab_size)
 
 
@@ -126,7 +126,7 @@ def test_turns_follow_their_answers(serve, tmp_path: Path, monkeypatch):
         turns = [replace(requests[index], after=(requests[index - 1].id,), wait_ns=20_000_000) for index in (1, 2)]
         return [requests[0], *turns, *requests[3:]]
 
-    monkeypatch.setattr(build, "build_arrivals", in_sessions)
+    monkeypatch.setattr("spanlab.study.jobs.build_arrivals", in_sessions)
     folder = replay(study(serve().url, "arrivals.rate_rps=1000"), tmp_path)
     records = {row["request_id"]: row for row in rows(files_of(folder).records)}
     monkeypatch.undo()
@@ -284,7 +284,7 @@ def test_server_without_cache_report_has_no_hit_rate(serve, tmp_path: Path):
 
 
 def test_gaps_are_those_between_chunks(replayed: Path):
-    with np.load(files_of(replayed).serving(ARM, Cell(0, 40.0))) as gaps:
+    with np.load(files_of(replayed).serving(ARM, RunCell(0, 40.0))) as gaps:
         assert gaps["gap_count"].sum() == 6 * 3
         total = float(gaps["gap_ns"] @ gaps["gap_count"]) * 1e-9
     records = rows(files_of(replayed).records)

@@ -9,7 +9,7 @@ import numpy as np
 
 from spanlab.records import LOSS_CAUSES, Record, RunRow
 from spanlab.report.data import ArmData, LoadPoint, StudyData
-from spanlab.steady import STEADY, Stationarity
+from spanlab.stats import STEADY, Stationarity
 
 TOKENS = ("prompt", "seen", "matched", "resumable", "reused", "computed", "repaired", "copied")
 KV_PER_TOKEN, STATE_BYTES = 32_768, 26_000_000

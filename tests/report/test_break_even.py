@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from matplotlib.colors import to_hex
 
-from spanlab.report.analyses.break_even import break_even_table
-from spanlab.report.analyses.break_even_figure import draw_break_even
-from spanlab.report.sweep.data import SweepPoint
+from spanlab.analyses.break_even import break_even_table, draw_break_even
+from spanlab.report.sweep import SweepPoint
 
 from ..support.figures import PROVENANCE, check_fits
 

@@ -9,9 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from spanlab.report.console import as_text, fitted, print_tables
-from spanlab.report.faces import csv_text, html, markdown, read, tracker_rows, write
-from spanlab.report.tables import MISSING, Cell, Column, Table
+from spanlab.report.cells import MISSING, Cell, Column, Table
+from spanlab.report.table import as_text, csv_text, fitted, html, markdown, print_tables, read, tracker_rows, write
 
 COLUMNS = (
     Column("arm", "arm", left=True),

@@ -13,14 +13,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from spanlab.records import LOSS_CAUSES
-from spanlab.report import measures
-from spanlab.report.drawing import style
-from spanlab.report.drawing.scales import byte_unit, empirical_cdf, plain_number
-from spanlab.report.drawing.write import write_figure
-from spanlab.report.figures import FIGURES
-from spanlab.report.figures.length_ttft import binned_quartiles
-from spanlab.report.figures.pareto import Point, frontier
-from spanlab.report.figures.representatives import best_of_families, reference
+from spanlab.report import style
+from spanlab.report.curves import Point, frontier
+from spanlab.report.data import half_width, holds_states
+from spanlab.report.figures import FIGURES, best_of_families, binned_quartiles, reference
+from spanlab.report.style import byte_unit, empirical_cdf, plain_number, write_figure
 
 from ..support.figures import check_fits
 
@@ -162,7 +159,7 @@ def test_every_cause_has_its_colour():
 
 def test_checkpoint_dots_are_the_stored_states(drawn, full):
     figure = drawn["checkpoint_positions"]
-    arms = best_of_families((arm for arm in full.arms if measures.holds_states(arm)), 8)
+    arms = best_of_families((arm for arm in full.arms if holds_states(arm)), 8)
     assert [ax.get_title("left") for ax in figure.axes] == [arm.name for arm in arms]
     for ax, arm in zip(figure.axes, arms, strict=True):
         rounds = arm.runs[0]["group_rounds"]
@@ -250,8 +247,8 @@ def test_bytes_have_the_unit_of_the_largest(largest, name):
 
 
 def test_half_width_is_students():
-    assert measures.half_width(np.array([5.0])) == 0.0
-    assert measures.half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.30265273 / 3**0.5)
+    assert half_width(np.array([5.0])) == 0.0
+    assert half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.30265273 / 3**0.5)
 
 
 def test_unknown_figure_lists_the_known_ones():

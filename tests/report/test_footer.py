@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from spanlab.report.drawing.style import framed_with
+from spanlab.report.style import framed_with
 
 
 @pytest.mark.parametrize("count", [1, 40, 90, 160])

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.method_scores import ArmAnswers, References, floor_entry, method_entry
-from spanlab.report.faces import markdown
-from spanlab.report.methods import benefit, budgets
-from spanlab.report.methods.data import MethodData
-from spanlab.report.methods.data import budgets as budgets_of
-from spanlab.report.methods.tables import budgets_tables, methods_table, pairs_table
+from spanlab.analyses.method_data import ArmAnswers, MethodData, References, floor_entry, method_entry
+from spanlab.analyses.method_data import budgets as budgets_of
+from spanlab.analyses.methods import budgets_tables, draw_benefit, draw_budgets, methods_table, pairs_table
+from spanlab.report.table import markdown
 
 QUESTIONS = 40
 FULL = 3 + np.sin(np.arange(QUESTIONS))
@@ -67,7 +65,7 @@ def test_pairs_show_whether_they_differ():
 
 
 def test_every_method_is_a_point_between_levels(data):
-    figure = benefit.draw(data)
+    figure = draw_benefit(data)
     (ax,) = figure.axes
     assert "benefit" in ax.get_ylabel()
     labels = {text.get_text() for text in ax.texts}
@@ -78,7 +76,7 @@ def test_every_method_is_a_point_between_levels(data):
 def test_loss_is_drawn_without_benefits(data):
     for entry in data.entries.values():
         entry["benefit_kept"] = None
-    assert "gold loss" in benefit.draw(data).axes[0].get_ylabel()
+    assert "gold loss" in draw_benefit(data).axes[0].get_ylabel()
 
 
 def test_budgets_of_one_method_are_one_line(data):
@@ -87,7 +85,7 @@ def test_budgets_of_one_method_are_one_line(data):
         "lego_link": ["4", "16", "64"],
         "cache_blend": ["15", "50"],
     }
-    assert budgets.draw(data) is not None
+    assert draw_budgets(data) is not None
 
 
 def test_the_table_of_budgets_has_the_figures_points(data):
@@ -107,5 +105,5 @@ def test_the_table_of_budgets_has_the_figures_points(data):
 
 def test_single_budgets_have_no_figure_and_no_table(data):
     single = MethodData({"pic": data.entries["pic"]}, data.floor, "none", None, None, "")
-    assert budgets.draw(single) is None
+    assert draw_budgets(single) is None
     assert budgets_tables(single) == ()

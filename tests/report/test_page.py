@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from spanlab.report.faces import html
-from spanlab.report.page import Page, facts_of, write_page
-from spanlab.report.tables import Cell, Column, Table
+from spanlab.report.cells import Cell, Column, Table
+from spanlab.report.table import Page, facts_of, html, write_page
 
 TABLE = Table("arms", "Arms <1>\nfooter", (Column("arm", "arm", left=True),), ((Cell("a", "<a>"),),), ("a & b",))
 ROWS = Table("rows", "rows", (Column("arm", ""),), ((Cell("a", ""),),))

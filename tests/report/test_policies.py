@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from spanlab.analysis.policies import RuleResult
-from spanlab.report.policies.figure import draw_policies
-from spanlab.report.policies.points import BUDGET, PolicyPoint, policy_points
-from spanlab.report.policies.tables import best_table, ranking_table, rules_table
-from spanlab.report.sweep.data import SweepPoint
+from spanlab.analyses.policies import (
+    BUDGET,
+    PolicyPoint,
+    RuleResult,
+    best_table,
+    draw_policies,
+    policy_points,
+    ranking_table,
+    rules_table,
+)
+from spanlab.report.sweep import SweepPoint
 
 GIB = 2.0**30
 TTFT = {"mean": 0.5, "p50": 0.4, "p95": 1.5}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.report.prefill import capture, parts, reuse, speedup, ttft
-from spanlab.report.prefill.data import PrefillData
-from spanlab.report.prefill.table import prefill_table
+from spanlab.analyses import prefill
+from spanlab.analyses.prefill import prefill_table
+from spanlab.analyses.prefill_data import PrefillData
 
 PARTS = ("plan_s", "copy_s", "fill_s", "repair_s", "prefill_s", "other_s")
 
@@ -48,28 +48,30 @@ def data(rows: list[dict]) -> PrefillData:
     return PrefillData(rows, ("kind",), "none", "a footer")
 
 
-@pytest.mark.parametrize("module", [ttft, speedup, parts, reuse, capture])
-def test_every_figure_is_drawn_over_many_lengths(module):
-    figure = module.draw(data(entries(1000, 2000, 8000)))
+@pytest.mark.parametrize(
+    "draw", [getattr(prefill, f"draw_prefill_{name}") for name in ("ttft", "speedup", "parts", "reuse", "capture")]
+)
+def test_every_figure_is_drawn_over_many_lengths(draw):
+    figure = draw(data(entries(1000, 2000, 8000)))
     assert figure.axes
     assert all(ax.lines or ax.patches or ax.collections for ax in figure.axes if ax.axison)
 
 
-@pytest.mark.parametrize("module", [ttft, speedup])
-def test_curves_over_length_need_two_lengths(module):
-    assert module.draw(data(entries(1000))) is None
+@pytest.mark.parametrize("draw", [prefill.draw_prefill_speedup, prefill.draw_prefill_ttft])
+def test_curves_over_length_need_two_lengths(draw):
+    assert draw(data(entries(1000))) is None
 
 
 def test_no_speedup_figure_without_speedups():
     withheld = [row | {"speedup": None} for row in entries(1000, 2000)]
-    assert speedup.draw(data(withheld)) is None
-    assert capture.draw(data(withheld)) is None
+    assert prefill.draw_prefill_speedup(data(withheld)) is None
+    assert prefill.draw_prefill_capture(data(withheld)) is None
 
 
 def test_simulated_entries_have_no_parts_and_no_bounds():
     simulated = [row | {"parts_s": {}, "bound_s": None, "of_bound": None} for row in entries(1000)]
-    assert parts.draw(data(simulated)) is None
-    assert reuse.draw(data(simulated)) is None
+    assert prefill.draw_prefill_parts(data(simulated)) is None
+    assert prefill.draw_prefill_reuse(data(simulated)) is None
 
 
 def test_table_hides_columns_that_no_entry_has():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spanlab.analysis.recall import Score
-from spanlab.report.faces import csv_text
-from spanlab.report.probe.recall_tables import answers_table
+from spanlab.probe.recall_scores import Score
+from spanlab.probe.recall_tables import answers_table
+from spanlab.report.table import csv_text
 from spanlab.stats import Interval
 
 

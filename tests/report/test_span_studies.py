@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from spanlab.report import measures
-from spanlab.report.console import as_text as texts
+from spanlab.analyses.summary import arms_table
+from spanlab.report.data import bounds_percent, resident_bytes
 from spanlab.report.figures import FIGURES
-from spanlab.report.summary.arms_table import arms_table
+from spanlab.report.table import as_text as texts
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def single_spaced(text: str) -> str:
 def test_each_kind_of_lookup_has_its_largest_bound(study):
     prompt, seen_tokens = (study.arms[0].summary["tokens"][key] for key in ("prompt", "seen"))
     expected = {"prefixes": 100 * seen_tokens / prompt, "spans anywhere": 100 * (seen_tokens + 500) / prompt}
-    assert measures.bounds_percent(arm.summary for arm in study.arms) == pytest.approx(expected)
+    assert bounds_percent(arm.summary for arm in study.arms) == pytest.approx(expected)
     lines = {line.get_label(): line.get_ydata()[0] for line in FIGURES["pareto_tokens"](study).axes[0].lines}
     for finds, percent in expected.items():
         assert lines[f"infinite cache:\n{finds}"] == pytest.approx(percent)
@@ -54,7 +54,7 @@ def test_a_column_of_repairs_only_where_something_repairs(study, full):
 def test_private_copies_count_as_resident_bytes(study, full):
     rows = {line.split()[0]: line for line in as_text(study, 400).splitlines() if line.strip()}
     assert "7.00 GiB" in rows["last_528"]
-    assert measures.resident_bytes(study.arms[3]) == 7 * 2**30
+    assert resident_bytes(study.arms[3]) == 7 * 2**30
     assert "private copies of running requests" in single_spaced(as_text(study))
     assert "copied" not in as_text(full)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from spanlab.report.analyses.state_ratio import RATIO, ratio_curves, ratios_table
-from spanlab.report.analyses.state_ratio_figure import draw_ratios
-from spanlab.report.sweep.data import SweepPoint
+from spanlab.analyses.state_ratio import RATIO, draw_ratios, ratio_curves, ratios_table
+from spanlab.report.sweep import SweepPoint
 
 
 def point(traffic: str, ratio: float | None, rate: float) -> SweepPoint:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spanlab.analyses.summary import load_table, losses_table, study_tables
 from spanlab.records import LOSS_CAUSES
-from spanlab.report.summary.study_tables import load_table, losses_table, study_tables
 
 
 def values(table):

@@ -10,13 +10,9 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
-from spanlab.report.analyses.families import winners_table
-from spanlab.report.analyses.families_figure import draw_winners
-from spanlab.report.faces import markdown
-from spanlab.report.sweep.data import SweepPoint, sweep_rows
-from spanlab.report.sweep.figure import draw_sweep
-from spanlab.report.sweep.panels import spread
-from spanlab.report.sweep.table import rate_tables, ttft_tables
+from spanlab.analyses.families import draw_winners, winners_table
+from spanlab.report.sweep import SweepPoint, draw_sweep, rate_tables, spread, sweep_rows, ttft_tables
+from spanlab.report.table import markdown
 
 from ..support.figures import PROVENANCE, check_fits
 

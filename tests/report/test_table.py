@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from spanlab.analyses.summary import arms_table
 from spanlab.report import units
-from spanlab.report.console import as_text as texts
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.faces import csv_text
-from spanlab.report.summary.arms_table import arms_table
+from spanlab.report.table import as_text as texts
+from spanlab.report.table import csv_text
 
 
 def as_text(study, width=160):

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from spanlab.report.drawing.write import write_figure
 from spanlab.report.figures import FIGURES
+from spanlab.report.style import write_figure
 
 
 def draw_one(study, name, folder):
@@ -70,16 +70,13 @@ def test_a_failed_write_preserves_the_old_file(degenerate, tmp_path, monkeypatch
         (
             (
                 "spanlab.report.data",
-                "spanlab.report.summary.study_tables",
-                "spanlab.report.console",
+                "spanlab.analyses.summary",
+                "spanlab.report.table",
                 "spanlab.report.figures",
             ),
             "matplotlib",
         ),
-        (
-            ("spanlab.report.drawing.write", *(f"spanlab.report.figures.{name}" for name in FIGURES)),
-            "matplotlib.pyplot",
-        ),
+        (("spanlab.report.style", "spanlab.report.curves", "spanlab.report.sweep"), "matplotlib"),
     ],
 )
 def test_imports_avoid_heavy_modules(modules, absent):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.rules import ReuseRules
 from spanlab.core.step_features import StepFeatures
 from spanlab.records import Record, RunRow
 from spanlab.stats import Interval

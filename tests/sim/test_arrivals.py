@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from spanlab.core.request import Request
-from spanlab_sim import arrivals
+from spanlab_sim.arrivals import (
+    ARRIVALS,
+    as_given,
+    closed_loop,
+    deterministic,
+    gamma,
+    interleaved_legacy,
+    poisson,
+    poisson_per_group,
+    resample,
+    saturating,
+)
 
 #: 99.9 % of a standard normal lies within.
 Z = 3.29
@@ -49,7 +60,7 @@ FEW = MANY[:1_000]
 
 
 def test_poisson_gaps_are_exponential():
-    gaps = gaps_s(arrivals.poisson(MANY, rng(), rate_rps=4.0))
+    gaps = gaps_s(poisson(MANY, rng(), rate_rps=4.0))
     check_moments(gaps, 0.25, 1.0, 9.0)
     for factor in (0.1, 1.0, 3.0, 6.0):
         tail = math.exp(-factor)
@@ -60,18 +71,18 @@ def test_poisson_gaps_are_exponential():
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gamma_gaps_have_the_stated_burstiness_and_no_fixed_total(burstiness):
-    gaps = gaps_s(arrivals.gamma(MANY, rng(), rate_rps=2.0, burstiness=burstiness))
+    gaps = gaps_s(gamma(MANY, rng(), rate_rps=2.0, burstiness=burstiness))
     check_moments(gaps, 0.5, 1 / burstiness, 3 + 6 / burstiness)
     assert gaps.sum() != pytest.approx(len(MANY) / 2.0, rel=1e-6)
 
 
 def test_deterministic_gaps_are_equal():
-    arriving = arrivals.deterministic(make_requests([0, 0, 1]), rng(), rate_rps=4.0, order="as_given")
+    arriving = deterministic(make_requests([0, 0, 1]), rng(), rate_rps=4.0, order="as_given")
     assert times(arriving) == [250_000_000, 500_000_000, 750_000_000]
     assert ids(arriving) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", [arrivals.poisson, arrivals.poisson_per_group])
+@pytest.mark.parametrize("kind", [poisson, poisson_per_group])
 def test_another_rate_stretches_the_same_path(kind):
     requests = make_requests([0, 1, 0, 2, 1, 0])
     slow, fast = kind(requests, rng(), rate_rps=0.5), kind(requests, rng(), rate_rps=8.0)
@@ -80,8 +91,8 @@ def test_another_rate_stretches_the_same_path(kind):
 
 
 def test_both_orders_see_the_same_arrival_times():
-    shuffled = arrivals.poisson(FEW, rng(), rate_rps=1.0)
-    unshuffled = arrivals.poisson(FEW, rng(), rate_rps=1.0, order="as_given")
+    shuffled = poisson(FEW, rng(), rate_rps=1.0)
+    unshuffled = poisson(FEW, rng(), rate_rps=1.0, order="as_given")
     assert times(shuffled) == times(unshuffled)
     assert ids(unshuffled) == ids(list(FEW))
     assert ids(shuffled) != ids(unshuffled)
@@ -91,17 +102,17 @@ def test_both_orders_see_the_same_arrival_times():
 @pytest.mark.parametrize("kind", ["poisson", "poisson_per_group", "gamma", "deterministic"])
 def test_every_kind_is_sorted_repeatable_and_loses_nothing(kind):
     options = {"rate_rps": 3.0} | ({"burstiness": 0.5} if kind == "gamma" else {})
-    first, again = (arrivals.ARRIVALS[kind](FEW, rng(11), **options) for _ in range(2))
+    first, again = (ARRIVALS[kind](FEW, rng(11), **options) for _ in range(2))
     assert times(first) == sorted(times(first))
     assert (ids(first), times(first)) == (ids(again), times(again))
     assert sorted(ids(first)) == ids(list(FEW))
     assert all(type(time) is int for time in times(first))
-    assert ids(arrivals.ARRIVALS[kind](FEW, rng(12), **options)) != ids(first) or kind == "deterministic"
+    assert ids(ARRIVALS[kind](FEW, rng(12), **options)) != ids(first) or kind == "deterministic"
 
 
 def test_each_group_is_poisson_and_keeps_its_order():
     requests = make_requests([i % 4 for i in range(8_000)])
-    arriving = arrivals.poisson_per_group(requests, rng(), rate_rps=0.5)
+    arriving = poisson_per_group(requests, rng(), rate_rps=0.5)
     for group in range(4):
         members = [request for request in arriving if request.group_id == group]
         assert ids(members) == sorted(ids(members))
@@ -109,14 +120,14 @@ def test_each_group_is_poisson_and_keeps_its_order():
 
 
 def test_a_longer_group_leaves_the_others_alone():
-    short = arrivals.poisson_per_group(make_requests([0, 1, 1]), rng(), rate_rps=1.0)
-    long = arrivals.poisson_per_group(make_requests([0, 1, 1, 0, 0]), rng(), rate_rps=1.0)
+    short = poisson_per_group(make_requests([0, 1, 1]), rng(), rate_rps=1.0)
+    long = poisson_per_group(make_requests([0, 1, 1, 0, 0]), rng(), rate_rps=1.0)
     times_of = {request.id: request.arrived_at for request in long}
     assert all(times_of[request.id] == request.arrived_at for request in short)
 
 
 def test_as_given_sorts_and_keeps_ties_in_order():
-    arriving = arrivals.as_given(make_requests([0, 1, 2, 3], [5, 2, 5, 0]))
+    arriving = as_given(make_requests([0, 1, 2, 3], [5, 2, 5, 0]))
     assert ids(arriving) == [3, 1, 0, 2]
     assert times(arriving) == [0, 2, 5, 5]
 
@@ -144,7 +155,7 @@ def legacy_oracle(groups: list[int], seed: int) -> list[tuple[int, float]]:
 def test_interleaved_legacy_is_the_published_order(shape, seed):
     groups = [100 - g for g, size in enumerate(shape) for _ in range(size)]
     np.random.default_rng(seed).shuffle(groups)
-    arriving = arrivals.interleaved_legacy(make_requests(groups), seed=seed)
+    arriving = interleaved_legacy(make_requests(groups), seed=seed)
     expected = legacy_oracle(groups, seed)
     assert ids(arriving) == [row for row, _ in expected]
     assert times(arriving) == [round(time * 1e9) for _, time in expected]
@@ -152,13 +163,13 @@ def test_interleaved_legacy_is_the_published_order(shape, seed):
 
 def test_interleaved_legacy_defaults_to_the_published_seed():
     requests = make_requests([0, 1, 2] * 4)
-    assert ids(arrivals.interleaved_legacy(requests)) == ids(arrivals.interleaved_legacy(requests, seed=42))
+    assert ids(interleaved_legacy(requests)) == ids(interleaved_legacy(requests, seed=42))
 
 
 def test_resampled_popularity_is_zipf_over_groups_and_uniform_within():
     requests = make_requests([0] * 4 + [1] * 2 + [2])
     n = 30_000
-    drawn = arrivals.resample(requests, n, 1.0, rng())
+    drawn = resample(requests, n, 1.0, rng())
     assert ids(drawn) == list(range(n))
     shares = np.sort(np.bincount([request.group_id for request in drawn]))[::-1] / n
     for rank, share in enumerate(shares, start=1):
@@ -169,42 +180,42 @@ def test_resampled_popularity_is_zipf_over_groups_and_uniform_within():
 def test_resampling_is_uniform_within_a_group():
     marked = tuple(Request(id=i, group_id=0, spans=(), output_len=i) for i in range(5))
     n = 10_000
-    counts = np.bincount([request.output_len for request in arrivals.resample(marked, n, 1.0, rng())])
+    counts = np.bincount([request.output_len for request in resample(marked, n, 1.0, rng())])
     assert (abs(counts - n / 5) < Z * math.sqrt(n * 0.2 * 0.8)).all()
 
 
 def test_exponent_zero_makes_groups_alike_and_seeds_shuffle_the_ranks():
     requests = make_requests([0, 1, 2, 3])
-    even = np.bincount([request.group_id for request in arrivals.resample(requests, 8_000, 0.0, rng())])
+    even = np.bincount([request.group_id for request in resample(requests, 8_000, 0.0, rng())])
     assert (abs(even - 2_000) < Z * math.sqrt(8_000 * 0.25 * 0.75)).all()
     favourites = set()
     for seed in range(8):
-        drawn = arrivals.resample(requests, 400, 2.0, rng(seed))
+        drawn = resample(requests, 400, 2.0, rng(seed))
         favourites.add(int(np.bincount([request.group_id for request in drawn]).argmax()))
     assert len(favourites) > 1
 
 
 def test_nothing_arrives_from_nothing():
-    assert arrivals.poisson((), rng(), rate_rps=1.0) == []
-    assert arrivals.poisson_per_group((), rng(), rate_rps=1.0) == []
-    assert arrivals.interleaved_legacy(()) == []
-    assert arrivals.as_given(()) == []
+    assert poisson((), rng(), rate_rps=1.0) == []
+    assert poisson_per_group((), rng(), rate_rps=1.0) == []
+    assert interleaved_legacy(()) == []
+    assert as_given(()) == []
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: arrivals.poisson(r, rng(), rate_rps=0.0), "arrivals.rate_rps=0.0: expected a number above zero"),
-        (lambda r: arrivals.poisson_per_group(r, rng(), rate_rps=-1.0), "arrivals.rate_rps=-1.0"),
-        (lambda r: arrivals.gamma(r, rng(), rate_rps=1.0, burstiness=0.0), "arrivals.burstiness=0.0"),
+        (lambda r: poisson(r, rng(), rate_rps=0.0), "arrivals.rate_rps=0.0: expected a number above zero"),
+        (lambda r: poisson_per_group(r, rng(), rate_rps=-1.0), "arrivals.rate_rps=-1.0"),
+        (lambda r: gamma(r, rng(), rate_rps=1.0, burstiness=0.0), "arrivals.burstiness=0.0"),
         (
-            lambda r: arrivals.poisson(r, rng(), rate_rps=1.0, order="random"),
+            lambda r: poisson(r, rng(), rate_rps=1.0, order="random"),
             "arrivals.order=random: expected one of shuffled, as_given",
         ),
-        (lambda r: arrivals.as_given(r + r), "requests.id repeats 0, expected every id once"),
-        (lambda r: arrivals.poisson(r + r, rng(), rate_rps=1.0), "requests.id repeats"),
-        (lambda r: arrivals.resample(r, 0, 1.0, rng()), "popularity.n is 0"),
-        (lambda r: arrivals.resample(r, 5, -1.0, rng()), "popularity.zipf_exponent is -1.0"),
+        (lambda r: as_given(r + r), "requests.id repeats 0, expected every id once"),
+        (lambda r: poisson(r + r, rng(), rate_rps=1.0), "requests.id repeats"),
+        (lambda r: resample(r, 0, 1.0, rng()), "popularity.n is 0"),
+        (lambda r: resample(r, 5, -1.0, rng()), "popularity.zipf_exponent is -1.0"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(call, message):
@@ -214,17 +225,17 @@ def test_a_wrong_setting_is_refused_by_name(call, message):
 
 def test_a_closed_loop_keeps_groups_together_or_shuffles():
     requests = make_requests([0, 1, 0, 2, 1, 2, 0])
-    grouped = arrivals.closed_loop(requests, rng(), clients=2)
+    grouped = closed_loop(requests, rng(), clients=2)
     members = {0: [0, 2, 6], 1: [1, 4], 2: [3, 5]}
     first = list(dict.fromkeys(request.group_id for request in grouped))
     assert ids(grouped) == [member for group in first for member in members[group]]
-    shuffled = arrivals.closed_loop(requests, rng(), clients=2, order="shuffled")
-    assert ids(shuffled) == ids(arrivals.saturating(requests, rng()))
-    assert ids(arrivals.closed_loop(requests, rng(), clients=2, order="as_given")) == list(range(7))
+    shuffled = closed_loop(requests, rng(), clients=2, order="shuffled")
+    assert ids(shuffled) == ids(saturating(requests, rng()))
+    assert ids(closed_loop(requests, rng(), clients=2, order="as_given")) == list(range(7))
     assert set(times(grouped + shuffled)) == {0}
 
 
 def test_an_open_loop_may_keep_groups_together():
     requests = make_requests([0, 1, 0, 2, 1, 2, 0])
-    arriving = arrivals.saturating(requests, rng(), order="by_group")
-    assert ids(arriving) == ids(arrivals.closed_loop(requests, rng(), clients=1))
+    arriving = saturating(requests, rng(), order="by_group")
+    assert ids(arriving) == ids(closed_loop(requests, rng(), clients=1))

@@ -5,17 +5,13 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.admission import BatchRules
 from spanlab.core.placement import Union, branch, last
-from spanlab.core.policies.backfilled import BackfilledPolicy
+from spanlab.core.policies.tiered import BackfilledPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.tiers.link import Link
-from spanlab.core.tiers.rules import TierRules
-from spanlab.core.tiers.tier import Tier
-from spanlab.core.tiers.tiers import Tiers
+from spanlab.core.request import UNLIMITED, Budget, Request, Span
+from spanlab.core.rules import ReuseRules
+from spanlab.core.tiers import Link, Tier, TierRules, Tiers
 from spanlab.records import LOSS_CAUSES, Record
 from spanlab_sim.timing import ConstantTiming
 

@@ -5,11 +5,10 @@ import pytest
 import simpy
 
 from spanlab.core import placement
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import CacheRules, ReuseRules
+from spanlab.core.request import UNLIMITED, Budget, Request, Span
+from spanlab.core.rules import CacheRules, ReuseRules
 from spanlab_sim.timing import ConstantTiming
 
 from ..support.policies import make_tree_policy

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanlab.core.step_features import StepFeatures
-from spanlab_sim.calibrated import TERMS, CalibratedTiming, Profile, read_profile
+from spanlab_sim.timings import TERMS, CalibratedTiming, Profile, read_profile
 
 FREE = dict.fromkeys(TERMS, 0.0)
 PROFILE = Profile(

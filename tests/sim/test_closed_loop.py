@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
 from spanlab_sim.arrivals import closed_loop
 from spanlab_sim.timing import ConstantTiming

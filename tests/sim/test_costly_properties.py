@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from spanlab.core import placement
-from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import UNLIMITED, Budget, Request, Span
+from spanlab.core.rules import ReuseRules
 from spanlab.records import Record
 from spanlab_sim.timing import ConstantTiming
 

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.placement import last
-from spanlab.core.progress import Progress
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab_sim.hardware import HardwareSpec
+from spanlab.core.rules import Progress, ReuseRules
+from spanlab.model_spec import HardwareSpec
 from spanlab_sim.timing import RooflineTiming
 
 from ..support.models import make_model

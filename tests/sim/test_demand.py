@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.step_features import StepFeatures
-from spanlab.study.numbers import summary as sums
-from spanlab_sim.demand import DemandMeter
+from spanlab.study.numbers import Columns, utilisation_of
+from spanlab_sim.backend import DemandMeter
 from spanlab_sim.timing import ConstantTiming
 
 
@@ -63,15 +63,15 @@ def test_nothing_asked_needs_nothing():
     assert DemandMeter(ConstantTiming(0.01)).demand_s(BatchRules()) == 0.0
 
 
-def columns(*times: float) -> sums.Columns:
+def columns(*times: float) -> Columns:
     return {"arrived_s": np.array(times), "seed": np.zeros(len(times), dtype=np.int64)}
 
 
 def test_utilisation_is_demand_over_the_time_offered():
     # 4 arrivals in 6 s come at one every 2 s: 8 s for their work
-    assert sums.utilisation(columns(0, 2, 4, 6), [{"seed": 0, "demand_s": 6.0}]) == pytest.approx(0.75)
+    assert utilisation_of(columns(0, 2, 4, 6), [{"seed": 0, "demand_s": 6.0}]) == pytest.approx(0.75)
 
 
 def test_without_a_timing_model_utilisation_is_unknown():
-    assert sums.utilisation(columns(0, 2), [{"seed": 0, "demand_s": None}]) is None
-    assert sums.utilisation(columns(3), [{"seed": 0, "demand_s": 1.0}]) is None
+    assert utilisation_of(columns(0, 2), [{"seed": 0, "demand_s": None}]) is None
+    assert utilisation_of(columns(3), [{"seed": 0, "demand_s": 1.0}]) is None

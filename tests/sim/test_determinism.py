@@ -9,15 +9,13 @@ from dataclasses import asdict
 import numpy as np
 
 from spanlab.core import placement
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
+from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import Budget, Request, Span
+from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
-from spanlab_sim import arrivals
+from spanlab.core.tree import PrefixTree, SharedIndex
+from spanlab_sim.arrivals import poisson_per_group
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
@@ -37,7 +35,7 @@ def output() -> str:
     learned = placement.DynamicProgram(3, placement.Dp(update="periodic"), facts=facts)
     placer = placement.Union((learned, placement.branch(), placement.boundary()))
     policy = TreePolicy(ReuseRules(needs_states=True, grid=16), store, SharedIndex(tree), placer)
-    arrived = arrivals.poisson_per_group(requests, np.random.default_rng(4), rate_rps=6.0)
+    arrived = poisson_per_group(requests, np.random.default_rng(4), rate_rps=6.0)
     rules, timing = BatchRules(max_num_batched_tokens=128, max_num_seqs=8), ConstantTiming(1e-4, 1e-3, 1e-4)
     records = []
     row = simulate(arrived, policy, rules, timing, records.append, seed=4, rate_rps=6.0)

@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core import placement
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
-from spanlab.core.cache_spans import whole
+from spanlab.core.admission import BatchRules
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import shared_name
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import Budget, Request, Span
+from spanlab.core.rules import ReuseRules
+from spanlab.core.tree import shared_name, whole
 from spanlab.offline.bound import CacheMemory, offline_bound
-from spanlab.study.numbers.storage import storage_of
+from spanlab.study.bounds import storage_of
 from spanlab_sim.timing import ConstantTiming
 
 from ..offline.brute_force import Exhaustive

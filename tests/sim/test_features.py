@@ -6,12 +6,12 @@ import numpy as np
 
 from spanlab.build import SPAN_READS
 from spanlab.core import placement
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.cache_spans import isolated
+from spanlab.core.admission import BatchRules
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.rules import ReuseRules
 from spanlab.core.step_features import StepFeatures, features
+from spanlab.core.tree import isolated
 from spanlab_sim.timing import ConstantTiming
 
 from ..support.policies import make_tree_policy

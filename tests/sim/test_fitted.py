@@ -7,11 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanlab.core.step_features import StepFeatures
-from spanlab.model_spec import ModelSpec
-from spanlab_sim.deployment import Deployment
-from spanlab_sim.fitted import FittedTiming, fitted
-from spanlab_sim.fitted_profile import FittedProfile, Parameter, Rates, names_for, read_fitted
-from spanlab_sim.hardware import HardwareSpec
+from spanlab.model_spec import HardwareSpec, ModelSpec
+from spanlab_sim.timings import (
+    Deployment,
+    FittedProfile,
+    FittedTiming,
+    Parameter,
+    Rates,
+    fitted,
+    names_for,
+    read_fitted,
+)
 
 HARDWARE = HardwareSpec("toy", 1e9, 1e9, 1.0, compute_efficiency=0.5, bandwidth_efficiency=0.5, host_s=1e-3)
 RATES = Rates(compute=1.0, bandwidth=1.0, host_s=1e-3, host_s_per_sequence=1e-5, host_s_with_prefill=2e-3)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.tiers.link import Link
+from spanlab.core.tiers import Link
 from spanlab.stats import t_interval
 
 GB = 1e9

@@ -5,16 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
-from spanlab.core.cache_spans import composable
-from spanlab.core.maps import MapRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.placement import boundary, last
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.repair import Repair
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.repair import MapRules, Repair
+from spanlab.core.request import Budget, Request, Span
+from spanlab.core.rules import ReuseRules
 from spanlab.core.step_features import StepFeatures, features
+from spanlab.core.tree import composable
 from spanlab_sim.timing import ConstantTiming, RooflineTiming
 
 from ..support.models import make_model

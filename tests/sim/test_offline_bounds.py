@@ -9,25 +9,27 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from spanlab import build
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore, pool_of
+from spanlab.build import GIB, build_arrivals, build_budget, build_policy, build_timing, build_workload
+from spanlab.cli import compose
+from spanlab.core.admission import BatchRules
+from spanlab.core.policies.block_pool import BlockRules, BlockStore, pool_of
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules, StorageRules
-from spanlab.main import compose
-from spanlab.offline.bound import CacheMemory, offline_bound
-from spanlab.offline.forest import build_forest
-from spanlab.offline.infinite import any_position_rules, prefix_rules
-from spanlab.offline.latency import Prefill, least_ttft
-from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order
+from spanlab.core.request import UNLIMITED, Budget, Request, Span
+from spanlab.core.rules import ReuseRules, StorageRules
+from spanlab.model_spec import HardwareSpec
+from spanlab.offline.bound import CacheMemory, Prefill, least_ttft, offline_bound
+from spanlab.offline.forest import (
+    Admissions,
+    Reuses,
+    any_position_rules,
+    build_forest,
+    find_reuses,
+    prefix_rules,
+    service_order,
+)
 from spanlab.records import Record
-from spanlab.study.numbers.bounds import whole_ns
-from spanlab.study.numbers.storage import storage_of
-from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.least_prefill import LeastPrefill, least_prefill
+from spanlab.study.bounds import storage_of, whole_ns
+from spanlab_sim.bounds import LeastPrefill, least_prefill
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import RooflineTiming
 
@@ -197,16 +199,16 @@ HYBRID = (*RAG[:-2], "model=tiny-hybrid", "arms=hybrid_pic")
 )
 def test_no_arm_beats_its_bound(options, prompts):
     study = compose("smoke", [*options, "arrivals.rate_rps=20"])
-    requests = build.build_workload(study.workload, "unused").requests
-    arrived = build.build_arrivals(study, requests, 0, 20.0)
+    requests = build_workload(study.workload, "unused").requests
+    arrived = build_arrivals(study, requests, 0, 20.0)
     longest = max(request.num_tokens for request in arrived)
     model = study.model
     room = prompts * (longest + 40) * model.kv_bytes_per_token + 3 * model.state_bytes
-    study.store.total_gib, study.store.kv_gib = room / build.GIB, None
-    budget = build.build_budget(study.store)
+    study.store.total_gib, study.store.kv_gib = room / GIB, None
+    budget = build_budget(study.store)
     for name, arm in study.arms.items():
-        policy, records = build.build_policy(study, arm, 0, longest), []
-        timing, batch = build.build_timing(study), study.batch
+        policy, records = build_policy(study, arm, 0, longest), []
+        timing, batch = build_timing(study), study.batch
         simulate(arrived, policy, batch, timing, records.append)
         storage = storage_of(policy)
         memory = CacheMemory(budget, model.kv_bytes_per_token, storage.least_state(model.state_bytes))

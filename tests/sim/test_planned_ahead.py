@@ -6,10 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.records import Record
-from spanlab.schedule.cases import Case, read_cases
-from spanlab.schedule.run import vllm_0_32
+from spanlab.schedule import Case, read_cases, vllm_0_32
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 

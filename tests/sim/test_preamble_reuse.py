@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab import build
+from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.cli import compose
 from spanlab.core.request import Request
-from spanlab.main import compose
 
 from ..core.factories import common
 from .serving import serve
@@ -26,10 +26,10 @@ PROMPTS = (
 def served(arm: str, prompts: tuple[str, ...]) -> tuple[list[Request], dict[int, int]]:
     """Requests in order of arrival, one at a time over an unlimited store, and the tokens that each one reused."""
     study = compose("quality_sim", [*ALONE, "load.arms=[]", *SIZE, *prompts])
-    workload = build.build_workload(study.workload, "unused")
-    arrived = build.build_arrivals(study, workload.requests, 0, study.arrivals.rate_rps)
-    policy = build.build_policy(study, study.arms[arm], 0, 9000)
-    records, _ = serve(arrived, policy, build.build_timing(study), study.batch)
+    workload = build_workload(study.workload, "unused")
+    arrived = build_arrivals(study, workload.requests, 0, study.arrivals.rate_rps)
+    policy = build_policy(study, study.arms[arm], 0, 9000)
+    records, _ = serve(arrived, policy, build_timing(study), study.batch)
     return arrived, {id: record.reused_tokens for id, record in records.items()}
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from spanlab.core.backend import StepResult
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
-from spanlab.core.scheduled import ScheduledStep
+from spanlab.core.step import ScheduledStep, StepResult
 from spanlab.records import Record
 from spanlab.stats import t_interval
 from spanlab_sim.timing import ConstantTiming

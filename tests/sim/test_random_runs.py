@@ -11,26 +11,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spanlab.core import placement
-from spanlab.core.backend import StepResult
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.admission import BatchRules
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
-from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.progress import Progress
-from spanlab.core.recovery import Replay
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import CacheRules, ReuseRules
-from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.policies.tree_variants import PrivateIndex, PublishedStudyPolicy
+from spanlab.core.request import UNLIMITED, Budget, Request, Span
+from spanlab.core.rules import CacheRules, Progress, Replay, ReuseRules
 from spanlab.core.scheduler import Scheduler
+from spanlab.core.step import ScheduledSequence, ScheduledStep, StepResult
 from spanlab.core.step_features import StepFeatures, features
+from spanlab.metrics import CacheUsage, Recorder
+from spanlab.model_spec import HardwareSpec
 from spanlab.records import LOSS_CAUSES, Record
 from spanlab_sim.backend import ModelledBackend
-from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.replica import Replica
-from spanlab_sim.run import CacheUsage, Recorder
-from spanlab_sim.server import Server
-from spanlab_sim.source import Source
+from spanlab_sim.server import Replica, Server, Source
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
 from ..support.models import make_model
@@ -281,7 +275,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
         recorder.arrived(request)
         return request
 
-    def on_finished(sequence: Sequence) -> None:
+    def on_finished(sequence: ScheduledSequence) -> None:
         records.append(recorder.record(sequence, policy, counted=True))
         policy.check()
 

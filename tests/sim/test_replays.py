@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.placement import Rule
-from spanlab.core.recovery import Replay
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.state_formats import StateFormat
-from spanlab_sim.hardware import HardwareSpec
+from spanlab.core.rules import Replay, ReuseRules, StateFormat
+from spanlab.model_spec import HardwareSpec
 from spanlab_sim.timing import RooflineTiming
 
 from ..support.models import make_model

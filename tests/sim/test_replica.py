@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.study.run import run_study
 
 from ..support.shared import DATA, needs

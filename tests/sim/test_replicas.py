@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
+from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import Budget, Request, Span
+from spanlab.core.rules import ReuseRules
 from spanlab.records import LOSS_CAUSES, RoutedRecord, RunRow
 from spanlab.stats import Interval, t_interval
 from spanlab_sim import cache_events

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
 from spanlab.records import Record
 from spanlab.stats import t_interval
-from spanlab_sim.arrivals import resample
-from spanlab_sim.sessions import sessions
-from spanlab_sim.source import Source
+from spanlab_sim.arrivals import resample, sessions
+from spanlab_sim.server import Source
 from spanlab_sim.timing import ConstantTiming
 
 from .serving import ONE_SERVER, SECOND, WORD, Scripted, agree, check_little, ns, serve_cold

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab_kernels.attention import triton
+from spanlab_kernels.attention.triton import ROTATE_ONCE_ENTRIES
 from spanlab_sim import timing
 
 STATIC = Path(__file__).parents[2] / "benchmarks" / "kernels" / "static.json"
@@ -37,4 +37,4 @@ def test_prices_of_spans_follow_the_counted_kernel(phase: str, percent: int, key
 
 
 def test_simulator_and_kernel_copy_spans_from_the_same_length_on():
-    assert timing.ROTATE_ONCE_ENTRIES == triton.ROTATE_ONCE_ENTRIES
+    assert timing.ROTATE_ONCE_ENTRIES == ROTATE_ONCE_ENTRIES

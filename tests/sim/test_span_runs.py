@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from spanlab import build
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.cache_spans import isolated, whole
+from spanlab.build import GIB, build_arrivals, build_policy, build_timing, build_workload
+from spanlab.cli import compose
+from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.rules import ReuseRules
 from spanlab.core.step_features import SpanReads, features
-from spanlab.main import compose
+from spanlab.core.tree import isolated, whole
 from spanlab.records import LOSS_CAUSES
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
@@ -139,22 +139,22 @@ RAG = ("workload=rag", "workload.rag.requests=14", "workload.rag.k=3", "model=ll
 def rag():
     """A small study of every method, under memory for about two of its prompts."""
     study = compose("smoke", [*TOY, *RAG, "arrivals.rate_rps=400", "load.rates_rps=[]", "load.arms=[]"])
-    requests = build.build_workload(study.workload, "unused").requests
-    return study, build.build_arrivals(study, requests, 0, study.arrivals.rate_rps)
+    requests = build_workload(study.workload, "unused").requests
+    return study, build_arrivals(study, requests, 0, study.arrivals.rate_rps)
 
 
 @pytest.mark.parametrize("chunked", [True, False])
 def test_jumped_and_stepped_runs_of_every_method_are_equal(chunked, rag):
     study, arrived = rag
     longest = max(request.num_tokens for request in arrived)
-    study.store.kv_gib = (2.5 * longest + 12) * study.model.kv_bytes_per_token / build.GIB
+    study.store.kv_gib = (2.5 * longest + 12) * study.model.kv_bytes_per_token / GIB
     rules = BatchRules(max_num_batched_tokens=1024, max_num_seqs=4, enable_chunked_prefill=chunked)
     preempted = 0
     for name, arm in study.arms.items():
         runs = []
         for jump in (True, False):
-            policy, records = build.build_policy(study, arm, 0, longest), []
-            row = simulate(arrived, policy, rules, build.build_timing(study), records.append, jump=jump)
+            policy, records = build_policy(study, arm, 0, longest), []
+            row = simulate(arrived, policy, rules, build_timing(study), records.append, jump=jump)
             runs.append((records, row.makespan_s, row.preemptions, row.inserted_bytes, row.evicted_bytes))
             policy.check()
         assert runs[0] == runs[1], name

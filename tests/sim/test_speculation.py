@@ -7,16 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules, Speculation
 from spanlab.core.ledger import NoLedger
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
+from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduled import ScheduledStep, Sequence
-from spanlab.core.speculation import Speculation
+from spanlab.core.step import ScheduledSequence, ScheduledStep
 from spanlab.core.step_features import features
 from spanlab_sim.run import simulate
 
@@ -54,7 +51,7 @@ def test_drafts_that_never_hold_cost_their_time():
 
 def test_rows_that_verify_read_the_context_once_and_each_need_logits():
     requests = [make_request(0, 0, 9, range(5)), make_request(1, 0, 9, range(3))]
-    sequences = [Sequence(request) for request in requests]
+    sequences = [ScheduledSequence(request) for request in requests]
     for sequence in sequences:
         sequence.generated = 2
     plain = features(ScheduledStep([], sequences, []), 0)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from spanlab.core import placement
-from spanlab.core.budget import Budget
-from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import Budget, Request, Span
+from spanlab.core.rules import ReuseRules
 from spanlab.records import Record
 from spanlab_sim.timing import ConstantTiming
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 
 from .tiered import ONE_AT_A_TIME, SIZE, apart, make_blocks, make_policy, request, rules, serve, times_us
 

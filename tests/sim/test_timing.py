@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanlab.core.step_features import StepFeatures
-from spanlab.model_spec import causal_pairs
-from spanlab.models.find import find_spec
-from spanlab_sim.hardware import HardwareSpec
+from spanlab.model_files import find_spec
+from spanlab.model_spec import HardwareSpec, causal_pairs
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
 from ..support.models import make_model

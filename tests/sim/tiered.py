@@ -11,18 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.admission import BatchRules
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.tiers.link import Link
-from spanlab.core.tiers.rules import TierRules
-from spanlab.core.tiers.tier import Tier
-from spanlab.core.tiers.tiers import Tiers
-from spanlab_sim.prefill_time import PrefillTime
+from spanlab.core.tiers import Link, Tier, TierRules, Tiers
+from spanlab_sim.bounds import PrefillTime
 from spanlab_sim.run import simulate
 from spanlab_sim.tier_rows import TieredRecord, TieredRunRow, tiered_record, tiered_row
 from spanlab_sim.timing import ConstantTiming

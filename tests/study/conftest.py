@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.report.sweep.data import SweepPoint
-from spanlab.study.fidelity import profiles
+from spanlab.analyses import fit_profile
+from spanlab.cli import compose
+from spanlab.report.sweep import SweepPoint
 from spanlab.study.run import run_study
 
 from ..support.script import SCRIPT
@@ -24,7 +24,7 @@ INCIDENTAL = ("wall_s", "commit", "versions")
 HOLD = """
 import time
 from pathlib import Path
-from spanlab.study.execution import backends
+from spanlab.study.jobs import backends
 
 class Held(backends.Simulator):
     def run(self, job, write):
@@ -39,7 +39,7 @@ backends.BACKENDS["sim"] = Held
 @pytest.fixture(autouse=True)
 def any_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Profiles are kept, however busy the machine of the tests is."""
-    monkeypatch.setattr(profiles, "CROSS_VALIDATION_LIMIT", float("inf"))
+    monkeypatch.setattr(fit_profile, "CROSS_VALIDATION_LIMIT", float("inf"))
 
 
 def run(root: Path, entry: str, *overrides: str) -> Path:

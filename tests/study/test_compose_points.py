@@ -8,8 +8,10 @@ import hydra
 import pytest
 from hydra.errors import ConfigCompositionException
 
-from spanlab.main import CONF, as_settings, register
-from spanlab.study.sweep.compose_points import PointComposer
+from spanlab.cli import register
+from spanlab.compiled import CONF
+from spanlab.settings.composition import as_settings
+from spanlab.study.sweep import PointComposer
 
 GIVEN = ("seeds=[0,1]", "store.total_gib=3")
 

@@ -11,22 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from spanlab import main
-from spanlab.engine.chunk_scan import ScanInputs
-from spanlab.engine.conv_windows import SlotRef, Windows
+from spanlab import cli
+from spanlab.cli import compose
 from spanlab.engine.load import load_model
 from spanlab.engine.model import SpanModel
-from spanlab.engine.recurrent import StateScan
+from spanlab.engine.recurrent import SlotRef, StateScan, Windows
 from spanlab.engine.request_state import RequestState
-from spanlab.engine.slot_pool import Layers
-from spanlab.engine.span_actions import ApplyMap, MapScan, StoreMap
-from spanlab.engine.state_pool import StatePool
-from spanlab.main import compose
-from spanlab.settings.conformance import PROPERTIES, Conformance
-from spanlab.study.conformance import run as entry
-from spanlab.study.conformance.run import measure, run_conformance
-from spanlab.study.conformance.subject import Subject
-from spanlab.study.conformance.verdicts import ABSENT, FAILED, PASSED, REFUSED, Measurement
+from spanlab.engine.scan import ScanInputs
+from spanlab.engine.slots import Layers, StatePool
+from spanlab.engine.states import ApplyMap, MapScan, StoreMap
+from spanlab.settings.entries import PROPERTIES, Conformance
+from spanlab.study import conformance as entry
+from spanlab.study.conformance import ABSENT, FAILED, PASSED, REFUSED, Measurement, Subject, measure, run_conformance
 
 SMALL = ["prompts=2", "output_tokens=4", "documents=2", "document_tokens=20", "engine.threads=1", "engine.device=cpu"]
 OF_LOGITS = ("prefix_reuse", "chunked_prefill", "preemption", "span_reuse")
@@ -194,9 +190,9 @@ def test_positions_that_move_with_length_are_refused(tmp_path: Path):
 def test_a_failure_is_the_exit_code(model: SpanModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wrong = replace(model, rotation=replace(model.rotation, frequencies=1.01 * model.rotation.frequencies))
     monkeypatch.setattr(entry, "load_model", lambda *arguments: wrong)
-    monkeypatch.setattr(main, "_run_name", lambda *arguments: "run")
+    monkeypatch.setattr(cli, "_run_name", lambda *arguments: "run")
     with pytest.raises(SystemExit) as exit_info:
-        main._run_entry(settings("properties=[span_reuse]", f"output.root={tmp_path}"))
+        cli._run_entry(settings("properties=[span_reuse]", f"output.root={tmp_path}"))
     assert exit_info.value.code == 1
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab import build
+from spanlab.analyses.base import caveats
+from spanlab.build import build_policy
+from spanlab.cli import compose
 from spanlab.core.request import Request, Span
-from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab.study.analyses.caveats import caveats
 
 EAGLE = ("batch.speculation.draft_tokens=3", "batch.speculation.method=eagle", "batch.speculation.draft_layers=1")
 
@@ -21,7 +21,7 @@ def study(*changes: str) -> Study:
 
 def policy(name: str, *changes: str):
     made = study(*changes)
-    return build.build_policy(made, made.arms[name], 0, 1000)
+    return build_policy(made, made.arms[name], 0, 1000)
 
 
 def test_a_drafters_layer_takes_what_one_of_the_models_does():

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.study import checks
-from spanlab.study.explain.facts import Facts
-from spanlab.study.numbers.bounds import BoundCrossedError
+from spanlab.analyses.fixes import Facts
+from spanlab.cli import compose
+from spanlab.study.bounds import BoundCrossedError
+from spanlab.study.prepare import check_memory
 from spanlab.study.run import run_study
 
 from ..support.files import write_lines
@@ -122,7 +122,7 @@ def test_settings_of_fixes_are_accepted_and_reach_their_rate(tmp_path: Path, kin
     assert {"memory_times_2", "memory_of_device"} < {fix["name"] for fix in settable}
     for number, fix in enumerate(settable):
         overrides = [*settings, *fix["settings"]]
-        checks.check_memory(compose("explain", [*overrides, "analyses=[summary]"]))
+        check_memory(compose("explain", [*overrides, "analyses=[summary]"]))
         again = explained(tmp_path / str(number), *overrides)
         assert again["presets"][again["explained"]]["token_hit_rate"] == fix["token_hit_rate"], fix["name"]
     assert all(fix["fits"] == (own + fix["extra_gib"] <= room + 1e-9) for fix in summary["fixes"])
@@ -145,7 +145,7 @@ def test_memory_of_several_devices_is_last_resort(tmp_path: Path):
     size = summary["fixes"][0]["extra_gib"] + 0.4
     study = compose("explain", [*settings, f"store.total_gib={size}", "analyses=[summary]"])
     with pytest.raises(ValueError, match=r"^store of .* GiB on hardware.name=h200: expected at most 1 GiB"):
-        checks.check_memory(study)
+        check_memory(study)
 
 
 def test_small_block_helps_short_prompts_of_hybrids(tmp_path: Path):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.analyses.base import foreign_tokenizer
+from spanlab.cli import compose
 from spanlab.queries import builtin_tokenizer
-from spanlab.study.foreign_tokenizer import foreign_tokenizer
 
 
 def caveats_of(*settings: str, entry: str = "quality_sim") -> tuple[str, ...]:

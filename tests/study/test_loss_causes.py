@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.records import LOSS_CAUSES
-from spanlab.study.output.arm_files import ArmFiles
+from spanlab.study.numbers import ArmFiles
 from spanlab.study.run import run_study
 
 FEW = {

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.report.console import as_text
+from spanlab.analyses.summary import arms_table
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.summary.arms_table import arms_table
-from spanlab.study.machine import aa
-from spanlab.study.machine.noise import Noise, Reading, drift, ratios, steal, successive
-from spanlab.study.machine.watch import processor_time
+from spanlab.report.table import as_text
+from spanlab.study.machine import Noise, Reading, drift, processor_time, ratios, steal, successive, withdraw_speedups
 
 CALM = {"drift": 0.02, "load": 1.1, "steal": 0.0, "cores": 2}
 
@@ -103,9 +101,9 @@ def study_of(speedup) -> StudyData:
 def test_noisy_study_has_no_speedup_column():
     speedup = {"mean": 2.0, "low": None, "high": None}
     calm = study_of(speedup)
-    assert aa.withdraw_speedups(calm, noise()).caveats == ()
+    assert withdraw_speedups(calm, noise()).caveats == ()
     assert calm.arms[0].summary["speedup"] == speedup
-    data = aa.withdraw_speedups(calm, noise((1.5,)))
+    data = withdraw_speedups(calm, noise((1.5,)))
     assert list(data.caveats) == [noise((1.5,)).sentence("speedups")]
     assert data.footer.endswith(data.caveats[0]), "every figure says it"
     text = as_text([arms_table(data)], 160)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.study.run import run_study
 
 TOY = (

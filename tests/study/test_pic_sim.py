@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.report.sweep.data import SweepPoint, sweep_rows
-from spanlab.study.sweep.run import run_sweep
+from spanlab.cli import compose
+from spanlab.report.sweep import SweepPoint, sweep_rows
+from spanlab.study.sweep import run_sweep
 
 ORDERS = ("shuffled", "ranked", "fixed")
 ARMS = ("none", "block_hash_16", "radix", "pic", "lego_link_16", "cache_blend_15")

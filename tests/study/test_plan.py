@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.study import checks
+from spanlab.cli import compose
+from spanlab.study.prepare import check_memory
 from spanlab.study.run import run_study
 
 from ..support.files import write_lines
@@ -168,7 +168,7 @@ def test_memory_search_ends_at_what_the_device_holds(tmp_path: Path, blocks: int
     sizes = [point["gib"] for point in summary["curves"]["memory"]]
     assert (summary["least_gib"] is not None) == meets
     for size in sizes:
-        checks.check_memory(compose("plan", [*overrides, *device, f"store.total_gib={size!r}"]))
+        check_memory(compose("plan", [*overrides, *device, f"store.total_gib={size!r}"]))
     if not meets:
         assert sizes[-1] == pytest.approx(room, rel=1e-4)
         why = (

@@ -9,12 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spanlab.analysis.blocks import block_estimates
-from spanlab.analysis.bootstrap import drawn_counts
-from spanlab.settings.slo import SloSettings
-from spanlab.study.plan.arrivals import shake
-from spanlab.study.plan.monotone import Border, find_border, geometric
-from spanlab.study.plan.outcome import Outcome
+from spanlab.analyses.plan_points import Border, Outcome, find_border, geometric, shake
+from spanlab.settings.analyses import SloSettings
+from spanlab.stats import block_estimates, drawn_counts
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.study.output.arm_files import ArmFiles
+from spanlab.cli import compose
+from spanlab.study.numbers import ArmFiles
 from spanlab.study.run import run_study
 from spanlab_sim.backend import ModelledBackend
 

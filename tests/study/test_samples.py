@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spanlab import build
-from spanlab.main import compose
+from spanlab.build import build_arrivals, build_workload
+from spanlab.cli import compose
 
 from .conftest import NO_LOAD
 
@@ -60,8 +60,8 @@ def test_more_seeds_keep_the_records_of_the_first(run_here, rows_of, tmp_path: P
 def drawn(*overrides: str, seed: int = 0) -> list[int]:
     """The group of each request in the order of arrival."""
     study = compose("quality_sim", ["workload.popularity.requests=2000", *overrides])
-    requests = build.build_workload(study.workload, "unused").requests
-    return [request.group_id for request in build.build_arrivals(study, requests, seed, study.arrivals.rate_rps)]
+    requests = build_workload(study.workload, "unused").requests
+    return [request.group_id for request in build_arrivals(study, requests, seed, study.arrivals.rate_rps)]
 
 
 def test_popularity_draws_as_many_requests_as_asked(run_here, rows_of, summary_of, tmp_path: Path):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from spanlab import build
+from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.cli import compose
 from spanlab.core.request import Request
-from spanlab.main import compose
 from spanlab.settings import Study
 from spanlab_sim.run import simulate
 
@@ -36,14 +36,14 @@ def cache(tmp_path_factory) -> str:
 def plans(study: Study, requests: tuple[Request, ...], arm: str) -> list[Any]:
     """Every step of one arm as plain numbers, with what each request reuses."""
     steps: list[Any] = []
-    arrived = build.build_arrivals(study, requests, 0, study.arrivals.rate_rps)
+    arrived = build_arrivals(study, requests, 0, study.arrivals.rate_rps)
     longest = max(request.num_tokens for request in requests)
-    policy = build.build_policy(study, study.arms[arm], 0, longest)
+    policy = build_policy(study, study.arms[arm], 0, longest)
     simulate(
         arrived,
         policy,
         study.batch,
-        build.build_timing(study),
+        build_timing(study),
         lambda record: steps.append(("record", record.request_id, record.reused_tokens)),
         on_step=lambda step, now, result: steps.append((now, step.key())),
     )
@@ -82,14 +82,14 @@ def test_every_step_plan_is_equal(arm: str, prompts: tuple[str, ...], shared, ca
     size = (*ONE_SEED, *prompts, "workload.documents=6", "batch.max_num_batched_tokens=2048")
     shape = compose("quality_sim", size)
     text = compose("quality_sim", [*size, *local(shared), cache])
-    found = [plans(study, build.build_workload(study.workload, "unused").requests, arm) for study in (shape, text)]
+    found = [plans(study, build_workload(study.workload, "unused").requests, arm) for study in (shape, text)]
     assert found[0] == found[1]
     assert any(step[0] == "record" and step[2] > 0 for step in found[0])
 
 
 def test_the_comparison_can_fail(shared, cache):
     study = compose("quality_sim", [*ONE_SEED, "workload.documents=2", "workload.questions_per_document=6"])
-    requests = build.build_workload(study.workload, "unused").requests
+    requests = build_workload(study.workload, "unused").requests
     other = tuple(
         replace(request, spans=tuple(replace(span, tokens=span.tokens + request.id) for span in request.spans))
         for request in requests

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.report.sweep.data import sweep_rows
+from spanlab.cli import compose
+from spanlab.report.sweep import sweep_rows
 from spanlab.settings import Study
-from spanlab.study.sweep.lanes import Lane, PointOutcome
-from spanlab.study.sweep.run import parse_axes, run_sweep
+from spanlab.study.sweep import Lane, PointOutcome, parse_axes, run_sweep
 
 TOY = (
     "workload.documents=2",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanlab.terminal import printed
+from spanlab.errors import printed
 
 
 @pytest.mark.parametrize(("columns", "width"), [("", 240), ("100", 100), ("0", 240), ("wide", 240)])

@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spanlab.main import compose
+from spanlab.analyses.twin_fit import TimedLog, predictions_without_model, server_of
+from spanlab.cli import compose
 from spanlab.study.run import run_study
-from spanlab.study.twin.errors import predictions_without_model
-from spanlab.study.twin.log import TimedLog
-from spanlab.study.twin.server import server_of
-from spanlab_sim.fitted_profile import Rates
-from spanlab_sim.fitted_server import Memory
+from spanlab_sim.timings import Memory, Rates
 
 from ..support.files import write_lines
 from ..support.shared import TRACES, needs
@@ -275,7 +272,7 @@ def test_a_recorded_log_is_predicted(tmp_path: Path):
 
 @needs(LOGS)
 def test_times_of_a_recorded_log_are_read():
-    from spanlab.workloads.logs import LogSettings, read_log
+    from spanlab.workloads.logs.read import LogSettings, read_log
 
     log = read_log(LOGS / "Llama-3.1-8B", LogSettings())
     assert log.observed is not None

@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.cli import compose
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab.main import compose
-from spanlab_sim.deployment import Deployment
-from spanlab_sim.fitted import FittedTiming
-from spanlab_sim.fitted_profile import Rates
-from spanlab_sim.fitted_server import Memory, serve_lengths
+from spanlab_sim.timings import Deployment, FittedTiming, Memory, Rates, serve_lengths
 
 from ..support.files import write_lines
 

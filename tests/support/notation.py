@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-from spanlab.queries.from_json import query_of
-from spanlab.queries.query import Message, Query, with_a_message
-from spanlab.queries.sexpr import parse_sexpr
+from spanlab.queries.query import Message, Query, parse_sexpr, query_of, with_a_message
 
 
 def parse(text: str) -> Query:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from spanlab.core.budget import Budget
 from spanlab.core.eviction import EvictionRules
 from spanlab.core.placement import Placer, no_states
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import PrefixIndex, SharedIndex
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import Budget
+from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
-from spanlab.core.tree import PrefixTree
+from spanlab.core.tree import PrefixIndex, PrefixTree, SharedIndex
 
 
 def make_tree_policy(

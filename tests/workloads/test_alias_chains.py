@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.analysis.answers import best_score, exact_match, stated
-from spanlab.workloads.alias_chains import SHORTEST_DOCUMENT, alias_chains
-from spanlab.workloads.alias_questions import AliasQuestions
+from spanlab.analyses.answers import best_score, exact_match, stated
+from spanlab.workloads.alias import SHORTEST_DOCUMENT, AliasQuestions, alias_chains
 
 DEFINITION = re.compile(r"The (\w+) is also called the (\w+)\.")
 USAGE = re.compile(r"The (\w+) (weighs|costs|holds|needs) (\d+) (\w+)\.")

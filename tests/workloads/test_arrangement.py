@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from spanlab.workloads import Rag, Workload, WorkloadSettings, make_shape
-from spanlab.workloads.arrangement import Arrangement, arranged
-from spanlab.workloads.joints import Joints
+from spanlab.workloads.selection import Arrangement, arranged
+from spanlab.workloads.workload import Joints
 
 from .conftest import QUALITY_ROWS
 from .factories import check_equal_prefixes, decoded, load_workload, token_lists

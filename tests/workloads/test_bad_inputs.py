@@ -185,7 +185,7 @@ def test_an_unreachable_hub_names_the_ways_out(kind: str, error: str, make_token
     [
         (
             ("poetry",),
-            "workload.kind=poetry: expected one of .*quality, .*synthetic",
+            "workload.kind=poetry: expected one of .*quality, .*synthetic, .*",
         ),
         (("tokenised", "shape"), "workload.source=shape: expected one of local"),
         (

@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from spanlab.workloads.logs import LogSettings, read_log
 from spanlab.workloads.logs.log import arrival_times
+from spanlab.workloads.logs.read import LogSettings, read_log
 
 from .log_samples import lines, write_sample
 

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spanlab.offline.paths import build_paths
-from spanlab.queries.tokenizer import load_tokenizer
-from spanlab.workloads.logs import Log, LogSettings, read_log
+from spanlab.offline.replay import build_paths
+from spanlab.queries.render import load_tokenizer
 from spanlab.workloads.logs.bodies import BodyParser
-from spanlab.workloads.logs.log import Ids
+from spanlab.workloads.logs.log import Ids, Log, Unread
+from spanlab.workloads.logs.read import LogSettings, read_log
 from spanlab.workloads.logs.rendering import BodyOptions, sections_of
-from spanlab.workloads.logs.unread import Unread
 
 from ..support.files import write_lines
 from ..support.tokenizers import save_word_tokenizer

@@ -8,10 +8,10 @@ from itertools import groupby, pairwise
 import numpy as np
 import pytest
 
-from spanlab.workloads.chat_sessions import ChatSessions, modelled
+from spanlab.workloads.chats import ChatSessions, modelled
 from spanlab.workloads.load import WorkloadSettings, load_workload
 from spanlab.workloads.log import served
-from spanlab.workloads.logs import LogSettings
+from spanlab.workloads.logs.read import LogSettings
 
 from ..support.files import write_lines
 

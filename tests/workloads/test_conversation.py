@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.workloads.conversation import BLOCK
+from spanlab.workloads.chats import BLOCK
 from spanlab.workloads.make_shape import make_shape
 from spanlab.workloads.shape import SHAPES, shared_length
 

@@ -20,7 +20,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from spanlab.workloads.logs import Log, LogSettings, read_log
+from spanlab.workloads.logs.log import Log
+from spanlab.workloads.logs.read import LogSettings, read_log
 
 from .log_samples import SAMPLES
 

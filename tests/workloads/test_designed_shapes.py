@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
-from spanlab.settings.design import DesignSettings
-from spanlab.workloads.designed_shapes import Shape, design
+from spanlab.settings.analyses import DesignSettings
+from spanlab.workloads.synthetic import Shape, design
 
 RULES = BatchRules(max_num_batched_tokens=512, max_num_seqs=8, prefill_first=True)
 SETTINGS = DesignSettings(shapes=40, repeats=1, longest=1024, outputs=4)

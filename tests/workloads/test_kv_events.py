@@ -7,8 +7,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from spanlab.offline.paths import build_paths
-from spanlab.workloads.logs import Log, LogSettings, read_log
+from spanlab.offline.replay import build_paths
+from spanlab.workloads.logs.log import Log
+from spanlab.workloads.logs.read import LogSettings, read_log
 
 from ..support.shared import TRACES, needs
 from .log_samples import SAMPLES, write_sample

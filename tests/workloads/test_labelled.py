@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from spanlab.queries import builtin_tokenizer
-from spanlab.workloads import alias_questions, forked_sequence, repeated_documents
-from spanlab.workloads.alias_questions import AliasQuestions
-from spanlab.workloads.forked_sequence import ForkedSequence
-from spanlab.workloads.repeated_documents import RepeatedDocuments
+from spanlab.workloads.alias import AliasQuestions, requests_of
+from spanlab.workloads.synthetic import (
+    ForkedSequence,
+    RepeatedDocuments,
+    requests_of_forked_sequence,
+    requests_of_repeated_documents,
+)
 
 
 def labels_of(workload, number: int) -> dict[str, str | int]:
@@ -26,14 +29,14 @@ def common(first, second) -> int:
 
 
 def test_cold_requests_share_nothing_across_salts():
-    workload = repeated_documents.requests_of(RepeatedDocuments(trials=3, repeats=2, document_tokens=20), 1)
+    workload = requests_of_repeated_documents(RepeatedDocuments(trials=3, repeats=2, document_tokens=20), 1)
     cold = [request for request in workload.requests if labels_of(workload, request.id)["kind"] == "cold"]
     assert len(cold) == 6
     assert len({request.cache_salt for request in cold}) == 6
 
 
 def test_warm_requests_have_the_documents_of_the_cold_one():
-    workload = repeated_documents.requests_of(RepeatedDocuments(trials=1, repeats=4, document_tokens=20), 1)
+    workload = requests_of_repeated_documents(RepeatedDocuments(trials=1, repeats=4, document_tokens=20), 1)
     for group in {request.group_id for request in workload.requests}:
         cold, *warm = [request for request in workload.requests if request.group_id == group]
         documents = [span for span in cold.spans if span.independent]
@@ -46,20 +49,20 @@ def test_warm_requests_have_the_documents_of_the_cold_one():
 
 
 def test_questions_are_the_same_in_both_orders():
-    workload = repeated_documents.requests_of(RepeatedDocuments(trials=1, repeats=3), 1)
+    workload = requests_of_repeated_documents(RepeatedDocuments(trials=1, repeats=3), 1)
     by_order = [[r.spans[-1].tokens.tolist() for r in workload.requests if r.group_id == group] for group in (0, 1)]
     assert by_order[0] == by_order[1]
 
 
 def test_prepare_asks_for_every_document_alone():
-    workload = repeated_documents.requests_of(RepeatedDocuments(trials=1, orders=["same"], prepare=True), 5)
+    workload = requests_of_repeated_documents(RepeatedDocuments(trials=1, orders=["same"], prepare=True), 5)
     alone = [request for request in workload.requests if labels_of(workload, request.id)["kind"] == "prepare"]
     assert [len(request.spans) for request in alone] == [2] * 4
     assert {request.output_len for request in alone} == {1}
 
 
 def test_forks_share_their_depth_to_the_token():
-    workload = forked_sequence.requests_of(
+    workload = requests_of_forked_sequence(
         ForkedSequence(prompt_tokens=400, depths=[0.25, 0.75], visits=2, families=2), 1
     )
     for family in (0, 1):
@@ -71,7 +74,7 @@ def test_forks_share_their_depth_to_the_token():
 
 
 def test_families_share_nothing():
-    workload = forked_sequence.requests_of(ForkedSequence(prompt_tokens=64, families=3), 1)
+    workload = requests_of_forked_sequence(ForkedSequence(prompt_tokens=64, families=3), 1)
     first = [next(r for r in workload.requests if r.group_id == family) for family in range(3)]
     assert [common(a, b) for a, b in itertools.pairwise(first)] == [0, 0]
 
@@ -83,7 +86,7 @@ def test_refuses_depths_that_are_no_forks(depths):
 
 
 def test_questions_follow_an_earlier_request_over_the_same_documents():
-    workload = alias_questions.requests_of(AliasQuestions(questions=3), builtin_tokenizer(), 8)
+    workload = requests_of(AliasQuestions(questions=3), builtin_tokenizer(), 8)
     assert len(workload.requests) == 12
     for earlier, question in zip(workload.requests[::2], workload.requests[1::2], strict=True):
         texts = [

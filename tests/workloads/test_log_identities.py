@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.offline.paths import build_paths
-from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
+from spanlab.offline.replay import build_paths
+from spanlab.workloads.logs.log import Ids, Log
+from spanlab.workloads.logs.read import LogSettings, read_log
 
 from .log_samples import lines, table
 

@@ -17,7 +17,7 @@ import pyarrow
 import pytest
 
 from spanlab.workloads.log import local
-from spanlab.workloads.logs import LogSettings, read_log
+from spanlab.workloads.logs.read import LogSettings, read_log
 from spanlab.workloads.selection import Selection
 
 from .log_samples import SAMPLES, lines, write_sample
@@ -67,7 +67,7 @@ READ_TWICE = """
 import sys
 from multiprocessing import get_context
 from pathlib import Path
-from spanlab.workloads.logs import LogSettings, read_log
+from spanlab.workloads.logs.read import LogSettings, read_log
 
 arguments = Path(sys.argv[1]), LogSettings()
 here = read_log(*arguments).fingerprint

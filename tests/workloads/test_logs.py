@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.offline.paths import build_paths
+from spanlab.offline.replay import build_paths
 from spanlab.workloads.log import local, served
-from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
-from spanlab.workloads.logs.formats import LOG_FORMATS
-from spanlab.workloads.logs.log import arrival_times, is_chained
-from spanlab.workloads.logs.pieces import hash_pieces
+from spanlab.workloads.logs.log import Ids, Log, arrival_times, hash_pieces, is_chained
+from spanlab.workloads.logs.read import LogSettings, read_log
+from spanlab.workloads.logs.source import LOG_FORMATS
 from spanlab.workloads.selection import Selection
 from spanlab.workloads.workload import Provenance, Workload
 

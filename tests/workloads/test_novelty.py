@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.core.passages import novel_requests
+from spanlab.core.protocol import novel_requests
 from spanlab.core.request import Request, Span
 from spanlab.workloads import WorkloadSettings, load_workload
 from spanlab.workloads.rag import Rag
-from spanlab_sim.novel_stream import novel_stream
+from spanlab_sim.arrivals import novel_stream
 
 RAG = {"requests": 60, "k": 3}
 

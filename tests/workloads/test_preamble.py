@@ -16,7 +16,6 @@ from spanlab.core.request import Request, Span
 from spanlab.registry import forget
 from spanlab.workloads import Rag, Synthetic, WorkloadSettings
 from spanlab.workloads.load import Popularity
-from spanlab.workloads.make_shape import measure
 from spanlab.workloads.preamble import (
     CountedPreambles,
     NoPreamble,
@@ -27,9 +26,8 @@ from spanlab.workloads.preamble import (
     with_preambles,
 )
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import shared_length
-from spanlab.workloads.source import workload
-from spanlab.workloads.workload import Provenance, Workload
+from spanlab.workloads.shape import measure, shared_length
+from spanlab.workloads.workload import Provenance, Workload, workload
 
 from .factories import check_equal_prefixes, load_workload
 

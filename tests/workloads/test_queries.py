@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab import build
+from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.cli import compose
 from spanlab.core.request import Request, Span
-from spanlab.main import compose
 from spanlab.queries import Message, builtin_tokenizer, describe
-from spanlab.queries.builtin import CHATML, invented_words
+from spanlab.queries.render import CHATML, invented_words
 from spanlab.settings import WorkloadSettings
 from spanlab.workloads import Workload
 from spanlab_sim.run import simulate
@@ -80,13 +80,13 @@ def reused(tmp_path: Path):
         overrides = ["workload=queries", f"workload.path={lines(tmp_path / 'served.jsonl', *timed)}"]
         overrides += ["model=llama-3.1-8b", "arms=pic", "load.arms=[]", "load.rates_rps=[]", "workload.documents=null"]
         study = compose("smoke", [*overrides, "arrivals=as_given", "arrivals.rate_rps=null"])
-        requests = build.build_workload(study.workload, "unused").requests
-        arrived = build.build_arrivals(study, requests, 0, None)
+        requests = build_workload(study.workload, "unused").requests
+        arrived = build_arrivals(study, requests, 0, None)
         counts = {}
         for arm, strategy in study.arms.items():
             records: list = []
-            policy = build.build_policy(study, strategy, 0, max(request.num_tokens for request in requests))
-            simulate(arrived, policy, study.batch, build.build_timing(study), records.append)
+            policy = build_policy(study, strategy, 0, max(request.num_tokens for request in requests))
+            simulate(arrived, policy, study.batch, build_timing(study), records.append)
             counts[arm] = [record.reused_tokens for record in sorted(records, key=lambda record: record.request_id)]
         return requests, counts
 

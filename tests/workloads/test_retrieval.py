@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from spanlab.workloads.retrieval import ORDERS, Popularity, popularity, retrieve, zipf
+from spanlab.workloads.rag import ORDERS, Popularity, popularity, retrieve, zipf
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -15,9 +15,9 @@ from .factories import load_workload, token_lists
 @pytest.fixture
 def corpora(quality_files: dict[str, Path], tmp_path: Path):
     """The toy QuALITY as a text corpus and as the corpus of its saved shape."""
-    from spanlab.workloads import quality
+    from spanlab.workloads.reading import local_quality
 
-    text = quality.local(quality_files["path"], quality_files["tokenizer"])
+    text = local_quality(quality_files["path"], quality_files["tokenizer"])
     everything = select(text, Selection(unknown_output=0))
     shape = load(save(measure(everything, detail=text.detail), tmp_path / "toy.npz"))
     return text, shape.corpus()
@@ -111,10 +111,10 @@ def test_groups_that_share_a_document_each_get_their_own_cut(tmp_path: Path, mak
         (folder / f"{name}.md").write_text("be kind and brief to everyone who asks", encoding="utf-8")
     queries = tmp_path / "queries.jsonl"
     queries.write_text('{"query": "hi"}\n{"query": "hi there my old friend of many years"}\n', encoding="utf-8")
-    from spanlab.workloads import system_prompts
+    from spanlab.workloads.reading import local_system_prompts
 
     tokenizer = make_tokenizer("be kind and brief to everyone who asks hi there my old friend of many years")
-    text = system_prompts.local(folder, queries, tokenizer, queries_per_prompt=1)
+    text = local_system_prompts(folder, queries, tokenizer, queries_per_prompt=1)
     shape = measure(select(text, Selection(unknown_output=0)), detail=text.detail).corpus()
     for limit in (14, 16, 18, 20):
         first, second = (select(corpus, Selection(max_prompt_tokens=limit)) for corpus in (text, shape))

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.workloads.cache import cache_key
-from spanlab.workloads.prompts import QUALITY, Document, Question
+from spanlab.workloads.text import QUALITY, Document, Question, cache_key
 
 from .factories import load_workload, token_lists
 
@@ -16,7 +15,7 @@ from .factories import load_workload, token_lists
 def test_a_second_load_reads_the_cache_and_does_not_tokenise(quality_files, tmp_path: Path, monkeypatch):
     cache = tmp_path / "cache"
     first = load_workload("quality", "local", cache_dir=cache, **quality_files)
-    monkeypatch.setattr("spanlab.workloads.text_source.encode_documents", _refuse)
+    monkeypatch.setattr("spanlab.workloads.text.encode_documents", _refuse)
     second = load_workload("quality", "local", cache_dir=cache, **quality_files)
     for before, after in zip(first.requests, second.requests, strict=True):
         assert [span.tokens.tolist() for span in before.spans] == [span.tokens.tolist() for span in after.spans]

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from spanlab.core.request import Request, Span
-from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
-from spanlab.workloads.writers.block_ids import BlockIds
-from spanlab.workloads.writers.formats import WRITERS
+from spanlab.workloads.logs.log import Ids, Log
+from spanlab.workloads.logs.read import LogSettings, read_log
+from spanlab.workloads.writers import WRITERS, BlockIds
 
 BLOCK = 16
 #: Options of each writer, and the length of the pieces in which its file is read again.

@@ -12,13 +12,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from spanlab_kernels.angles import AngleTable
+from spanlab_kernels import uses_triton
 from spanlab_kernels.attention import cpu, reference
-from spanlab_kernels.attention.batch import Scores, Send, SpanBatch, pack, span_batch, to_device
-from spanlab_kernels.attention.checks import FORMS, check
-from spanlab_kernels.attention.groups import Group, GroupArrays, Span, Spans, flatten, joined
-from spanlab_kernels.attention.mass import key_mass
-from spanlab_kernels.dispatch import uses_triton
+from spanlab_kernels.attention.batch import (
+    FORMS,
+    Group,
+    GroupArrays,
+    Scores,
+    Send,
+    Span,
+    SpanBatch,
+    Spans,
+    check,
+    flatten,
+    joined,
+    pack,
+    span_batch,
+    to_device,
+)
+from spanlab_kernels.attention.reference import key_mass
+from spanlab_kernels.rope import AngleTable
 
 __all__ = [
     "FORMS",

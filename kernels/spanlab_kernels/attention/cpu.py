@@ -5,19 +5,405 @@ Attention over two sets of keys is the mean of both, weighted by exp of their lo
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab_kernels.angles import AngleTable
-from spanlab_kernels.attention import torch_cpu
-from spanlab_kernels.attention.batch import Scores, SpanBatch
-from spanlab_kernels.attention.one_row import attend_rows, row_plan
-from spanlab_kernels.attention.plan import Call, Plan, plan
-from spanlab_kernels.attention.torch_cpu import Angles, angles_at, folded, rotated_keys, unfolded
+from spanlab_kernels.attention.batch import Keys, Numbers, Scores, SpanBatch
+from spanlab_kernels.attention.reference import Angles, angles_at, flash, folded, rotated_keys, unfolded
+from spanlab_kernels.rope import AngleTable
+
+# ------------------------------------------------------------------------------
+# Planning of the CPU path: groups of several rows become calls of dense attention.
+# ------------------------------------------------------------------------------
+
+MASKED_ROWS = 256  # scattered rows per mask, which bounds its size; keys before all of them need no mask
+SHORT_RUN = 16  # rows: for shorter runs, one mask is faster than one call per run
+COPIED_KEYS = 512  # of a run: up to this length, copying it next to its neighbour is faster than a separate call
+ROTATED_KEYS = 4  # per row of a call: up to this number, rotating the keys costs no more than rotating the rows
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: rows [first, last) of the plan attend to keys [first, last) of the batch, by default to all."""
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    key_shift: int  # positions by which keys still have to be rotated; applied to the query instead
+    causal: bool = False  # row i sees keys up to i, both counted from the first
+    masked: bool = False  # rows see the keys up to their index in the prompt
+    rotates_keys: bool = False  # keys are copied and rotated, so that spans of different shifts share the call
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Calls of dense attention for a batch.
+
+    `groups` has, for each group of several rows, its range [first, last) of the batch's keys and its calls, each with
+    the slots of its keys in the pool: a slice where they are consecutive.
+    """
+
+    order: Tensor | None  # rows of the batch in the order of the plan; None if the order is the same
+    query_index: Tensor  # of each row, in the order of the plan
+    query_shift: Tensor  # of each row, in the order of the plan
+    keys: Keys
+    key_shifts: Tensor | None  # shift of each key in calls that rotate keys, int64 [K]; None without such calls
+    groups: list[tuple[tuple[int, int], list[tuple[Call, slice | Tensor]]]]
+
+
+@lru_cache(maxsize=4)
+def plan(batch: SpanBatch, *, per_span: bool) -> Plan:
+    """Divide `batch` into calls; `per_span` if each span needs the query at a different angle.
+
+    Cached for the last few batches, since all layers of a model use the same plan.
+    """
+    rows, spans, starts = batch.query_starts.tolist(), batch.span_starts.tolist(), batch.key_starts.tolist()
+    group_of = torch.repeat_interleave(torch.arange(batch.groups), batch.query_starts.diff().long())
+    # by group, then by index; an index is int32, so both fit into one sort key
+    order = torch.argsort(group_of * (1 << 32) + batch.query_index, stable=True)
+    query_index = batch.query_index[order]
+    keys = batch.keys()
+    slots = _Slots(keys.slot)
+    index, position, indices = batch.span_index.tolist(), batch.span_position.tolist(), query_index.tolist()
+    groups: list[tuple[tuple[int, int], list[tuple[Call, slice | Tensor]]]] = []
+    for group in range(batch.groups):
+        if rows[group + 1] - rows[group] < 2:
+            continue
+        runs = _Rows(indices, rows[group], rows[group + 1])
+        calls = [
+            _choose_rotation(call)
+            for s in range(spans[group], spans[group + 1])
+            for call in _calls(runs, index[s], (starts[s], starts[s + 1]), position[s] if per_span else 0)
+        ]
+        merged = [(call, slots.of(call.keys)) for call in _merge_calls(calls, slots)]
+        groups.append(((starts[spans[group]], starts[spans[group + 1]]), merged))
+    rotates_keys = any(call.rotates_keys for _, calls in groups for call, _ in calls)
+    key_shifts = torch.repeat_interleave(batch.span_position, batch.span_length).long() if rotates_keys else None
+    in_order = torch.equal(order, torch.arange(len(order)))
+    return Plan(None if in_order else order, query_index, batch.query_shift[order], keys, key_shifts, groups)
+
+
+class _Rows:
+    """Rows [first, last) of one group, sorted by index in the prompt; in a run, indices are consecutive."""
+
+    def __init__(self, indices: list[int], first: int, last: int) -> None:
+        self.indices, self.first, self.last = indices, first, last
+        self._ends = [row for row in range(first + 1, last) if indices[row] != indices[row - 1] + 1] + [last]
+
+    def from_index(self, index: int) -> int:
+        """The first row whose index in the prompt is `index` or more."""
+        return bisect_left(self.indices, index, self.first, self.last)
+
+    def run_end(self, row: int) -> int:
+        """The end of the run of rows that contains `row`, exclusive."""
+        return self._ends[bisect_right(self._ends, row)]
+
+
+class _Slots:
+    """Slots of the batch's keys, and where they are consecutive."""
+
+    def __init__(self, slot: Tensor) -> None:
+        self._slot = slot
+        # keys whose successor is not in the next slot
+        self._breaks = np.flatnonzero(np.diff(slot.numpy()) != 1).tolist()
+
+    def in_line(self, keys: tuple[int, int]) -> bool:
+        """Whether keys [first, last) are in consecutive slots."""
+        return bisect_left(self._breaks, keys[0]) == bisect_left(self._breaks, keys[1] - 1)
+
+    def of(self, keys: tuple[int, int]) -> slice | Tensor:
+        """Slots of keys [first, last): a slice where they are consecutive."""
+        slot = self._slot[slice(*keys)]
+        return slice(int(slot[0]), int(slot[0]) + len(slot)) if self.in_line(keys) else slot
+
+
+def _calls(rows: _Rows, index: int, keys: tuple[int, int], key_shift: int) -> Iterator[Call]:
+    """Calls for `rows` and one span of `keys`, whose first key has index `index` in the prompt."""
+    first_key, end = keys[0], index + keys[1] - keys[0]
+    row, full = rows.from_index(index), rows.from_index(end - 1)
+    if row < full < rows.last and full < rows.run_end(full - 1):
+        full += 1  # the row of the last key belongs to the run before it
+    while row < full:
+        visible_end = first_key + rows.indices[row] - index  # all rows see the keys before that of the first row
+        stop = min(full, rows.run_end(row))
+        masked = stop < full and stop - row < SHORT_RUN
+        if masked:
+            stop = min(full, row + MASKED_ROWS)
+        if visible_end > first_key:
+            yield Call((row, stop), (first_key, visible_end), key_shift)
+        last_visible = first_key + rows.indices[stop - 1] - index
+        yield Call((row, stop), (visible_end, last_visible + 1), key_shift, causal=not masked, masked=masked)
+        row = stop
+    if full < rows.last:
+        yield Call((full, rows.last), keys, key_shift)
+
+
+def _choose_rotation(call: Call) -> Call:
+    """The call, changed to rotate its keys instead of its rows where that is cheaper."""
+    plain, rows = not (call.causal or call.masked), call.rows[1] - call.rows[0]
+    rotates = plain and call.key_shift > 0 and _length(call) <= min(COPIED_KEYS, ROTATED_KEYS * rows)
+    return replace(call, key_shift=0, rotates_keys=True) if rotates else call
+
+
+def _merge_calls(calls: list[Call], slots: _Slots) -> Iterator[Call]:
+    """Merge consecutive calls of the same rows and angle where copying their keys together is faster."""
+    waiting: Call | None = None
+    for call in calls:
+        if waiting is not None and _can_merge(waiting, call) and _merging_is_faster(waiting, call, slots):
+            rotates = waiting.rotates_keys or call.rotates_keys
+            waiting = replace(waiting, keys=(waiting.keys[0], call.keys[1]), rotates_keys=rotates)
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = call
+    if waiting is not None:
+        yield waiting
+
+
+def _can_merge(a: Call, b: Call) -> bool:
+    plain = not (a.causal or a.masked or b.causal or b.masked)
+    return plain and a.rows == b.rows and a.key_shift == b.key_shift and a.keys[1] == b.keys[0]
+
+
+def _merging_is_faster(a: Call, b: Call, slots: _Slots) -> bool:
+    if a.rotates_keys != b.rotates_keys:  # the keys of the other call are copied too
+        return _length(b if a.rotates_keys else a) <= COPIED_KEYS
+    if min(_length(a), _length(b)) <= COPIED_KEYS or slots.in_line((a.keys[1] - 1, b.keys[0] + 1)):
+        return True
+    return not (slots.in_line(a.keys) and slots.in_line(b.keys))
+
+
+def _length(call: Call) -> int:
+    return call.keys[1] - call.keys[0]
+
+
+# ------------------------------------------------------------------------------
+# Attention of groups of one row on a CPU, as in decoding: one call per run of keys, for all
+# rows that read it.
+#
+# With many short spans, the calls dominate the time. So keys that are adjacent in the pool are
+# read in place, in one call
+# for all rows that share them, and the outputs of all calls are merged at once.
+# ------------------------------------------------------------------------------
+
+READ_IN_PLACE = 64  # keys of a run: copying fewer next to the row's other keys is faster than a separate call
+
+
+class Run(NamedTuple):
+    """Keys [start, start + length) of the pool or of copies, and the number of rows that read them."""
+
+    start: int
+    length: int
+    rows: int
+
+
+class Copies(NamedTuple):
+    """Keys of one row that are copied together: slots and positions, int64 [K], and the runs of the copy."""
+
+    slot: Tensor
+    position: Tensor
+    runs: list[Run]
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlan:
+    """Calls for the groups of one row of a batch; a row occurs in one or more calls.
+
+    `targets`  int64 [G], rows of the batch that see a key
+    `rows`     int64 [E], row of the batch of every entry, call by call
+    `angles`   angles by which the entries are rotated; None if none is rotated
+    `in_pool`  runs that are read in the pool
+    `copies`   copied keys, of each row that has any
+    `counts`   number of rows of each call
+    `joined`   int64 [G, M], entries of each target; the last one is repeated for a target with fewer than M
+    `missing`  bool [G, M, 1, 1], true for the repeated entries; None if there are none
+    """
+
+    targets: Tensor
+    rows: Tensor
+    angles: Angles | None
+    in_pool: list[Run]
+    copies: list[Copies]
+    counts: list[int]
+    joined: Tensor
+    missing: Tensor | None
+
+
+def attend_rows(
+    query: Tensor, key_pool: Tensor, value_pool: Tensor, plan: RowPlan, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    """Out [G, Hq, D] and log-sum-exps [G, Hq] of the plan's targets, float32; pools are [slots, Hkv, D]."""
+    heads = query.shape[1] // key_pool.shape[1]
+    queries = folded(query.index_select(0, plan.rows), key_pool.shape[1], plan.angles, scores.interleaved)
+    queries_by_call, results = iter(queries.split([count * heads for count in plan.counts], dim=2)), []
+    for keys, values, runs in _sources(key_pool, value_pool, plan, scores):
+        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        for start, length, _ in runs:
+            key, value = keys.narrow(2, start, length), values.narrow(2, start, length)
+            results.append(flash(next(queries_by_call), key, value, scale=scores.scale))
+    merged = (torch.cat([tensor.transpose(1, 2) for tensor in tensors], 1)[0] for tensors in zip(*results, strict=True))
+    out, lse = _merge_outputs(*(tensor.unflatten(0, (-1, heads)) for tensor in merged), plan)
+    return out.transpose(1, 2).flatten(1, 2), lse.transpose(1, 2).flatten(1, 2)
+
+
+def _sources(
+    key_pool: Tensor, value_pool: Tensor, plan: RowPlan, scores: Scores
+) -> Iterator[tuple[Tensor, Tensor, list[Run]]]:
+    """Keys and values [slots, Hkv, D] of the pool and of each copy, with the runs that calls read."""
+    yield key_pool, value_pool, plan.in_pool
+    for slot, position, runs in plan.copies:
+        if scores.form == "KR":
+            keys = rotated_keys(key_pool, slot, position, scores.table, scores.interleaved)
+        else:
+            keys = key_pool.index_select(0, slot)
+        yield keys, value_pool.index_select(0, slot), runs
+
+
+def _merge_outputs(out: Tensor, lse: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
+    """Merge outputs [E, heads, kv_heads, D] and log-sum-exps of calls into those of targets."""
+    each = lse[plan.joined]
+    if plan.missing is not None:
+        each = each.masked_fill(plan.missing, -torch.inf)
+    weights = torch.softmax(each, 1)[..., None]
+    return (out[plan.joined] * weights).sum(1), each.logsumexp(1)
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+class _Reads(NamedTuple):
+    """Pairs of a row and a span, with the number of leading keys that the row sees; int64 [R], by row."""
+
+    row: Numbers
+    span: Numbers
+    visible: Numbers
+
+
+class _Runs(NamedTuple):
+    """Runs of adjacent keys in the pool that a row reads at one angle; int64, by row.
+
+    `key_shift`  positions by which the keys still have to be rotated, applied to the query instead
+    `position`   of the first key
+    """
+
+    row: Numbers
+    key_shift: Numbers
+    slot: Numbers
+    position: Numbers
+    length: Numbers
+
+    def where(self, chosen: Numbers) -> _Runs:
+        """The runs of the indices `chosen`, in that order."""
+        return _Runs(*(values[chosen] for values in self))
+
+
+@lru_cache(maxsize=4)
+def row_plan(batch: SpanBatch, form: str, table: AngleTable, interleaved: bool) -> RowPlan | None:
+    """Plan the groups of one row of a batch on the CPU; None if they see no key.
+
+    Cached for the last few batches, since all layers of a model use the same plan.
+    """
+    reads = _reads(batch)
+    if not len(reads.row):
+        return None
+    runs = _runs(batch, reads, form)
+    in_place = (runs.length >= READ_IN_PLACE) & (form != "KR")
+    shared, in_pool = _shared(runs.where(np.flatnonzero(in_place)))
+    copied, copies = _copies(runs.where(np.flatnonzero(~in_place)))
+    row, key_shift = (np.concatenate(parts) for parts in zip(shared, copied, strict=True))
+    shift = batch.query_shift.numpy()[row] - key_shift
+    angles = angles_at(torch.from_numpy(shift), table, interleaved) if shift.any() else None
+    counts = [run.rows for calls in (in_pool, *(each.runs for each in copies)) for run in calls]
+    targets, rows = torch.from_numpy(np.unique(row)), torch.from_numpy(row)
+    return RowPlan(targets, rows, angles, in_pool, copies, counts, *_join_indices(row))
+
+
+def _reads(batch: SpanBatch) -> _Reads:
+    spans, single = np.diff(batch.starts.spans), np.diff(batch.starts.rows) == 1
+    span = np.flatnonzero(np.repeat(single, spans))
+    row = np.repeat(batch.starts.rows[:-1][single], spans[single])
+    query_index, index, length = (
+        x.numpy().astype(np.int64) for x in (batch.query_index, batch.span_index, batch.span_length)
+    )
+    visible = np.clip(query_index[row] - index[span] + 1, 0, length[span])
+    return _Reads(*(values[visible > 0] for values in (row, span, visible)))
+
+
+def _runs(batch: SpanBatch, reads: _Reads, form: str) -> _Runs:
+    """Runs of adjacent pages of each read, and of consecutive reads."""
+    page, row = batch.page_size, reads.row
+    first_page, offset, position = (
+        x.numpy().astype(np.int64)[reads.span] for x in (batch.span_pages, batch.span_offset, batch.span_position)
+    )
+    key_shift = position if form == "QR" else np.zeros_like(position)
+    ends = np.cumsum(-(-(offset + reads.visible) // page))  # of the pages of each read
+    begins = np.concatenate([[0], ends[:-1]])
+    ids = batch.pages.numpy()[np.repeat(first_page - begins, ends - begins) + np.arange(ends[-1])]
+    begins_run = np.append(True, np.diff(ids) != 1)
+    begins_run[begins] = True
+    start = np.flatnonzero(begins_run)
+    read_index = np.searchsorted(ends, start, side="right")
+    key = (start - begins[read_index]) * page - offset[
+        read_index
+    ]  # of the read; negative if its first page has other keys before
+    stop = np.minimum(key + np.diff(start, append=len(ids)) * page, reads.visible[read_index])
+    first = np.maximum(key, 0)
+    slot = ids[start].astype(np.int64) * page + first - key
+    runs = _Runs(row[read_index], key_shift[read_index], slot, position[read_index] + first, stop - first)
+    return runs if form == "KR" else _merge_adjacent(runs)  # only KR uses the position of each key
+
+
+def _merge_adjacent(runs: _Runs) -> _Runs:
+    """Merge runs that are consecutive in the pool and that a row reads at one angle."""
+    again = (runs.row[1:] == runs.row[:-1]) & (runs.key_shift[1:] == runs.key_shift[:-1])
+    first = np.flatnonzero(np.append(True, ~again | (runs.slot[1:] != (runs.slot + runs.length)[:-1])))
+    return runs.where(first)._replace(length=np.add.reduceat(runs.length, first))
+
+
+def _shared(runs: _Runs) -> tuple[tuple[Numbers, Numbers], list[Run]]:
+    """Rows and key shifts of calls, and the calls: one for all rows that read the same keys."""
+    runs = runs.where(np.lexsort((runs.length, runs.slot)))
+    other = (np.diff(runs.slot) != 0) | (np.diff(runs.length) != 0)
+    first = np.flatnonzero(np.append(True, other)[: len(runs.row)])
+    rows = np.diff(first, append=len(runs.row))
+    calls = zip(runs.slot[first].tolist(), runs.length[first].tolist(), rows.tolist(), strict=True)
+    return (runs.row, runs.key_shift), [Run(*call) for call in calls]
+
+
+def _copies(runs: _Runs) -> tuple[tuple[Numbers, Numbers], list[Copies]]:
+    """Rows and key shifts of calls over copied keys, and the copies, row by row."""
+    if not len(runs.row):
+        return (runs.row, runs.key_shift), []
+    other = np.append(True, np.diff(runs.row) != 0)
+    row, call = np.flatnonzero(other), np.flatnonzero(other | np.append(True, np.diff(runs.key_shift) != 0))
+    key = np.cumsum(runs.length) - runs.length  # the first of each run, of the keys of all rows
+    within = np.arange(runs.length.sum()) - np.repeat(key, runs.length)
+    of_row, keys = np.searchsorted(row, call, side="right") - 1, np.add.reduceat(runs.length, row).tolist()
+    calls: list[list[Run]] = [[] for _ in row]
+    for index, start, length in zip(
+        of_row, key[call] - key[row][of_row], np.add.reduceat(runs.length, call), strict=True
+    ):
+        calls[index].append(Run(int(start), int(length), 1))
+    slot, position = (
+        torch.from_numpy(np.repeat(first, runs.length) + within).split(keys) for first in (runs.slot, runs.position)
+    )
+    return (runs.row[call], runs.key_shift[call]), [Copies(*each) for each in zip(slot, position, calls, strict=True)]
+
+
+def _join_indices(row: Numbers) -> tuple[Tensor, Tensor | None]:
+    """`joined` and `missing` of a plan, from the row of every entry."""
+    _, count = np.unique(row, return_counts=True)
+    order, most = np.argsort(row, kind="stable"), np.arange(count.max())
+    first, missing = np.cumsum(count) - count, most >= count[:, None]
+    joined = torch.from_numpy(order[first[:, None] + np.minimum(most, count[:, None] - 1)])
+    return joined, torch.from_numpy(missing)[..., None, None] if missing.any() else None
+
 
 ROTATED_ROWS = 1024  # rotated at once, in form QR
 MERGED_ROWS = 4096  # rows of outputs that are merged at once
@@ -160,7 +546,7 @@ def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, 
     """Attention of one call: out [rows · heads per kv head, kv_heads, D] in the dtype of `q`, lse without D."""
     key, value = key.transpose(0, 1), value.transpose(0, 1)  # [kv_heads, keys, D]
     if not (call.causal or call.masked):
-        out, lse = torch_cpu.flash(q, key[None], value[None], scale=scale)
+        out, lse = flash(q, key[None], value[None], scale=scale)
         return out[0].transpose(0, 1), lse[0].T
     mask = _mask(call, cuts, q.dtype) if call.masked else None
     # kv heads are the batch dimension; a stride of 0 repeats keys for the heads that share them
@@ -168,7 +554,7 @@ def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, 
         q[0].unflatten(1, (call.rows[1] - call.rows[0], -1)).transpose(1, 2)
     )  # [kv_heads, heads per kv head, rows, D]
     key, value = (x[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value))
-    out, lse = torch_cpu.flash(heads, key, value, is_causal=call.causal, attn_mask=mask, scale=scale)
+    out, lse = flash(heads, key, value, is_causal=call.causal, attn_mask=mask, scale=scale)
     return out.permute(2, 1, 0, 3).flatten(0, 1), lse.permute(2, 1, 0).flatten(0, 1)
 
 

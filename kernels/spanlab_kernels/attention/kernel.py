@@ -57,7 +57,7 @@ def _join_partners(first, second, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, 
 
 
 @triton.jit
-def rotate(first, second, cos, sin):
+def rotate_tile(first, second, cos, sin):
     return first * cos - second * sin, second * cos + first * sin
 
 
@@ -186,7 +186,7 @@ def attend_tiles(
         shift = tl.load(query_shift + row, mask=is_entry, other=0)[:, None]
         is_rotated = is_entry[:, None] & (pair < ROTARY_HALF)[None, :]
         row_cos, row_sin = angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
-        q1, q2 = rotate(q1.to(tl.float32), q2.to(tl.float32), row_cos, row_sin)
+        q1, q2 = rotate_tile(q1.to(tl.float32), q2.to(tl.float32), row_cos, row_sin)
         q = _join_partners(q1.to(like), q2.to(like), BLOCK_M, HALF_BLOCK, RUN)
     # if a tile has fewer rows than keys, the rotation to its first key is applied to its rows
     FAR_IN_ROWS: tl.constexpr = ROTATE_KEYS and BLOCK_M < BLOCK_N
@@ -230,7 +230,7 @@ def attend_tiles(
                 far_cos, far_sin = angles(cos, sin, position, pair, pair < ROTARY_HALF, ROTARY_HALF)
                 c = far_cos[None, :] * near_cos - far_sin[None, :] * near_sin
                 s = far_sin[None, :] * near_cos + far_cos[None, :] * near_sin
-            t1, t2 = rotate(k1.to(tl.float32), k2.to(tl.float32), c, s)
+            t1, t2 = rotate_tile(k1.to(tl.float32), k2.to(tl.float32), c, s)
             score = tl.dot(r1, tl.trans(t1.to(like)), input_precision="ieee")
             score = tl.dot(r2, tl.trans(t2.to(like)), score, input_precision="ieee")
         else:

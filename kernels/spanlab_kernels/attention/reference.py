@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from spanlab_kernels.angles import AngleTable
-from spanlab_kernels.attention.batch import Scores, SpanBatch
-from spanlab_kernels.rope import reference as rope
+from spanlab_kernels.attention.batch import Scores, SpanBatch, check
+from spanlab_kernels.rope import AngleTable, by_channel, rotate_by, rotate_reference
 
 SCORES = 1 << 24  # in memory at once: 64 MiB of float32
 
@@ -60,7 +61,7 @@ def _blocks(first: int, last: int, scores_per_row: int) -> Iterator[slice]:
 
 
 def _rotate(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
-    return rope.rotate(x, shift, table, interleaved=interleaved, out=torch.empty_like(x))
+    return rotate_reference(x, shift, table, interleaved=interleaved, out=torch.empty_like(x))
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:
@@ -74,3 +75,93 @@ def _weighted(scores: Tensor, lse: Tensor, value: Tensor) -> Tensor:
     weights = (scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None]).exp()
     folded = weights.unflatten(1, (value.shape[1], -1))
     return torch.einsum("rhgk,khd->rhgd", folded, value).flatten(1, 2)
+
+
+# ------------------------------------------------------------------------------
+# Attention mass of every key: the softmax weight that it receives.
+# ------------------------------------------------------------------------------
+
+
+def key_mass(
+    query: Tensor,
+    lse: Tensor,
+    key_pages: Tensor,
+    batch: SpanBatch,
+    *,
+    form: str,
+    table: AngleTable,
+    scale: float,
+    interleaved: bool = False,
+) -> Tensor:
+    """Softmax weight of every key of `batch`, summed over rows and heads: float32 [keys], in the order of its spans.
+
+    `query`, `batch` and the other arguments are as in `attend`; `lse` float32 [T, Hq] is that function's result for all
+    keys that the rows see, of which `batch` may have a subset. Runs on any device; every score is computed, a block of
+    rows at a time. ValueError for arguments that do not match.
+    """
+    scores = Scores(form, table, scale, interleaved)
+    check(query, key_pages, key_pages, batch, scores)
+    mass = query.new_zeros(int(batch.starts.keys[-1]), dtype=torch.float32)
+    for rows, keys, products in score_blocks(query, key_pages, batch, scores):
+        mass[keys] += (products * scale - lse[rows, :, None]).exp().sum((0, 1))
+    return mass
+
+
+# ------------------------------------------------------------------------------
+# Building blocks of attention on a CPU: torch's flash attention, and rotation of keys during
+# their copy.
+# ------------------------------------------------------------------------------
+
+ROTATED = 512  # keys at once, so that intermediate results stay in cache
+
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+class Angles(NamedTuple):
+    """Cosine and sine of the rotation of rows, by channel, float32 [rows, 1, rotary_dim]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def angles_at(shift: Tensor, table: AngleTable, interleaved: bool) -> Angles:
+    """Angles of rows for signed integer shifts [rows]."""
+    return Angles(*by_channel(*table.lookup(shift[:, None]), interleaved=interleaved))
+
+
+def folded(query: Tensor, kv_heads: int, angles: Angles | None, interleaved: bool) -> Tensor:
+    """Queries [T, Hq, D], rotated if `angles` is set, as [1, kv_heads, T · heads per kv head, D], row by row.
+
+    All heads that share a kv head become rows of the kernel, so that it reads keys once.
+    """
+    rows = query.unflatten(1, (kv_heads, -1))
+    out = query.new_empty(kv_heads, len(rows), *rows.shape[2:])
+    if angles is None:
+        out.copy_(rows.transpose(0, 1))
+    else:
+        cos, sin = (of_rows[:, None] for of_rows in angles)
+        rotate_by(rows, cos, sin, interleaved=interleaved, out=out.transpose(0, 1))
+    return out.flatten(1, 2)[None]
+
+
+def unfolded(x: Tensor, heads: int) -> Tensor:
+    """Results [T · heads per kv head, kv_heads, …] as [T, Hq, …]."""
+    return x.unflatten(0, (-1, heads)).transpose(1, 2).flatten(1, 2)
+
+
+def rotated_keys(pool: Tensor, slot: Tensor, position: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
+    """Keys of `pool` at slots int64 [K], rotated by positions int64 [K], which are not negative."""
+    out = pool.new_empty((len(slot), *pool.shape[1:]))
+    angles = _by_position(table, interleaved)
+    for block, block_slot, block_position in zip(
+        out.split(ROTATED), slot.split(ROTATED), position.split(ROTATED), strict=True
+    ):
+        cos, sin = angles.index_select(0, block_position).chunk(2, -1)
+        rotate_by(pool.index_select(0, block_slot), cos, sin, interleaved=interleaved, out=block)
+    return out
+
+
+@lru_cache(maxsize=2)
+def _by_position(table: AngleTable, interleaved: bool) -> Tensor:
+    """Cosine and sine of every channel, concatenated, [positions, 1, 2 · rotary_dim]; cached by table."""
+    return torch.cat(by_channel(table.cos, table.sin, interleaved=interleaved), -1)[:, None]

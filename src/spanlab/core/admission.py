@@ -1,22 +1,164 @@
-"""Admission: how many of a request's computed tokens are stored.
-
-It decides before space is made, so that refused tokens displace nothing. It does not select what is evicted.
-"""
+"""Limits of a batch, speculative drafts, and the prefixes that a store admits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from spanlab.checks import positive
-from spanlab.checks import share as check_share
-from spanlab.core.budget import Budget
 from spanlab.core.ledger import Ledger
-from spanlab.core.prefix_index import RootKey
-from spanlab.core.request import Request
+from spanlab.core.request import Budget, Request
 from spanlab.core.token_string import TokenString
-from spanlab.registry import Registry
+from spanlab.core.tree import RootKey
+from spanlab.registry import Registry, not_negative, one_of, positive, share
+from spanlab.registry import share as check_share
+
+# ------------------------------------------------------------------------------
+# Speculative decoding: a draft proposes tokens, and one step verifies them all (arXiv
+# 2211.17192).
+# ------------------------------------------------------------------------------
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass
+class Speculation:
+    """How many tokens are drafted ahead of each decode, how many hold, what drafting costs and what it holds.
+
+    `draft_tokens`  drafted per sequence and step; 0: no speculation
+    `acceptance`    probability that a drafted token holds, given that those before it do
+    `draft_cost`    time to draft one token for all sequences of a step, as a share of that step without drafts
+    `method`        ngram: the drafter holds nothing; eagle: it has keys and values of its own, as EAGLE-3 and MTP
+    `draft_layers`  attention layers of the drafter; each holds per token what one of the model's does
+    """
+
+    draft_tokens: int = 0
+    acceptance: float = 0.7
+    draft_cost: float = 0.1
+    method: str = "ngram"
+    draft_layers: int = 0
+
+    def check(self, path: str) -> None:
+        """Raise ValueError for invalid settings; `path` is their key."""
+        not_negative(f"{path}.draft_tokens", self.draft_tokens)
+        share(f"{path}.acceptance", self.acceptance)
+        not_negative(f"{path}.draft_cost", self.draft_cost)
+        one_of(f"{path}.method", self.method, ("ngram", "eagle"))
+        setting = f"{path}.draft_layers={self.draft_layers}"
+        if self.has_kv and self.draft_layers < 1:
+            raise ValueError(f"{setting} with {path}.method={self.method}: expected 1 or more, the drafter's layers")
+        if self.draft_layers and not self.has_kv:
+            raise ValueError(f"{setting} with {path}.method={self.method}: expected 0, for it has no layers")
+        if self.has_kv and not self.draft_tokens:
+            raise ValueError(f"{path}.method={self.method} with {path}.draft_tokens=0: expected 1 or more drafts")
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether the drafter has separate keys and values."""
+        return self.method == "eagle"
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens behind those of a step whose keys and values the drafter writes."""
+        return self.draft_tokens if self.has_kv else 0
+
+    def accepted(self, request_id: int, generated: int, drafts: int) -> int:
+        """Return how many of `drafts` tokens are accepted behind output token `generated` of a request.
+
+        A hash of both numbers decides, so the result is the same for every arm and replica.
+        """
+        if self.acceptance == 0:
+            return 0
+        if self.acceptance == 1:
+            return drafts
+        run = math.log(_uniform(request_id, generated)) / math.log(self.acceptance)
+        return min(drafts, int(run))
+
+
+def _uniform(request_id: int, generated: int) -> float:
+    """Return a number in (0, 1] from a hash of two integers: the finalizer of SplitMix64."""
+    bits = (request_id * 0x9E3779B97F4A7C15 + generated * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _MASK
+    bits ^= bits >> 31
+    return ((bits >> 11) + 1) / (1 << 53)
+
+
+# ------------------------------------------------------------------------------
+# Limits of a scheduler step.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class BatchRules:
+    """Continuous batching; `max_num_seqs=1 enable_chunked_prefill=false` is the plain single server.
+
+    `max_num_batched_tokens`  most tokens of one step, prefill and decode together
+    `max_num_seqs`            most requests that run at once
+    `enable_chunked_prefill`  a prompt may be computed in several steps; without it, in one, however long
+    `prefill_first`           a step that computes prompts decodes nothing; otherwise decodes come first and chunks fill
+                              up
+    `long_prefill_token_threshold`  most tokens of one prompt in one step while other requests run or wait; 0: no limit
+    `long_prefill_token_threshold_adaptive`  raises that limit to an equal share of `max_num_batched_tokens`
+    `async_scheduling`        a step is planned while the one before runs, as vLLM does by default since 2026: a request
+                              joins one step later, and leaves its seat and memory one step later
+    `speculation`             tokens that are drafted ahead of each decode
+    """
+
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 64
+    enable_chunked_prefill: bool = True
+    prefill_first: bool = False
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    async_scheduling: bool = False
+    speculation: Speculation = field(default_factory=Speculation)
+
+    def check(self, path: str) -> None:
+        """Raise ValueError for invalid settings; `path` is their key."""
+        positive(f"{path}.max_num_seqs", self.max_num_seqs)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            least = f"expected at least {path}.max_num_seqs={self.max_num_seqs}"
+            raise ValueError(f"{path}.max_num_batched_tokens={self.max_num_batched_tokens}: {least}")
+        self._check_threshold(path)
+        self.speculation.check(f"{path}.speculation")
+        if self.async_scheduling and self.speculation.draft_tokens:
+            reason = "a step planned ahead would need the number of accepted tokens, which is not known yet"
+            raise ValueError(
+                f"{path}.async_scheduling=true: expected false with {path}.speculation.draft_tokens: {reason}"
+            )
+
+    def _check_threshold(self, path: str) -> None:
+        key = f"{path}.long_prefill_token_threshold"
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(f"{key}={self.long_prefill_token_threshold}: expected a number of tokens, or 0")
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            reason = f"{path}.enable_chunked_prefill=false computes a prompt in one step"
+            raise ValueError(f"{key}={self.long_prefill_token_threshold}: expected 0, for {reason}")
+        if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
+            raise ValueError(f"{key}_adaptive=true: expected {key} beside it")
+
+    @property
+    def longest_chunk(self) -> int:
+        """Most tokens of one prompt in one step while other requests run or wait, before it adapts to their number."""
+        return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
+
+    def most_rows(self, num_requests: int) -> int:
+        """Return the most rows of one request in one step, of `num_requests` that run or wait."""
+        if not self.long_prefill_token_threshold or num_requests <= 1:
+            return self.max_num_batched_tokens
+        if not self.long_prefill_token_threshold_adaptive:
+            return self.longest_chunk
+        return max(self.longest_chunk, self.max_num_batched_tokens // num_requests)
+
+
+# ------------------------------------------------------------------------------
+# Admission: how many of a request's computed tokens are stored.
+#
+# It decides before space is made, so that refused tokens displace nothing. It does not select
+# what is evicted.
+# ------------------------------------------------------------------------------
 
 
 class ComputedPrefix(NamedTuple):

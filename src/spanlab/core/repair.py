@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from spanlab.checks import not_negative, one_of, positive, share
+from spanlab.model_spec import ModelSpec
+from spanlab.registry import not_negative, one_of, positive, share
 
 DEVIATIONS = ("deviation", "deviation_gradual")
 MEASURED = (*DEVIATIONS, "neighbours", "attention")
@@ -246,3 +247,195 @@ class Repair:
             return [positions[index * len(positions) // count] for index in range(count)]
         chosen = np.random.default_rng([self.seed, *key]).choice(len(positions), count, replace=False)
         return [positions[index] for index in np.sort(chosen)]
+
+
+# ------------------------------------------------------------------------------
+# Affine maps of the recurrent state, which let recurrent layers reuse a span anywhere in a
+# prompt.
+#
+# With its inputs fixed, a span of a GatedDeltaNet layer takes the state S to A · S + B, per value
+# head. A span that is
+# computed alone, from an empty state, yields A [d_k, d_k], B [d_k, d_v] and the last inputs of
+# its short convolution.
+# Where the first tokens of every span are repaired, the state passes through these tokens again.
+# The stored map then
+# covers the tokens behind them; B of the whole span is stored with it, to resume inside the span
+# and to begin a prompt
+# with the span. Composing spans in any order is known for diagonal state space models: PICASO,
+# arXiv 2502.17605.
+# ------------------------------------------------------------------------------
+
+FORMS = ("exact", "scalar", "low_rank", "sum", "last")
+ITEMSIZES = {"float32": 4, "bfloat16": 2}
+_FACTOR_BYTES = 4  # γ is stored in float32: bfloat16 has no number between 0.996 and 1
+
+
+@dataclass
+class MapRules:
+    """How the map S → A · S + B of a span is kept; it is computed and composed in float32.
+
+    `form`   exact: A and B; scalar: A = γ · I, γ being the product of the span's decays; low_rank: γ · I and the best
+             `rank` directions of the rest; sum: A = I; last: A = 0, so that only the last span is remembered
+    `rank`   of low_rank
+    `dtype`  of A and B where they are kept: float32 or bfloat16
+    `interval`  tokens between maps within a span, which spans that begin alike go on from; null: one, at its end
+    """
+
+    form: str = "exact"
+    rank: int | None = None
+    dtype: str = "float32"
+    interval: int | None = None
+
+    def check(self, path: str) -> None:
+        """Raise ValueError for invalid settings; `path` is their key."""
+        one_of(f"{path}.form", self.form, FORMS)
+        one_of(f"{path}.dtype", self.dtype, ITEMSIZES)
+        positive(f"{path}.rank", self.rank)
+        positive(f"{path}.interval", self.interval)
+        if (self.rank is not None) != (self.form == "low_rank"):
+            expected = "a rank" if self.form == "low_rank" else "null"
+            raise ValueError(f"{path}.rank={self.rank} with form={self.form}: expected {expected}")
+
+    def positions(self, length: int) -> tuple[int, ...]:
+        """Return the positions in a span behind which a map is stored, increasing."""
+        inside = range(self.interval, length, self.interval) if self.interval else ()
+        return *inside, length
+
+    @property
+    def transitions(self) -> bool:
+        """Whether A is computed along with B; in other forms A is fixed or follows from the decays."""
+        return self.form in ("exact", "low_rank")
+
+
+def map_bytes(rules: MapRules, model: ModelSpec, repaired: bool = False) -> int:
+    """Bytes of one stored map: A and B of every recurrent layer and value head, and the conv state of a checkpoint.
+
+    A: exact d_k · d_k numbers; scalar γ; low_rank γ and 2 · rank · d_k numbers; sum and last none. B: d_k · d_v.
+
+    `repaired`  the first tokens of spans are recomputed, so that there is a second B
+    """
+    size, key_dim = ITEMSIZES[rules.dtype], model.recurrent_key_dim
+    transition = {
+        "exact": key_dim * key_dim * size,
+        "scalar": _FACTOR_BYTES,
+        "low_rank": _FACTOR_BYTES + 2 * (rules.rank or 0) * key_dim * size,
+    }
+    head = transition.get(rules.form, 0) + (1 + repaired) * key_dim * model.recurrent_value_dim * size
+    return model.recurrent_layers * model.recurrent_value_heads * head + model.conv_state_bytes
+
+
+def working_map_bytes(model: ModelSpec, repaired: bool = False) -> int:
+    """Bytes of the map of a span during its computation: exact, in float32."""
+    return map_bytes(MapRules(), model, repaired)
+
+
+# ------------------------------------------------------------------------------
+# Settings of position-independent reuse of spans: the independent choices behind every
+# published method.
+#
+# Policies read the settings that decide what is stored, the engine those that decide how keys are
+# read. The study
+# checks them, since it has the arm's name.
+# ------------------------------------------------------------------------------
+
+PROVENANCES = ("isolated", "conditioned", "as_seen")
+KEYS_OF_KERNEL = {"rotate_keys": ("raw",), "rotate_queries": ("local",), "pre_rotated": ("local", "absolute")}
+
+
+@dataclass
+class SpanSettings:
+    """One point of the grid of position-independent methods.
+
+    `provenance`   isolated: a span is computed alone; conditioned: after the prompt's opening text; as_seen: after the
+                   text that preceded it in its first prompt
+    `keys`         stored raw (not rotated), local (rotated by the position in the span) or absolute (by the position in
+                   the first prompt)
+    `positions`    sequential: as in the prompt; overlapping: all spans begin at one position; original: where they were
+                   first computed, a control that must be worse
+    `repair`       tokens that are recomputed in full view of the prompt
+    `sharing`      canonical: stored pages are shared, and copied before a write; private: every request copies the
+                   spans that it reads
+    `kernel`       rotate_keys: as they are loaded; rotate_queries: once per span; pre_rotated: keys were rotated before
+    `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 change nothing
+    `maps`         how recurrent layers keep a span, for hybrid models; null: there are none
+    """
+
+    provenance: str = "isolated"
+    keys: str = "local"
+    positions: str = "sequential"
+    repair: Repair = field(default_factory=Repair)
+    sharing: str = "canonical"
+    kernel: str = "rotate_queries"
+    temperature: float = 1.0
+    scale: float = 1.0
+    maps: MapRules | None = None
+
+    @property
+    def copies(self) -> bool:
+        """Whether a request reads private copies of spans."""
+        return self.sharing == "private"
+
+    @property
+    def rotates_copies(self) -> bool:
+        """Whether copied keys are rotated to their positions in the prompt."""
+        return self.copies and self.kernel == "pre_rotated"
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether attention to spans is changed at all."""
+        return (self.temperature, self.scale) != (1.0, 1.0)
+
+    def check(self, arm: str) -> None:
+        """Raise ValueError for invalid settings; `arm` is the prefix of their keys."""
+        one_of(f"{arm}.provenance", self.provenance, PROVENANCES)
+        one_of(f"{arm}.positions", self.positions, ("sequential", "overlapping", "original"))
+        one_of(f"{arm}.sharing", self.sharing, ("canonical", "private"))
+        one_of(f"{arm}.kernel", self.kernel, KEYS_OF_KERNEL)
+        expected_keys = KEYS_OF_KERNEL[self.kernel]
+        if self.keys not in expected_keys:
+            expected = f"expected {' or '.join(expected_keys)}"
+            raise ValueError(f"{arm}.keys={self.keys} with kernel={self.kernel}: {expected}")
+        positive(f"{arm}.temperature", self.temperature)
+        positive(f"{arm}.scale", self.scale)
+        self.repair.check(f"{arm}.repair")
+        self._check_pages(arm)
+        if self.reweighs and self.repair.measured and not self.repair.compares:
+            weights = f"temperature={self.temperature}, scale={self.scale}"
+            raise ValueError(f"{arm}.repair.kind={self.repair.kind} with {weights}: expected 1 and 1")
+        if self.maps is not None:
+            self.maps.check(f"{arm}.maps")
+            self._check_maps(arm)
+
+    def _check_maps(self, arm: str) -> None:
+        """Raise ValueError for settings that do not work with maps.
+
+        A map is of a span computed alone, read where it is stored; recomputed rows come before the rows of the map.
+        """
+        required = {"provenance": "isolated", "sharing": "canonical"}
+        for key, value in required.items():
+            if getattr(self, key) != value:
+                raise ValueError(f"{arm}.{key}={getattr(self, key)} with {arm}.maps: expected {value}")
+        if self.repair.kind not in ("none", "first"):
+            reason = f"with {arm}.maps, which are of what follows a repair: expected none or first"
+            raise ValueError(f"{arm}.repair.kind={self.repair.kind} {reason}")
+
+    def _check_pages(self, arm: str) -> None:
+        """Raise ValueError for contradictory keys and positions, and for writes to shared pages.
+
+        A rule that writes into pages needs private copies. Keys at original positions have nothing to write.
+        """
+        if self.positions == "original" and (self.kernel, self.keys) != ("pre_rotated", "absolute"):
+            setting = f"kernel={self.kernel}, keys={self.keys}"
+            raise ValueError(f"{arm}.positions=original with {setting}: expected kernel=pre_rotated, keys=absolute")
+        if self.keys == "absolute" and self.positions != "original":
+            raise ValueError(f"{arm}.keys=absolute with positions={self.positions}: expected keys=local")
+        if self.provenance == "conditioned" and self.positions != "overlapping":  # the opening text's distance counts
+            raise ValueError(f"{arm}.provenance=conditioned with positions={self.positions}: expected overlapping")
+        rotates = self.kernel == "pre_rotated" and self.positions != "original"
+        if (rotates or self.repair.rewrites) and self.sharing != "private":
+            reason = "kernel=pre_rotated" if rotates else f"repair.kind={self.repair.kind}"
+            raise ValueError(f"{arm}.sharing={self.sharing} with {reason}, which writes to spans: expected private")
+
+
+#: Settings of arms that reuse prefixes only: keys are stored rotated by their final positions.
+PREFIXES_ALONE = SpanSettings(keys="absolute", kernel="pre_rotated")

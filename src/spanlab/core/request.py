@@ -99,3 +99,42 @@ class Request:
             if span.reusable:
                 ends.append(position)
         return tuple(ends)
+
+
+# ------------------------------------------------------------------------------
+# Memory limits of a store.
+# ------------------------------------------------------------------------------
+
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a store, running requests included: bytes of KV, of states, of both together, and entries.
+
+    An entry is a stored sequence that no other stored sequence extends, that is, a leaf.
+    """
+
+    kv_bytes: int = UNLIMITED
+    state_bytes: int = UNLIMITED
+    total_bytes: int = UNLIMITED
+    entries: int = UNLIMITED
+
+    def times(self, count: int) -> Budget:
+        """Return the budget of `count` such stores together."""
+        limits = (self.kv_bytes, self.state_bytes, self.total_bytes, self.entries)
+        return Budget(*(limit if limit >= UNLIMITED else count * limit for limit in limits))
+
+
+# ------------------------------------------------------------------------------
+# Time and request of a store's current operation, for eviction orders that depend on time or on
+# requests.
+# ------------------------------------------------------------------------------
+
+
+class Moment:
+    """The time of the last operation of a store, in nanoseconds on the clock of the run, and its request."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.request: Request | None = None

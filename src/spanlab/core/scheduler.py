@@ -9,12 +9,61 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from spanlab.core.batch_rules import BatchRules
-from spanlab.core.chunk_sizes import ChunkSizes
+from spanlab.core.admission import BatchRules
+from spanlab.core.plan import RepairPass, ReusePlan, Work
 from spanlab.core.protocol import Allocation, BeforeChange, Policy, unnoticed
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan
-from spanlab.core.scheduled import DecodeBatch, ScheduledChunk, ScheduledStep, Sequence, chunk_of
+from spanlab.core.step import DecodeBatch, ScheduledChunk, ScheduledSequence, ScheduledStep, chunk_of
+
+# ------------------------------------------------------------------------------
+# The size of the chunk that one step computes of a sequence's work, under a budget of tokens.
+# ------------------------------------------------------------------------------
+
+
+class ChunkSizes:
+    """Chunk sizes within the batch rules, cut where the policy ends a chunk."""
+
+    def __init__(self, policy: Policy, rules: BatchRules) -> None:
+        self._policy, self._rules, self._chunked = policy, rules, rules.enable_chunked_prefill
+        self._most_rows = rules.max_num_batched_tokens
+
+    def start_step(self, num_requests: int) -> None:
+        """Begin a step of `num_requests` that run or wait, of which each gets a limited number of rows."""
+        self._most_rows = self._rules.most_rows(num_requests)
+
+    def share(self, budget: int) -> int:
+        """Return the part of a step's remaining budget that one sequence may use."""
+        return min(budget, self._most_rows)
+
+    def rows(self, sequence: ScheduledSequence, work: Work, computed: int, budget: int) -> int:
+        """Return the rows of a work that one step computes after the first `computed` rows.
+
+        `budget` is the rest of the sequence's share.
+        """
+        take = work.tokens - computed
+        if not self._chunked:
+            return take
+        assert sequence.allocation is not None, "only admitted sequences have work"
+        plan = sequence.allocation.plan
+        if isinstance(work, RepairPass):
+            return min(take, budget) if plan.repair.cuts else take
+        start = work.start + computed
+        stop = start + min(take, budget)
+        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, sequence.generated) - start
+
+    def may_start(self, step: ScheduledStep, plan: ReusePlan, generated: int, budget: int) -> bool:
+        """Whether the budget has a token for the first chunk, or enough for a prompt that runs in one step.
+
+        A prompt with more rows than the budget of a whole step runs beside no other one.
+        """
+        start, length = plan.resume, plan.prompt + generated
+        if not self._chunked:
+            rows = plan.rows + generated
+            return rows <= budget or (rows > self._rules.max_num_batched_tokens and not step.chunks)
+        if start >= length:
+            return True
+        stop = min(length, start + self.share(budget))
+        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated) > start
 
 
 class Scheduler:
@@ -28,9 +77,9 @@ class Scheduler:
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         self.policy, self.rules, self._sizes = policy, rules, ChunkSizes(policy, rules)
-        self.waiting: deque[Sequence] = deque()  # by priority, then arrival
-        self.running: list[Sequence] = []  # in order of admission
-        self.loading: list[Sequence] = []  # admitted, and not yet able to run
+        self.waiting: deque[ScheduledSequence] = deque()  # by priority, then arrival
+        self.running: list[ScheduledSequence] = []  # in order of admission
+        self.loading: list[ScheduledSequence] = []  # admitted, and not yet able to run
         self._num_started = 0  # sequences started so far, restarts included
         self._decode_batch: DecodeBatch | None = None  # at the head of `running`; None where it may have changed
         self._preempted_this_step = False  # whether the last planned step preempted a sequence
@@ -41,7 +90,7 @@ class Scheduler:
         at = len(self.waiting)
         while at and self.waiting[at - 1].request.priority > request.priority:
             at -= 1
-        self.waiting.insert(at, Sequence(request))
+        self.waiting.insert(at, ScheduledSequence(request))
 
     @property
     def idle(self) -> bool:
@@ -79,7 +128,7 @@ class Scheduler:
         step.max_repeats = self._horizon(step)
         return step if step.chunks or step.decodes or self._preempted_this_step else None
 
-    def _serve_running(self, step: ScheduledStep, sequences: list[Sequence], budget: int, now: int) -> int:
+    def _serve_running(self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int, now: int) -> int:
         """Serve running sequences in order; returns the remaining token budget."""
         num_decoded = self._decode_together(step, sequences, budget)
         budget -= num_decoded
@@ -110,7 +159,7 @@ class Scheduler:
         step.drafts = [drafted for _, drafted in decodes] if step.drafts else []
         return rows
 
-    def _decode_together(self, step: ScheduledStep, sequences: list[Sequence], budget: int) -> int:
+    def _decode_together(self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int) -> int:
         """Decode one token of all leading decoding sequences; 0 where memory does not suffice for all."""
         if not sequences or not sequences[0].prefilled:
             return 0
@@ -131,7 +180,7 @@ class Scheduler:
             self._decode_batch = DecodeBatch(running[:count])
         return self._decode_batch
 
-    def _decode(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
+    def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Decode one token of a sequence; returns the rows used, 0 where the sequence was preempted."""
         self._decode_batch = None
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
@@ -139,7 +188,7 @@ class Scheduler:
         step.decodes = [*step.decodes, sequence]
         return 1
 
-    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
+    def _make_room(self, sequence: ScheduledSequence, start: int, stop: int, now: int) -> bool:
         """Reserve memory for tokens `[start, stop)`, preempting others; False where preempted itself."""
         while sequence.allocation is not None:
             if self.policy.append(sequence.allocation, start, stop):
@@ -151,9 +200,9 @@ class Scheduler:
         """Preempt the sequence that was admitted last of the lowest priority."""
         alone = len(self.running) == 1 and not self.loading
         assert not alone, "one request exceeds the memory; sizes are checked before a run starts"
-        self._preempt(max(self.running, key=rank), now)
+        self._preempt(max(self.running, key=rank_of), now)
 
-    def _preempt(self, sequence: Sequence, now: int) -> None:
+    def _preempt(self, sequence: ScheduledSequence, now: int) -> None:
         """Free a sequence and move it to the head of the queue of its priority; it recomputes its tokens."""
         sequence.reset_progress()
         self._release(sequence, now)
@@ -163,18 +212,18 @@ class Scheduler:
         self.waiting.insert(at, sequence)
         self._preempted_this_step = True
 
-    def _release(self, sequence: Sequence, now: int) -> None:
+    def _release(self, sequence: ScheduledSequence, now: int) -> None:
         allocation = self._stop_running(sequence)
         self._refused = False
         self.policy.free(allocation, now)
 
-    def _stop_running(self, sequence: Sequence) -> Allocation:
+    def _stop_running(self, sequence: ScheduledSequence) -> Allocation:
         """Remove a sequence from the running ones; returns its allocation, which is not freed yet."""
         self._decode_batch = None
         self.running.remove(sequence)
         return sequence.detach_allocation()
 
-    def _schedule_chunks(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
+    def _schedule_chunks(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Schedule as much of a sequence's work as the budget allows; returns the rows used.
 
         A limit of one sequence's rows counts as its budget. Without chunked prefill, all of its work is scheduled at
@@ -227,7 +276,7 @@ class Scheduler:
         """Return the draft tokens behind a prompt for which its first step needs memory."""
         return 0
 
-    def _start(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
+    def _start(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Start an admitted sequence; returns the rows that it uses in this step."""
         allocation = sequence.allocation
         assert allocation is not None, "only admitted sequences run"
@@ -282,7 +331,11 @@ class Scheduler:
     # -- committing ---------------------------------------------------------------------------------------------------
 
     def complete(
-        self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence], accepted: Collection[int] = ()
+        self,
+        step: ScheduledStep,
+        finished_at: int,
+        ended: Collection[ScheduledSequence],
+        accepted: Collection[int] = (),
     ) -> None:
         """Advance every sequence; `ended` are those whose output is complete after this step.
 
@@ -299,17 +352,17 @@ class Scheduler:
             sequence.finished_at = finished_at
             self._finish(sequence, finished_at)
 
-    def _finish(self, sequence: Sequence, now: int) -> None:
+    def _finish(self, sequence: ScheduledSequence, now: int) -> None:
         """Store the output of a sequence whose output is complete, and free it."""
         allocation = sequence.allocation
         assert allocation is not None, "a running sequence is admitted"
         self._store_output(sequence, allocation, now)
         self._release(sequence, now)
 
-    def _store_output(self, sequence: Sequence, allocation: Allocation, now: int) -> None:
+    def _store_output(self, sequence: ScheduledSequence, allocation: Allocation, now: int) -> None:
         self.policy.finish(allocation, sequence.held_tokens - sequence.prompt, now)
 
-    def abort(self, request: Request, now: int) -> Sequence | None:
+    def abort(self, request: Request, now: int) -> ScheduledSequence | None:
         """Remove a request that waits or runs, and free its memory; None where it does neither.
 
         Its computed tokens stay stored as after a preemption. Requests that load from a lower tier are not aborted.
@@ -339,7 +392,7 @@ class Scheduler:
             self.policy.insert(allocation, stop, now, cache_span)
 
 
-def rank(sequence: Sequence) -> tuple[int, int]:
+def rank_of(sequence: ScheduledSequence) -> tuple[int, int]:
     """Return a running sequence's place in the order of service: its priority, then its start."""
     return sequence.request.priority, sequence.start_rank
 

@@ -7,14 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from spanlab.core.maps import MapRules
-from spanlab.core.passes import of_span, passes
-from spanlab.core.recovery import Replay
-from spanlab.core.reuse import ReusePlan
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
-from spanlab.core.state_formats import StateFormat
-from spanlab.core.work import RepairPass
+from spanlab.core.plan import RepairPass, ReusePlan
+from spanlab.core.repair import MapRules
+from spanlab.core.rules import Replay, ReuseRules, StateFormat
+from spanlab.core.step import ScheduledChunk, ScheduledSequence, ScheduledStep, of_span, passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +232,7 @@ def _replay_counts(step: ScheduledStep, replay: Replay) -> dict[str, int]:
     return {"added_flops": flops, "added_bytes": moved}
 
 
-def _plan(sequence: Sequence) -> ReusePlan:
+def _plan(sequence: ScheduledSequence) -> ReusePlan:
     assert sequence.allocation is not None, "a computing sequence is admitted"
     return sequence.allocation.plan
 

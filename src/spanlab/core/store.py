@@ -2,15 +2,234 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, EvictionFacts, EvictionRules
-from spanlab.core.request import Request
-from spanlab.core.room import Room
+from spanlab.core.eviction.orders import EVICTION_ORDERS, EvictionFacts, EvictionOrder, EvictionRules
+from spanlab.core.request import UNLIMITED, Budget, Request
 from spanlab.core.token_string import TokenString
-from spanlab.core.tree import Node, PrefixTree, State, position_of
+from spanlab.core.tree import (
+    EvictionQueue,
+    Key,
+    Node,
+    PrefixTree,
+    State,
+    leaf_may_leave,
+    position_of,
+    state_may_leave,
+    unlocked_tokens,
+)
+
+# ------------------------------------------------------------------------------
+# Byte accounting of a store: what fits, what is reserved, and what is evicted to make space.
+# ------------------------------------------------------------------------------
+
+
+class Room:
+    """Bytes of a tree's KV and states under a budget that holds after every operation.
+
+    Three kinds of bytes count: *cached* (in the tree), *reserved* (running requests, not in the tree) and, among
+    the cached, *locked* (in use, so not evictable). Only leaves are evicted, so the cached tokens are always closed
+    under prefixes. States are evicted with their leaf, or alone.
+    """
+
+    def __init__(
+        self, tree: PrefixTree, kv_bytes_per_token: int, state_bytes: int, budget: Budget, order: EvictionOrder
+    ) -> None:
+        self.tree, self.budget = tree, budget
+        self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
+        self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
+        self._by_block = order.by_block
+        self._states_evictable = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
+        if not self._states_evictable:  # ranks are not needed
+            self._states = EvictionQueue(_by_serial, state_may_leave)
+        self.kv_reserved = self.kv_locked = 0
+        self.state_cached = self.state_reserved = self.state_locked = 0
+        self.evicted_bytes = 0
+        self.on_drop: Callable[[State], None] = lambda state: None
+        self.before_drop: Callable[[State], None] | None = None  # while the state is on its node
+
+    @property
+    def kv_cached(self) -> int:
+        """Bytes of KV in the tree."""
+        return self.tree.num_tokens * self.token_bytes
+
+    @property
+    def entries(self) -> int:
+        """Stored sequences that no other stored sequence extends."""
+        return self.tree.num_leaves
+
+    def fits(self, kv: int, state: int) -> bool:
+        """Whether `kv` and `state` more bytes fit after evicting all evictable entries."""
+        kv += self.kv_reserved + self.kv_locked
+        state += self.state_reserved + self.state_locked
+        budget = self.budget
+        return kv <= budget.kv_bytes and state <= budget.state_bytes and kv + state <= budget.total_bytes
+
+    def fits_with_locks(self, paths: Sequence[tuple[Node, int]], states: Iterable[State], kv: int, state: int) -> bool:
+        """Whether `kv` and `state` more bytes would fit if each path up to its depth, and `states`, were locked.
+
+        A state may be listed twice, as where a prompt contains one document twice; it counts once.
+        """
+        kv += unlocked_tokens(paths) * self.token_bytes
+        state += sum([item.num_bytes for item in set(states) if item.locks == 0])
+        return self.fits(kv, state)
+
+    def free_bytes(self) -> int:
+        """Return the bytes that fit without an eviction."""
+        kv, state = self.kv_cached + self.kv_reserved, self.state_cached + self.state_reserved
+        budget = self.budget
+        return min(budget.kv_bytes - kv, budget.total_bytes - kv - state)
+
+    def spare_tokens(self) -> int:
+        """Return how many more tokens of KV fit after evicting all evictable entries."""
+        if self.token_bytes == 0:
+            return UNLIMITED
+        kv = self.kv_reserved + self.kv_locked
+        both = kv + self.state_reserved + self.state_locked
+        return min(self.budget.kv_bytes - kv, self.budget.total_bytes - both) // self.token_bytes
+
+    def spare_state_bytes(self) -> int:
+        """Return how many more bytes of states fit after evicting all evictable entries."""
+        state = self.state_reserved + self.state_locked
+        both = self.kv_reserved + self.kv_locked + state
+        return min(self.budget.state_bytes - state, self.budget.total_bytes - both)
+
+    def reserve(self, kv: int, state: int) -> bool:
+        """Reserve bytes for a running request, evicting as needed; False, without a change, if they cannot fit."""
+        if not self.fits(kv, state):
+            return False
+        self._make_room(kv, state)
+        self.kv_reserved += kv
+        self.state_reserved += state
+        return True
+
+    def unreserve(self, kv: int, state: int) -> None:
+        """Release reserved bytes."""
+        self.kv_reserved -= kv
+        self.state_reserved -= state
+        assert self.kv_reserved >= 0 and self.state_reserved >= 0, "gave back more than was reserved"
+
+    def reserve_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
+        """Evict entries for the one, if any, that storing `[0, stop)` adds; False where none is evictable."""
+        if self.budget.entries >= UNLIMITED or not self._adds_entry(start, tokens, stop):
+            return True
+        while self.entries >= self.budget.entries:
+            leaf = self._leaves.lowest()
+            if leaf is None:
+                return False
+            self._drop_entry(leaf[1])
+        return True
+
+    def _adds_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
+        node, length = self.tree.match(start, tokens.cut(0, stop))
+        extends_leaf = length == node.depth and not node.children and node.parent is not None
+        return length < stop and not extends_leaf
+
+    # -- eviction -----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, kv: int, state: int) -> None:
+        budget, tree, token_bytes = self.budget, self.tree, self.token_bytes
+        kv += self.kv_reserved
+        state += self.state_reserved
+        while True:
+            kv_used, state_used = tree.num_tokens * token_bytes + kv, self.state_cached + state
+            kv_over, state_over = kv_used > budget.kv_bytes, state_used > budget.state_bytes
+            if not (kv_over or state_over or kv_used + state_used > budget.total_bytes):
+                return
+            over = kv_used - budget.kv_bytes if kv_over else kv_used + state_used - budget.total_bytes
+            self._evict_one(kv_over, state_over, over)
+
+    def evict(self, tokens: int, states: int) -> None:
+        """Evict leaves for `tokens` tokens, then states for `states` states, as far as entries are evictable."""
+        target_tokens, target_bytes = self.tree.num_tokens - tokens, self.state_cached - states * self.state_bytes
+        while (more := self.tree.num_tokens - target_tokens) > 0 and (leaf := self._leaves.lowest()):
+            self._drop(self._end_of(leaf[1], more))
+        while self.state_cached > target_bytes and (state := self._states.lowest()):
+            self._evict_state(state[1])
+
+    def drop_states(self, states: Iterable[State]) -> None:
+        """Remove unlocked states; their KV stays."""
+        for state in states:
+            assert not state.locks, "a state in use is not removed"
+            self._drop_state(state)
+
+    def _evict_one(self, kv_over: bool, state_over: bool, over: int) -> None:
+        """Evict from the exceeded budget; where only the common one is, the entry with the lower rank.
+
+        `over`  bytes of KV to evict, if KV is evicted
+        """
+        leaf = None if state_over and not kv_over else self._leaves.lowest()
+        state = None if kv_over else self._states.lowest()
+        assert leaf or state, "space was promised, and nothing is evictable"
+        if state is None or (leaf is not None and leaf[0] <= state[0]):
+            assert leaf
+            self._drop(self._end_of(leaf[1], -(-over // max(1, self.token_bytes))))
+        else:
+            self._evict_state(state[1])
+
+    def _end_of(self, leaf: Node, tokens: int) -> Node:
+        """Return the part of a leaf to evict for `tokens` tokens: all of it, or its last blocks.
+
+        States are evicted with their blocks and may free enough, so a leaf with states is evicted block by block; so
+        is every leaf where the order depends on sizes.
+        """
+        if not self.tree.fixed_blocks:
+            return leaf
+        depth = leaf.depth - 1 if leaf.states or self._by_block else leaf.depth - tokens
+        depth = depth // self.tree.block_size * self.tree.block_size
+        if depth > leaf.start:
+            self.tree.split(leaf, depth)
+        return leaf
+
+    def _evict_state(self, state: State) -> None:
+        """Evict a state; where the rules say so, with the unlocked end of its leaf that contains it."""
+        node = state.node
+        assert node is not None, "a state is removed once"
+        at_end = self._whole_leaves and leaf_may_leave(node) and state.position > self.tree.unit_start(node, node.depth)
+        if at_end:
+            self._drop(self._end_of(node, 1))
+        else:
+            self._drop_state(state)
+
+    def _drop(self, leaf: Node) -> Node:
+        """Remove a leaf with its states; returns its parent, which may be a leaf now."""
+        states = sum([state.num_bytes for state in leaf.states])
+        self.state_cached -= states
+        self.evicted_bytes += states + (leaf.depth - leaf.start) * self.token_bytes
+        for state in leaf.states:
+            self._forget(state)
+        parent = self.tree.remove(leaf)
+        if parent.parent is not None:
+            self._leaves.offer(parent)
+        return parent
+
+    def _drop_entry(self, leaf: Node) -> None:
+        """Remove a leaf, with the part of its path that is neither shared nor locked."""
+        node = leaf
+        while node.parent is not None and not node.children and not node.locks:
+            node = self._drop(node)
+
+    def _drop_state(self, state: State) -> None:
+        """Remove one state; its KV stays."""
+        node = state.node
+        assert node is not None, "a state is removed once"
+        node.states.remove(state)
+        insort(node.lost, state.position)
+        self._forget(state)
+        self.state_cached -= state.num_bytes
+        self.evicted_bytes += state.num_bytes
+
+    def _forget(self, state: State) -> None:
+        if self.before_drop is not None:
+            self.before_drop(state)
+        state.node = None
+        self._states.removed(state)
+        self.on_drop(state)
+
+
+def _by_serial(state: State) -> Key:
+    return (state.serial,)
 
 
 class Store(Room):
@@ -176,3 +395,48 @@ def _mark_path(node: Node, now: int) -> None:
     while node.parent is not None:
         node.used = now
         node = node.parent
+
+
+# ------------------------------------------------------------------------------
+# A recount of a store from scratch, for tests and idle moments.
+# ------------------------------------------------------------------------------
+
+
+def recount(store: Store, roots: Iterable[Node]) -> None:
+    """Recount everything under `roots` and compare with the store's counters; slow, for tests and idle moments."""
+    nodes = [node for root in roots for node in _descendants(root)]
+    sizes = [(node.depth - node.start) * store.token_bytes for node in nodes]
+    states = [state for node in nodes for state in node.states]
+    assert store.kv_cached == sum(sizes), "cached KV bytes are miscounted"
+    locked = [size for node, size in zip(nodes, sizes, strict=True) if node.locks]
+    assert store.kv_locked == sum(locked), "locked KV bytes are miscounted"
+    assert store.state_cached == sum(state.num_bytes for state in states), "cached state bytes are miscounted"
+    in_use = sum(state.num_bytes for state in states if state.locks)
+    assert store.state_locked == in_use, "locked state bytes are miscounted"
+    assert store.entries == sum(not node.children for node in nodes), "entries are miscounted"
+    for node in nodes:
+        _check_node(node, store.tree.block_size)
+    kv, state = store.kv_cached + store.kv_reserved, store.state_cached + store.state_reserved
+    assert kv <= store.budget.kv_bytes and state <= store.budget.state_bytes, "over a budget"
+    assert kv + state <= store.budget.total_bytes and store.entries <= store.budget.entries, "over a budget"
+
+
+def _descendants(root: Node) -> Iterator[Node]:
+    pending = list(root.children.values())
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
+        yield node
+
+
+def _check_node(node: Node, block_size: int) -> None:
+    assert node.parent is not None and node.parent.depth == node.start, "a node does not start where its parent ends"
+    assert len(node.edge) == node.depth - node.start and node.depth % block_size == 0, "an edge is off its block"
+    assert node.parent.children[node.key] is node, "a child has another key than its parent's entry for it"
+    assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
+    positions = [state.position for state in node.states]
+    for values in (positions, node.lost):
+        assert values == sorted(set(values)), "positions are not increasing"
+        assert all(node.start < position <= node.depth for position in values), "a state lies outside its node"
+    assert not set(positions) & set(node.lost), "a state is both here and lost"
+    assert all(state.node is node for state in node.states), "a state points to another node"

@@ -2,43 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Ordered
 from functools import partial
 from time import monotonic_ns
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from spanlab.core.backend import StepResult, finished_after
-from spanlab.core.passes import is_repair, passes
+from spanlab.core.plan import TreeAllocation
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.request import Tokens
-from spanlab.core.reuse import TreeAllocation
-from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
-from spanlab.core.spans import SpanSettings
-from spanlab.engine.agreement import check_components, check_memory
-from spanlab.engine.attention_context import AttentionContext
-from spanlab.engine.copies import Copier, Move
-from spanlab.engine.forwards import Forwards
-from spanlab.engine.map_pool import SpanMaps
-from spanlab.engine.measured_repair import MeasuredRepair
-from spanlab.engine.memory import Memory
-from spanlab.engine.model import SpanModel
-from spanlab.engine.node_pages import NodePages
-from spanlab.engine.packer import Packer
-from spanlab.engine.page_table import PageTable
-from spanlab.engine.phase_clock import PHASES, clock_of, phase_of
-from spanlab.engine.pool import PagePool
+from spanlab.core.repair import SpanSettings
+from spanlab.core.step import (
+    ScheduledChunk,
+    ScheduledSequence,
+    ScheduledStep,
+    StepResult,
+    finished_after,
+    is_repair,
+    passes,
+)
+from spanlab.core.token_string import Tokens
+from spanlab.engine.graphs import PHASES, Plain, Work, clock_of, new_decoder, phase_of
+from spanlab.engine.maps import SpanMaps
+from spanlab.engine.model import AttentionContext, SpanModel
+from spanlab.engine.oracle import check_components, check_memory
+from spanlab.engine.outputs import DueToken, OnLogits, Sampler, StepTokens
+from spanlab.engine.pages import NodePages, PagePool, PageTable, TransferBatch
+from spanlab.engine.repair import MeasuredRepair
 from spanlab.engine.request_state import RequestState
-from spanlab.engine.running_state import state_rows
-from spanlab.engine.sampling import Sampler
+from spanlab.engine.rows import (
+    AttentionMetadata,
+    Copier,
+    DecodeRows,
+    Move,
+    Packer,
+    QueryRows,
+    TailRows,
+    cache_span_rows,
+    chunk_rows,
+)
 from spanlab.engine.settings import PLAIN
-from spanlab.engine.state_pool import StatePool
-from spanlab.engine.step_tokens import OnLogits, StepTokens
-from spanlab_kernels.angles import angle_table
+from spanlab.engine.slots import StatePool
+from spanlab.engine.states import Memory, RunningState, StateRows, state_rows
+from spanlab_kernels.rope import angle_table
 
-OnFinished = Callable[[Sequence, Callable[[Ordered[Tokens]], list[Tensor]]], None]
+# ------------------------------------------------------------------------------
+# The forwards of a step: packed rows of several requests, launched together, and their logits.
+# ------------------------------------------------------------------------------
+
+
+class Forwards:
+    """Launches the forwards of one engine.
+
+    `memory`          states and maps of recurrent layers, if the model has any
+    `request_states`  states of all requests that have rows
+    `decode`          launch mode of decode-only forwards, see `EngineSettings`
+    """
+
+    def __init__(
+        self,
+        context: AttentionContext,
+        memory: Memory | None,
+        packer: Packer,
+        request_states: Mapping[ScheduledSequence, RequestState],
+        decode: str,
+    ) -> None:
+        self._context, self._memory, self._packer, self._request_states = context, memory, packer, request_states
+        self._device = context.model.device
+        self._decodes: DecodeRows | None = None
+        self._launch = Plain(self._device)
+        self._decoder = new_decoder(decode, self._device, context.pages, context.pool)
+
+    def run(
+        self,
+        chunks: list[ScheduledChunk],
+        repaired: Ordered[np.ndarray | None],
+        decodes: list[ScheduledSequence],
+        times: int,
+    ) -> tuple[list[DueToken], Tensor]:
+        """Compute chunks and `times` tokens per decode; return the tokens to sample and their logits.
+
+        `repaired`  by chunk: prompt positions that a repair recomputes, or None
+        """
+        parts = [
+            chunk_rows(self._request_states[chunk.sequence], chunk, positions)
+            for chunk, positions in zip(chunks, repaired, strict=True)
+        ]
+        sequences, logits_counts = [chunk.sequence for chunk in chunks], [int(chunk.last) for chunk in chunks]
+        everyone, all_counts = [*sequences, *decodes], logits_counts + [times] * len(decodes)
+        due = [
+            DueToken(sequence, sequence.generated + offset)
+            for sequence, count in zip(everyone, all_counts, strict=True)
+            for offset in range(count)
+        ]
+        tails = self._decode_rows(decodes) if times == 1 else None
+        if tails is None:
+            parts += [self._rows_ahead(sequence, times) for sequence in decodes]
+            sequences, logits_counts = everyone, all_counts
+        states = self._state_rows(chunks, decodes, times)
+        prepare = partial(self._prepared, sequences, parts, logits_counts, states)
+        logits = self._launch.run(tails, prepare) if tails is None or parts else self._decoder.run(tails, prepare)
+        if self._memory is not None:
+            self._memory.finish()
+        return due, logits
+
+    def _prepared(
+        self,
+        sequences: list[ScheduledSequence],
+        parts: list[QueryRows],
+        logits_counts: list[int],
+        states: list[tuple[RunningState, StateRows]],
+        tails: TailRows | None,
+        transfer: TransferBatch,
+        *,
+        for_replay: bool,
+        answer: Tokens | None = None,
+    ) -> tuple[Hashable, Work]:
+        """Prepare the forward of `parts` and `tails`, see `graphs.Prepare`; `answer` as in `Packer.pack`."""
+        rows = self._packer.pack(sequences, parts, logits_counts, tails, transfer, answer)
+        recur = None
+        if self._memory is not None and states:
+            decode_rows = None if parts or tails is None else len(tails.slots)
+            recur = self._memory.recurrence(states, self._device, transfer.add, decode_rows).run
+        # added last, because the number of page ids differs between steps
+        attention, key = AttentionMetadata(parts, self._context, transfer, tails), None
+        model, pool = self._context.model, self._context.pool
+        if for_replay:
+            attention_key, attention = attention.for_replay()
+            key = attention_key, None if self._memory is None else self._memory.slab_rows
+
+        def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            pool.write(layer, rows.slots, keys, values)
+            return attention.attend(layer, query)
+
+        return key, lambda: model.forward(rows.ids, rows.rotations, attend, rows.logits_rows, recur=recur)
+
+    def _state_rows(
+        self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int
+    ) -> list[tuple[RunningState, StateRows]]:
+        """States and their rows in chunks and decodes; empty for models without recurrent layers."""
+        if self._memory is None:
+            return []
+        states = self._request_states
+        rows = [(states[chunk.sequence].running, state_run) for chunk in chunks for state_run in state_rows(chunk)]
+        rows += [(states[sequence].running, self._decode_state_rows(sequence, times)) for sequence in decodes]
+        return rows
+
+    def _decode_state_rows(self, sequence: ScheduledSequence, times: int) -> StateRows:
+        request_state, start = self._request_states[sequence], sequence.prompt + sequence.generated - 1
+        capture_positions = request_state.allocation.captures
+        captures = [position for position in capture_positions if start < position <= start + times]
+        return StateRows(len(request_state.spans) - 1, start, start + times, captures)
+
+    def _decode_rows(self, sequences: list[ScheduledSequence]) -> TailRows | None:
+        """Next rows of decoding sequences; the previous rows are advanced if the sequences are unchanged."""
+        if not sequences:
+            self._decodes = None
+            return None
+        if self._decodes is None or self._decodes.sequences is not sequences:
+            states = [self._request_states[sequence] for sequence in sequences]
+            previous = {} if self._decodes is None else self._decodes.reads
+            self._decodes = DecodeRows(sequences, states, self._context, previous)
+        return self._decodes.advance(self._packer.outputs)
+
+    def _rows_ahead(self, sequence: ScheduledSequence, times: int) -> QueryRows:
+        rows, request_state = self._decode_state_rows(sequence, times), self._request_states[sequence]
+        return cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop)
+
+    # -- alternative answers ------------------------------------------------------------------------------------------
+
+    def answer_logits(self, sequence: ScheduledSequence, answers: Ordered[Tokens]) -> list[Tensor]:
+        """Logits [tokens − 1, V] of each answer after a prompt, without its first token; for attention-only models.
+
+        The last prompt token predicts the first token. The sequence's pages must still be allocated: keys and values of
+        an alternative answer overwrite those of the known answer, which are restored at the end.
+        """
+        known = sequence.request.output
+        assert known is not None, "the KV of a sampled answer cannot be restored"
+        *logits, _ = [self._after_prompt(sequence, tokens) for tokens in (*answers, known)]
+        return logits
+
+    def _after_prompt(self, sequence: ScheduledSequence, answer: Tokens) -> Tensor:
+        model, state, count = self._context.model, self._request_states[sequence], len(answer) - 1
+        if not count:
+            return torch.empty(0, model.vocab_size)
+        rows = cache_span_rows(state, len(state.spans) - 1, sequence.prompt, sequence.prompt + count)
+        logits = self._launch.run(None, partial(self._prepared, [sequence], [rows], [count], [], answer=answer))
+        if not logits.isfinite().all():
+            raise FloatingPointError(f"Model {model.name!r} gave logits that are no finite numbers.")
+        return logits
+
+
+OnFinished = Callable[[ScheduledSequence, Callable[[Ordered[Tokens]], list[Tensor]]], None]
 
 
 class Engine:
@@ -87,7 +244,7 @@ class Engine:
         table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._context = context = AttentionContext(model, pool, PageTable(model.device), table, key_layout)
         self._copier = Copier(context)
-        self._request_states: dict[Sequence, RequestState] = {}
+        self._request_states: dict[ScheduledSequence, RequestState] = {}
         packer = Packer(self._request_states, self.outputs, self._copier, model.device)
         self._forwards = Forwards(context, self.memory, packer, self._request_states, decode)
         self._measured = MeasuredRepair(policy.rules.repair, context, packer)
@@ -178,7 +335,7 @@ class Engine:
             for index in chunk.work.cache_spans:
                 self._request_state(chunk.sequence).claim(index)
 
-    def _request_state(self, sequence: Sequence) -> RequestState:
+    def _request_state(self, sequence: ScheduledSequence) -> RequestState:
         if sequence not in self._request_states:
             allocation = sequence.allocation
             assert isinstance(allocation, TreeAllocation), "the engine runs allocations of `tree` only"
@@ -206,7 +363,7 @@ class Engine:
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
+    def _forward(self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int) -> None:
         rule = self.policy.rules.repair
         if not (rule.measured and chunks and is_repair(chunks[0])):
             self._compute(chunks, decodes, times)
@@ -222,6 +379,6 @@ class Engine:
         self._copier.copy(self._copier.moves_before(request_state, chunk, chosen))
         self._compute([chunk], [], times=1)
 
-    def _compute(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
+    def _compute(self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int) -> None:
         repaired = [self._repaired(chunk) for chunk in chunks]
         self._tokens.choose(*self._forwards.run(chunks, repaired, decodes, times))

@@ -6,19 +6,20 @@ one buffer, and other values that affect launches are part of a key. One graph i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab.engine.decode_rows import TailRows
-from spanlab.engine.page_table import PageList, PageTable
-from spanlab.engine.pool import PagePool
+from spanlab.core.step import ScheduledChunk, is_repair, of_span
+from spanlab.engine.pages import MIN_BYTES, PageList, PagePool, PageTable, TransferBatch
+from spanlab.engine.rows import TailRows
 from spanlab.engine.settings import GRAPHS, PLAIN
-from spanlab.engine.transfer import MIN_BYTES, TransferBatch
-from spanlab_kernels.attention import GroupArrays, Spans, joined
+from spanlab_kernels.attention.batch import GroupArrays, Spans, joined
 
 _SPARE_PAGES = 1
 
@@ -90,7 +91,7 @@ class CudaGraphs:
         return logits
 
     def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        from spanlab_kernels.attention.work import forget_lists  # imports Triton, which a CPU does not need
+        from spanlab_kernels.attention.tiles import forget_lists  # imports Triton, which a CPU does not need
 
         forget_lists()
         graph = torch.cuda.CUDAGraph()
@@ -167,3 +168,76 @@ def new_decoder(decode: str, device: torch.device, pages: PageTable, pool: PageP
 def spare_pages(decode: str) -> int:
     """Number of pages that a decoder reserves in the pool."""
     return 0 if decode == PLAIN else _SPARE_PAGES
+
+
+# ------------------------------------------------------------------------------
+# Durations of the phases of a step on the device that computes them.
+# ------------------------------------------------------------------------------
+
+#: Seconds of one step by phase. Each forward counts as the first phase below `copy_s` that applies to it.
+PHASES = (
+    "plan_s",  # since the previous step: storing, records, scheduling
+    "copy_s",  # outside forwards: span copies, rotation, copy-on-write, loads of states, application of maps
+    "repair_s",
+    "prefill_s",  # ordered text
+    "fill_s",  # spans
+    "decode_s",
+)
+
+
+class HostClock:
+    """Clock for synchronous work: runs the work of one step and sums the time of each phase."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def run(self, phase: str, work: Callable[..., None], *args: object) -> None:
+        """Run work of a phase."""
+        began = perf_counter()
+        work(*args)
+        self._seconds[phase] += perf_counter() - began
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by phase."""
+        return self._seconds
+
+
+class StreamClock:
+    """Clock for asynchronous work of a CUDA stream, by events around each phase; idle time of the stream counts.
+
+    Only `seconds` synchronizes, and usually without waiting, because the tokens have been read by then.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def run(self, phase: str, work: Callable[..., None], *args: object) -> None:
+        """Launch work of a phase."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work(*args)
+        end.record()
+        self._spans.append((phase, begin, end))
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by phase; waits for the end of all phases."""
+        totals: defaultdict[str, float] = defaultdict(float)
+        if self._spans and not self._spans[-1][2].query():
+            self._spans[-1][2].synchronize()
+        for phase, begin, end in self._spans:
+            totals[phase] += begin.elapsed_time(end) * 1e-3
+        return totals
+
+
+def clock_of(device: torch.device) -> HostClock | StreamClock:
+    """Create a clock for one step on a device."""
+    return StreamClock() if device.type == "cuda" else HostClock()
+
+
+def phase_of(chunks: list[ScheduledChunk]) -> str:
+    """The phase of a forward with these chunks and any decodes."""
+    if not chunks:
+        return "decode_s"
+    if any(is_repair(chunk) for chunk in chunks):
+        return "repair_s"
+    return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"

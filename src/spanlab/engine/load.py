@@ -2,26 +2,206 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from heapq import nlargest
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import enable_progress_bars  # type: ignore[attr-defined]  # not named as exported
 from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
 
-from spanlab.engine.hook import ATTENTION, hook_rows, register
+from spanlab.core.admission import BatchRules
+from spanlab.core.plan import Need
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.request import UNLIMITED, Request
+from spanlab.core.tree import CacheSpan, Node, PrefixTree
+from spanlab.engine.hook import ATTENTION, decoder_layers, hook_rows, register, store_by_input
 from spanlab.engine.model import SpanModel, spec_of
-from spanlab.engine.recurrent import pack_mixers
-from spanlab.engine.self_check import check_model
+from spanlab.engine.oracle import check_model
+from spanlab.engine.recurrent import MIXER, pack_mixers
 from spanlab.engine.settings import EngineSettings, dtype_of
-from spanlab.engine.supported import check_support, require_exact
-from spanlab.engine.weight_bars import no_weight_bars
-from spanlab.engine.weight_layout import store_by_input
-from spanlab.model_spec import ModelSpec
-from spanlab.models.find import find_config
-from spanlab.models.packaged import packaged, packaged_folder
+from spanlab.model_files import FULL, RECURRENT, find_config, packaged, packaged_folder
+from spanlab.model_spec import DeviceRates, ModelSpec
+
+# ------------------------------------------------------------------------------
+# Loading of weights without transformers' progress bar.
+# ------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_weight_bars() -> Iterator[None]:
+    """Hide the progress bar of weight loading, which takes seconds; downloads keep the hub's progress bar."""
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    enable_progress_bars()  # the call above disables the hub's bars too
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+# ------------------------------------------------------------------------------
+# The support check: which layers of a model allow exact reuse of spans, and the reasons for the
+# others.
+#
+# The stored keys of a span must equal those that the model would compute at another position, up
+# to one rotation per
+# position. So every layer must attend to all earlier tokens with a plain softmax of scaled
+# products, and rotate queries
+# and keys by angles that depend on the position alone. Models that are not known to do so are
+# rejected.
+# ------------------------------------------------------------------------------
+
+EXACT_ROPES = ("default", "linear", "llama3", "yarn")
+_MOVING_ROPES = {"dynamic": "dynamic NTK", "longrope": "LongRoPE"}
+_WINDOWED = "sliding_attention"
+_RECURRENT = ("conv", "hybrid", "hybrid_sliding", "mamba")
+_DELTA_NET = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of the support check for one layer; a non-empty `reason` completes a sentence after 'it'."""
+
+    layer: int
+    reason: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether spans can be reused exactly in this layer."""
+        return not self.reason
+
+
+def check_support(config: PreTrainedConfig) -> tuple[Verdict, ...]:
+    """Check all layers of the causal LM that `config` describes, without allocating weights."""
+    layers = range(getattr(config, "num_hidden_layers", None) or 1)
+    model_reason = _model_class(config)
+    verdicts = tuple(Verdict(layer, _kind(config, layer) or model_reason or _rope(config)) for layer in layers)
+    if not all(verdict.exact for verdict in verdicts):
+        return verdicts
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model_reason = _structure(model)
+    return tuple(Verdict(layer, model_reason or _layer(model, layer)) for layer in layers)
+
+
+def require_exact(name: str, verdicts: Sequence[Verdict]) -> None:
+    """Raise a ValueError with the first reason and its layers, unless all layers are exact."""
+    reasons = [verdict.reason for verdict in verdicts if not verdict.exact]
+    if not reasons:
+        return
+    layers = [verdict.layer for verdict in verdicts if verdict.reason == reasons[0]]
+    location = "every layer" if len(layers) == len(verdicts) else f"layer {', '.join(map(str, layers))}"
+    raise ValueError(
+        f"model.name is {name!r}, expected a model that spans can be reused in: in {location} it {reasons[0]}."
+    )
+
+
+def _model_class(config: PreTrainedConfig) -> str:
+    """Reason against the model class, or an empty string."""
+    model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if model_class is None:
+        return f"is of type {config.model_type!r}, which is no causal language model of transformers"
+    if not (model_class.is_backend_compatible() or _is_delta_net(config)):  # those are compatible but do not declare it
+        return f"is of type {config.model_type!r}, whose attention does not go through transformers' interface"
+    if "logits_to_keep" not in signature(model_class.forward).parameters:
+        return f"is of type {config.model_type!r}, which computes the logits of all rows or none"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+        return "attends to later tokens too"
+    return ""
+
+
+def _kind(config: PreTrainedConfig, layer: int) -> str:
+    """Reason against a layer's type, or an empty string."""
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    kind = kinds[layer] if kinds else _WINDOWED if window else FULL
+    if kind == RECURRENT:
+        return "" if _is_delta_net(config) else "is recurrent, but no GatedDeltaNet whose sizes its config names"
+    if kind in _RECURRENT:
+        return f"is recurrent ({kind}) in a way whose state is not one of GatedDeltaNet"
+    if kind == _WINDOWED:
+        covered = window is None or window >= config.max_position_embeddings
+        return "" if covered else f"attends to a sliding window of {window} tokens only"
+    return "" if kind == FULL else f"uses attention of the kind {kind!r}"
+
+
+def _is_delta_net(config: PreTrainedConfig) -> bool:
+    return all(hasattr(config, size) for size in _DELTA_NET)
+
+
+def _rope(config: PreTrainedConfig) -> str:
+    """Reason against the rotary embedding's settings, or an empty string."""
+    rope: dict[str, Any] | None = getattr(config, "rope_parameters", None)
+    if not rope:
+        return "has no rotary position embedding"
+    if "rope_type" not in rope:
+        return "has a rotary embedding that differs from layer to layer"
+    kind = rope["rope_type"]
+    if kind in _MOVING_ROPES:
+        return f"uses {_MOVING_ROPES[kind]} rotary embedding, whose angles depend on the length of the prompt"
+    if kind not in EXACT_ROPES:
+        return f"uses the rotary embedding {kind!r}, which is not one of {', '.join(EXACT_ROPES)}"
+    return ""
+
+
+def _structure(model: PreTrainedModel) -> str:
+    """Reason against the modules of the whole model, or an empty string."""
+    config, base = model.config, model.base_model
+    layers = getattr(base, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) != config.num_hidden_layers:
+        return "does not keep its decoder layers in a plain list"
+    rotary = getattr(base, "rotary_emb", None)
+    if not (hasattr(rotary, "inv_freq") and hasattr(rotary, "attention_scaling")):
+        return "has no common rotary module with its frequencies"
+    queries, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if keys and queries % keys:
+        return f"has {queries} query heads, which is no multiple of its {keys} key heads"
+    return ""
+
+
+def _layer(model: PreTrainedModel, layer: int) -> str:
+    """Reason against a layer's settings and modules, or an empty string."""
+    config: PreTrainedConfig = model.config
+    rotated = getattr(config, "no_rope_layers", None)  # 1 for layers that do rotate, despite the name
+    if rotated and not rotated[layer]:
+        return "does not rotate, unlike other layers"
+    if getattr(config, "kv_lora_rank", None):
+        return "keeps latent keys and values (MLA)"
+    module = decoder_layers(model)[layer]
+    if hasattr(module, MIXER):
+        parameters = signature(getattr(module, MIXER).forward).parameters
+        return (
+            "" if "cache_params" in parameters else "keeps its recurrent state in a way that is not transformers' own"
+        )
+    attention: Any = getattr(module, "self_attn", None)
+    if not isinstance(getattr(attention, "scaling", None), float):
+        return "has no attention module with a fixed softmax scale"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "caps its attention scores softly"
+    if any("sink" in name for name, _ in attention.named_parameters()):
+        return "has attention sinks"
+    return ""
 
 
 def load_model(settings: EngineSettings, spec: ModelSpec) -> SpanModel:
@@ -160,3 +340,156 @@ def resolve_device(name: str) -> torch.device:
             f"engine.device is {name!r}, expected one of this machine's {torch.cuda.device_count()} CUDA devices."
         )
     return device
+
+
+# ------------------------------------------------------------------------------
+# Conversion of a GGUF file to a Hugging Face folder: config.json, float16 weights, tokenizer.
+# ------------------------------------------------------------------------------
+
+_DROPPED_KEYS = ("quantization_config", "_name_or_path", "_model_name_or_path", "dtype", "architectures")
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write model and tokenizer of `file` to `folder`, with dequantised weights."""
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    with redirect_stderr(io.StringIO()):  # hides progress bars per tensor; errors raise exceptions
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)  # required by the GGUF loader
+        _without_quantization(model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy the weights to a model without quantisation config, because transformers cannot save one with it."""
+    keys = {key: value for key, value in model.config.to_dict().items() if key not in _DROPPED_KEYS}
+    with torch.device("meta"):  # skips random initialisation
+        plain = type(model)(type(model.config)(**keys, dtype="float16"))
+    plain.load_state_dict({name: tensor.half() for name, tensor in model.state_dict().items()}, assign=True)
+    plain.tie_weights()
+    return plain
+
+
+# ------------------------------------------------------------------------------
+# Pool size of a run, and checks that every request fits.
+# ------------------------------------------------------------------------------
+
+GIB = 1 << 30
+
+
+def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:
+    """Pages that suffice for every allocation of the policy's store, for any order of arrivals.
+
+    Sum of three terms: the budget, or all storable tokens plus the largest requests that run at once if that is less;
+    up to page - 1 tokens for every page sequence of running requests; the tokens by which their longest options
+    exceed their answers. ValueError for a request that alone exceeds the budget, or `context`, the model's context
+    length.
+    """
+    needs = [policy.need(request) for request in requests]
+    for request, need in zip(requests, needs, strict=True):
+        _check_context(request, context)
+        _check_budget(policy, request, need)
+    page, running_requests = policy.store.tree.block_size, rules.max_num_seqs
+    running = sum(nlargest(running_requests, (need.tokens for need in needs)))
+    page_sequences = sum(nlargest(running_requests, (need.sequences for need in needs)))
+    stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
+    options = sum(nlargest(running_requests, (request.longest_output - request.output_len for request in requests)))
+    return (min(_budget_tokens(policy), running + stored) + options + page_sequences * (page - 1)) // page
+
+
+def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
+    """Tokens stored after a run without evictions, in full pages; equal cache spans of equal parents count once.
+
+    Answers, and tokens stored beside spans, count for every request, because which requests share them is unknown
+    before the run.
+    """
+    tree, answers = PrefixTree(policy.store.tree.block_size), 0
+    roots: dict[object, Node] = {}
+    for request in requests:
+        cache_spans = policy.layout(request)
+        answers += policy.extra_stored_tokens(request)
+        answers += _answer_tokens(request, cache_spans[-1], tree.block_size)
+        for cache_span in cache_spans:
+            if cache_span.storable:
+                root = roots.setdefault(policy.index.key(request, cache_span), tree.new_root())
+                tree.extend(root, cache_span.tokens, _full_page_tokens(cache_span, tree.block_size), 0)
+    return tree.num_tokens + answers
+
+
+def _answer_tokens(request: Request, last: CacheSpan, page: int) -> int:
+    """Tokens by which an answer extends the full pages of the last cache span, without its last, uncomputed token."""
+    length = last.stop - last.start
+    return (length + request.output_len - 1) // page * page - _full_page_tokens(last, page)
+
+
+def _full_page_tokens(cache_span: CacheSpan, page: int) -> int:
+    return (cache_span.stop - cache_span.start) // page * page
+
+
+def _budget_tokens(policy: TreePolicy) -> int:
+    store = policy.store
+    return min(store.budget.kv_bytes, store.budget.total_bytes) // store.token_bytes
+
+
+def _check_context(request: Request, context: int) -> None:
+    tokens = request.num_tokens + request.longest_output - 1
+    if tokens > context:
+        raise ValueError(
+            f"request {request.id} has {tokens:,} tokens, its answer included: "
+            f"expected at most {context:,}, the positions that the model was made for"
+        )
+
+
+def _check_budget(policy: TreePolicy, request: Request, need: Need) -> None:
+    store = policy.store
+    size = need.tokens * store.token_bytes
+    for key, limit in (("kv_gib", store.budget.kv_bytes), ("total_gib", store.budget.total_bytes)):
+        if limit < UNLIMITED and size > limit:
+            raise ValueError(
+                f"store.{key}={limit / GIB:.3g}: expected at least {size / GIB:.3g}, for request {request.id} alone "
+                f"may need {need.tokens:,} tokens of KV, {need.copies:,} of them in copies of its own"
+            )
+
+
+# ------------------------------------------------------------------------------
+# Measurement of a device's peak rates by large matrix products and a large copy.
+# ------------------------------------------------------------------------------
+
+_PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # rows of square matrices; the highest rate counts
+_COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far larger than any cache
+_ROUNDS = 3
+
+Clock = Callable[[], float]
+
+
+@cache
+def measure(dtype: torch.dtype, device: torch.device, clock: Clock = time.perf_counter) -> DeviceRates:
+    """Measure FLOP and memory rates as the best of several rounds, once per process; `clock` returns seconds.
+
+    The best round is used because a rate is an upper limit: other load on the machine must not lower it.
+    """
+    flops = max(_product_rate(size, dtype, device, clock) for size in _PRODUCT[device.type])
+    source = torch.ones(_COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return DeviceRates(flops, 2 * len(source) / _fastest(lambda: target.copy_(source), device, clock))
+
+
+def _product_rate(size: int, dtype: torch.dtype, device: torch.device, clock: Clock) -> float:
+    left, right, out = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(3))
+    return 2 * size**3 / _fastest(lambda: torch.mm(left, right, out=out), device, clock)
+
+
+def _fastest(call: Callable[[], object], device: torch.device, clock: Clock) -> float:
+    return min(_once(call, device, clock) for _ in range(_ROUNDS))
+
+
+def _once(call: Callable[[], object], device: torch.device, clock: Clock) -> float:
+    _wait(device)
+    began = clock()
+    call()
+    _wait(device)
+    return clock() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

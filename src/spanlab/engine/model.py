@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from spanlab.engine.hook import Attend, Forward, Keep, Project, Recur, decoder_layers
+from spanlab import model_files
+from spanlab.core.repair import SpanSettings
+from spanlab.engine.hook import Attend, Forward, Keep, Project, Recur, Rotation, decoder_layers
+from spanlab.engine.pages import PagePool, PageTable
 from spanlab.engine.recurrent import MIXER
-from spanlab.engine.rotation import Rotation
-from spanlab.engine.state_pool import StateShape
+from spanlab.engine.slots import StateShape
+from spanlab.model_files import ModelConfig
 from spanlab.model_spec import ModelSpec
-from spanlab.models import sizes
-from spanlab.models.config import ModelConfig
+from spanlab_kernels.rope import AngleTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,4 +141,19 @@ def spec_of(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> ModelSpe
     ValueError for an unsupported model type.
     """
     numbers = {"dtype": str(dtype).removeprefix("torch."), "mamba_ssm_dtype": "float32"}
-    return sizes.spec_of(ModelConfig(f"model={name}", name, config.to_dict() | numbers))
+    return model_files.spec_of(ModelConfig(f"model={name}", name, config.to_dict() | numbers))
+
+
+# ------------------------------------------------------------------------------
+# Objects of an engine that attention needs besides the query rows.
+# ------------------------------------------------------------------------------
+
+
+class AttentionContext(NamedTuple):
+    """Model, KV pool, page table, RoPE angles and key layout."""
+
+    model: SpanModel
+    pool: PagePool
+    pages: PageTable
+    angles: AngleTable
+    key_layout: SpanSettings

@@ -7,25 +7,243 @@ each sequence. Scans are split at checkpoint positions, so that states are captu
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spanlab.engine.chunk_scan import ScanInputs, Segment
-from spanlab.engine.conv_windows import ConvRows, SlotRef, Windows
 from spanlab.engine.hook import Forward, decoder_layers
-from spanlab.engine.kernel_scan import ScanPlan, plan_scan
-from spanlab.engine.mixer_calls import Convolution, LayeredRows, intercept_mixer
-from spanlab.engine.slot_pool import ALL, Layers
-from spanlab.engine.state_pool import StatePool
-from spanlab_kernels.attention import Send, to_device
+from spanlab.engine.scan import ScanInputs, ScanPlan, Segment, plan_scan, row_scan
+from spanlab.engine.slots import ALL, PADDING_ROW, Layers, SlotPool, StatePool
+from spanlab_kernels.attention.batch import Send, to_device
+
+# ------------------------------------------------------------------------------
+# The short convolution of recurrent layers over packed rows, in one call, with the earlier
+# inputs of each sequence.
+#
+# The earlier inputs of every sequence are at the same rows and stored positions in every layer.
+# So their indexes are
+# computed once; a layer only gathers.
+# ------------------------------------------------------------------------------
+
+Window = tuple[int, ...]
+"""The last `kernel` − 1 inputs of a sequence: rows of a forward (>= 0), zeros (-1), or stored inputs (<= -2)."""
+
+_ZEROS = -1
+_STORED = -2
+
+
+class SlotRef(NamedTuple):
+    """A slot of a pool."""
+
+    pool: SlotPool
+    slot: int
+
+    def memory(self, layer: Layers) -> Tensor:
+        """The slot's conv inputs [channels, kernel − 1]; for all layers [layers · channels, kernel − 1]."""
+        return self.pool.conv(layer, self.slot).flatten(0, -2)
+
+
+class Windows:
+    """Conv windows of slots, updated by the actions of a forward in order."""
+
+    def __init__(self, kernel: int) -> None:
+        self.length = kernel - 1
+        self.sources: list[SlotRef] = []
+        self.by_slot: dict[SlotRef, Window] = {}
+        self.changed: set[SlotRef] = set()
+        self.before: list[tuple[int, Window]] = []  # per scan: first row, and inputs before it
+
+    def __getitem__(self, ref: SlotRef) -> Window:
+        """Window of a slot; initially its stored window before the forward."""
+        if ref not in self.by_slot:
+            first = _STORED - len(self.sources) * self.length
+            self.by_slot[ref] = tuple(range(first, first - self.length, -1))
+            self.sources.append(ref)
+        return self.by_slot[ref]
+
+    def clear(self, ref: SlotRef) -> None:
+        """Set a slot's window to zeros."""
+        self._set(ref, (_ZEROS,) * self.length)
+
+    def copy(self, source: SlotRef, target: SlotRef) -> None:
+        """Copy a slot's window to another slot."""
+        self._set(target, self[source])
+
+    def append(self, source: SlotRef, target: SlotRef, inputs: int) -> None:
+        """Append the last `inputs` inputs of one slot to the window of another."""
+        tail = self[source][-inputs:] if inputs else ()
+        self._set(target, self._last((*self[target], *tail)))
+
+    def scan(self, ref: SlotRef, start: int, stop: int) -> None:
+        """Advance a slot's window over rows `[start, stop)` of the forward."""
+        before = self[ref]
+        self.before.append((start, before))
+        self._set(ref, self._last((*before, *range(max(start, stop - self.length), stop))))
+
+    def _last(self, inputs: Window) -> Window:
+        return inputs[len(inputs) - self.length :]
+
+    def _set(self, ref: SlotRef, window: Window) -> None:
+        self.by_slot[ref] = window
+        self.changed.add(ref)
+
+
+class ConvRows:
+    """Convolution inputs of a layer: the rows of every scan after their earlier inputs, and updates of conv states.
+
+    The inputs form a table: the rows of scans in order, each after `kernel - 1` earlier inputs; zeros; stored inputs.
+    Its indexes may be sent later, before the first layer runs.
+    """
+
+    def __init__(self, windows: Windows, rows: int, device: torch.device, send: Send = to_device) -> None:
+        before = sorted(windows.before)
+        reach, starts = windows.length, np.array([start for start, _ in before], np.int64)
+        self._length = rows + reach * len(before)
+        scans = np.searchsorted(starts, np.arange(rows), side="right")
+        self._row_indices = np.arange(rows) + reach * scans
+        self._sources, self._reach = windows.sources, reach
+        self._targets = sorted(windows.changed, key=lambda ref: (id(ref.pool), ref.slot))
+        windows_by_use = [window for _, window in before], [windows.by_slot[ref] for ref in self._targets]
+        history = starts[:, None] + reach * np.arange(len(before))[:, None] + np.arange(reach)
+        arrays = [self._row_indices, history.ravel(), *(self._in_table(group) for group in windows_by_use)]
+        self._rows, self._history, self._history_sources, self._window_sources = send(arrays, torch.int64, device)
+
+    def _in_table(self, windows: list[Window]) -> np.ndarray:
+        ids = np.array(windows, np.int64).ravel()
+        indices = self._length - 1 - ids
+        indices[ids >= 0] = self._row_indices[ids[ids >= 0]]
+        return indices
+
+    def copy_windows(self, layer: Layers) -> None:
+        """Update conv states of slots without rows."""
+        refs = self._sources or self._targets
+        if refs:
+            like = refs[0].memory(layer)
+            self._inputs(layer, like.new_empty(0, len(like)))
+
+    def convolve(self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *args: object) -> Tensor:
+        """Compute the convolution's outputs [1, channels, T] of rows [1, channels, T], and update conv states."""
+        inputs = self._inputs(layer, rows[0].mT)
+        outputs = convolution(inputs.mT.contiguous()[None], *args)[0]
+        return outputs.mT.contiguous().index_select(0, self._rows).mT[None]
+
+    def _inputs(self, layer: Layers, rows: Tensor) -> Tensor:
+        """Fill the table from `rows` [T, channels], update conv states, and return its rows [length, channels]."""
+        channels, length = rows.shape[1], self._length
+        table = rows.new_empty(length + 1 + self._reach * len(self._sources), channels)
+        table[length] = 0
+        if self._sources:
+            stored = torch.stack([ref.memory(layer) for ref in self._sources])
+            torch.stack(tuple(stored.unbind(-1)), dim=1, out=table[length + 1 :].view(-1, self._reach, channels))
+        table.index_copy_(0, self._rows, rows)
+        table.index_copy_(0, self._history, table.index_select(0, self._history_sources))
+        if self._targets:
+            windows = table.index_select(0, self._window_sources).view(-1, self._reach, channels).mT
+            torch._foreach_copy_([ref.memory(layer) for ref in self._targets], list(windows))
+        return table[:length]
+
+
+# ------------------------------------------------------------------------------
+# Interception of the two sequential operations of a recurrent mixer: its convolution and its
+# scan.
+#
+# Transformers' mixers pass extra keyword arguments to both. So a forward is passed as a keyword
+# argument and replaces
+# both; projections, gates and norms are the mixer's code, over all rows at once.
+# ------------------------------------------------------------------------------
+
+KEYWORD = "span_rows"
+_CONVOLUTION, _SCAN = "causal_conv1d_fn", "chunk_gated_delta_rule"
+_MARK = "takes_span_rows"
+
+Convolution = Callable[..., Tensor]
+
+
+class LayeredRows(ABC):
+    """Rows of one forward in all recurrent layers; mixers must be patched by `intercept_mixer`."""
+
+    def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
+        """Compute one layer's output [1, T, H]; updates states in the pool and copies captured states."""
+        out: Tensor = mixer(hidden, **{KEYWORD: (self, layer)})
+        return out
+
+    @abstractmethod
+    def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
+        """Compute a layer's convolution of rows [1, channels, T]."""
+
+    @abstractmethod
+    def scan(self, layer: int, inputs: ScanInputs) -> Tensor:
+        """Compute a layer's scan outputs [T, heads, d_v]."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Update slot positions after all layers have run."""
+
+
+def intercept_mixer(mixer: nn.Module) -> None:
+    """Patch a mixer's convolution and scan to use `LayeredRows` if they are passed; other calls are unchanged.
+
+    Both functions are attributes of the mixer, or of the module that defines it.
+    """
+    for suffix, method in ((_CONVOLUTION, _convolution), (_SCAN, _scan)):
+        owners = (mixer, sys.modules[type(mixer).__module__])
+        owner = next(owner for owner in owners if _names(owner, suffix))
+        for name in _names(owner, suffix):
+            function = getattr(owner, name)
+            if not hasattr(function, _MARK):
+                setattr(owner, name, method(function))
+
+
+def _names(owner: object, suffix: str) -> list[str]:
+    return [name for name in vars(owner) if name.endswith(suffix)]
+
+
+def _convolution(original: Convolution) -> Convolution:
+    @wraps(original)
+    def run(
+        rows: Tensor,
+        *args: Any,
+        activation: str | None = None,
+        span_rows: tuple[LayeredRows, int] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        if span_rows is None:
+            return original(rows, *args, activation=activation, **kwargs)
+        layered, layer = span_rows
+        return layered.convolve(layer, lambda *inputs: original(*inputs, activation=activation), rows, *args)
+
+    setattr(run, _MARK, True)
+    return run
+
+
+def _scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def run(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        span_rows: tuple[LayeredRows, int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if span_rows is None:
+            return original(query, key, value, *args, **kwargs)
+        layered, layer = span_rows
+        inputs = ScanInputs(query[0], key[0], value[0], kwargs["g"][0], kwargs["beta"][0])
+        return layered.scan(layer, inputs)[None], None
+
+    setattr(run, _MARK, True)
+    return run
+
 
 MIXER = "linear_attn"
 
@@ -270,3 +488,52 @@ def run_changes(changes: Iterable[Action], pool: StatePool) -> None:
         assert not isinstance(change, Scan), "rows can be scanned only in a forward"
         change.run(pool, ALL)
         change.finish(pool)
+
+
+# ------------------------------------------------------------------------------
+# Recurrent layers of a decode-only forward: one index tensor gathers the states from their
+# slab.
+#
+# Only the index differs between steps, and it is in the transfer's buffer. So a captured graph
+# serves every later batch
+# with the same number of rows.
+# ------------------------------------------------------------------------------
+
+
+class DecodeRecurrence(LayeredRows):
+    """The recurrent layers of one forward: built once, called by every layer.
+
+    `scans`  one per row, of one row each, in row order; their states are in the pool's slab
+    `rows`   number of rows of the forward; rows after the scans' are padding
+    `send`   copies the index to the device before the first layer runs
+    """
+
+    def __init__(
+        self, pool: StatePool, scans: Sequence[StateScan], rows: int, device: torch.device, send: Send = to_device
+    ) -> None:
+        self._pool, self._scans, self._scan = pool, scans, row_scan(device)
+        slab_rows = np.full(rows, PADDING_ROW)
+        slab_rows[: len(scans)] = pool.rows(scan.slot for scan in scans)
+        (self._slab_rows,) = send([slab_rows], torch.int64, device)
+
+    def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
+        """See `LayeredRows`; every row is one batch element after its last conv inputs."""
+        conv_states = self._pool.slab.tensor("conv", layer)
+        before = conv_states.index_select(0, self._slab_rows)
+        inputs = torch.cat([before, rows[0].mT[..., None]], dim=-1)
+        conv_states.index_copy_(0, self._slab_rows, inputs[..., 1:])
+        return convolution(inputs, *args)[..., -1].mT[None]
+
+    def scan(self, layer: int, inputs: ScanInputs) -> Tensor:
+        """See `LayeredRows`."""
+        states = self._pool.slab.tensor("recurrent", layer)
+        out, after = self._scan(inputs, states.index_select(0, self._slab_rows))
+        states.index_copy_(0, self._slab_rows, after)
+        return out
+
+    def finish(self) -> None:
+        """See `LayeredRows`; captured states are copied in all layers at once."""
+        for scan in self._scans:
+            if scan.copy_slot is not None:
+                self._pool.copy(ALL, scan.slot, scan.copy_slot)
+            scan.finish(self._pool)

@@ -7,17 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spanlab.core.cache_spans import CacheSpan
+from spanlab.core.plan import TreeAllocation
 from spanlab.core.repair import Repair
-from spanlab.core.reuse import TreeAllocation
-from spanlab.core.scheduled import Sequence
-from spanlab.core.tree import Node
-from spanlab.engine.attention_context import AttentionContext
-from spanlab.engine.key_layout import bases, carried_rotation
-from spanlab.engine.node_pages import NodePages
-from spanlab.engine.page_table import PageList
-from spanlab.engine.pool import PageIds
-from spanlab.engine.running_state import RunningState
+from spanlab.core.step import ScheduledSequence
+from spanlab.core.tree import CacheSpan, Node
+from spanlab.engine.model import AttentionContext
+from spanlab.engine.pages import NodePages, PageIds, PageList, bases, carried_rotation
+from spanlab.engine.states import RunningState
 
 
 class SpanView(NamedTuple):
@@ -50,7 +46,7 @@ class RequestState:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: ScheduledSequence,
         allocation: TreeAllocation,
         context: AttentionContext,
         nodes: NodePages,

@@ -10,12 +10,130 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from spanlab.core.placement import Placer, PrefillInfo
-from spanlab.offline.forest import Ints
-from spanlab.offline.paths import Paths
+from spanlab.core.placement.rules import Placer, PrefillInfo
+from spanlab.core.protocol import greedy
+from spanlab.core.token_string import string_of
+from spanlab.core.tree import Node, PrefixTree
+from spanlab.offline.forest import Flags, Floats, Forest, Ints
+
+# ------------------------------------------------------------------------------
+# Prompts as paths through a trie of their contents: the shared prefixes of a log without token
+# ids.
+#
+# Consecutive pieces with the same prompts form one node, so that a path is short even for a long
+# prompt.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Request r visits `nodes[starts[r]:starts[r + 1]]`, from the prompt's start down.
+
+    `node_start`, `node_stop`  tokens of each node in its prompts, half-open, shape (nodes,)
+    `pieces`                   pieces of each node, shape (nodes,)
+    `prompt_tokens`            shape (requests,)
+    """
+
+    nodes: Ints
+    starts: Ints
+    node_start: Ints
+    node_stop: Ints
+    pieces: Ints
+    prompt_tokens: Ints
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return len(self.starts) - 1
+
+    @cached_property
+    def owner(self) -> Ints:
+        """The request of each visit."""
+        return np.repeat(np.arange(self.requests), np.diff(self.starts))
+
+    @cached_property
+    def first(self) -> Flags:
+        """Whether each visit is the first one of its node."""
+        first = np.zeros(len(self.nodes), dtype=np.bool_)
+        first[np.unique(self.nodes, return_index=True)[1]] = True
+        return first
+
+    @property
+    def tokens(self) -> Ints:
+        """Tokens of each node."""
+        return self.node_stop - self.node_start
+
+    def blocks(self, size: int) -> Ints:
+        """Return the number of full blocks of `size` tokens that end in each node, by their last token."""
+        return self.node_stop // size - self.node_start // size
+
+    def per_request(self, values: Ints) -> Ints:
+        """Return sums of values of visits by request."""
+        return np.bincount(self.owner, values, self.requests).astype(np.int64)
+
+    @cached_property
+    def seen_tokens(self) -> Ints:
+        """Longest prefix of each prompt that an earlier prompt had, in tokens."""
+        return self.per_request(np.where(self.first, 0, self.tokens[self.nodes]))
+
+    def forest(self, size: int) -> Forest:
+        """Return the same paths in whole blocks, for bounds; at least one token of a prompt is computed.
+
+        A node in which a prompt of whole blocks ends becomes two: that prompt cannot reuse the last block alone.
+        """
+        blocks, nodes, last = self.blocks(size), len(self.tokens), self.nodes[self.starts[1:] - 1]
+        tail = np.zeros(nodes, dtype=np.int64)
+        tail[last] = (self.node_stop[last] % size == 0) & (blocks[last] > 1)
+        lengths = np.concatenate([blocks - tail, tail]) * size
+        stop = np.concatenate([self.node_stop // size - tail, self.node_stop // size]) * size
+        path_nodes = np.stack([self.nodes, self.nodes + nodes], axis=1).ravel()
+        owner = np.repeat(self.owner, 2)
+        visited = lengths[path_nodes] > 0
+        usable = visited & (stop[path_nodes] < self.prompt_tokens[owner])
+        return Forest(
+            lengths=lengths,
+            path_nodes=path_nodes[visited],
+            path_starts=np.concatenate([[0], np.cumsum(visited)])[2 * self.starts],
+            path_usable=np.bincount(owner, usable, self.requests).astype(np.int64),
+            path_prompt=np.bincount(owner, visited, self.requests).astype(np.int64),
+            prompt_paths=np.arange(self.requests + 1),
+            unit=size,
+        )
+
+
+def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: Ints) -> Paths:
+    """Return the paths of requests with pieces `pieces[starts[r]:starts[r + 1]]` of `lengths` tokens each."""
+    tree, bounds = PrefixTree(), starts.tolist()
+    root = tree.new_root()
+    counts = np.diff(starts).tolist()
+    strings = (string_of([pieces[start:stop]]) for start, stop in pairwise(bounds))
+    ends = [tree.extend(root, string, count, 0) for string, count in zip(strings, counts, strict=True)]
+    numbers: dict[Node, int] = {}
+    nodes: list[int] = []
+    firsts, path_starts = [], [0]
+    for request, end in enumerate(ends):
+        path = list(end.path())[::-1]
+        firsts += [request] * sum(node not in numbers for node in path)
+        nodes += [numbers.setdefault(node, len(numbers)) for node in path]
+        path_starts.append(len(nodes))
+    tokens_before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    first_piece = starts[np.array(firsts, dtype=np.int64)]
+    depth, above = (np.array([getattr(node, name) for node in numbers], dtype=np.int64) for name in ("depth", "start"))
+    return Paths(
+        nodes=np.array(nodes, dtype=np.int64),
+        starts=np.array(path_starts, dtype=np.int64),
+        node_start=tokens_before[first_piece + above] - tokens_before[first_piece],
+        node_stop=tokens_before[first_piece + depth] - tokens_before[first_piece],
+        pieces=depth - above,
+        prompt_tokens=np.diff(tokens_before[starts]),
+    )
+
 
 #: Causes of `spanlab.records` that occur in a replay, which stores all, locks nothing and repairs nothing.
 CAUSES = ("never_seen", "never_stored", "kv_evicted", "state_evicted", "state_never_placed", "alignment", "last_token")
@@ -246,3 +364,243 @@ class _Cache:
                 del self._entries[entry]
             else:
                 self._entries[entry] = stored - freed
+
+
+# ------------------------------------------------------------------------------
+# Reuse of an LRU cache at every size in one pass: stack distances of nodes of several blocks.
+#
+# Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9 (1970): a
+# cache of C blocks holds
+# the C most recently used blocks, so a block is resident if fewer than C others were used since.
+# A request uses its
+# blocks from the last to the first, as engines free them, so that a prompt's end is evicted
+# before its start. The blocks
+# of one node are always used together, and are counted with a Fenwick tree over the order of use.
+# ------------------------------------------------------------------------------
+
+_UNLIMITED = 1 << 62  # blocks of a cache without limit
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Stack distances by visit.
+
+    `above`   blocks used since the last use of the visit's node; infinite at the first visit
+    `blocks`  blocks of the node
+    """
+
+    above: Floats
+    blocks: Ints
+
+    def resident_blocks(self, capacity: float) -> Ints:
+        """Return the blocks of each visit, the first ones of its node, in a cache of `capacity` blocks."""
+        available = min(capacity, _UNLIMITED) - self.above
+        return np.clip(available, 0, self.blocks).astype(np.int64)
+
+    @property
+    def largest(self) -> int:
+        """Blocks of the smallest cache that reuses as much as an unlimited one."""
+        finite = np.isfinite(self.above)
+        return int((self.above[finite] + self.blocks[finite]).max(initial=0))
+
+
+def stack_distances(paths: Paths, blocks: Ints, private: Ints) -> Distances:
+    """Return the distances of every visit.
+
+    `blocks`   blocks of each node, shape (nodes,)
+    `private`  blocks of each request that are never reused: a partly filled one, and those of its output
+    """
+    weights, nodes, starts = blocks.tolist(), paths.nodes.tolist(), paths.starts.tolist()
+    slots = len(nodes) + paths.requests
+    order, above = _Order(slots), np.full(len(nodes), np.inf)
+    for request, num_private in enumerate(private.tolist()):
+        first, stop = starts[request], starts[request + 1]
+        path = nodes[first:stop]
+        for index, distance in enumerate(order.distances(path, weights)):
+            above[first + index] = distance
+        order.use(num_private)
+        for node in reversed(path):
+            order.move(node, weights[node])
+    return Distances(above, blocks[paths.nodes])
+
+
+class _Order:
+    """Nodes by their last use, with the blocks of each as a Fenwick tree over uses."""
+
+    def __init__(self, slots: int) -> None:
+        self._sums, self._slots, self._next = [0] * (slots + 1), slots, 1
+        self._slot: dict[int, int] = {}
+        self._total = 0
+
+    def distances(self, path: list[int], weights: list[int]) -> list[int]:
+        """Return the blocks used since the last use of each node of a path, up to the first unused node."""
+        distances: list[int] = []
+        before = -1
+        for index, node in enumerate(path):
+            slot = self._slot.get(node)
+            if slot is None:
+                break
+            adjacent = slot == before - 1  # used by the same request, just before the node above it
+            distances.append(distances[-1] + weights[path[index - 1]] if adjacent else self._total - self._sum_to(slot))
+            before = slot
+        return distances
+
+    def move(self, node: int, weight: int) -> None:
+        """Make a node the most recently used one."""
+        slot = self._slot.get(node)
+        if slot is not None:
+            self._add(slot, -weight)
+        self._slot[node] = self._next
+        self.use(weight)
+
+    def use(self, weight: int) -> None:
+        """Append a use of `weight` blocks to the order."""
+        if weight:
+            self._add(self._next, weight)
+        self._next += 1
+
+    def _add(self, slot: int, weight: int) -> None:
+        sums, slots = self._sums, self._slots
+        self._total += weight
+        while slot <= slots:
+            sums[slot] += weight
+            slot += slot & -slot
+
+    def _sum_to(self, slot: int) -> int:
+        sums, total = self._sums, 0
+        while slot:
+            total += sums[slot]
+            slot -= slot & -slot
+        return total
+
+
+# ------------------------------------------------------------------------------
+# Reuse of the contents of a log beyond equal prefixes: at any position, and by reordering.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Prompts as contents; request r consists of the pieces `starts[r]:starts[r + 1]`.
+
+    `pieces`   int32 numbers of contents, `lengths` their tokens
+    `opens`    whether a piece is the first of a span
+    `free`     whether a piece is a span that may be reordered among its neighbours
+    """
+
+    pieces: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    opens: Flags
+    free: Flags
+    starts: Ints
+
+    def paths(self) -> Paths:
+        """Return whole prompts as paths."""
+        return build_paths(self.pieces, self.lengths, self.starts)
+
+    def seen_anywhere(self) -> Ints:
+        """Return the tokens of each prompt in pieces that occurred before, in an earlier prompt or in the same one."""
+        first = np.zeros(len(self.pieces), dtype=np.bool_)
+        first[np.unique(self.pieces, return_index=True)[1]] = True
+        tokens = np.where(first, 0, self.lengths)
+        before = np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
+        return np.diff(before[self.starts])
+
+    def span_starts(self) -> Ints:
+        """Return the start of each span, and the end of the last one."""
+        return np.append(np.flatnonzero(self.opens), len(self.pieces)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class SpanReuse:
+    """Spans of all prompts, each stored once and reusable at any position, under LRU.
+
+    `distances`  stack distances of the visits of `paths`, whose requests are spans
+    `request`    the request of each span; `leads` marks the first span of a prompt, `ends` the last one
+    """
+
+    paths: Paths
+    distances: Distances
+    request: Ints
+    leads: Flags
+    ends: Flags
+
+    def reused(self, capacity_tokens: float) -> Ints:
+        """Return the reused tokens of each span in a cache of that capacity; a prompt's last token is computed."""
+        resident = self.paths.per_request(self.distances.resident_blocks(capacity_tokens))
+        return np.minimum(resident, self.paths.prompt_tokens - self.ends)
+
+    def repaired(self, reused: Ints, first: int, share: float) -> Ints:
+        """Return the reused tokens less those that a repair computes: the `first` ones and a share of the others.
+
+        A span at the start of a prompt needs no repair.
+        """
+        repaired = np.minimum(reused, first) + np.floor(share * np.maximum(reused - first, 0)).astype(np.int64)
+        return np.where(self.leads, reused, reused - repaired)
+
+
+def span_reuse(contents: Contents) -> SpanReuse:
+    """Return the reuse of spans, each as a separate path."""
+    starts = contents.span_starts()
+    paths = build_paths(contents.pieces, contents.lengths, starts)
+    request = np.searchsorted(contents.starts, starts[:-1], side="right") - 1
+    tokens = paths.tokens
+    distances = stack_distances(paths, tokens, np.zeros(paths.requests, dtype=np.int64))
+    changes = request[1:] != request[:-1]
+    leads, ends = np.append(True, changes), np.append(changes, True)
+    return SpanReuse(paths, distances, request, leads, ends)
+
+
+class _ServedTree:
+    """A tree of prompts in served order, with the number of prompts through each node."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[int, int], tuple[int, int]] = {}  # (node, piece) to (child node, count)
+
+    def count(self, node: int, pieces: Sequence[int], last: int) -> int:
+        """Return how often `last` has followed `pieces` below a node."""
+        for piece in pieces:
+            node = self._children[node, piece][0]
+        return self._children.get((node, last), (0, 0))[1]
+
+    def follow(self, node: int, piece: int) -> int:
+        """Count a piece that follows a node; return its child node."""
+        child, count = self._children.get((node, piece), (len(self._children) + 1, 0))
+        self._children[node, piece] = child, count + 1
+        return child
+
+
+def in_cached_order(contents: Contents) -> Contents:
+    """Return the prompts with free spans reordered, so that each follows the longest path that was served before.
+
+    The algorithm is that of `spanlab.core.protocol`. A log does not record what was cached, so the next span is the one
+    that has most often followed the spans chosen so far; the others keep their order.
+    """
+    order = np.arange(len(contents.pieces))
+    pieces, starts, free = contents.pieces.tolist(), contents.starts.tolist(), contents.free.tolist()
+    served = _ServedTree()
+    for first, stop in pairwise(starts):
+        order[first:stop] = _served_order(pieces, free, range(first, stop), served)
+    return Contents(
+        contents.pieces[order], contents.lengths[order], contents.opens[order], contents.free[order], contents.starts
+    )
+
+
+def _served_order(pieces: list[int], free: list[bool], prompt: range, served: _ServedTree) -> list[int]:
+    """Return the indices of a prompt's pieces in the order in which they are served."""
+    node, order = 0, []
+    for moves, run in groupby(prompt, free.__getitem__):
+        for index in _reorder(pieces, list(run), node, served) if moves else run:
+            node = served.follow(node, pieces[index])
+            order.append(index)
+    return order
+
+
+def _reorder(pieces: list[int], run: list[int], node: int, served: _ServedTree) -> list[int]:
+    """Return the indices of free spans, those first that most often followed a node."""
+
+    def ranks(chosen: list[int], remaining: list[int]) -> list[int]:
+        path = [pieces[index] for index in chosen]
+        return [served.count(node, path, pieces[index]) for index in remaining]
+
+    return greedy(run, ranks)

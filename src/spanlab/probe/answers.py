@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab.analysis.recall import Answers
-from spanlab.engine.affine import AffineMap, Transition, exact, heads_above, low_rank, scalar
+from spanlab.engine.maps import AffineMap, Transition, exact, heads_above, low_rank, scalar
 from spanlab.probe.boundaries import encode_repaired, encode_with_halo, with_separators
 from spanlab.probe.memory import Form, SpanMemory, encode_apart, forward_logits, question_logits
 from spanlab.probe.model import mixers
+from spanlab.probe.recall_scores import Answers
 from spanlab.probe.task import Batch, Shape, draw
 from spanlab.settings.probe import HybridAnswers
 

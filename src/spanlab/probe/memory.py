@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from spanlab.engine.affine import AffineMap, Transition, affine_scan, assemble
+from spanlab.engine.maps import AffineMap, Transition, affine_scan, assemble
 from spanlab.probe.model import mixers
 
 SCAN = "torch_chunk_gated_delta_rule"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab.analysis.recall import SEEN, HeadNorm
-from spanlab.engine.affine import AffineMap, spectral_norm
+from spanlab.engine.maps import AffineMap, spectral_norm
 from spanlab.probe.memory import encode_apart
 from spanlab.probe.model import MAMBA_DT, mixers, slow_decay
+from spanlab.probe.recall_scores import SEEN, HeadNorm
 from spanlab.probe.task import Shape, draw
 from spanlab.settings.probe import HybridAnswers, NormSettings
 

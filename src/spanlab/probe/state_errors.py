@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab.analysis.recall import StateError
-from spanlab.engine.affine import exact
+from spanlab.engine.maps import exact
 from spanlab.probe.boundaries import encode_repaired, encode_with_halo, with_separators
 from spanlab.probe.memory import Memory, distances, encode_apart
 from spanlab.probe.model import mixers
 from spanlab.probe.norms import sources
+from spanlab.probe.recall_scores import StateError
 from spanlab.probe.task import Shape, draw
 from spanlab.settings.probe import HybridAnswers, parse_case
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab.analysis.recovery import Deviation, RecoveryResult, Source, recovery_result
 from spanlab.engine.hook import decoder_layers
 from spanlab.engine.recurrent import MIXER, silence_kernel_warnings
 from spanlab.probe.memory import Memory, distances, extend_memory, question_logits
 from spanlab.probe.model import new_probe
 from spanlab.probe.recovery import RECOVERIES, Gap, capture_memories
+from spanlab.probe.recovery_scores import Deviation, RecoveryResult, Source, recovery_result
 from spanlab.probe.stored_states import FORMATS, Format
 from spanlab.probe.task import Batch, Shape, draw
 from spanlab.settings.probe import ProbeModel

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab.analysis.recall import TrainingPoint
-from spanlab.engine.affine import exact
+from spanlab.engine.maps import exact
 from spanlab.probe.memory import encode_apart, forward_logits, question_logits
+from spanlab.probe.recall_scores import TrainingPoint
 from spanlab.probe.task import Batch, Shape, draw
 from spanlab.settings.probe import TrainProbe
 

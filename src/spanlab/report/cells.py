@@ -3,11 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from spanlab.report import units
-from spanlab.report.tables import MISSING, Cell, Value
 from spanlab.stats import Interval
+
+# ------------------------------------------------------------------------------
+# The model of a table: values for programs and text for readers. `faces` and `console` render
+# it.
+# ------------------------------------------------------------------------------
+
+Value = float | int | str | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table.
+
+    value  read by CSV, the tracker and the sort order of HTML; None where it is missing
+    text   shown to readers
+    """
+
+    value: Value
+    text: str
+
+
+MISSING = Cell(None, units.MISSING)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    name     heading in CSV and in the tracker, with the unit: ttft_mean_s
+    heading  heading for readers, two lines at most; empty: only CSV and the tracker have the column
+    keep     order in which a narrow terminal drops columns, the highest first; 0: never dropped
+    left     aligned to the left, as names are
+    explains  whether its cells describe the rows: where it is dropped, they are notes below the table
+    """
+
+    name: str
+    heading: str
+    keep: int = 0
+    left: bool = False
+    explains: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A named table; the first column names the rows.
+
+    title  one line or more above the table; the first line is its heading
+    notes  lines below the table
+    Raises ValueError where two columns share a name, or a row does not have one cell per column.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names):
+            raise ValueError(f"columns of table {self.name}={names}: expected different names")
+        for row in self.rows:
+            if len(row) != len(names):
+                raise ValueError(f"cells of a row of table {self.name}={len(row)}: expected {len(names)}")
+
+    def shown(self) -> Table:
+        """Return the table with the visible columns only."""
+        return self.with_columns([number for number, column in enumerate(self.columns) if column.heading])
+
+    def with_columns(self, numbers: list[int]) -> Table:
+        """Return the table with the columns of these numbers only."""
+        columns = tuple(self.columns[number] for number in numbers)
+        rows = tuple(tuple(row[number] for number in numbers) for row in self.rows)
+        return Table(self.name, self.title, columns, rows, self.notes)
+
 
 #: A mean with the ends of its interval: an `Interval`, or its entry of `summary.json`, by name or in order.
 Estimate = Mapping[str, Any] | Sequence[Any] | None
@@ -63,7 +138,7 @@ def short(value: float | None) -> Cell:
     return MISSING if value is None else Cell(value, units.significant(value))
 
 
-def number(spec: str) -> Callable[[float | None], Cell]:
+def number_format(spec: str) -> Callable[[float | None], Cell]:
     """Return the format of a number with this format specification, such as `.1f`."""
     return lambda value: MISSING if value is None else Cell(value, format(value, spec))
 
@@ -82,7 +157,7 @@ def estimate(show: Callable[[float, units.Ends | None], str]) -> Callable[[Estim
     return cell
 
 
-one_decimal = number(".1f")
+one_decimal = number_format(".1f")
 percent_interval = estimate(units.percent)
 seconds_interval = estimate(units.seconds)
 ratio_interval = estimate(units.ratio)

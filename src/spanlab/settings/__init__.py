@@ -6,18 +6,20 @@ value and what was expected. Sizes are GiB, times seconds, rates requests per se
 
 from __future__ import annotations
 
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.engine.settings import EngineSettings
-from spanlab.settings.arms import Strategy
+from spanlab.settings.analyses import PlanSettings, SloSettings
+from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.entries import Compare, MakeShape, Schedule, schemas
-from spanlab.settings.load_sweep import LoadSweep
-from spanlab.settings.output import TrackingSettings
-from spanlab.settings.placement import PlacementSettings
-from spanlab.settings.plan import PlanSettings
-from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
-from spanlab.settings.slo import SloSettings
+from spanlab.settings.server import (
+    ArrivalSettings,
+    ExecutorSettings,
+    LoadSweep,
+    StoreSettings,
+    TimingSettings,
+    TrackingSettings,
+)
 from spanlab.settings.study import Study, worker_count
-from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 
 __all__ = [

@@ -2,28 +2,307 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from spanlab.analysis.settings_difference import leaves
-from spanlab.checks import one_of, positive
 from spanlab.compiled import CONF
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
-from spanlab.core.maps import MapRules
-from spanlab.core.passages import PassageRules
+from spanlab.core.admission import ADMISSIONS, AdmissionFacts
+from spanlab.core.eviction.clairvoyant import Future
+from spanlab.core.eviction.orders import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
+from spanlab.core.placement.dynamic_program import Dp
+from spanlab.core.placement.planner import Departures
+from spanlab.core.placement.rules import PLACEMENTS, PROGRESS
 from spanlab.core.policies.named import POLICIES
-from spanlab.core.repair import Repair
-from spanlab.core.reuse_rules import CacheRules
-from spanlab.core.spans import SpanSettings
+from spanlab.core.protocol import PassageRules
+from spanlab.core.repair import MapRules, Repair, SpanSettings
+from spanlab.core.request import Budget, Request
+from spanlab.core.rules import COST, COSTS, RECOVERIES, STATE_FORMATS, CacheRules, CostOf, ReuseRules, StorageRules
+from spanlab.core.tiers import LOAD_WHEN
+from spanlab.core.tree import Layout, PrefixTree, shared_name, without_tails
 from spanlab.model_spec import ModelSpec
-from spanlab.settings.placement import PlacementSettings
-from spanlab.settings.pool import PoolSettings
-from spanlab.settings.roles import check_admission, check_cost, check_eviction
-from spanlab.settings.states import check_states
+from spanlab.registry import not_negative, one_of, positive
+
+if TYPE_CHECKING:
+    from spanlab.settings.study import Study
+
+
+# ------------------------------------------------------------------------------
+# Settings of the placement of recurrent states.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class PlacementSettings:
+    """Positions at which recurrent states are stored: the union of `kind` and of the placements in `also`.
+
+    `kind`      the placement; docs/methods.md describes each
+    `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
+    `count`     states per prompt; balanced, dp and tail only
+    `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
+    `also`      further placements, which need no option
+    `dp`        how dp learns; dp only
+    `options`   options of a placement from a plugin, by name
+    """
+
+    kind: str = "none"
+    interval: int | None = None
+    count: int | None = None
+    offset: int | None = None
+    also: list[str] = field(default_factory=list)
+    dp: Dp | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, arm: str) -> None:
+        """Raise ValueError for invalid settings, naming the arm."""
+        path = f"{arm}.placement"
+        one_of(f"{path}.kind", self.kind, PLACEMENTS)
+        for extra in self.also:
+            one_of(f"{path}.also", extra, [name for name in PLACEMENTS if not PLACEMENTS.needs_options(name)])
+        for key in ("interval", "count", "offset"):
+            positive(f"{path}.{key}", getattr(self, key))
+        PLACEMENTS.check(path, self.kind, self.keys, self.options)
+        if self.dp is not None:
+            self.dp.check(f"{path}.dp")
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that are keys of this schema."""
+        return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
+
+    @property
+    def foresees(self) -> str:
+        """The setting by which the placement reads future requests; empty for an online placement."""
+        clairvoyant = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
+        return f"placement.kind={clairvoyant[0]}" if clairvoyant else ""
+
+    @property
+    def compares(self) -> bool:
+        """Whether the placement compares positions by `cost`; the published solver always counts tokens."""
+        solver = "optimal" if self.dp is None else self.dp.solver
+        return solver != "published" and any(name in PLACEMENTS.needing(COST) for name in (self.kind, *self.also))
+
+    @property
+    def places(self) -> bool:
+        """Whether the placement stores states."""
+        return self.kind != "none" or bool(self.also)
+
+
+# ------------------------------------------------------------------------------
+# Settings of a pool of hashed blocks for KV and states.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class PoolSettings:
+    """One pool of hashed blocks for KV and, in hybrid models, for states; see `BlockRules`.
+
+    `block_size`  tokens per block; null: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
+                  a layer's state
+    `retention`   states to store; null: every state that is written; 0: the state at the prompt's last block boundary,
+                  and one where a shared prefix has none yet; n: also one per n tokens
+    `junctions`   whether a state is stored at the end of a shared prefix that has none
+    `cut`         whether prefill chunks end at each multiple of `retention`, so that a state exists there
+    `load_when`   when blocks of `store.tiers` are loaded: break_even, where loading is faster than recomputing; always;
+                  never, and no block is written to the tiers; null: break_even; with `store.tiers` only
+    """
+
+    block_size: int | None = None
+    retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
+    load_when: str | None = None
+
+    def check(self, arm: str) -> None:
+        """Raise ValueError for invalid settings, naming the arm."""
+        positive(f"{arm}.pool.block_size", self.block_size)
+        not_negative(f"{arm}.pool.retention", self.retention)
+        if self.load_when is not None:
+            one_of(f"{arm}.pool.load_when", self.load_when, LOAD_WHEN)
+        if self.block_size and self.retention and self.retention % self.block_size:
+            expected = f"expected 0 or a multiple of block_size={self.block_size}"
+            raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
+        if self.cut and not self.retention:
+            raise ValueError(f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens")
+
+    @property
+    def options(self) -> dict[str, int | bool | None]:
+        """Options of the policy `blocks`."""
+        return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut")}
+
+
+# ------------------------------------------------------------------------------
+# Checks of the eviction order, the admission rule and the cost that an arm names.
+# ------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def check_eviction(arm: str, roles: Strategy) -> None:
+    """Raise ValueError for an invalid eviction order, naming the arm."""
+    one_of(f"{arm}.eviction", roles.eviction, EVICTION_ORDERS)
+    chosen, options = f"eviction={roles.eviction}", roles.eviction_options
+    EVICTION_ORDERS.check(arm, roles.eviction, {}, options, chosen, "eviction_options")
+    if roles.foresees and roles.sharing == "private":
+        raise ValueError(f"{arm}.{roles.foresees} with sharing=private: expected sharing=shared")
+    if roles.foresees and roles.policy_name == "exact_hash":
+        raise ValueError(f"{arm}.{roles.foresees} with policy=exact_hash: expected a policy that shares prefixes")
+    if roles.eviction in EVICTION_ORDERS.needing(FUTURE):
+        return
+    facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
+    order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, options, facts=facts))
+    if order.pins is not None and roles.policy_name != "tree":
+        raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
+
+
+def check_admission(arm: str, roles: Strategy) -> None:
+    """Raise ValueError for an invalid admission rule, naming the arm."""
+    one_of(f"{arm}.admission", roles.admission, ADMISSIONS)
+    chosen, options = f"admission={roles.admission}", roles.admission_options
+    ADMISSIONS.check(arm, roles.admission, {}, options, chosen, "admission_options")
+    _tried(arm, lambda: ADMISSIONS.make(roles.admission, {}, options, facts=AdmissionFacts(Budget(), 1)))
+    if roles.admission != "always" and not POLICIES.takes(roles.policy_name, "admission"):
+        raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected admission=always or policy=tree")
+
+
+def check_cost(arm: str, roles: Strategy, model: ModelSpec) -> None:
+    """Raise ValueError for an invalid cost, or one that no rule of the arm reads, naming the arm."""
+    if roles.cost is None:
+        for key in roles.cost_options:
+            raise ValueError(
+                f"{arm}.cost_options.{key} with {arm}.cost=null: expected a cost, one of {', '.join(COSTS)}"
+            )
+        return
+    one_of(f"{arm}.cost", roles.cost, COSTS)
+    chosen = f"cost={roles.cost}"
+    COSTS.check(arm, roles.cost, {}, roles.cost_options, chosen, "cost_options")
+    _tried(arm, lambda: COSTS.make(str(roles.cost), {}, roles.cost_options, model=model))
+    if roles.eviction not in EVICTION_ORDERS.needing(COST) and not roles.placement.compares:
+        orders = ", ".join(EVICTION_ORDERS.needing(COST))
+        raise ValueError(
+            f"{arm}.{chosen} with eviction={roles.eviction}: expected null, for no rule of this arm reads it; "
+            f"it goes with eviction={orders}, and with placements that choose by it"
+        )
+
+
+def _tried(arm: str, make: Callable[[], T]) -> T:
+    """Return `make()`; a ValueError gets the name of the arm."""
+    try:
+        return make()
+    except ValueError as error:
+        raise ValueError(f"{arm}.{error}") from error
+
+
+# ------------------------------------------------------------------------------
+# Checks of an arm's rules for recurrent states: against each other, the model, the backend and
+# the timing model.
+# ------------------------------------------------------------------------------
+
+
+def check_states(name: str, arm: Strategy, model: ModelSpec) -> None:
+    """Raise ValueError for rules that would have no effect."""
+    path = f"arms.{name}"
+    for kind in (arm.placement.kind, *arm.placement.also):
+        if kind in PLACEMENTS.needing(PROGRESS):
+            _check_whole_prompts(f"{path}.placement.kind={kind}", path, arm)
+    if arm.cache.states_per_path is not None and not arm.placement.places:
+        setting = f"{path}.cache.states_per_path={arm.cache.states_per_path}"
+        raise ValueError(f"{setting} with {path}.placement.kind=none: expected null, for there are no states")
+    _check_recovery(path, arm, model)
+    _check_format(path, arm, model)
+
+
+def _check_format(path: str, arm: Strategy, model: ModelSpec) -> None:
+    one_of(f"{path}.state_format", arm.state_format, STATE_FORMATS)
+    if arm.state_format == "native":
+        return
+    setting = f"{path}.state_format={arm.state_format}"
+    if not arm.placement.places:
+        raise ValueError(f"{setting} with {path}.placement.kind=none: expected native, for there are no states")
+    if arm.spans is not None:
+        raise ValueError(f"{setting} with {path}.spans: expected native; {path}.spans.maps.dtype is the type of maps")
+    if STATE_FORMATS.make(arm.state_format, {}, {}, model=model).num_bytes >= model.state_bytes:
+        raise ValueError(
+            f"{setting} with model.state_itemsize={model.state_itemsize}: expected native, which is no larger"
+        )
+
+
+def _check_recovery(path: str, arm: Strategy, model: ModelSpec) -> None:
+    one_of(f"{path}.recovery", arm.recovery, RECOVERIES)
+    chosen = f"recovery={arm.recovery}"
+    RECOVERIES.check(path, arm.recovery, {}, arm.recovery_options, chosen, "recovery_options")
+    if arm.recovery == "recompute":
+        return
+    if not model.is_hybrid:
+        raise ValueError(
+            f"{path}.{chosen} with model.name={model.name}: expected recompute, for it has no recurrent state"
+        )
+    if not arm.keep or arm.policy_name != "tree":
+        setting = f"keep={str(arm.keep).lower()}, policy={arm.policy_name}"
+        raise ValueError(f"{path}.{chosen} with {setting}: expected true and tree")
+    _check_whole_prompts(f"{path}.{chosen}", path, arm)
+
+
+def _check_whole_prompts(setting: str, path: str, arm: Strategy) -> None:
+    """Raise ValueError for arms that do not compute prompts as one prefix."""
+    if arm.sharing == "private":
+        raise ValueError(f"{setting} with {path}.sharing=private: expected shared")
+    if arm.spans is not None:
+        raise ValueError(f"{setting} with {path}.spans: expected null, for states of whole prompts")
+
+
+def check_priced(study: Study) -> None:
+    """Raise ValueError for recoveries and formats without a backend or without a cost in the timing model."""
+    for name in study.chosen():
+        for key, usual in (("recovery", "recompute"), ("state_format", "native")):
+            value = getattr(study.arms[name], key)
+            setting = f"arms.{name}.{key}={value}"
+            if value != usual and study.backend != "sim":
+                raise ValueError(f"{setting} with backend={study.backend}: expected {usual}, or backend=sim")
+            if value != usual and study.timing.kind != "roofline":
+                raise ValueError(
+                    f"{setting} with timing.kind={study.timing.kind}: expected roofline, which counts FLOPs"
+                )
+
+
+# ------------------------------------------------------------------------------
+# Settings that differ between several runs.
+# ------------------------------------------------------------------------------
+
+ABSENT = "–"
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Return each setting that differs between runs, by its full key, with its value in each run.
+
+    An arm that some runs lack is one setting, `arms.NAME`, with the values present and –.
+    """
+    arms = [config.get("arms", {}) for config in configs]
+    shared = set.intersection(*(set(run_arms) for run_arms in arms))
+    names = dict.fromkeys(name for run_arms in arms for name in run_arms if name not in shared)
+    presence = {f"arms.{name}": tuple("present" if name in run_arms else ABSENT for run_arms in arms) for name in names}
+    settings = [dict(leaves(_with_arms(config, shared))) for config in configs]
+    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+    values = {key: tuple(str(run_settings.get(key, ABSENT)) for run_settings in settings) for key in keys}
+    return {key: by_run for key, by_run in (values | presence).items() if len(set(by_run)) > 1}
+
+
+def _with_arms(config: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    arms = config.get("arms", {})
+    return {**config, "arms": {name: arms[name] for name in arms if name in names}}
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings that are not mappings, with their full key."""
+    if not isinstance(value, dict):
+        yield key, value
+        return
+    for name, inner in value.items():
+        yield from leaves(inner, f"{key}.{name}" if key else name)
+
 
 POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
 
@@ -253,3 +532,30 @@ def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:
         raise ValueError(
             f"{path}.rank={maps.rank}: expected at most {model.recurrent_key_dim}, the key channels of a head"
         )
+
+
+# ------------------------------------------------------------------------------
+# Future requests, in the form that clairvoyant eviction orders and placements read.
+# ------------------------------------------------------------------------------
+
+
+def eviction_rules(strategy: Strategy, cost: CostOf, rules: ReuseRules, future: Sequence[Request]) -> EvictionRules:
+    """Return the inputs of an arm's eviction order, with the future requests if it reads them."""
+    if strategy.eviction not in EVICTION_ORDERS.needing(FUTURE):
+        continued = frozenset(earlier for request in future for earlier in request.after)
+        return EvictionRules(strategy.eviction_options, cost, continued=continued)
+    requests = Future(future, _stored(rules), shared_name, strategy.block_size)
+    return EvictionRules(strategy.eviction_options, cost, requests)
+
+
+def departures(strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]) -> Departures | None:
+    """Return where each future request departs from earlier ones, in units of stored states; None if online."""
+    if not strategy.placement.foresees:
+        return None
+    unit = max(strategy.block_size, model.grid)
+    return Departures(future, StorageRules(_stored(rules), shared_name, unit, rules.last_token))
+
+
+def _stored(rules: ReuseRules) -> Layout:
+    """Return the layout of the cache spans that a tree stores."""
+    return rules.layout if rules.repair.by_span else without_tails(rules.layout)

@@ -26,10 +26,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ValidationError
 from omegaconf.nodes import BooleanNode
 
-from spanlab.checks import among, refuse_unknown_keys
 from spanlab.compiled import CONF
 from spanlab.errors import USER_ERRORS, sentence
 from spanlab.plugins import load_plugins
+from spanlab.registry import among, refuse_unknown_keys
 from spanlab.settings.entries import schemas
 
 _LIBRARIES = ("hydra", "omegaconf", "antlr4", "yaml")

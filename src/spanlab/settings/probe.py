@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spanlab.checks import REQUIRED, not_negative, one_of, positive, share
-from spanlab.settings.output import OutputSettings
+from spanlab.registry import REQUIRED, not_negative, one_of, positive, share
+from spanlab.settings.server import OutputSettings
 
 SPECIAL = 2  # token ids before the first key: the start of a document, and of a question
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from spanlab.checks import not_negative, one_of, positive
-from spanlab.core.tiers.rules import TierRules
+from spanlab.core.policies.named import POLICIES
+from spanlab.core.tiers import FORMAT_BITS, TierRules
+from spanlab.judge import check_address
+from spanlab.model_files import EMBEDDER, MODELS, PackagedModel, is_ready, packaged
+from spanlab.model_spec import ModelSpec
+from spanlab.registry import check_seeds, not_negative, one_of, positive, share
+from spanlab.workloads.workload import WORKLOADS
+from spanlab.workloads.writers import check_prompts
+from spanlab_sim.arrivals import ARRIVALS, ORDERS, THINKS
+from spanlab_sim.routing import ROUTERS
 from spanlab_sim.timings import TIMINGS
+
+if TYPE_CHECKING:
+    from spanlab.settings.study import Study
 
 
 @dataclass
@@ -105,3 +118,441 @@ class ExecutorSettings:
             raise ValueError(f"executor.address={self.address} with executor.kind={self.kind}: expected executor=dask")
         if self.kind == "dask" and "://" not in (self.address or ""):
             raise ValueError(f"executor.address={self.address} with executor.kind=dask: {scheduler}")
+
+
+# ------------------------------------------------------------------------------
+# Settings of the arrival process.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class ArrivalSettings:
+    """The arrival process.
+
+    `kind`        the arrival process
+    `rate_rps`    mean arrival rate, requests per second: of all requests, or of each group for poisson_per_group; for
+                  sessions the rate of session starts, null: when the session's first request arrives
+    `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
+    `order`       order of requests: shuffled, as_given (the workload's) or by_group; null: by_group for closed_loop,
+                  else shuffled; poisson, gamma, deterministic, saturating and closed_loop only
+    `clients`     maximum requests in flight: the next one arrives when one finishes; closed_loop and novel_stream only
+    `known_first` number of requests before the first novel one; novel_stream only
+    `think_s`     mean seconds between an answer and the session's next request; null: the workload's; sessions only
+    `think`       distribution of think times: exponential or constant; null: exponential; sessions only
+    `options`     options of an arrival process from a plugin, by name
+    """
+
+    kind: str = "poisson"
+    rate_rps: float | None = None
+    burstiness: float | None = None
+    order: str | None = None
+    clients: int | None = None
+    known_first: int | None = None
+    think_s: float | None = None
+    think: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of("arrivals.kind", self.kind, ARRIVALS)
+        positive("arrivals.rate_rps", self.rate_rps)
+        positive("arrivals.clients", self.clients)
+        positive("arrivals.known_first", self.known_first)
+        positive("arrivals.burstiness", self.burstiness)
+        not_negative("arrivals.think_s", self.think_s)
+        if self.think is not None:
+            one_of("arrivals.think", self.think, THINKS)
+            if self.think_s is None:
+                raise ValueError(
+                    f"arrivals.think={self.think} with arrivals.think_s=null: expected arrivals.think_s too"
+                )
+        if self.order is not None:
+            one_of("arrivals.order", self.order, ORDERS)
+        ARRIVALS.check("arrivals", self.kind, self.keys, self.options)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that are keys of this schema."""
+        return {key: value for key, value in vars(self).items() if key not in ("kind", "options")}
+
+
+# ------------------------------------------------------------------------------
+# Settings of several replicas behind one router.
+# ------------------------------------------------------------------------------
+
+_KEYS = ("cache_weight", "load_weight", "events_delay_s", "events_lost")
+
+
+@dataclass
+class ReplicaSettings:
+    """Replicas behind one router, each with its own store; simulator only.
+
+    `count`           number of replicas
+    `routing`         routing policy: round_robin, random, least_loaded, prefix_aware, prefix_events,
+                      session_sticky, weighted; null: a single replica
+    `cache_weight`    weight of the cached share of a prompt; null: 1; weighted only
+    `load_weight`     weight of a replica's share of the highest number of requests; null: 1; weighted only
+    `events_delay_s`  delay of cache events (stored, evicted) to the router, seconds; null: 0; prefix_events only
+    `events_lost`     share of the cache events that are lost; null: 0; prefix_events only
+    `options`         options of a router from a plugin, by name
+    """
+
+    count: int = 1
+    routing: str | None = None
+    cache_weight: float | None = None
+    load_weight: float | None = None
+    events_delay_s: float | None = None
+    events_lost: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        positive("replicas.count", self.count)
+        for key in ("cache_weight", "load_weight", "events_delay_s"):
+            not_negative(f"replicas.{key}", getattr(self, key))
+        if self.events_lost is not None:
+            share("replicas.events_lost", self.events_lost)
+        if self.routing is not None:
+            one_of("replicas.routing", self.routing, ROUTERS)
+            ROUTERS.check("replicas", self.routing, self.keys, self.options, f"routing={self.routing}")
+            return
+        unrouted = "with replicas.routing=null: expected"
+        if self.count > 1:
+            raise ValueError(f"replicas.count={self.count} {unrouted} one of {', '.join(ROUTERS)}")
+        for key, value in (*self.keys.items(), ("options", self.options or None)):
+            if value is not None:
+                raise ValueError(f"replicas.{key}={value} {unrouted} null, or replicas.routing")
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that are keys of this schema."""
+        return {key: getattr(self, key) for key in _KEYS}
+
+
+# ------------------------------------------------------------------------------
+# Checks of memory tiers: against each other, the arms, the model and the backend.
+# ------------------------------------------------------------------------------
+
+BACKFILL = "state_backfill"
+
+
+def check_tiers(study: Study) -> None:
+    """Raise ValueError for invalid tiers, and for settings that need tiers where none is set."""
+    tiers = {f"store.tiers.{name}": rules for name, rules in study.store.tiers.items()}
+    if not tiers:
+        _check_without(study)
+        return
+    for path, rules in tiers.items():
+        rules.check(path)
+        _check_formats(path, rules, study.model)
+    _check_order(tiers)
+    _check_arms(study)
+    if study.replicas.count > 1:
+        count = f"replicas.count={study.replicas.count}"
+        raise ValueError(f"store.tiers={_names(study)} with {count}: expected 1, for tiers belong to one engine")
+    if study.backend != "sim":
+        raise ValueError(f"store.tiers={_names(study)} with backend={study.backend}: expected backend=sim")
+    if not study.serves:
+        raise ValueError(f"store.tiers={_names(study)} with analyses={study.analyses}: expected store.tiers={{}}")
+
+
+def _names(study: Study) -> str:
+    return f"[{', '.join(study.store.tiers)}]"
+
+
+def _check_without(study: Study) -> None:
+    for name in study.chosen():
+        if study.arms[name].recovery == BACKFILL:
+            key = f"arms.{name}.recovery={BACKFILL} without store.tiers"
+            raise ValueError(f"{key}: expected a tier, as in +tier@store.tiers.host=dram")
+    for name, arm in study.arms.items():
+        if arm.pool is not None and arm.pool.load_when is not None:
+            path = f"arms.{name}.pool.load_when={arm.pool.load_when}"
+            raise ValueError(f"{path} without store.tiers: expected null, or a tier, as in +tier@store.tiers.host=dram")
+    if "tiers" in study.chosen_analyses():
+        raise ValueError("analyses=tiers without store.tiers: expected a tier, as in +tier@store.tiers.host=dram")
+
+
+def _check_formats(path: str, rules: TierRules, model: ModelSpec) -> None:
+    if rules.quantise_to is None:
+        return
+    if model.is_hybrid:
+        raise ValueError(
+            f"{path}.action=quantise with model.name={model.name}: expected evict or demote, for recurrent states are "
+            "not quantised"
+        )
+    if FORMAT_BITS[rules.quantise_to] >= 8 * model.kv_itemsize:
+        raise ValueError(
+            f"{path}.quantise_to={rules.quantise_to} with model.kv_itemsize={model.kv_itemsize}: expected fewer bits"
+        )
+
+
+def _check_order(tiers: dict[str, TierRules]) -> None:
+    """Raise ValueError unless each tier with write=back is below a tier with action=demote, and vice versa."""
+    for (above, upper), (below, lower) in pairwise(tiers.items()):
+        if lower.write == "back" and upper.action != "demote":
+            raise ValueError(f"{below}.write=back with {above}.action={upper.action}: expected {above}.action=demote")
+    path, last = list(tiers.items())[-1]
+    if last.action == "demote":
+        raise ValueError(f"{path}.action=demote: expected evict or quantise, for no tier is below it")
+
+
+def _check_arms(study: Study) -> None:
+    """Raise ValueError for arms that run and have no blocks, which tiers store."""
+    arms = {name: study.arms[name] for name in study.chosen()}
+    of_states = [name for name, arm in arms.items() if arm.recovery == BACKFILL]
+    for name in of_states:
+        _check_backfill(study, name)
+    for name, arm in arms.items():
+        if arm.policy_name != "blocks" and not of_states:  # beside arms with backfill it is a baseline
+            raise ValueError(
+                f"arms.{name} with store.tiers={_names(study)}: expected arms.{name}.pool, "
+                f"for tiers hold hashed blocks, or an arm with recovery={BACKFILL}"
+            )
+
+
+def _check_backfill(study: Study, name: str) -> None:
+    """Raise ValueError for tier settings that states do not support."""
+    for tier, rules in study.store.tiers.items():
+        for key, values in (("write", ("through", "back")), ("load", ("blocking",))):
+            value = getattr(rules, key)
+            if value not in values:
+                pair = f"store.tiers.{tier}.{key}={value} with arms.{name}.recovery={BACKFILL}"
+                raise ValueError(f"{pair}: expected {' or '.join(values)}")
+
+
+# ------------------------------------------------------------------------------
+# Checks of a study with speculative decoding.
+# ------------------------------------------------------------------------------
+
+_PAIRS = "such a drafter's KV goes with pairs of tokens (SGLang keys its tree by them), which is not modelled here"
+
+
+def check_speculation(study: Study) -> None:
+    """Raise ValueError where drafts cannot be verified or rolled back."""
+    key = f"batch.speculation.draft_tokens={study.batch.speculation.draft_tokens}"
+    if not study.batch.speculation.draft_tokens:
+        return
+    if study.backend != "sim":
+        raise ValueError(f"{key} with backend={study.backend}: expected 0, for that backend has no drafter")
+    if study.model.is_hybrid:
+        reason = "a rejected draft needs the recurrent state before it, and no policy here keeps one per draft"
+        raise ValueError(f"{key} with model.name={study.model.name}: expected 0, for {reason}")
+    if study.timing.kind == "calibrated":
+        raise ValueError(f"{key} with timing.kind=calibrated: expected 0, for no drafts were measured")
+    for name in study.chosen():
+        if study.arms[name].spans is not None:
+            reason = "verifying drafts on spans read at other positions is not modelled"
+            raise ValueError(f"{key} with arms.{name}.spans: expected 0, for {reason}")
+    if study.batch.speculation.has_kv:
+        _check_kv(study)
+
+
+def _check_kv(study: Study) -> None:
+    """Raise ValueError for a drafter with KV where its cache hits or its memory are not modelled."""
+    key = f"batch.speculation.method={study.batch.speculation.method}"
+    if not study.serves:
+        raise ValueError(f"{key} with analyses={study.chosen_analyses()}: expected ngram, for nothing is served")
+    if study.store.tiers:
+        reason = "vLLM holds a drafter's last blocks back from lower tiers, which is not modelled here"
+        raise ValueError(f"{key} with store.tiers={list(study.store.tiers)}: expected none, for {reason}")
+    for name in study.chosen():
+        arm = study.arms[name]
+        ruled = arm.match == "block_hash" and POLICIES.takes(arm.policy_name, "rules")
+        if arm.keep and not (ruled or POLICIES.takes(arm.policy_name, "drops_last")):
+            expected = "expected a pool of blocks, match=block_hash or keep=false"
+            raise ValueError(f"{key} with arms.{name}.policy={arm.policy_name}: {expected}, for {_PAIRS}")
+
+
+# ------------------------------------------------------------------------------
+# Checks of arms that choose or reorder passages.
+# ------------------------------------------------------------------------------
+
+
+def check_passages(study: Study) -> None:
+    """Raise ValueError for `passages` of an arm on several replicas, on tiers or on a real server."""
+    for name in study.chosen():
+        passages = study.arms[name].passages
+        if passages.are_default:
+            continue
+        chosen = f"arms.{name}.passages.order={passages.order}, view={passages.view}"
+        if study.backend == "server":
+            raise ValueError(f"{chosen} with backend=server: expected given and all, or backend=sim")
+        if study.replicas.count > 1:
+            raise ValueError(f"{chosen} with replicas.count={study.replicas.count}: expected given and all")
+        if study.store.tiers:
+            raise ValueError(f"{chosen} with store.tiers: expected given and all")
+
+
+# ------------------------------------------------------------------------------
+# Models that are installed as Python packages: checks, and the tokenizer of a packaged model.
+# ------------------------------------------------------------------------------
+
+
+def settle_packaged(study: Study) -> None:
+    """Raise ValueError for an unknown packaged model, and set its tokenizer if the study names none."""
+    engine, workload = study.engine, study.workload
+    if engine.weights != "package":
+        return
+    key = "model" if engine.name is None else "engine.name"
+    model = packaged(engine.name or study.model.name, f"engine.weights=package with {key}")
+    if workload.tokenizer is None and WORKLOADS.takes(workload.reader, "tokenizer"):
+        workload.tokenizer = model.name
+
+
+def lacks_package(study: Study) -> bool:
+    """Return whether the study reads a packaged model that is neither installed nor unpacked here."""
+    return any(not (is_ready(model) or model.is_installed) for model in _packaged(study))
+
+
+def _packaged(study: Study) -> list[PackagedModel]:
+    questions = study.workload.questions
+    dense = questions is not None and questions.retrieval == "dense"
+    model_name = study.engine.name or study.model.name
+    names = {study.workload.tokenizer, model_name if study.engine.weights == "package" else None}
+    return [MODELS[name] for name in names if name in MODELS] + [EMBEDDER] * dense
+
+
+# ------------------------------------------------------------------------------
+# Settings of additional runs of a study at other loads.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class LoadSweep:
+    """Additional runs of some arms at other arrival rates, for the figure of queueing delay over load.
+
+    `rates_rps`  additional arrival rates, requests per second; empty: none
+    `arms`       names of the arms that run at these rates
+    `seeds`      seeds of these runs
+    `shares`     loads of all arms instead, as shares of the rate that saturates the baseline, measured first
+    """
+
+    rates_rps: list[float] = field(default_factory=list)
+    arms: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    shares: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for rate in self.rates_rps:
+            positive("load.rates_rps", rate)
+        if len(set(self.rates_rps)) != len(self.rates_rps):
+            raise ValueError(f"load.rates_rps={self.rates_rps}: expected different rates")
+        check_seeds("load.seeds", self.seeds)
+        if self.rates_rps and not self.arms:
+            raise ValueError(f"load.rates_rps={self.rates_rps} without load.arms: expected arms, or load.rates_rps=[]")
+        for load in self.shares:
+            positive("load.shares", load)
+        if len(set(self.shares)) != len(self.shares):
+            raise ValueError(f"load.shares={self.shares}: expected different shares of saturation")
+        if self.shares and self.rates_rps:
+            raise ValueError(f"load.rates_rps={self.rates_rps} with load.shares: expected none, shares are loads")
+
+
+# ------------------------------------------------------------------------------
+# Settings of the run folder and of experiment tracking.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class OutputSettings:
+    """The run folder: `root`/WORKLOAD/`run`.
+
+    `root`       folder of all runs; relative to the repository
+    `run`        name of the run folder; empty: the entry with its overrides
+    `if_exists`  an existing run: replace (the old run is renamed to its time stamp), resume or fail
+    `figures`    whether figures are drawn
+    `trace`      whether the first run of each arm writes a trace file for Perfetto: steps, requests, counters
+    """
+
+    root: str = "outputs"
+    run: str = ""
+    if_exists: str = "replace"
+    figures: bool = True
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("output.if_exists", self.if_exists, ("replace", "resume", "fail"))
+        if "/" in self.run or self.run.startswith((".", "-")):
+            raise ValueError(f"output.run={self.run}: expected the name of one folder, without . or - in front")
+
+    def refuse_resuming(self) -> None:
+        """Raise ValueError for `resume` in an entry that writes only complete runs."""
+        if self.if_exists == "resume":
+            raise ValueError(
+                "output.if_exists=resume: expected replace or fail, for this entry writes only complete runs"
+            )
+
+
+@dataclass
+class TrackingSettings:
+    """Experiment tracking.
+
+    `kind`     wandb, or none
+    `project`  name of the project
+    `mode`     auto: online if the user is logged in, else offline
+    """
+
+    kind: str = "wandb"
+    project: str = "spanlab"
+    mode: str = "auto"
+
+    def __post_init__(self) -> None:
+        one_of("tracking.kind", self.kind, ("wandb", "none"))
+        one_of("tracking.mode", self.mode, ("auto", "online", "offline"))
+
+
+# ------------------------------------------------------------------------------
+# Settings of `backend=server`: requests to a real server.
+# ------------------------------------------------------------------------------
+
+SERVER = "server"
+_PATH = re.compile(r"/(?!/)[!-~]*")  # printable; two slashes would name another host
+
+
+@dataclass
+class ReplaySettings:
+    """Requests to the server at `base_url`; backend=server only.
+
+    `served_model`       name of the model in requests; null: the only model of the server
+    `prompts`            tokens: ids below the model's vocabulary; text; messages: one user message
+    `tokenizer`          decodes the ids of text prompts: tokenizer.json, its folder, or a hub name
+    `exact_lengths`      request outputs of the workload's lengths by ignore_eos and min_tokens (vLLM, SGLang)
+    `timeout_s`          longest time without data from the server, seconds
+    `request_timeout_s`  longest time from sending a request to the end of its answer, seconds
+    `api_key_variable`   environment variable that holds the API key; empty: none
+    `reset_path`         path to POST to before each run, which resets the server's prefix cache; null: none
+    """
+
+    served_model: str | None = None
+    prompts: str = "tokens"
+    tokenizer: str | None = None
+    exact_lengths: bool = True
+    timeout_s: float = 600.0
+    request_timeout_s: float = 3600.0
+    api_key_variable: str = ""
+    reset_path: str | None = None
+
+    def __post_init__(self) -> None:
+        check_prompts("replay", self.prompts, self.tokenizer)
+        positive("replay.timeout_s", self.timeout_s)
+        positive("replay.request_timeout_s", self.request_timeout_s)
+        if self.reset_path is not None and not _PATH.fullmatch(self.reset_path):
+            raise ValueError(
+                f"replay.reset_path={self.reset_path}: expected a path of the server, as /reset_prefix_cache"
+            )
+
+
+def check_replay(study: Study) -> None:
+    """Raise ValueError for an address without backend=server, and for settings that a server cannot follow."""
+    if study.backend != SERVER:
+        if study.base_url is not None:
+            raise ValueError(f"base_url={study.base_url} with backend={study.backend}: expected backend=server")
+        return
+    if study.base_url is None:
+        raise ValueError("base_url is not set with backend=server: expected the address of a server, http://HOST:PORT")
+    check_address("base_url", study.base_url)
+    if len(study.chosen()) != 1:
+        raise ValueError(f"only={study.only} with backend=server: expected one arm, for the server is one")
+    if study.workers not in (None, 1):
+        raise ValueError(f"workers={study.workers} with backend=server: expected 1")
+    if study.executor.kind != "local":
+        raise ValueError(f"executor.kind={study.executor.kind} with backend=server: expected local")

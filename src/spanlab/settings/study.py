@@ -3,38 +3,61 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from spanlab.analysis.judge import JudgeSettings
-from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
 from spanlab.compiled import MODES
-from spanlab.core.batch_rules import BatchRules
+from spanlab.core.admission import BatchRules
 from spanlab.engine.settings import EngineSettings
-from spanlab.model_spec import ModelSpec
+from spanlab.judge import JudgeSettings
+from spanlab.model_files import choices, find_spec, names_file
+from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import located
-from spanlab.settings.analyses import DESIGNED, LOG, POINTS, check_analyses, check_design, check_shares, needed
-from spanlab.settings.arms import Strategy, check_arm, check_names
-from spanlab.settings.design import DesignSettings
-from spanlab.settings.goodput import RequestGoal, check_goodput
-from spanlab.settings.limit import parse_limit
-from spanlab.settings.load_sweep import LoadSweep
-from spanlab.settings.methods import MethodSettings
-from spanlab.settings.output import OutputSettings, TrackingSettings
-from spanlab.settings.packaged import settle_packaged
-from spanlab.settings.passages import check_passages
-from spanlab.settings.plan import PlanSettings
-from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
-from spanlab.settings.replicas import ReplicaSettings
-from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
-from spanlab.settings.slo import SloSettings
-from spanlab.settings.speculation import check_speculation
-from spanlab.settings.states import check_priced
-from spanlab.settings.tiers import check_tiers
-from spanlab.settings.twin import TwinSettings
-from spanlab.settings.workload import ArrivalSettings
+from spanlab.registry import REQUIRED, check_seeds, one_of, positive, share
+from spanlab.settings.analyses import (
+    DESIGNED,
+    LOG,
+    POINTS,
+    DesignSettings,
+    MethodSettings,
+    PlanSettings,
+    RequestGoal,
+    SloSettings,
+    TwinSettings,
+    check_analyses,
+    check_design,
+    check_goodput,
+    check_shares,
+    needed,
+    parse_limit,
+)
+from spanlab.settings.arms import Strategy, check_arm, check_names, check_priced
+from spanlab.settings.server import (
+    SERVER,
+    ArrivalSettings,
+    ExecutorSettings,
+    LoadSweep,
+    OutputSettings,
+    ReplaySettings,
+    ReplicaSettings,
+    StoreSettings,
+    TimingSettings,
+    TrackingSettings,
+    check_passages,
+    check_replay,
+    check_speculation,
+    check_tiers,
+    settle_packaged,
+)
 from spanlab.workloads.load import WorkloadSettings
 from spanlab_sim.arrivals import ARRIVALS
-from spanlab_sim.hardware import HardwareSpec
 
 BACKENDS = ("sim", "engine", SERVER)
 
@@ -255,3 +278,59 @@ def worker_count(study: Study, jobs: int) -> int:
     if study.backend in ("engine", SERVER):
         return 1
     return max(1, min(jobs, study.workers or os.cpu_count() or 1))
+
+
+# ------------------------------------------------------------------------------
+# Hydra config source of the group `model`: it converts a Hugging Face config.json to a
+# ModelSpec.
+# ------------------------------------------------------------------------------
+
+_GROUP = "model/"
+
+
+class ModelSource(ConfigSource):
+    """Resolve `model=NAME`, `model=FILE`, `model=FOLDER` and hub names before Hydra reads the files of conf/.
+
+    Those files hold the keys of a config.json. Other names are left to the next source, such as --config-dir.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        """Return the scheme of this source in the search path."""
+        return "model"
+
+    def available(self) -> bool:
+        """Return True: the source has no requirements."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Return False: the folder conf/model declares the group."""
+        return False
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether a path is a choice of `model` that this source can resolve."""
+        name = config_path.removeprefix(_GROUP)
+        return name != config_path and (name in choices() or names_file(name))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return the fields of the ModelSpec as a config."""
+        sizes: Any = OmegaConf.create(asdict(find_spec(config_path.removeprefix(_GROUP))))
+        return ConfigResult(provider=self.provider, path=self.full_path(), config=sizes, header={"package": None})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return no names: the folder conf/model lists its files."""
+        return []
+
+
+class _Models(SearchPathPlugin):
+    """Search path plugin that puts the source before the folder conf/."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Prepend the source."""
+        search_path.prepend(provider="spanlab", path=f"{ModelSource.scheme()}://")
+
+
+def register_models() -> None:
+    """Register the source with Hydra; safe to call again."""
+    for plugin in (ModelSource, _Models):
+        Plugins.instance().register(plugin)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spanlab.checks import not_negative, positive
-from spanlab.settings.output import OutputSettings
+from spanlab.registry import not_negative, positive
 from spanlab.settings.probe import TaskSettings
+from spanlab.settings.server import OutputSettings
 
 
 @dataclass

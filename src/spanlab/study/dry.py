@@ -6,23 +6,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanlab.models.find import find_spec
-from spanlab.schedule.run import checked_cases
+from spanlab.model_files import find_spec
+from spanlab.schedule import checked_cases
 from spanlab.settings import Compare, Schedule, Study
-from spanlab.settings.export import Export
+from spanlab.settings.entries import Export
 from spanlab.settings.probe import HybridAnswers, TrainProbe, check_weights
 from spanlab.settings.tail_replay import TailReplay
-from spanlab.study.entries import compare_runs
+from spanlab.study.compare import FOLDER, compare, finished_runs
 from spanlab.study.entries.export import arrived_requests
-from spanlab.study.entries.finished_runs import finished_runs
-from spanlab.study.execution.cells import cells
-from spanlab.study.machine.device import installed
-from spanlab.study.output.folder import check_names
-from spanlab.study.output.results import entry_names
+from spanlab.study.folder import check_names, entry_names
+from spanlab.study.jobs import run_cells
+from spanlab.study.machine import installed
 from spanlab.study.prepare import LoadFunction, load_workload
 from spanlab.study.run import folder_names
-from spanlab.study.sweep.lanes import LastWorkload
-from spanlab.study.sweep.run import Compose, named_point, points_of_sweep, sweep_names
+from spanlab.study.sweep import Compose, LastWorkload, named_point, points_of_sweep, sweep_names
 from spanlab.tracking import check_login
 
 
@@ -30,8 +27,8 @@ def check_entry(settings: object, entry: str, run: str, root: Path) -> str:
     """Check an entry that is no study, and say so in one line; `root` is the folder of outputs."""
     match settings:
         case Compare():
-            compare_runs.compare(finished_runs(settings.runs))
-            check_names(*entry_names(settings, compare_runs.FOLDER, run, root))
+            compare(finished_runs(settings.runs))
+            check_names(*entry_names(settings, FOLDER, run, root))
         case Export():
             arrived_requests(settings, root)
         case Schedule():
@@ -64,7 +61,7 @@ def describe_run(study: Study, name: str, root: Path, compose: Compose) -> str:
                 sizes.append(_requests(swept, name, root, quiet, load))
     else:
         sizes = [_requests(study, name, root, Console(stderr=True), load)]
-    arms, runs = study.chosen(), sum(len(cells(study, arm)) for arm in study.chosen())
+    arms, runs = study.chosen(), sum(len(run_cells(study, arm)) for arm in study.chosen())
     return "\n".join(
         [
             f"entry     {name}, backend={study.backend}",

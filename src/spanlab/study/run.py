@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -12,43 +12,113 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from spanlab import build
+from spanlab.analyses.base import Findings, Finished, Report, footer, foreign_tokenizer, head
+from spanlab.analyses.fit_profile import (
+    calibration_rows,
+    find_profile,
+    interleaved_calibration,
+    measure_profile,
+    points_of,
+    profile_from_points,
+)
+from spanlab.build import build_workload
 from spanlab.plugins import fingerprints, named_errors
-from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
-from spanlab.study import checks
-from spanlab.study.analyses.head import footer, head
-from spanlab.study.execution import turns
-from spanlab.study.execution.arms import Arms, Outcomes, arms_of
-from spanlab.study.execution.backends import BACKENDS
-from spanlab.study.execution.cells import cells
-from spanlab.study.execution.saturation import Saturation, at_saturation_shares, measure_saturation
-from spanlab.study.execution.turns import Row
-from spanlab.study.execution.worker import Worker
-from spanlab.study.fidelity import calibration
-from spanlab.study.fidelity.fit_profile import points_of, profile_from_points
-from spanlab.study.fidelity.shapes import shapes_of
-from spanlab.study.findings import Findings, Finished
-from spanlab.study.foreign_tokenizer import foreign_tokenizer
-from spanlab.study.machine.aa import noise_of, readings_of, repeat_files
-from spanlab.study.machine.device import OPTIONAL_PACKAGE, WITHOUT_OPTIONAL, EngineFacts, engine_facts
-from spanlab.study.machine.floor import floor_row
-from spanlab.study.machine.noise import Noise
-from spanlab.study.numbers import results
-from spanlab.study.numbers.results import ArmFailure, ArmResult
-from spanlab.study.output import provenance
-from spanlab.study.output.arm_files import ArmFiles
-from spanlab.study.output.config import GROWING, as_yaml
-from spanlab.study.output.folder import RunFolder
-from spanlab.study.output.report import Report
-from spanlab.study.output.results import finish_report, write_before_report
-from spanlab.study.prepare import LoadFunction, check_and_load
-from spanlab.study.progress import arm_progress, print_line
-from spanlab.workloads import Workload
-from spanlab_sim.calibrated import Profile
+from spanlab.settings.server import ArrivalSettings, LoadSweep
+from spanlab.settings.study import Study, worker_count
+from spanlab.study.backends import BACKENDS
+from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, raise_failures, raise_limit, raise_missed
+from spanlab.study.folder import (
+    GROWING,
+    PACKAGES_OF,
+    RunFolder,
+    arm_progress,
+    as_yaml,
+    finish_report,
+    print_line,
+    run_facts,
+    write_before_report,
+)
+from spanlab.study.jobs import REPEAT_ROW, Row, Task, repeated_arm, run_cells, schedule_tasks, shapes_of
+from spanlab.study.machine import (
+    OPTIONAL_PACKAGE,
+    WITHOUT_OPTIONAL,
+    EngineFacts,
+    Noise,
+    engine_facts,
+    floor_row,
+    noise_of,
+    readings_of,
+    repeat_files,
+)
+from spanlab.study.numbers import ArmFiles
+from spanlab.study.prepare import LoadFunction, check_and_load, check_context, check_device
+from spanlab.study.worker import Arms, Outcomes, Worker, arms_of
+from spanlab.workloads.workload import Workload
+from spanlab_sim.timings import Profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# ------------------------------------------------------------------------------
+# Loads as shares of the saturation rate: the rate of the baseline when all requests arrive at
+# once.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Throughput of the baseline when all requests arrive at the start."""
+
+    arm: str
+    requests: int
+    seconds: float
+    rate_rps: float
+
+    def shares(self, shares: Iterable[float]) -> dict[float, float]:
+        """Map each rate, in requests per second, to its share."""
+        return {share * self.rate_rps: share for share in shares}
+
+
+def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder: Path, console: Console) -> Saturation:
+    """Measure the baseline's saturation rate, or read it from `files` of an interrupted run."""
+    arm = study.baseline
+    if not files.finished():
+        _run(study, workload, files, folder)
+    (row,) = files.finished()
+    saturation = Saturation(arm, row["requests"], row["makespan_s"], row["requests"] / row["makespan_s"])
+    text = (
+        f"arms.{arm} saturates at {saturation.rate_rps:.3g} requests/s, with all {saturation.requests} queued at once"
+    )
+    print_line(console, f"{text}; load.shares are shares of this rate")
+    return saturation
+
+
+def _run(study: Study, workload: Workload, files: ArmFiles, folder: Path) -> None:
+    at_once = replace(
+        study,
+        arrivals=ArrivalSettings(kind="saturating", order=study.arrivals.order),
+        load=LoadSweep(),
+        repeats=1,
+        analyses=["compare_backends"],
+        engine=replace(study.engine, record="nothing", teacher=None),
+    )
+    with arms_of(at_once, workload.requests, 1, 1, folder) as arms:
+        arms.call(Worker.warm_up)
+        running = arms.start([(Task(0, study.baseline, files, tuple(run_cells(at_once, study.baseline))),)])
+        for end in arms.finish(running, lambda counts: None, 0.2).values():
+            assert isinstance(end, ArmFailure), "no analysis of this study needs ARMS"
+            raise ValueError(f"the saturation rate could not be measured: {end.sentence}; {REMEDY}")
+
+
+def at_saturation_shares(study: Study, saturation: Saturation) -> Study:
+    """Return the study with rates at its shares of saturation: one sample path of arrivals, scaled to each load."""
+    first, *other_rates = saturation.shares(study.load.shares)
+    arms = study.chosen() if other_rates else []
+    load = LoadSweep(rates_rps=other_rates, arms=arms, seeds=study.seeds)
+    arrivals = replace(study.arrivals, rate_rps=first)
+    return replace(study, arrivals=arrivals, load=load, analyses=study.chosen_analyses())
 
 
 MANY = 1 << 16  # jobs of an analysis that tries points: start as many processes as are allowed
@@ -58,7 +128,7 @@ MANY = 1 << 16  # jobs of an analysis that tries points: start as many processes
 class Host:
     """Environment of a study: `load` builds the workload, `console` receives the messages."""
 
-    load: LoadFunction = build.build_workload
+    load: LoadFunction = build_workload
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
 
@@ -80,9 +150,9 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
             report.show()
         report.track(run, folder.path)
     print_line(console, str(folder.path))
-    results.raise_failures(report.failed, len(study.chosen()))
-    results.raise_limit(study.fail_on, report.summary)
-    results.raise_missed(report.summary)
+    raise_failures(report.failed, len(study.chosen()))
+    raise_limit(study.fail_on, report.summary)
+    raise_missed(report.summary)
     return folder.path
 
 
@@ -122,7 +192,7 @@ class _StudyRun:
         """Files of each arm that has runs."""
         folder = self.folder.work
         runs = self.study.serves and not needed(self.study, POINTS)
-        arms = [arm for arm in self.study.chosen() if runs and cells(self.study, arm)]
+        arms = [arm for arm in self.study.chosen() if runs and run_cells(self.study, arm)]
         return {arm: ArmFiles.of_arm(folder, arm, readings_of(folder)) for arm in arms}
 
     @cached_property
@@ -130,9 +200,9 @@ class _StudyRun:
         """Row of the repeated baseline; None where no analysis reads it."""
         if not (BACKENDS[self.study.backend].interleaved and needed(self.study, REPEAT)):
             return None
-        arm = turns.repeated_arm(self.study)
+        arm = repeated_arm(self.study)
         files = repeat_files(self.folder.work, arm)
-        return Row(turns.REPEAT_ROW, arm, files, tuple(cells(self.study, arm)), is_repeat=True)
+        return Row(REPEAT_ROW, arm, files, tuple(run_cells(self.study, arm)), is_repeat=True)
 
     @cached_property
     def calibration(self) -> Study | None:
@@ -140,14 +210,14 @@ class _StudyRun:
         needs_profile = "compare_backends" in self.study.chosen_analyses() and self.study.timing.profile is None
         if not (self.calibrates and needs_profile):
             return None
-        return calibration.interleaved_calibration(self.study, self.workload.requests)
+        return interleaved_calibration(self.study, self.workload.requests)
 
     @cached_property
     def rows(self) -> list[Row]:
         """Rows in order: the arms, the repeated baseline, the floor, the calibration."""
-        rows = [Row(arm, arm, files, tuple(cells(self.study, arm))) for arm, files in self.files.items()]
+        rows = [Row(arm, arm, files, tuple(run_cells(self.study, arm))) for arm, files in self.files.items()]
         rows += [row for row in (self.repeat_row, floor_row(self.study, self.folder.work)) if row]
-        return rows + (calibration.rows(self.calibration, self.folder.work / "calibration") if self.calibration else [])
+        return rows + (calibration_rows(self.calibration, self.folder.work / "calibration") if self.calibration else [])
 
     def with_loads(self) -> _StudyRun:
         """Return the study with request rates for its `load.shares`; this measures the saturation rate first."""
@@ -170,7 +240,7 @@ class _StudyRun:
             finished = replace(finished, arms=arms) if tried else finished
             findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
             summary = self._summary(finished, findings)
-            summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
+            summary |= run_facts(time.perf_counter() - started, PACKAGES_OF[self.study.backend])
             if self.study.plugins:
                 summary["plugins"] = fingerprints(self.study.plugins)
             write_before_report(summary, [table for result in findings for table in result.every_table], self.folder)
@@ -194,16 +264,16 @@ class _StudyRun:
         study, requests = self.study, self.workload.requests
         if "compare_backends" not in study.chosen_analyses() or self.calibration is not None:
             return None
-        profile = calibration.find_profile(study, requests)
-        return profile or calibration.measure_profile(study, requests, self.name, self.root, self.console)
+        profile = find_profile(study, requests)
+        return profile or measure_profile(study, requests, self.name, self.root, self.console)
 
     def _check_device(self, arms: Arms) -> EngineFacts | None:
         """Return the facts of the engine's device, read in its process; ValueError where the study does not fit."""
         if self.study.backend != "engine":
             return None
         facts = arms.call(_engine_facts)
-        checks.check_device(self.study, facts)
-        checks.check_context(self.study, facts, self.workload.requests)
+        check_device(self.study, facts)
+        check_context(self.study, facts, self.workload.requests)
         if self.study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL_PACKAGE not in facts.versions:
             print_line(self.console, WITHOUT_OPTIONAL)
         return facts
@@ -213,7 +283,7 @@ class _StudyRun:
             return {}
         if BACKENDS[self.study.backend].interleaved and any(row.is_unfinished() for row in self.rows):
             arms.call(Worker.warm_up)
-        running = arms.start(turns.schedule_tasks(self.study, self.rows))
+        running = arms.start(schedule_tasks(self.study, self.rows))
         with arm_progress(self._totals(), self.console) as show:
             return arms.finish(running, show, 0.2)
 
@@ -234,10 +304,10 @@ class _StudyRun:
         arm_outcomes = [outcome for row, outcome in sorted(outcomes.items()) if row < len(self.files)]
         failed = {outcome.arm: outcome.sentence for outcome in arm_outcomes if isinstance(outcome, ArmFailure)}
         if self.files and len(failed) == len(self.files):
-            raise ValueError(f"no arm completed, the first error: {next(iter(failed.values()))}; {results.REMEDY}")
+            raise ValueError(f"no arm completed, the first error: {next(iter(failed.values()))}; {REMEDY}")
         shapes = [end for row, end in outcomes.items() if self.rows[row].calibrates and isinstance(end, ArmFailure)]
         if shapes:
-            raise ValueError(f"the calibration failed: {shapes[0].sentence}; {results.REMEDY}")
+            raise ValueError(f"the calibration failed: {shapes[0].sentence}; {REMEDY}")
         return Finished(
             study=self.study,
             name=self.name,
@@ -254,7 +324,7 @@ class _StudyRun:
         )
 
     def _noise(self) -> Noise:
-        baseline = self.files.get(turns.repeated_arm(self.study), next(iter(self.files.values())))
+        baseline = self.files.get(repeated_arm(self.study), next(iter(self.files.values())))
         repeat = self.repeat_row.files if self.repeat_row else None
         return noise_of(self.study, baseline, repeat, readings_of(self.folder.work))
 
@@ -290,6 +360,6 @@ def _engine_facts(worker: Worker) -> EngineFacts:
 
 
 def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
-    from spanlab.report.drawing.write import write_figure  # loads matplotlib, half a second
+    from spanlab.report.style import write_figure  # loads matplotlib, half a second
 
     return write_figure(draw, stem)

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
+import bz2
 import csv
+import gzip
 import hashlib
 import io
+import json
+import lzma
 import os
+import select
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
+
+from spanlab.core.token_string import Tokens
+
+if TYPE_CHECKING:
+    import pyarrow
+
 
 Item = TypeVar("Item")
 
@@ -179,3 +194,218 @@ def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[JsonRow]:
         if not isinstance(row, dict):
             raise ValueError(f"{key}={path} line {number} is {shorten(row)}, not a JSON object; expected {expected}")
         yield JsonRow(row, f"{key}={path} line {number}", expected)
+
+
+# ------------------------------------------------------------------------------
+# Columns of a Parquet file as NumPy views, with one-sentence errors.
+# ------------------------------------------------------------------------------
+
+LARGEST_TOKEN = np.iinfo(np.int32).max
+
+
+def read_columns(path: Path | None, columns: Sequence[str], key: str, expected: str) -> pyarrow.Table:
+    """Read `columns`; raise ValueError for an unreadable or empty file, a missing column or a missing value."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = existing_file(path, key, expected)
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            for column in columns:
+                check_one_column(names, column, path, key, expected)
+            table = file.read(columns=list(columns))
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise ValueError(f"{key}={path} is not a readable Parquet file; expected {expected}") from error
+    if table.num_rows == 0:
+        raise ValueError(f"{key}={path} holds no rows; expected {expected}")
+    for column in columns:
+        if table[column].null_count:
+            raise ValueError(f"{key}={path} has empty values in column {column!r}; expected {expected}")
+    return table
+
+
+def token_lists(
+    table: pyarrow.Table, column: str, path: Path, key: str, expected: str, fold: int | None = None
+) -> tuple[Tokens, ...]:
+    """Return a column of integer lists as int32 token ids, modulo `fold` if given, without a copy per row."""
+    import pyarrow
+
+    lists = table[column].combine_chunks()
+    list_type = lists.type
+    is_list = pyarrow.types.is_list(list_type) or pyarrow.types.is_large_list(list_type)
+    if not is_list or not pyarrow.types.is_integer(list_type.value_type):
+        raise ValueError(
+            f"{key}={path} has column {column!r} of type {list_type}; expected lists of integers, as {expected}"
+        )
+    if lists.values.null_count:
+        raise ValueError(f"{key}={path} has empty token ids in column {column!r}; expected {expected}")
+    offsets = _view(lists.offsets)
+    if (np.diff(offsets) == 0).any():
+        raise ValueError(f"{key}={path} has a row without tokens in column {column!r}; expected {expected}")
+    ids = _token_ids(_view(lists.values), fold, f"{key}={path} has column {column!r}")
+    return tuple(ids[start:stop] for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+
+
+def integers(table: pyarrow.Table, column: str, path: Path, key: str, expected: str) -> NDArray[np.integer]:
+    """Return a column of integers, shape (rows,); raise ValueError for any other type."""
+    import pyarrow
+
+    values = table[column].combine_chunks()
+    if not pyarrow.types.is_integer(values.type):
+        raise ValueError(f"{key}={path} has column {column!r} of type {values.type}; expected integers, as {expected}")
+    return _view(values)
+
+
+def group_numbers(table: pyarrow.Table, column: str, path: Path, key: str, expected: str) -> list[int]:
+    """Return a column of names as numbers by first appearance."""
+    import pyarrow
+
+    values = table[column].combine_chunks()
+    if pyarrow.types.is_nested(values.type):
+        raise ValueError(f"{key}={path} has column {column!r} of type {values.type}; expected names, as {expected}")
+    numbers: list[int] = values.dictionary_encode().indices.to_pylist()
+    return numbers
+
+
+def _view(array: pyarrow.Array) -> NDArray[np.integer]:
+    # Not array.to_numpy(): that imports pandas, which takes longer than reading the file.
+    view: NDArray[Any] = np.from_dlpack(array)  # callers check that the type is an integer
+    return view
+
+
+def _token_ids(ids: NDArray[np.integer], fold: int | None, subject: str) -> Tokens:
+    if ids.min() < 0 or ids.max() > LARGEST_TOKEN:
+        raise ValueError(f"{subject} with ids from {ids.min()} to {ids.max()}; expected 0 to {LARGEST_TOKEN}")
+    return (ids if fold is None else ids % fold).astype(np.int32, copy=False)
+
+
+# ------------------------------------------------------------------------------
+# Opening of a log: compressed files, and pipes, which are copied once into a temporary file.
+# ------------------------------------------------------------------------------
+
+STANDARD_INPUT = "-"
+_COPIES = "SPANLAB_COPIED_PIPES"  # environment variable with the copies of pipes as JSON
+_POLL_S = 2.0
+_CHUNK = 1 << 20
+
+
+class Waits(NamedTuple):
+    """Limits of reading a pipe: seconds without data, and bytes."""
+
+    wait_s: float = 60.0
+    most_bytes: int = 1 << 36
+
+
+class Content(NamedTuple):
+    """Bytes of a log: the file that holds them, and their SHA-256 if they came through a pipe."""
+
+    file: Path
+    sha256: str | None = None
+
+
+def content_of(path: Path, waits: Waits) -> Content:
+    """Return the file or folder with the bytes of a log; a pipe, or `-` for standard input, is copied first.
+
+    Raises ValueError if there is no such file, if it is a device, and if a pipe exceeds `waits`.
+    """
+    if is_pipe(path):
+        return _copied(str(path), waits)
+    if not path.exists():
+        raise ValueError(f"log={path}: no such file; expected a log, or a folder of the RAGPulse trace")
+    if not path.is_file() and not path.is_dir():
+        raise ValueError(f"log={path}: expected a file, a folder, a pipe, or - for standard input")
+    return Content(path)
+
+
+def is_pipe(path: Path) -> bool:
+    """Return whether a log comes through a pipe, which can be read only once."""
+    return str(path) == STANDARD_INPUT or path.is_fifo() or str(path) in _copies()
+
+
+def _copies() -> dict[str, list[str]]:
+    """Return file and SHA-256 of each pipe that was copied, by its name; worker processes inherit them."""
+    copies: dict[str, list[str]] = json.loads(os.environ.get(_COPIES, "{}"))
+    return copies
+
+
+def _copied(name: str, waits: Waits) -> Content:
+    """Return the temporary file that holds the data of a pipe; it is removed when the program ends."""
+    if name not in _copies():
+        descriptor, file = tempfile.mkstemp(prefix="spanlab-log-")
+        atexit.register(_remove, file, os.getpid())
+        with os.fdopen(descriptor, "wb", buffering=0) as copy:
+            digest = _copy(name, copy, waits)
+        os.environ[_COPIES] = json.dumps(_copies() | {name: [file, digest]})
+    file, digest = _copies()[name]
+    return Content(Path(file), digest)
+
+
+def _remove(file: str, process: int) -> None:
+    if os.getpid() == process:  # and not a fork of it
+        Path(file).unlink(missing_ok=True)
+
+
+def _copy(name: str, copy: IO[bytes], waits: Waits) -> str:
+    """Copy the data of a pipe, and return its SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    # Opening a pipe without a writer would block before any message.
+    source = 0 if name == STANDARD_INPUT else os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while chunk := _next_chunk(source, name, waits.wait_s):
+            digest.update(chunk)
+            size += len(chunk)
+            if size > waits.most_bytes:
+                raise ValueError(
+                    f"log={name}: expected at most {waits.most_bytes / (1 << 30):g} GiB from a pipe; "
+                    "workload.log.pipe_gib=N allows more"
+                )
+            try:
+                copy.write(chunk)
+            except OSError as error:
+                raise ValueError(
+                    f"log={name}: expected room for its data in {tempfile.gettempdir()}, but {error.strerror}; TMPDIR "
+                    "names another folder"
+                ) from error
+    finally:
+        if source:
+            os.close(source)
+    return digest.hexdigest()
+
+
+def _next_chunk(source: int, name: str, wait_s: float) -> bytes:
+    """Return the next bytes of a pipe, empty at its end; ValueError if none come for `wait_s` seconds."""
+    poll, waited = select.poll(), 0.0
+    poll.register(source, select.POLLIN)
+    while not poll.poll(min(_POLL_S, wait_s - waited) * 1e3):
+        if not waited:
+            print(f"log={name}: waits for data, up to {wait_s:g} s", file=sys.stderr, flush=True)
+        waited += _POLL_S
+        if waited >= wait_s:
+            raise ValueError(
+                f"log={name}: no data for {wait_s:g} s; expected a program that writes into this pipe, or "
+                "workload.log.wait_s=N"
+            )
+    return os.read(source, _CHUNK)
+
+
+def open_unpacked(path: Path) -> IO[bytes]:
+    """Open a file, decompressed if it is compressed with gzip, bzip2, xz or zstd."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    unpack = next((unpack for magic, unpack in _UNPACK.items() if start.startswith(magic)), Path.open)
+    return unpack(path, "rb")
+
+
+def _open_zstd(path: Path, mode: str) -> io.BufferedReader:
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+
+
+_UNPACK: dict[bytes, Callable[[Path, str], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"\x28\xb5\x2f\xfd": _open_zstd,
+}

@@ -6,38 +6,22 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spanlab.checks import REQUIRED, not_negative, one_of, positive
-from spanlab.workloads import (
-    conversation,
-    designed_shapes,
-    log,
-    narrativeqa,
-    quality,
-    queries,
-    system_prompts,
-    tokenised,
-)
-from spanlab.workloads.alias_questions import AliasQuestions
-from spanlab.workloads.arrangement import Arrangement, arranged, with_independent_documents
-from spanlab.workloads.chat_sessions import ChatSessions
-from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.forked_sequence import ForkedSequence
-from spanlab.workloads.joints import Joints
-from spanlab.workloads.logs import LogSettings
-from spanlab.workloads.preamble import Preamble, with_preambles
-from spanlab.workloads.preamble_text import preamble_writer
+from spanlab.registry import REQUIRED, not_negative, one_of, positive
+from spanlab.workloads import chats, log, queries, reading, synthetic
+from spanlab.workloads.alias import AliasQuestions
+from spanlab.workloads.chats import ChatSessions
+from spanlab.workloads.logs.read import LogSettings
+from spanlab.workloads.preamble import Preamble, preamble_writer, with_preambles
 from spanlab.workloads.questions import Questions
 from spanlab.workloads.rag import Rag
 from spanlab.workloads.ragpulse import RagPulse
-from spanlab.workloads.repeated_documents import RepeatedDocuments
-from spanlab.workloads.selection import TOO_LONG, Selection, select
-from spanlab.workloads.source import WORKLOADS, kinds, sources
-from spanlab.workloads.synthetic import Synthetic
-from spanlab.workloads.tokenizer import find_tokenizer
-from spanlab.workloads.workload import Workload
+from spanlab.workloads.selection import TOO_LONG, Arrangement, Selection, arranged, select, with_independent_documents
+from spanlab.workloads.synthetic import ForkedSequence, RepeatedDocuments, Synthetic
+from spanlab.workloads.text import find_tokenizer
+from spanlab.workloads.workload import WORKLOADS, Corpus, Joints, Workload, kinds, sources
 
 #: Modules whose functions are workloads; the others are imported for their settings.
-READERS = (conversation, designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised)
+READERS = (chats, log, queries, reading, synthetic)
 PATH_KEYS = ("path", "queries_path", "cache_dir")
 SCALAR_KEYS = ("tokenizer", "vocab_fold", "queries_per_prompt")
 #: Kinds whose prompts are complete: a file or a design determines every span.

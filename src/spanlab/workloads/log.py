@@ -14,16 +14,13 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.request import Tokens
-from spanlab.workloads.corpus import Corpus, Row
-from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
-from spanlab.workloads.logs.log import Columns
-from spanlab.workloads.logs.ragpulse import CONTENT, entries
-from spanlab.workloads.logs.read import open_log
+from spanlab.core.token_string import Tokens
+from spanlab.workloads.logs.formats import CONTENT, entries
+from spanlab.workloads.logs.log import Columns, Ids, Log
+from spanlab.workloads.logs.read import LogSettings, open_log, read_log
 from spanlab.workloads.selection import Selection, refuse_length_limit, select
 from spanlab.workloads.shape import committed
-from spanlab.workloads.source import workload
-from spanlab.workloads.workload import Provenance, ProvenanceKind, Workload
+from spanlab.workloads.workload import Corpus, Provenance, ProvenanceKind, Row, Workload, workload
 
 
 @workload("log", "shape")

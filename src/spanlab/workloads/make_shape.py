@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spanlab.workloads import conversation, modelled_narrativeqa, passages, quality, ragpulse_trace, system_prompts
-from spanlab.workloads.corpus import Corpus
+from spanlab.workloads import ragpulse
+from spanlab.workloads.chats import read_trace
 from spanlab.workloads.files import existing_file, file_sha256
-from spanlab.workloads.prompts import LAYOUT_VERSION
+from spanlab.workloads.rag import local_passages
+from spanlab.workloads.reading import local_quality, local_system_prompts, model
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import JOINTS, Shape, measure, save
-from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
-from spanlab.workloads.workload import ProvenanceKind
+from spanlab.workloads.text import LAYOUT_VERSION, TokenizerFile, find_tokenizer
+from spanlab.workloads.workload import Corpus, ProvenanceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +89,19 @@ def _trace(kind: str, path: Path, tokenizer: str | Path | None) -> Shape:
 
 
 def _modelled(inputs: Inputs) -> Shape:
-    shape = modelled_narrativeqa.model(inputs.path, inputs.questions, inputs.words, inputs.tokenizer)
+    shape = model(inputs.path, inputs.questions, inputs.words, inputs.tokenizer)
     return replace(shape, meta=shape.meta | inputs.metadata())
 
 
 MAKERS: dict[str, Callable[[Inputs], Shape]] = {
-    "quality": lambda inputs: _measured(quality.local(*inputs.text), inputs),
+    "quality": lambda inputs: _measured(local_quality(*inputs.text), inputs),
     "system_prompts": lambda inputs: _measured(
-        system_prompts.local(inputs.path, inputs.queries, *inputs.text[1:]), inputs
+        local_system_prompts(inputs.path, inputs.queries, *inputs.text[1:]), inputs
     ),
     "narrativeqa": _modelled,
-    "rag": lambda inputs: _measured(passages.local(*inputs.text), inputs),
+    "rag": lambda inputs: _measured(local_passages(*inputs.text), inputs),
 }
 TRACES: dict[str, Callable[[Path, ProvenanceKind], Shape]] = {
-    "ragpulse": ragpulse_trace.read_trace,
-    "conversation": conversation.read_trace,
+    "ragpulse": ragpulse.read_trace,
+    "conversation": read_trace,
 }

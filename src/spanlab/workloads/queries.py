@@ -10,17 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spanlab.checks import among
-from spanlab.core.request import Request, Tokens
-from spanlab.models.packaged import installed_model
+from spanlab.core.request import Request
+from spanlab.core.token_string import Tokens
+from spanlab.model_files import installed_model
 from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, load_tokenizer
-from spanlab.queries.from_json import query_of
-from spanlab.queries.query import MAX_DEPTH, text_mistake, with_a_message
-from spanlab.queries.sexpr import SCANNER, parse_sexpr
+from spanlab.queries.query import MAX_DEPTH, SCANNER, parse_sexpr, query_of, text_mistake, with_a_message
+from spanlab.registry import among
 from spanlab.workloads.files import read_text
 from spanlab.workloads.selection import Selection, check_documents, refuse_length_limit
-from spanlab.workloads.source import workload
-from spanlab.workloads.workload import Provenance, Workload
+from spanlab.workloads.workload import Provenance, Workload, workload
 
 KEY = "workload.path"
 SEXPR_SUFFIXES = (".sexpr", ".spnl")

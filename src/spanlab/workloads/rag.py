@@ -9,22 +9,193 @@ The retrieved passages therefore need not contain the gold answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from spanlab.checks import not_negative, one_of, positive, share
-from spanlab.core.request import Tokens
-from spanlab.workloads import passages
-from spanlab.workloads.corpus import Corpus, Expand, Row
-from spanlab.workloads.novelty import with_novel
-from spanlab.workloads.retrieval import ORDERS, Ints, Popularity, popularity, retrieve
-from spanlab.workloads.selection import Selection, check_documents, refuse_length_limit, select
+from spanlab.core.token_string import Tokens
+from spanlab.registry import not_negative, one_of, positive, share
+from spanlab.workloads.files import read_jsonl
+from spanlab.workloads.reading import KEY, QUALITY_EXPECTED, articles
+from spanlab.workloads.selection import Selection, check_documents, refuse_length_limit, select, with_novel
 from spanlab.workloads.shape import committed
-from spanlab.workloads.source import workload
-from spanlab.workloads.workload import Workload
+from spanlab.workloads.text import (
+    RAG,
+    Document,
+    Part,
+    PassagesLayout,
+    Question,
+    TokenizerFile,
+    cache_key,
+    check_not_empty,
+    encode_texts,
+    find_tokenizer,
+    join_parts,
+    load_or_build,
+    option_line,
+)
+from spanlab.workloads.workload import Corpus, EncodedText, Expand, Row, Workload, workload
+
+# ------------------------------------------------------------------------------
+# Modelled retriever: the passages of a question and their order in the prompt.
+# ------------------------------------------------------------------------------
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+ORDERS: dict[str, Callable[[Ints, np.random.Generator], Ints]] = {
+    "shuffled": lambda ranked, draw: draw.permutation(ranked),
+    "ranked": lambda ranked, draw: ranked,
+    "fixed": lambda ranked, draw: np.sort(ranked),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Popularity:
+    """Popularity of documents, and of passages within each document.
+
+    `documents`    shape (documents,), sums to 1.
+    `passages`     shape (passages,), sums to 1 within each document.
+    `document_of`  int64, shape (passages,).
+    """
+
+    documents: Floats
+    passages: Floats
+    document_of: Ints
+
+    def weights(self, document: int, noise: float) -> Floats:
+        """Return the probability that each passage ranks first for a question about `document`, shape (passages,).
+
+        The passage comes from the question's document with probability 1 − noise, else from the whole corpus; documents
+        and passages within a document are drawn by popularity.
+        """
+        from_corpus = noise * self.documents[self.document_of]
+        from_document = (1 - noise) * (self.document_of == document)
+        shares: Floats = (from_corpus + from_document) * self.passages
+        return shares
+
+
+def zipf(count: int, exponent: float, draw: np.random.Generator) -> Floats:
+    """Return shares proportional to rank^−exponent, summing to 1, with random ranks; shape (count,)."""
+    shares = np.arange(1, count + 1, dtype=np.float64) ** -exponent
+    return draw.permutation(shares / shares.sum())
+
+
+def popularity(sizes: Sequence[int], documents: float, passages: float, draw: np.random.Generator) -> Popularity:
+    """Return Zipf shares with exponents `documents` and `passages`, for documents of `sizes` passages."""
+    document_shares = zipf(len(sizes), documents, draw)
+    passage_shares = [zipf(size, passages, draw) for size in sizes]
+    return Popularity(document_shares, np.concatenate(passage_shares), np.repeat(np.arange(len(sizes)), sizes))
+
+
+def retrieve(weights: Floats, k: int, draw: np.random.Generator) -> Ints:
+    """Draw k different passages, one after the other in proportion to `weights`; the first drawn ranks first.
+
+    An exponential race draws all k at once: passage i arrives after Exp(1) / w_i, and the first k arrivals are drawn
+    (Efraimidis and Spirakis 2006).
+    """
+    candidates = np.flatnonzero(weights)
+    assert len(candidates) >= k, "at least k passages with a positive weight"
+    times = draw.standard_exponential(len(candidates)) / weights[candidates]
+    return candidates[np.argsort(times, kind="stable")[:k]]
+
+
+# ------------------------------------------------------------------------------
+# Articles split into passages, with their questions: the corpus of a modelled retriever.
+# ------------------------------------------------------------------------------
+
+NAME = "rag"
+# A sentence with the white space after it; text after the last full stop counts as a sentence.
+SENTENCE = re.compile(r"\S.*?(?:[.!?][\"'”’)\]]*(?=\s)|\Z)\s*", re.DOTALL)
+WORD = re.compile(r"\S+\s*")
+
+
+def local_passages(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
+    """Read QuALITY articles as passages; a row is system prompt, all passages of an article, and a question.
+
+    Retrieval draws from the rows; they are not served themselves.
+    """
+    rows = read_jsonl(path, KEY, QUALITY_EXPECTED)
+    documents = [_without_options(document) for document in articles(rows)]
+    check_not_empty(NAME, documents)
+    tokenizer_file = find_tokenizer(tokenizer)
+    key = cache_key(NAME, documents, RAG, tokenizer_file.sha256)
+    text = load_or_build(cache_dir, key, lambda: encode_passages(documents, RAG, tokenizer_file))
+    return text.corpus(NAME, "local text", f"QuALITY articles, {path.name}, {tokenizer_file.name} tokenizer")
+
+
+def split_passages(text: str, max_words: int) -> list[str]:
+    """Pack sentences of `text` in order into passages of at most `words` words; split longer sentences."""
+    passages: list[str] = []
+    used = 0
+    for piece in _sentence_pieces(text, max_words):
+        count = len(piece.split())
+        if not passages or used + count > max_words:
+            passages.append("")
+            used = 0
+        passages[-1] += piece
+        used += count
+    return [passage.strip() for passage in passages]
+
+
+def encode_passages(documents: Sequence[Document], layout: PassagesLayout, tokenizer: TokenizerFile) -> EncodedText:
+    """Tokenise each span separately; a row's spans are system prompt, turn, the article's passages, question."""
+    spans = [layout.system(tokenizer.marks), layout.turn(tokenizer.marks)]
+    flags = [(False, True), (False, False)]
+    drafts: list[tuple[int, tuple[int, ...], Question]] = []
+    for group, document in enumerate(documents):
+        assert isinstance(document.body, str), "only text can be split"
+        passage_parts = [layout.passage(text) for text in split_passages(document.body, layout.passage_words)]
+        passages = range(len(spans), len(spans) + len(passage_parts))
+        question_parts = [layout.question(question, tokenizer.marks) for question in document.questions]
+        drafts += [(group, (0, 1, *passages, passages.stop + i), q) for i, q in enumerate(document.questions)]
+        spans += passage_parts + question_parts
+        flags += [(True, False)] * len(passage_parts) + [(False, False)] * len(question_parts)
+    tokens = _encode_spans(spans, [question for _, _, question in drafts], tokenizer)
+    return EncodedText(
+        tuple(join_parts(parts, tokens) for parts in spans),
+        np.array([independent for independent, _ in flags], dtype=bool),
+        np.array([reusable for _, reusable in flags], dtype=bool),
+        tuple(Row(group, used, _output_len(question, tokens), question.answer) for group, used, question in drafts),
+    )
+
+
+def _without_options(document: Document) -> Document:
+    """Return the document with open questions, because a query to a search engine has no options."""
+    return Document(document.body, tuple(_open_question(question) for question in document.questions))
+
+
+def _open_question(question: Question) -> Question:
+    answers = (option for i, option in enumerate(question.options) if option_line(i, option) in question.answers)
+    return Question(question.text, answers=tuple(answers))
+
+
+def _sentence_pieces(text: str, max_words: int) -> Iterator[str]:
+    for sentence in SENTENCE.findall(text):
+        words = WORD.findall(sentence)
+        yield from ("".join(words[start : start + max_words]) for start in range(0, len(words), max_words))
+
+
+def _encode_spans(
+    spans: Sequence[list[Part]], questions: Sequence[Question], tokenizer: TokenizerFile
+) -> dict[str, Tokens]:
+    texts = {content for content in chain.from_iterable(spans) if isinstance(content, str)}
+    texts |= {_first_answer(question) for question in questions if question.answers}
+    return encode_texts(sorted(texts), tokenizer)
+
+
+def _first_answer(question: Question) -> str:
+    return f" {question.answers[0]}"
+
+
+def _output_len(question: Question, tokens: dict[str, Tokens]) -> int:
+    return max(1, len(tokens[_first_answer(question)])) if question.answers else 0
+
 
 # A larger exponent makes shares underflow to zero, so that their passages could not be drawn.
 STEEPEST = 20
@@ -93,14 +264,14 @@ def measured(rag: Rag, selection: Selection, path: Path | None = None) -> Worklo
 
 
 @workload("rag", "local")
-def local(
+def local_rag(
     path: Path, rag: Rag, selection: Selection, tokenizer: str | Path | None = None, cache_dir: Path | None = None
 ) -> Workload:
     """Return retrieval over the passages of QuALITY articles."""
     if rag.passage_tokens is not None:
         setting = f"workload.rag.passage_tokens={rag.passage_tokens} with workload.source=local"
         raise ValueError(f"{setting}: expected null, because text has its own length, or source=shape")
-    return draw_workload(passages.local(path, tokenizer, cache_dir), selection, rag)
+    return draw_workload(local_passages(path, tokenizer, cache_dir), selection, rag)
 
 
 def with_passage_length(source: Corpus, length: int) -> Corpus:

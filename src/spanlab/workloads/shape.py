@@ -15,11 +15,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from spanlab.core.request import Span, Tokens
-from spanlab.workloads.corpus import Corpus, Row
+from spanlab.core.request import Span
+from spanlab.core.token_string import Tokens
 from spanlab.workloads.files import write_atomically
-from spanlab.workloads.joints import Joints
-from spanlab.workloads.workload import Workload
+from spanlab.workloads.workload import Corpus, Joints, Row, Workload
 
 SHAPES = Path(__file__).parent / "shapes"
 EXPECTED = "a file that make_shape wrote, or its folder; workload.source=local reads text"

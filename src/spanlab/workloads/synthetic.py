@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.checks import not_negative, one_of, positive, share
-from spanlab.core.request import Tokens
-from spanlab.workloads.corpus import Corpus, EncodedText, Row
-from spanlab.workloads.fresh_ids import FreshIds
-from spanlab.workloads.parquet import LARGEST_TOKEN
-from spanlab.workloads.source import workload
+from spanlab.core.admission import BatchRules
+from spanlab.core.request import Request, Span
+from spanlab.core.token_string import Tokens
+from spanlab.registry import not_negative, one_of, positive, share
+from spanlab.workloads.files import LARGEST_TOKEN
+from spanlab.workloads.selection import Selection, selected_output_tokens
+from spanlab.workloads.workload import (
+    Corpus,
+    EncodedText,
+    FreshIds,
+    Labelled,
+    Row,
+    Workload,
+    labelled_workload,
+    workload,
+)
 
 Draw = Callable[["Synthetic", np.random.Generator, int], NDArray[np.float64]]
 
@@ -68,7 +79,7 @@ class Synthetic:
 
 
 @workload("synthetic", "modelled")
-def modelled(synthetic: Synthetic) -> Corpus:
+def modelled_synthetic(synthetic: Synthetic) -> Corpus:
     """Make the prompts: the first `overlap` tokens of the group's base, then ids that occur nowhere else."""
     options = synthetic
     overlaps = _overlaps(options)
@@ -115,3 +126,306 @@ def _request_spans(shared: Tokens, fresh: Tokens, boundary: bool) -> list[tuple[
     if not boundary:
         return [(np.concatenate([shared, fresh]), False)]
     return [(tokens, reusable) for tokens, reusable in ((shared, True), (fresh, False)) if len(tokens)]
+
+
+# ------------------------------------------------------------------------------
+# Repeated documents: prompts with the same documents in the same order, which prefix caches
+# reuse, or shuffled.
+# ------------------------------------------------------------------------------
+
+ORDERS = ("same", "shuffled")
+
+
+@dataclass
+class RepeatedDocuments:
+    """A cold request over fresh documents, then warm requests over the same documents.
+
+    `documents`        documents of a prompt
+    `document_tokens`  tokens of each document
+    `system_tokens`    tokens of the system prompt
+    `question_tokens`  tokens of the question, which is fresh in every request
+    `repeats`          warm requests after each cold one
+    `trials`           number of sets of fresh documents
+    `orders`           orders of the documents in warm requests: same, shuffled; each has its own cold request
+    `prepare`          every document is computed alone before the cold request
+    `seed`             seed of the shuffled orders
+    """
+
+    documents: int = 4
+    document_tokens: int = 500
+    system_tokens: int = 9
+    question_tokens: int = 64
+    repeats: int = 5
+    trials: int = 3
+    orders: list[str] = field(default_factory=lambda: list(ORDERS))
+    prepare: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("documents", "document_tokens", "system_tokens", "question_tokens", "repeats", "trials"):
+            positive(f"workload.repeated_documents.{key}", getattr(self, key))
+        not_negative("workload.repeated_documents.seed", self.seed)
+        for order in self.orders:
+            one_of("workload.repeated_documents.orders", order, ORDERS)
+
+
+@workload("repeated_documents")
+def modelled_repeated_documents(repeated_documents: RepeatedDocuments, selection: Selection) -> Workload:
+    """Return the requests with the selected output length."""
+    length = "workload.repeated_documents.document_tokens to set the length"
+    return requests_of_repeated_documents(
+        repeated_documents, selected_output_tokens("repeated_documents", selection, length)
+    )
+
+
+def requests_of_repeated_documents(options: RepeatedDocuments, output_tokens: int) -> Workload:
+    """Return the requests by trial and order; each trial and order has its own cache salt, so cold requests are cold.
+
+    Labels: `order` of warm requests, `kind` (prepare, cold or warm).
+    """
+    ids = FreshIds()
+    requests = [request for trial in range(options.trials) for request in _trial(options, trial, ids, output_tokens)]
+    prompt = options.system_tokens + options.documents * options.document_tokens + options.question_tokens
+    detail = (
+        f"{options.documents} documents of {options.document_tokens:,} tokens, prompts of {prompt:,}; "
+        f"{options.trials} trials of 1 cold and {options.repeats} warm requests, orders: {', '.join(options.orders)}"
+    )
+    return labelled_workload("repeated documents", detail, requests)
+
+
+def _trial(options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens: int) -> Iterator[Labelled]:
+    """Yield the requests of one trial; all orders have the same documents and questions."""
+    rng = np.random.default_rng([options.seed, trial])
+    count = options.documents
+    system = Span(ids.take(options.system_tokens))
+    documents = [Span(ids.take(options.document_tokens), independent=True) for _ in range(count)]
+    questions = [Span(ids.take(options.question_tokens)) for _ in range(options.repeats + 1)]
+    shuffles = [rng.permutation(count).tolist() for _ in range(options.repeats)]
+    original_order = list(range(count))
+    for index, order in enumerate(options.orders):
+        group = trial * len(options.orders) + index
+        prompts = [(system, document) for document in documents] if options.prepare else []
+        kinds = ["prepare"] * len(prompts) + ["cold"] + ["warm"] * options.repeats
+        orders = [original_order, *(shuffles if order == "shuffled" else [original_order] * options.repeats)]
+        for numbers, question in zip(orders, questions, strict=True):
+            prompts.append((system, *(documents[number] for number in numbers), question))
+        for kind, spans in zip(kinds, prompts, strict=True):
+            length = 1 if kind == "prepare" else output_tokens
+            request = Request(0, group, spans, output_len=length, cache_salt=f"{order} {trial}")
+            yield Labelled(request, {"kind": kind, "order": order if kind == "warm" else ""})
+
+
+# ------------------------------------------------------------------------------
+# One long sequence, then prompts that share prefixes of known depths with it.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class ForkedSequence:
+    """A cold request, then requests of the same length that fork from it.
+
+    `prompt_tokens`  tokens of every prompt
+    `depths`         shared prefixes with the cold request, as fractions of the prompt
+    `visits`         requests at each depth: a policy may place a state at the first and use it at the second
+    `families`       number of fresh sequences; a policy that learns has seen the depths from the second one on
+    """
+
+    prompt_tokens: int = 4096
+    depths: list[float] = field(default_factory=lambda: [0.5, 0.95])
+    visits: int = 2
+    families: int = 3
+
+    def __post_init__(self) -> None:
+        for key in ("prompt_tokens", "visits", "families"):
+            positive(f"workload.forked_sequence.{key}", getattr(self, key))
+        shared = self.shared()
+        if not shared or shared[0] < 1 or shared[-1] >= self.prompt_tokens or len(set(shared)) < len(shared):
+            raise ValueError(
+                f"workload.forked_sequence.depths={self.depths} with prompt_tokens={self.prompt_tokens}: "
+                "expected different shares above 0 and below 1, a token apart"
+            )
+
+    def shared(self) -> list[int]:
+        """Return the lengths of the shared prefixes in tokens, increasing."""
+        return sorted(round(depth * self.prompt_tokens) for depth in self.depths)
+
+
+@workload("forked_sequence")
+def modelled_forked_sequence(forked_sequence: ForkedSequence, selection: Selection) -> Workload:
+    """Return the requests with the selected output length."""
+    length = "workload.forked_sequence.prompt_tokens to set the length"
+    return requests_of_forked_sequence(forked_sequence, selected_output_tokens("forked_sequence", selection, length))
+
+
+def requests_of_forked_sequence(options: ForkedSequence, output_tokens: int) -> Workload:
+    """Return the requests of each family: the cold one, then every visit at every depth, shallow to deep.
+
+    The depths are marked as boundaries. Labels: `kind` (cold or fork), `depth` and `visit` of a fork.
+    """
+    ids = FreshIds()
+    requests = [
+        request for family in range(options.families) for request in _family(options, family, ids, output_tokens)
+    ]
+    shares = ", ".join(f"{100 * depth:g} %" for depth in sorted(options.depths))
+    detail = (
+        f"sequences of {options.prompt_tokens:,} tokens, then prompts that share {shares} of them, "
+        f"{options.visits} visits each; {options.families} families"
+    )
+    return labelled_workload("forked sequence", detail, requests)
+
+
+def _family(options: ForkedSequence, family: int, ids: FreshIds, output_tokens: int) -> Iterator[Labelled]:
+    """Yield prompts of the trunk's spans up to their depth, then fresh tokens; the cold prompt has the whole trunk."""
+    shared = options.shared()
+    trunk = _trunk(shared, ids)
+    cold = {"kind": "cold", "depth": "", "visit": ""}
+    prompts = [(len(shared), cold)]
+    for visit in range(options.visits):
+        for index, depth in enumerate(sorted(options.depths)):
+            labels = {"kind": "fork", "depth": f"{100 * depth:g} % shared", "visit": f"visit {visit + 1}"}
+            prompts.append((index + 1, labels))
+    for spans, labels in prompts:
+        tail = Span(ids.take(options.prompt_tokens - shared[spans - 1]))
+        request = Request(0, family, (*trunk[:spans], tail), output_len=output_tokens)
+        yield Labelled(request, labels)
+
+
+def _trunk(shared: Sequence[int], ids: FreshIds) -> list[Span]:
+    """Return the spans of the common prefix; each ends at a depth."""
+    starts = [0, *shared[:-1]]
+    return [Span(ids.take(stop - start), reusable=True) for start, stop in zip(starts, shared, strict=True)]
+
+
+# ------------------------------------------------------------------------------
+# Calibration runs: few requests at a time, over all prompt lengths, batch sizes and shares of
+# reuse of a study.
+# ------------------------------------------------------------------------------
+
+_SHORTEST = 16  # prompt tokens
+_MOST_DOCUMENTS = 6
+_MOST_LONGEST = 4  # most tokens of a wave, in prompts of the largest length
+_LARGEST = (1.0, 1.0, 1.0, 0.0, 0.5, 1.0)  # draws of the largest shape, which has one document
+_HEAD = 8  # tokens of the common prefix of all prompts
+_WAVES_NS = 3_600 * 10**9  # between waves: idle time, which virtual time skips
+_STEPS = 8  # most steps per wave, which bounds the token budget from below, so that no shape outweighs the others
+
+
+@workload("designed_shapes")
+def modelled_designed_shapes() -> Workload:
+    """Raise ValueError: shapes depend on the arms and the batch of a study, which designs them."""
+    raise ValueError("workload.kind=designed_shapes: expected a study, which designs the shapes for its arms")
+
+
+class Design(Protocol):
+    """Number of shapes, largest prompt and output in tokens, and seed of all draws."""
+
+    shapes: int
+    longest: int | None
+    outputs: int | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One run of two waves of requests; the second wave has the documents of the first.
+
+    `rules`  batch rules of the study with the token budget of this run
+    """
+
+    arm: str
+    rules: BatchRules
+    requests: tuple[Request, ...]
+
+
+def design(settings: Design, arms: Mapping[str, bool], rules: BatchRules, vocab: int) -> list[Shape]:
+    """Return shapes that alternate between arms; each arm's sizes form a Latin hypercube over logarithms of sizes.
+
+    The first shape is the largest. Draws are numbers in the closed interval [0, 1].
+    `arms`  maps each name to whether the arm reuses documents at any position; other arms get them in the same order
+    """
+    names = list(arms)
+    rng = np.random.default_rng(settings.seed)
+    draws = [_latin_hypercube(-(-settings.shapes // len(arms)), rng) for _ in names]
+    draws[0][0] = list(_LARGEST)
+    designed = []
+    for number in range(settings.shapes):
+        index, arm = divmod(number, len(names))
+        sizes = _Sizes.of(draws[arm][index], settings, rules)
+        designed.append(_shape(names[arm], sizes, rules, _RandomSpans(rng, vocab), arms[names[arm]]))
+    return designed
+
+
+def _latin_hypercube(count: int, rng: np.random.Generator) -> list[list[float]]:
+    """Return one row of draws per shape; each column is a random permutation of evenly spaced numbers from 0 to 1."""
+    from scipy.stats import qmc  # importing takes half a second, and only a calibration needs it
+
+    centres = qmc.LatinHypercube(len(_LARGEST), scramble=False, rng=rng).random(count)
+    ends = centres if count == 1 else (centres * count - 0.5) / (count - 1)
+    drawn: list[list[float]] = ends.round(9).tolist()  # 1 is exact, so the longest prompt has its full length
+    return drawn
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of one shape: requests per wave, documents, tokens of document and question, step budget, most output."""
+
+    requests_per_wave: int
+    documents: int
+    document: int
+    question: int
+    budget: int
+    outputs: int
+
+    @staticmethod
+    def of(draws: list[float], settings: Design, rules: BatchRules) -> _Sizes:
+        """Return the sizes for six draws in [0, 1]."""
+        longest, outputs = settings.longest, settings.outputs
+        assert longest is not None and outputs is not None, "a design has limits before it is drawn"
+        prompt = _between(draws[0], _SHORTEST, longest)
+        requests_per_wave = min(_between(draws[1], 1, rules.max_num_seqs), max(1, _MOST_LONGEST * longest // prompt))
+        least = min(rules.max_num_batched_tokens, max(rules.max_num_seqs, requests_per_wave * prompt // _STEPS))
+        documents = _between(draws[3], 1, _MOST_DOCUMENTS)
+        question = _between(draws[4], 1, prompt // 4)
+        document = max(1, (prompt - _HEAD - question) // documents)
+        budget = _between(draws[2], least, rules.max_num_batched_tokens)
+        return _Sizes(requests_per_wave, documents, document, question, budget, _between(draws[5], 1, outputs))
+
+
+def _between(share: float, low: int, high: int) -> int:
+    """Interpolate between `low` and `high` on a logarithmic scale."""
+    number: float = low * (high / low) ** share
+    return round(number)
+
+
+class _RandomSpans:
+    """Source of spans of random token ids."""
+
+    def __init__(self, rng: np.random.Generator, vocab: int) -> None:
+        self.rng, self._vocab = rng, vocab
+
+    def span(self, length: int, document: bool = False) -> Span:
+        """Return a span of `length` tokens; documents are independent and reusable."""
+        tokens = self.rng.integers(0, self._vocab, length, dtype=np.int32)
+        return Span(tokens, independent=document, reusable=document)
+
+
+def _shape(arm: str, sizes: _Sizes, rules: BatchRules, random_spans: _RandomSpans, shuffled: bool) -> Shape:
+    head = random_spans.span(_HEAD)
+    prompts = [
+        [random_spans.span(sizes.document, True) for _ in range(sizes.documents)]
+        for _ in range(sizes.requests_per_wave)
+    ]
+    orders: tuple[Callable[[int], np.ndarray], ...] = (
+        np.arange,
+        random_spans.rng.permutation if shuffled else np.arange,
+    )
+    requests = []
+    for wave, order in enumerate(orders):
+        for group, documents in enumerate(prompts):
+            spans = (head, *(documents[index] for index in order(len(documents))), random_spans.span(sizes.question))
+            outputs = int(random_spans.rng.integers(1, sizes.outputs + 1))
+            arrived_at = wave * _WAVES_NS
+            requests.append(
+                Request(wave * sizes.requests_per_wave + group, group, spans, output_len=outputs, arrived_at=arrived_at)
+            )
+    return Shape(arm, replace(rules, max_num_batched_tokens=sizes.budget), tuple(requests))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spanlab.core.request import Request
+from spanlab.core.token_string import Tokens
+from spanlab.registry import Registry
 from spanlab.workloads.logs.log import Log
 
 Label = str | int
@@ -81,3 +86,154 @@ def labelled_workload(name: str, detail: str, labelled: Sequence[Labelled]) -> W
     requests = tuple(replace(item.request, id=index) for index, item in enumerate(labelled))
     labels = {key: tuple(item.labels[key] for item in labelled) for key in labelled[0].labels}
     return Workload(name, requests, Provenance("modelled", detail), labels)
+
+
+# ------------------------------------------------------------------------------
+# Joints: tokens between the parts of a prompt with several documents, or with the question
+# before the documents.
+# ------------------------------------------------------------------------------
+
+
+def _no_tokens() -> Tokens:
+    return np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joints:
+    """Separator after each document, and the token counts at which a question is cut.
+
+    `separator`          int32 token ids after each document.
+    `question_overlap`   leading tokens of a question that the separator already contains.
+    `answer_overlap`     leading tokens of the answer's opening that the separator already contains.
+    `answer`             last tokens of a question: the answer's opening, which stays at the end of the prompt.
+    """
+
+    separator: Tokens = field(default_factory=_no_tokens)
+    question_overlap: int = 0
+    answer_overlap: int = 0
+    answer: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return the token counts that a shape stores."""
+        overlaps = {"question_overlap": self.question_overlap, "answer_overlap": self.answer_overlap}
+        return {"separator": len(self.separator), "answer": self.answer} | overlaps
+
+
+#: A function, because few workloads need the joints and computing them may parse a tokenizer.
+FindJoints = Callable[[], Joints]
+
+
+# ------------------------------------------------------------------------------
+# Corpus: all distinct spans of a source, and its requests as rows of span numbers, before
+# selection.
+# ------------------------------------------------------------------------------
+
+Expand = Callable[[Mapping[int, int]], dict[int, Tokens]]
+
+
+class Row(NamedTuple):
+    """One request as span numbers; `output_len` 0 means unknown."""
+
+    group_id: int
+    spans: tuple[int, ...]
+    output_len: int = 0
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """Spans and rows of one source, with token ids made only on demand.
+
+    `detail`       provenance sentence with placeholders `{documents}` and `{requests}` for the selected counts.
+    `lengths`      int64, shape (spans,); `independent` and `reusable` bool, shape (spans,).
+    `expand`       maps {span: number of tokens} to {span: its first tokens, as many as requested}.
+    `arrived_at`   arrival of each row in integer nanoseconds; None if the source has no times.
+    `waits_ns`     integer nanoseconds between each row and the end of the previous row of its group; None if the
+                   source has none.
+    `joints`       returns the joints of the prompt layout; None if the source has no prompt layout.
+    """
+
+    name: str
+    kind: ProvenanceKind
+    detail: str
+    lengths: NDArray[np.int64]
+    independent: NDArray[np.bool_]
+    reusable: NDArray[np.bool_]
+    rows: Sequence[Row]
+    expand: Expand
+    arrived_at: Sequence[int] | None = None
+    waits_ns: Sequence[int] | None = None
+    joints: FindJoints | None = None
+
+
+def expand_views(spans: Sequence[Tokens]) -> Expand:
+    """Return the `expand` function of a corpus in memory; it returns views, without copies."""
+    return lambda lengths: {span: spans[span][:length] for span, length in lengths.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedText:
+    """Spans (int32 token ids), their flags (bool, shape (spans,)) and the rows made of them."""
+
+    spans: tuple[Tokens, ...]
+    independent: NDArray[np.bool_]
+    reusable: NDArray[np.bool_]
+    rows: tuple[Row, ...]
+
+    def corpus(self, name: str, kind: ProvenanceKind, detail: str) -> Corpus:
+        """Return a corpus of these spans and rows."""
+        lengths = np.array([len(span) for span in self.spans], dtype=np.int64)
+        return Corpus(name, kind, detail, lengths, self.independent, self.reusable, self.rows, expand_views(self.spans))
+
+
+# ------------------------------------------------------------------------------
+# Token ids that occur nowhere else in a workload.
+# ------------------------------------------------------------------------------
+
+
+class FreshIds:
+    """Counter of unused token ids from `first` up."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+
+    @staticmethod
+    def above(requests: Iterable[Request]) -> FreshIds:
+        """Return a counter that starts above the largest token id of the requests."""
+        spans = {id(span): span for request in requests for span in request.spans}
+        return FreshIds(1 + max((int(span.tokens.max(initial=-1)) for span in spans.values()), default=-1))
+
+    def take(self, count: int) -> Tokens:
+        """Return the next ids, int32, shape (count,); ValueError if they exceed int32."""
+        first, self._next = self._next, self._next + count
+        if self._next > np.iinfo(np.int32).max:
+            raise ValueError(f"workload: {self._next:,} token ids; expected fewer than 2^31 tokens")
+        return np.arange(first, self._next, dtype=np.int32)
+
+
+# ------------------------------------------------------------------------------
+# Registry of workloads by kind and source, such as quality/local.
+# ------------------------------------------------------------------------------
+
+Reader = TypeVar("Reader", bound=Callable[..., Any])
+
+#: A reader returns a Corpus, from which requests are selected, or a Workload of requests that it has selected.
+WORKLOADS: Registry[Corpus | Workload] = Registry("workload", given=("selection",))
+
+
+def workload(kind: str, source: str = "modelled") -> Callable[[Reader], Reader]:
+    """Decorate the function that reads or makes a workload; its parameters are keys of `workload`, or options.
+
+    `source`  shape: measured lengths; local: a file; hub: a data set; modelled: synthetic
+    """
+    return WORKLOADS.register(f"{kind}/{source}")
+
+
+def kinds() -> list[str]:
+    """Return every kind of workload."""
+    return list(dict.fromkeys(name.partition("/")[0] for name in WORKLOADS))
+
+
+def sources(kind: str) -> list[str]:
+    """Return the sources of a kind, its default first."""
+    return [name.partition("/")[2] for name in WORKLOADS if name.partition("/")[0] == kind]

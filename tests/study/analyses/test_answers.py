@@ -7,10 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from spanlab.analysis.outputs import Outputs, read_outputs
+from spanlab.analyses.answers import Outputs, _divergences, read_outputs
+from spanlab.cli import compose
 from spanlab.core.request import Request
-from spanlab.main import compose
-from spanlab.study.analyses import answers
 from spanlab.study.run import run_study
 
 SMALL = (
@@ -86,7 +85,7 @@ def test_divergence_ends_with_the_answer():
     moved[2:] = moved[2:, ::-1]  # after token 3, which ends the answer
     requests = [Request(0, 0, (), answer="7")]
     base, arm = outputs_of([1, 3, 0, 0], logits), outputs_of([1, 3, 0, 0], moved)
-    (ended,), (full,) = (answers._divergences(base, arm, requests, stop) for stop in (3, None))
+    (ended,), (full,) = (_divergences(base, arm, requests, stop) for stop in (3, None))
     assert (ended.predictions, ended.kl, ended.greedy) == (2, 0.0, True)
     assert (full.predictions, full.greedy) == (4, False)
     assert full.kl > 0
@@ -94,7 +93,7 @@ def test_divergence_ends_with_the_answer():
 
 def test_different_texts_have_no_divergence():
     requests = [Request(0, 0, (), answer="7")]
-    assert answers._divergences(outputs_of([1, 2], np.eye(2)), outputs_of([1, 1], np.eye(2)), requests, None) == ()
+    assert _divergences(outputs_of([1, 2], np.eye(2)), outputs_of([1, 1], np.eye(2)), requests, None) == ()
 
 
 def test_spans_of_a_hybrid_are_composed_in_a_study(tmp_path):

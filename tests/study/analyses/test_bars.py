@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.study.numbers.results import BarMissedError
+from spanlab.cli import compose
+from spanlab.study.bounds import BarMissedError
 from spanlab.study.run import run_study
 
 SMALL = ("sweep=[]", "workers=1", "output.figures=false", "seeds=[0]")

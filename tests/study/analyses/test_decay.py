@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab import build
-from spanlab.analysis.outputs import read_scores
-from spanlab.main import compose
-from spanlab.study.analyses.decay import streams_of
+from spanlab.analyses.answers import read_scores
+from spanlab.analyses.decay import streams_of
+from spanlab.build import build_workload
+from spanlab.cli import compose
 from spanlab.study.run import run_study
 
 TOY = (
@@ -47,7 +47,7 @@ def test_table_and_figure_are_written(ran: Path):
 
 
 def test_losses_of_gold_answers_are_reported_by_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("spanlab.analysis.decay.WINDOWS", 3)
+    monkeypatch.setattr("spanlab.analyses.decay.WINDOWS", 3)
     facts = "{collections: 9, passages: 4, sentences: 2, remarks: 0, hops: [1]}"
     toy = (
         "model=tiny",
@@ -64,7 +64,7 @@ def test_losses_of_gold_answers_are_reported_by_window(tmp_path: Path, monkeypat
     arms = json.loads((folder / "summary.json").read_bytes())["decay"]
     assert [interval["mean"] for interval in arms["none"]["change"]] == [0.0] * 4
     full, pic = (read_scores(folder / "steps" / f"{arm}-seed3-rateNone.npz") for arm in ("none", "pic"))
-    (stream,) = streams_of(study, build.build_workload(study.workload, "").requests)
+    (stream,) = streams_of(study, build_workload(study.workload, "").requests)
     last = stream.ids[(stream.windows == 3) & ~stream.novel].tolist()
     expected = np.mean([pic[request]["nll"] - full[request]["nll"] for request in last])
     assert arms["pic"]["change"][-1]["mean"] == pytest.approx(expected)

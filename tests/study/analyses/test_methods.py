@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from spanlab.analysis.outputs import read_options, read_scores
-from spanlab.main import compose
+from spanlab.analyses.answers import read_options, read_scores
+from spanlab.analyses.methods import choice_score, covariates
+from spanlab.cli import compose
 from spanlab.queries import builtin_tokenizer
-from spanlab.study.analyses.method_inputs import choice_score, covariates
-from spanlab.study.execution.backends import RealEngine
-from spanlab.study.given_answers import gold_tokens, with_given_answers
+from spanlab.study.backends import RealEngine
+from spanlab.study.prepare import gold_tokens, with_given_answers
 from spanlab.study.run import run_study
 
 SMALL = (
@@ -96,9 +96,9 @@ def test_other_requests_keep_their_outputs():
     study = compose(
         "pic_agreement", ["tracking.kind=none", "engine.teacher=gold", "workload.alias_questions.questions=1"]
     )
-    from spanlab import build
+    from spanlab.build import build_workload
 
-    workload = with_given_answers(study, build.build_workload(study.workload, ""))
+    workload = with_given_answers(study, build_workload(study.workload, ""))
     for request in workload.requests:
         assert (request.output is None) == (request.answer is None)
         assert request.output is None or len(request.output) == request.output_len
@@ -161,9 +161,9 @@ def test_two_files_of_questions_are_refused():
 
 def test_covariates_are_of_the_questions_alone():
     study = compose("pic_answers", [*SMALL, ARMS])
-    from spanlab import build
+    from spanlab.build import build_workload
 
-    workload = build.build_workload(study.workload, "")
+    workload = build_workload(study.workload, "")
     buckets = covariates(workload, workload.requests[2:4])
     assert all(len(values) == 2 for values in buckets.values())
 

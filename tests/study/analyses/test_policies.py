@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.report.sweep.data import SweepPoint
-from spanlab.study.analyses.policies import policies_of_points
+from spanlab.analyses.policies import policies_of_points
+from spanlab.cli import compose
+from spanlab.report.sweep import SweepPoint
 from spanlab.study.run import run_study
 
 ENTRY = "hybrid_policies_sim"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.study.run import run_study
 
 SMALL = ("sweep=[]", "tracking.kind=none", "output.figures=false", "workload.output_tokens=2")

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.study.run import run_study
 
 SMALL = (

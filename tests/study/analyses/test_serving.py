@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab import build
-from spanlab.main import compose
-from spanlab.study.numbers.summary import read_records
-from spanlab.study.output.serving_log import LastSpanTiming, ServingLog
+from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.cli import compose
+from spanlab.study.logs import LastSpanTiming, ServingLog
+from spanlab.study.numbers import read_records
 from spanlab.study.run import run_study
 from spanlab_sim.run import simulate
 
@@ -37,8 +37,8 @@ def gaps_step_by_step(study, requests, uncounted: frozenset[int]) -> tuple[Count
             times.setdefault(sequence.request.id, []).append(ended)
 
     records = []
-    policy = build.build_policy(study, study.arms["vllm_0_32"], 0, 16384)
-    timing = build.build_timing(study)
+    policy = build_policy(study, study.arms["vllm_0_32"], 0, 16384)
+    timing = build_timing(study)
     simulate(requests, policy, study.batch, timing, records.append, jump=False, on_step=ran)
     assert all(len(times[record.request_id]) == record.output_tokens for record in records)
     counted = (token_times for number, token_times in times.items() if number not in uncounted)
@@ -51,13 +51,13 @@ def gaps_step_by_step(study, requests, uncounted: frozenset[int]) -> tuple[Count
 @pytest.mark.parametrize("warmup", [0, 5])
 def test_gaps_are_those_of_single_steps(batch: str, warmup: int, tmp_path: Path):
     study = compose("replay", ["backend=sim", *SMALL, *RUSH, *BATCHES[batch]])
-    workload = build.build_workload(study.workload, "")
-    requests = build.build_arrivals(study, workload.requests, 0, study.arrivals.rate_rps)
+    workload = build_workload(study.workload, "")
+    requests = build_arrivals(study, workload.requests, 0, study.arrivals.rate_rps)
     uncounted = frozenset(request.id for request in requests[:warmup])
     expected, preemptions = gaps_step_by_step(study, requests, uncounted)
     assert (preemptions > 0) == (batch == "preempting")
-    log = ServingLog(LastSpanTiming(build.build_timing(study)))
-    policy = build.build_policy(study, study.arms["vllm_0_32"], 0, 16384)
+    log = ServingLog(LastSpanTiming(build_timing(study)))
+    policy = build_policy(study, study.arms["vllm_0_32"], 0, 16384)
     simulate(requests, policy, study.batch, log.spans, log.finished, warmup=warmup, on_step=log.ran)
     log.write(tmp_path / "written.npz")
     assert log.gaps.counts == expected

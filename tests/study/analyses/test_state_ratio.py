@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spanlab import build
-from spanlab.main import compose
+from spanlab.analyses.plan_searches import balanced
+from spanlab.build import build_budget, build_workload
+from spanlab.cli import compose
 from spanlab.settings import StoreSettings
-from spanlab.study.plan.ratio import balanced
 from spanlab.study.run import run_study
 
 TOY = (
@@ -24,13 +24,13 @@ TOY = (
 
 
 def test_a_ratio_is_two_pools_of_the_same_total():
-    split = build.build_budget(StoreSettings(total_gib=12, state_ratio=0.5))
-    assert split == build.build_budget(StoreSettings(total_gib=12, kv_gib=8, state_gib=4))
+    split = build_budget(StoreSettings(total_gib=12, state_ratio=0.5))
+    assert split == build_budget(StoreSettings(total_gib=12, kv_gib=8, state_gib=4))
 
 
 def test_the_formula_is_five_states_to_the_mean_request():
     study = compose("quality_sim", list(TOY[:2]))
-    requests = build.build_workload(study.workload, "unused").requests
+    requests = build_workload(study.workload, "unused").requests
     mean = sum(request.num_tokens + request.output_len for request in requests) / len(requests)
     states, tokens = 5 * study.model.state_bytes, study.model.kv_bytes_per_token
     assert balanced(study.model, requests) == pytest.approx(states / (tokens * mean))

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.main import compose
+from spanlab.analyses.tiers import break_even, tiers_of_points
+from spanlab.cli import compose
 from spanlab.records import Record, RunRow
-from spanlab.report.sweep.data import SweepPoint
-from spanlab.study.analyses.tiers import break_even, tiers_of_points
+from spanlab.report.sweep import SweepPoint
 from spanlab.study.run import run_study
 
 TOY = (

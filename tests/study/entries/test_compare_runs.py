@@ -13,9 +13,9 @@ import orjson
 import pytest
 
 from spanlab.api import load
+from spanlab.cli import compose
 from spanlab.errors import sentence
-from spanlab.main import compose
-from spanlab.study.entries.compare_runs import run_compare
+from spanlab.study.compare import run_compare
 from spanlab.study.run import run_study
 
 TOY = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spanlab.cli import compose
 from spanlab.compiled import HOME
-from spanlab.main import compose
-from spanlab.settings.first_light import FirstLight, Stage
+from spanlab.settings.entries import FirstLight, Stage
 from spanlab.study.entries.first_light import run_first_light
 
 ON_HUB = "model=HuggingFaceTB/SmolLM2-1.7B-Instruct"  # composed with a packaged model instead: there is no network

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.probe.weights import initial_model
 from spanlab.study.entries.hybrid_answers import run_hybrid_answers
 from spanlab.study.entries.train_probe import run_train_probe

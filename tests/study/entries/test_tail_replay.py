@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.probe.model import new_probe
 from spanlab.settings.probe import ProbeModel
 from spanlab.study.entries.tail_replay import run_tail_replay

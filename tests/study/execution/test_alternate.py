@@ -9,15 +9,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from spanlab import build
-from spanlab.main import compose
-from spanlab.study.execution import turns
-from spanlab.study.execution.backends import RealEngine
-from spanlab.study.execution.cells import cells
-from spanlab.study.execution.turns import Row
-from spanlab.study.execution.worker import Worker
-from spanlab.study.numbers.results import ArmFailure
-from spanlab.study.output.arm_files import ArmFiles, Cell
+from spanlab.build import build_workload
+from spanlab.cli import compose
+from spanlab.study.backends import RealEngine
+from spanlab.study.bounds import ArmFailure
+from spanlab.study.jobs import Row, run_cells, schedule_tasks
+from spanlab.study.numbers import ArmFiles, RunCell
+from spanlab.study.worker import Worker
 
 from .test_turns import SMALL
 
@@ -54,9 +52,9 @@ def run(study, folder: Path) -> tuple[NotingWorker, list[ArmFiles], list]:
         ArmFiles(folder / f"{arm}.records", folder / f"{arm}.runs", folder / "steps", folder / "readings")
         for arm in study.chosen()
     ]
-    rows = [Row(arm, arm, of, tuple(cells(study, arm))) for arm, of in zip(study.chosen(), files, strict=True)]
-    worker = NotingWorker(study, build.build_workload(study.workload, str(folder)).requests, counts)
-    outcomes = [outcome for tasks in turns.schedule_tasks(study, rows) for outcome in worker.run(tasks)]
+    rows = [Row(arm, arm, of, tuple(run_cells(study, arm))) for arm, of in zip(study.chosen(), files, strict=True)]
+    worker = NotingWorker(study, build_workload(study.workload, str(folder)).requests, counts)
+    outcomes = [outcome for tasks in schedule_tasks(study, rows) for outcome in worker.run(tasks)]
     return worker, files, outcomes
 
 
@@ -69,10 +67,10 @@ def decisions(files: ArmFiles) -> list[dict]:
 def test_runs_on_the_same_arrivals_form_a_turn():
     study = study_of("engine.alternate=true", "seeds=[0,1]")
     files = ArmFiles(Path("records"), Path("runs"), Path("steps"), None)
-    rows = [Row(arm, arm, files, tuple(cells(study, arm))) for arm in study.chosen()]
-    repeat = Row("A/A", "none", files, tuple(cells(study, "none")), is_repeat=True)
-    groups = turns.schedule_tasks(study, [*rows, repeat])
-    assert [{task.cells for task in tasks} for tasks in groups] == [{(Cell(seed, None),)} for seed in (0, 1)]
+    rows = [Row(arm, arm, files, tuple(run_cells(study, arm))) for arm in study.chosen()]
+    repeat = Row("A/A", "none", files, tuple(run_cells(study, "none")), is_repeat=True)
+    groups = schedule_tasks(study, [*rows, repeat])
+    assert [{task.cells for task in tasks} for tasks in groups] == [{(RunCell(seed, None),)} for seed in (0, 1)]
     assert [{tasks[0].arm, tasks[-1].arm} for tasks in groups] == [{"none"}] * 2
     assert [sorted(task.row for task in tasks) for tasks in groups] == [[0, 1, 2, 3]] * 2
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.study.execution.backends import Simulator
-from spanlab.study.execution.jobs import Job
+from spanlab.cli import compose
+from spanlab.study.backends import Simulator
+from spanlab.study.jobs import Job
 
 
 def test_a_simulation_restores_the_garbage_collector(monkeypatch):

@@ -16,8 +16,8 @@ pytest.importorskip("distributed")
 import distributed
 from dask import config
 
-from spanlab.main import compose
-from spanlab.study.execution import cluster
+from spanlab.cli import compose
+from spanlab.study import cluster
 from spanlab.study.run import run_study
 
 TOY = ("workload.documents=2", "workload.questions_per_document=4", "seeds=[0,1]", "output.run=mine")
@@ -52,7 +52,7 @@ def test_a_scheduler_gives_the_bytes_of_this_machine(dask, run_here, files_of, s
 @pytest.mark.slow
 def test_a_killed_worker_of_the_scheduler_fails_its_arm_alone(dask, run_here, files_of, summary_of, tmp_path: Path):
     def kill_in(arm: str) -> None:
-        from spanlab.study.execution import backends
+        from spanlab.study import backends
 
         class Killed(backends.Simulator):
             def run(self, job: Any, write: Callable[..., None]) -> Any:

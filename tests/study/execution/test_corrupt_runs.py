@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spanlab.study.execution import worker
+from spanlab.study import worker
 
 from .conftest import FILES, RESUME
 

@@ -9,7 +9,7 @@ import pytest
 COMPUTED = """
 import torch
 from spanlab.settings import ExecutorSettings
-from spanlab.study.execution.executors import executor
+from spanlab.study.worker import executor
 
 def product(worker):
     import torch
@@ -28,7 +28,7 @@ import os, signal, struct
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from multiprocessing.connection import Connection
 from spanlab.settings import ExecutorSettings
-from spanlab.study.execution.executors import executor
+from spanlab.study.worker import executor
 
 def die_while_answering(worker):
     def begin(connection, answer):

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from spanlab.api import load
-from spanlab.errors import is_user_error, sentence
-from spanlab.main import compose
-from spanlab.out_of_memory import OutOfMemoryError, out_of_memory
-from spanlab.study.execution import backends
+from spanlab.cli import compose
+from spanlab.errors import OutOfMemoryError, is_user_error, out_of_memory, sentence
+from spanlab.study import backends
 from spanlab.study.run import run_study
 
 TOY = ("workload.documents=2", "workload.questions_per_document=4", "seeds=[0,1]", "load.rates_rps=[]", "load.arms=[]")
@@ -169,9 +168,7 @@ def test_a_worker_killed_from_outside_fails_its_arm_alone(
 
 
 def test_a_process_killed_while_it_draws_gets_a_sentence(run_here, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(
-        "spanlab.report.drawing.write.write_figure", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-    )
+    monkeypatch.setattr("spanlab.report.style.write_figure", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(
         ValueError, match=r"^workers: a process was killed, most likely because memory ran out; expected"
     ):
@@ -200,7 +197,7 @@ def test_run_stopped_while_it_draws_is_marked_until_resumed(
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr("spanlab.report.drawing.write.write_figure", write_figure)
+        broken.setattr("spanlab.report.style.write_figure", write_figure)
         with pytest.raises(type(error)) as caught:
             run_here(tmp_path, *drawing, "executor=here")
     folder = tmp_path / "quality" / "mine"

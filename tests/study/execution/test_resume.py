@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import compose
-from spanlab.study.execution import backends
+from spanlab.cli import compose
+from spanlab.study import backends
 from spanlab.study.run import run_study
 
 from .conftest import FILES, RESUME, TOY
@@ -255,7 +255,7 @@ def test_a_run_that_fails_leaves_the_old_one(failure: str, toy, monkeypatch):
         if failure == "a worker":
             broken.setattr("spanlab_sim.run.simulate_all", _fail(full))  # workers are forked and inherit it
         else:
-            broken.setattr("spanlab.study.analyses.summary.study_tables", _fail(full))
+            broken.setattr("spanlab.analyses.summary.study_tables", _fail(full))
         with pytest.raises(OSError, match="No space left"):
             toy()
     full.__traceback__ = None  # its frames keep the run's lock, as a process that has ended would not

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from spanlab.analyses.fit_profile import calibration_rows, interleaved_calibration
+from spanlab.cli import compose
 from spanlab.core.request import Request, Span
-from spanlab.main import compose
-from spanlab.study.execution import turns
-from spanlab.study.execution.backends import RealEngine
-from spanlab.study.execution.cells import ArmFiles, cells
-from spanlab.study.execution.turns import Row
-from spanlab.study.execution.warm_up import warm_requests
-from spanlab.study.fidelity import calibration
-from spanlab.study.machine import aa
+from spanlab.study.backends import RealEngine
+from spanlab.study.jobs import Row, run_cells, schedule_tasks, warm_requests
+from spanlab.study.machine import repeat_files
+from spanlab.study.numbers import ArmFiles
 from spanlab.study.run import run_study
 
 SMALL = (
@@ -43,13 +41,13 @@ def files(arm: str) -> ArmFiles:
 
 
 def rows_of(study, repeat: bool = True) -> list[Row]:
-    arm_rows = [Row(arm, arm, files(arm), tuple(cells(study, arm))) for arm in study.chosen()]
+    arm_rows = [Row(arm, arm, files(arm), tuple(run_cells(study, arm))) for arm in study.chosen()]
     return arm_rows + ([Row("A/A", "none", files("again"), arm_rows[0].cells, is_repeat=True)] if repeat else [])
 
 
 def test_arms_are_interleaved_with_the_baseline_at_both_ends():
     study = compose("pic_clean", [*SMALL, "seeds=[0,1,2,3,4,5,6,7]"])
-    tasks = [task for (task,) in turns.schedule_tasks(study, rows_of(study))]
+    tasks = [task for (task,) in schedule_tasks(study, rows_of(study))]
     rounds = [tasks[start : start + 4] for start in range(0, 32, 4)]
     assert [cell.seed for task in tasks for cell in task.cells] == [seed for seed in range(8) for _ in range(4)]
     for number, round_tasks in enumerate(rounds):
@@ -63,17 +61,17 @@ def test_arms_are_interleaved_with_the_baseline_at_both_ends():
 
 def test_simulations_run_one_arm_after_another():
     study = compose("pic_clean", [*SMALL, "backend=sim"])
-    tasks = [task for (task,) in turns.schedule_tasks(study, rows_of(study, repeat=False))]
+    tasks = [task for (task,) in schedule_tasks(study, rows_of(study, repeat=False))]
     assert [task.arm for task in tasks] == study.chosen()
-    assert all(task.last and list(task.cells) == cells(study, task.arm) for task in tasks)
+    assert all(task.last and list(task.cells) == run_cells(study, task.arm) for task in tasks)
 
 
 def test_shapes_come_before_each_repeat_and_after_the_last():
     load = ("seeds=[0]", "repeats=3", "analyses=null", "load.rates_rps=[5]", "load.arms=[none,pic]", "design.shapes=5")
     study = compose("pic_clean", [*SMALL, *load])
     requests = (prompt(0, 30), prompt(1, 20))
-    shapes = calibration.rows(calibration.interleaved_calibration(study, requests), Path("shapes"))
-    tasks = [task for (task,) in turns.schedule_tasks(study, [*rows_of(study, repeat=False), *shapes])]
+    shapes = calibration_rows(interleaved_calibration(study, requests), Path("shapes"))
+    tasks = [task for (task,) in schedule_tasks(study, [*rows_of(study, repeat=False), *shapes])]
     per_repeat = [(task.calibrates, task.cells[0].repeat) for task in tasks]
     expected = [(calibrates, repeat) for repeat in range(4) for calibrates in (True, False) for _ in range(5)]
     assert per_repeat == expected[:-5]
@@ -121,7 +119,7 @@ def test_study_reports_its_noise_and_keeps_the_repeat_apart(finished_run: Path):
     assert list(summary["arms"]) == ["none", "radix", "pic"]
     assert sorted(path.stem for path in (finished_run / "records").iterdir()) == ["none", "pic", "radix"]
     assert len(rows(finished_run / "readings.jsonl")) == 2 * 4, "one before every run"
-    repeat = aa.repeat_files(finished_run, "none")
+    repeat = repeat_files(finished_run, "none")
     assert len(rows(repeat.records)) == len(rows(finished_run / "records" / "none.jsonl")) == 2 * 6
     assert summary["machine_noise"]["noisy"] == (summary["arms"]["none"]["speedup"] is None)
 

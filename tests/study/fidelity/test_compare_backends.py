@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.study.run import run_study
 
 SMALL = (

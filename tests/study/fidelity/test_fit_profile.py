@@ -10,15 +10,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab import build
+from spanlab.analyses.fit_profile import points_of
+from spanlab.build import build_timing
+from spanlab.cli import compose
 from spanlab.core.step_features import StepFeatures
-from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab.study.execution.backends import RealEngine
-from spanlab.study.fidelity import fit_profile
-from spanlab.study.output.provenance import machine
+from spanlab.study.backends import RealEngine
+from spanlab.study.folder import machine
 from spanlab.study.run import run_study
-from spanlab_sim.calibrated import TERMS, read_profile
+from spanlab_sim.timings import TERMS, read_profile
 
 SMALL = ("design.shapes=4", "design.repeats=2", "design.longest=64", "design.outputs=3", "engine.threads=1")
 
@@ -50,7 +50,7 @@ def test_a_run_leaves_a_profile_that_the_simulator_finds(tmp_path: Path, capsys)
     assert "arms" not in summary
     assert "shapes left out of the fit: median error" in capsys.readouterr().out
     typed = ["timing=calibrated", "backend=sim", f"output.root={tmp_path}", "engine.threads=1"]
-    timing = build.build_timing(compose("pic_clean", typed))
+    timing = build_timing(compose("pic_clean", typed))
     assert timing.step(StepFeatures(*(low for low, _ in profile.hull.values()))) > 0
     assert timing.outside == 0
 
@@ -98,12 +98,12 @@ def test_shapes_that_were_measured_are_not_measured_again(tmp_path: Path, failin
     failing.clear()
     run_study(settings(tmp_path, *overrides, "output.if_exists=resume"), "calibrate", tmp_path)
     assert {name: (folder / "steps" / name).read_bytes() for name in logs} == logs
-    points = fit_profile.points_of(settings(tmp_path, *overrides), _files(folder))
+    points = points_of(settings(tmp_path, *overrides), _files(folder))
     assert sorted({point.step_id.shape for point in points}) == [0, 1, 2, 3]
 
 
 def _files(folder: Path):
-    from spanlab.study.output.arm_files import ArmFiles
+    from spanlab.study.numbers import ArmFiles
 
     return {arm: ArmFiles.of_arm(folder, arm) for arm in ("none", "radix")}
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from spanlab import build
+from spanlab.analyses import fit_profile
+from spanlab.build import build_timing
+from spanlab.cli import compose
 from spanlab.core.step_features import StepFeatures
-from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab.study.fidelity import profiles
-from spanlab.study.output.provenance import machine
+from spanlab.study.folder import machine
 from spanlab.study.run import run_study
-from spanlab_sim.calibrated import TERMS, Profile, read_profile
+from spanlab_sim.timings import TERMS, Profile, read_profile
 
 PROFILE = Profile(
     model="llama-3.2-1b",
@@ -38,7 +38,7 @@ PROFILE = Profile(
 @pytest.fixture
 def alone(monkeypatch, tmp_path: Path) -> Path:
     """A place without published profiles; returns where outputs go."""
-    monkeypatch.setattr(profiles, "PUBLISHED", tmp_path / "published")
+    monkeypatch.setattr(fit_profile, "PUBLISHED", tmp_path / "published")
     return tmp_path / "outputs"
 
 
@@ -52,7 +52,7 @@ def study(root: Path, *more: str) -> Study:
 def test_a_profile_that_is_named_is_used(alone: Path):
     path = alone / "mine.json"
     PROFILE.write(path)
-    timing = build.build_timing(study(alone, f"timing.profile={path}"))
+    timing = build_timing(study(alone, f"timing.profile={path}"))
     assert timing.step(StepFeatures(num_decodes=1)) == 5_000_000
 
 
@@ -72,28 +72,28 @@ def test_anothers_profile_is_refused_with_both_names(alone: Path, change, typed,
     replace(PROFILE, **change).write(path)
     named = study(alone, f"timing.profile={path}", *typed)
     with pytest.raises(ValueError, match=r"^timing.profile=") as refused:
-        build.build_timing(named)
+        build_timing(named)
     assert str(refused.value) == f"timing.profile={path}: it was measured {message}"
 
 
 def test_published_profiles_can_be_read_and_have_their_own_names():
-    published = list(profiles.PUBLISHED.glob("*.json"))
+    published = list(fit_profile.PUBLISHED.glob("*.json"))
     assert published
-    assert [path.name for path in published] == [profiles.file_name(read_profile(path)) for path in published]
+    assert [path.name for path in published] == [fit_profile.file_name(read_profile(path)) for path in published]
 
 
 def test_without_a_name_our_own_comes_before_a_published_one(alone: Path):
-    replace(PROFILE, commit="published").write(profiles.PUBLISHED / "any.json")
-    assert profiles.profile_of(study(alone)).commit == "published"
-    replace(PROFILE, model="tiny").write(profiles.profile_folder(alone) / "another.json")
-    assert profiles.profile_of(study(alone)).commit == "published"
-    note = profiles.store_profile(replace(PROFILE, commit="own"), alone)
-    path = profiles.profile_folder(alone) / profiles.file_name(PROFILE)
+    replace(PROFILE, commit="published").write(fit_profile.PUBLISHED / "any.json")
+    assert fit_profile.profile_of(study(alone)).commit == "published"
+    replace(PROFILE, model="tiny").write(fit_profile.profile_folder(alone) / "another.json")
+    assert fit_profile.profile_of(study(alone)).commit == "published"
+    note = fit_profile.store_profile(replace(PROFILE, commit="own"), alone)
+    path = fit_profile.profile_folder(alone) / fit_profile.file_name(PROFILE)
     assert note == f"kept for the simulator (timing=calibrated): {path}"
     assert path.parent == alone / "profiles"
     assert path.name.startswith("llama-3.2-1b-")
     assert path.name.endswith("-cpu.json")
-    assert profiles.profile_of(study(alone)).commit == "own"
+    assert fit_profile.profile_of(study(alone)).commit == "own"
 
 
 def noisy(median: float) -> Profile:
@@ -101,20 +101,20 @@ def noisy(median: float) -> Profile:
 
 
 def test_noisy_profile_is_not_kept(alone: Path, monkeypatch):
-    monkeypatch.setattr(profiles, "CROSS_VALIDATION_LIMIT", 0.1)
+    monkeypatch.setattr(fit_profile, "CROSS_VALIDATION_LIMIT", 0.1)
     head = "noisy machine, profile not kept: median error 18.9% at shapes left out, 10% is the limit; "
-    assert profiles.store_profile(noisy(0.189), alone) == f"{head}none is stored"
-    assert profiles.local_profile(study(alone)) is None
-    profiles.store_profile(PROFILE, alone)
-    assert profiles.store_profile(noisy(0.189), alone) == f"{head}the one of 2026-01-01 stays"
-    assert profiles.profile_of(study(alone)).commit == "abc"
-    assert profiles.store_profile(noisy(float("nan")), alone).startswith("noisy machine, profile not kept")
-    assert profiles.store_profile(noisy(0.1), alone).startswith("kept for the simulator")
+    assert fit_profile.store_profile(noisy(0.189), alone) == f"{head}none is stored"
+    assert fit_profile.local_profile(study(alone)) is None
+    fit_profile.store_profile(PROFILE, alone)
+    assert fit_profile.store_profile(noisy(0.189), alone) == f"{head}the one of 2026-01-01 stays"
+    assert fit_profile.profile_of(study(alone)).commit == "abc"
+    assert fit_profile.store_profile(noisy(float("nan")), alone).startswith("noisy machine, profile not kept")
+    assert fit_profile.store_profile(noisy(0.1), alone).startswith("kept for the simulator")
 
 
 def test_a_missing_profile_names_the_calibrate_command(alone: Path):
     with pytest.raises(ValueError, match=r"^timing.profile is not set, and no profile of llama-3.2-1b on ") as refused:
-        build.build_timing(study(alone))
+        build_timing(study(alone))
     assert "bash runall.sh -cn calibrate model=llama-3.2-1b" in str(refused.value)
 
 
@@ -131,7 +131,7 @@ def test_a_study_reports_extrapolation_once(alone: Path):
         "seeds=[0]",
         "tracking.kind=none",
     )
-    profiles.store_profile(PROFILE, alone)
+    fit_profile.store_profile(PROFILE, alone)
     folder = run_study(study(alone, *toy, "output.figures=false", "workers=1"), "smoke", alone)
     caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]
     (caveat,) = [text for text in caveats if text.startswith("timing beyond")]

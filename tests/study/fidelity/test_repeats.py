@@ -10,17 +10,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab.analysis.fit import fit
+from spanlab.analyses.fit_profile import fit, interleaved_calibration, points_of
+from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.core.step_features import StepFeatures
-from spanlab.main import compose
-from spanlab.study.execution.backends import RealEngine
-from spanlab.study.fidelity import calibration
-from spanlab.study.fidelity.fit_profile import points_of
-from spanlab.study.output.arm_files import ArmFiles
-from spanlab.study.output.provenance import machine
+from spanlab.study.backends import RealEngine
+from spanlab.study.folder import machine
+from spanlab.study.numbers import ArmFiles
 from spanlab.study.run import run_study
-from spanlab_sim.calibrated import TERMS, Profile, read_profile
+from spanlab_sim.timings import TERMS, Profile, read_profile
 
 FEW = (
     "fidelity=quick",
@@ -136,7 +134,7 @@ def test_an_interrupted_run_goes_on_after_its_last_finished_cell(tmp_path: Path,
 def test_without_a_profile_shapes_take_turns_with_the_repeats(tmp_path: Path):
     folder = run(tmp_path, *OWN, "output.run=own")
     measured = read_profile(folder / "profile.json")
-    study = calibration.interleaved_calibration(settings(tmp_path, *OWN), (Request(0, 0, (Span(list(range(20))),)),))
+    study = interleaved_calibration(settings(tmp_path, *OWN), (Request(0, 0, (Span(list(range(20))),)),))
     assert study.design.repeats == 3
     folder = folder / "calibration"
     files = ArmFiles.of_arm(folder, "none")

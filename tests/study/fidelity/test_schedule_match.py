@@ -10,15 +10,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab import build
-from spanlab.analysis.compare import ScheduleMatch
-from spanlab.build.engine import build_engine, build_model
+from spanlab.analyses.fidelity import ScheduleMatch, schedule_match
+from spanlab.build import build_arrivals, build_engine, build_model, build_policy, build_span_reads, build_workload
+from spanlab.cli import compose
 from spanlab.core.request import Request
-from spanlab.engine.remap_tokens import remap_tokens
-from spanlab.main import compose
+from spanlab.engine.settings import remap_tokens
 from spanlab.settings import Study
-from spanlab.study.fidelity.schedule_match import schedule_match
-from spanlab.study.output.step_log import LoggedStep, StepLog, read_steps
+from spanlab.study.logs import LoggedStep, StepLog, read_steps
 from spanlab_sim.run import serve
 
 ARM = "cache_blend_15"
@@ -45,7 +43,7 @@ class Run:
     def policy(self):
         """A new policy of the arm."""
         longest = max(request.num_tokens for request in self.requests)
-        return build.build_policy(self.study, self.study.arms[ARM], 0, longest)
+        return build_policy(self.study, self.study.arms[ARM], 0, longest)
 
 
 class Creeping:
@@ -68,15 +66,15 @@ def run(tmp_path_factory) -> Run:
     """An arm that copies, fills and repairs; some requests come together, some find the engine idle."""
     study = compose("pic_clean", [*SMALL])
     folder = tmp_path_factory.mktemp("measured")
-    workload = build.build_workload(study.workload, str(folder / "cache"))
-    arrived = build.build_arrivals(study, workload.requests, 0, 1.0)
+    workload = build_workload(study.workload, str(folder / "cache"))
+    arrived = build_arrivals(study, workload.requests, 0, 1.0)
     at_ms = (1, 1, 5, 60, 2000, 2001)
     fitted = remap_tokens(arrived, study.model.vocab_size)
     paced = [replace(request, arrived_at=time_ms * 10**6) for request, time_ms in zip(fitted, at_ms, strict=True)]
     engine_run = Run(study, paced, [])
     policy, strategy = engine_run.policy(), study.arms[ARM]
     engine = build_engine(study, strategy, build_model(study), policy, paced)
-    with closing(StepLog(folder / "steps.jsonl", policy, build.build_span_reads(strategy))) as log:
+    with closing(StepLog(folder / "steps.jsonl", policy, build_span_reads(strategy))) as log:
         rules = study.batch
         serve(paced, policy, rules, Creeping(engine), lambda record: None, on_step=log.ran)
     return replace(engine_run, log=read_steps(folder / "steps.jsonl"))

@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.report.data import ArmData
-from spanlab.study.numbers.bounds import BoundCrossedError, check_not_crossed
-from spanlab.study.numbers.clairvoyants import ClairvoyantBeatenError, describe_beaten, served_alone
+from spanlab.study.bounds import (
+    BoundCrossedError,
+    ClairvoyantBeatenError,
+    check_not_crossed,
+    describe_beaten,
+    served_alone,
+)
 
 BLOCKS = ("model=llama-3.1-8b", "arms=evictions", "arms.lru.match=block_hash", "arms.lru.block_size=16")
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from spanlab import build
+from spanlab.build import build_policy, build_workload
+from spanlab.cli import compose
 from spanlab.core.request import Request
-from spanlab.main import compose
 
 INFINITE = ("workload=ragpulse", "workload.ragpulse.independent=all", "store=unlimited", "arms=pic")
 SETTINGS = ("model=llama-3.1-8b", "arrivals=as_given", "arrivals.rate_rps=null", "load.rates_rps=[]", "load.arms=[]")
@@ -65,8 +65,8 @@ def count(requests: Sequence[Request]) -> Counted:
 def reused(arm: str, count: str) -> tuple[tuple[Request, ...], int, int]:
     """The requests, served one after another from a store without limit, and the tokens an arm reused and had seen."""
     study = compose("smoke", [*INFINITE, *SETTINGS, *QUALITY_ONLY, f"workload.ragpulse.requests={count}"])
-    requests = build.build_workload(study.workload, "unused").requests
-    policy = build.build_policy(study, study.arms[arm], 0, 10_000)
+    requests = build_workload(study.workload, "unused").requests
+    policy = build_policy(study, study.arms[arm], 0, 10_000)
     tokens = seen = 0
     for now, request in enumerate(requests):
         plan = policy.match(request, now)

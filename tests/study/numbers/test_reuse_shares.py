@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spanlab.study.numbers.reuse_shares import reuse_shares
+from spanlab.study.numbers import reuse_shares
 
 
 def columns(rows: list[tuple[int, float, int, int]]) -> dict[str, np.ndarray]:

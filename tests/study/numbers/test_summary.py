@@ -36,7 +36,7 @@ CAUSES = (
 @pytest.fixture(scope="module", params=["count_hit_as=reused", "count_hit_as=matched", "workload.output_tokens=1"])
 def study(request, tmp_path_factory) -> dict:
     """A toy study's folder, and how hits are counted in it."""
-    from spanlab.main import compose
+    from spanlab.cli import compose
     from spanlab.study.run import run_study
 
     quiet = ("output.figures=false", "tracking.kind=none")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.settings.output import OutputSettings
-from spanlab.study.output import folder as folders
-from spanlab.study.output.folder import RunFolder
+from spanlab.settings.server import OutputSettings
+from spanlab.study import folder as folders
+from spanlab.study.folder import RunFolder
 
 STAMPED = re.compile(r"foo\.\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
 STEPS = 12  # more than any command has

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from spanlab.study.output.folder import folder_name
+from spanlab.study.folder import folder_name
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.study.output.step_log import read_steps
+from spanlab.study.logs import read_steps
 
 pytest.importorskip("torch")
 

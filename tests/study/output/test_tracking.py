@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from spanlab import main
-from spanlab.main import compose
+from spanlab import cli
+from spanlab.cli import compose
 from spanlab.settings import TrackingSettings
 from spanlab.study.run import run_study
 from spanlab.tracking import tracked
@@ -93,7 +93,7 @@ def test_a_study_that_fails_is_not_tracked(fake: FakeWandb, monkeypatch, tmp_pat
     def fail(*arguments: Any) -> None:
         raise ValueError("no")
 
-    monkeypatch.setattr("spanlab.study.analyses.summary.study_tables", fail)
+    monkeypatch.setattr("spanlab.analyses.summary.study_tables", fail)
     with pytest.raises(ValueError, match="no"):
         track(tmp_path, "output.figures=false")
     assert fake.told == []
@@ -106,7 +106,7 @@ def test_the_folder_is_published_before_anything_is_printed_or_tracked(fake: Fak
     def note(event: str) -> None:
         published.append((event, (tmp_path / "quality" / "mine" / "summary.json").exists()))
 
-    monkeypatch.setattr("spanlab.study.output.report.print_tables", lambda tables, console: note("printed"))
+    monkeypatch.setattr("spanlab.analyses.base.print_tables", lambda tables, console: note("printed"))
     monkeypatch.setattr(fake, "init", lambda **options: (note("tracked"), real(**options))[1])
     track(tmp_path, "output.run=mine", "output.figures=false")
     assert published == [("printed", True), ("tracked", True)]
@@ -143,7 +143,7 @@ def test_a_log_that_cannot_be_written_is_no_news(fake: FakeWandb, monkeypatch, c
     logger, handler = logging.getLogger("of wandb"), logging.StreamHandler(Full())
     logger.addHandler(handler)
     monkeypatch.setattr(fake, "login", lambda prompt: logger.error("a line") or False)
-    main.main()
+    cli.main()
     logger.removeHandler(handler)
     assert "Logging error" not in capfd.readouterr().err
 
@@ -203,7 +203,7 @@ def test_without_tracking_wandb_is_never_imported(tmp_path: Path):
     off = [*TOY, "tracking=none", "output.figures=false"]
     program = f"""
 import sys
-from spanlab.main import compose
+from spanlab.cli import compose
 from spanlab.study.run import run_study
 run_study(compose("smoke", {off!r}), "smoke", __import__("pathlib").Path({str(tmp_path)!r}))
 sys.exit("wandb" in sys.modules)

@@ -11,8 +11,8 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from spanlab import dense_retrieval
 from spanlab.dense_retrieval import Embedder, dense
-from spanlab.models.packaged import EMBEDDER
-from spanlab.workloads.questions.retrievers import Query
+from spanlab.model_files import EMBEDDER
+from spanlab.workloads.questions import Query
 
 WORDS = ("[PAD]", "[UNK]", "red", "fox", "owl", "night", "pond", "winter")
 TEXTS = ["fox", "red fox red owl night", "pond winter", *(["night"] * 40), "owl fox pond"]

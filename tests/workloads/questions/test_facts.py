@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.workloads.questions import Facts
-from spanlab.workloads.questions.facts import facts
-from spanlab.workloads.questions.task import Document, Question, Task, check_task
+from spanlab.workloads.tasks import Document, Facts, Question, Task, check_task, facts
 
 KEPT = re.compile(r"(\w+) keeps the (\w+) in (\w+)\.")
 LENT = re.compile(r"(\w+) lent the (\w+) to (\w+)\.")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from spanlab.queries import ChatTokenizer, builtin_tokenizer
-from spanlab.queries.builtin import CHATML
-from spanlab.workloads.questions.prompt import PromptWriter
-from spanlab.workloads.questions.task import Question
+from spanlab.queries.render import CHATML
+from spanlab.workloads.questions import PromptWriter
+from spanlab.workloads.tasks import Question
 
 QUESTION = Question("Where is the fox?", ("in a den",), ("in a den", "away"), stem="The fox is")
 WITHOUT_SYSTEM = CHATML.replace(

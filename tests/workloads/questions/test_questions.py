@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from spanlab.core.passages import novel_requests
+from spanlab.core.protocol import novel_requests
 from spanlab.workloads import WorkloadSettings
-from spanlab.workloads.questions import Facts, Questions
-from spanlab.workloads.questions.requests import ROOM, overlap
+from spanlab.workloads.questions import ROOM, Questions, overlap
+from spanlab.workloads.tasks import Facts
 
 
 def test_requests_name_their_gold_spans_and_labels(load):

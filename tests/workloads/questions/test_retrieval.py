@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from spanlab.queries import builtin_tokenizer
-from spanlab.workloads.questions.retrievers import Query, bm25, rank_as_given
-from spanlab.workloads.retrieval import ORDERS
+from spanlab.workloads.questions import Query, bm25, rank_as_given
+from spanlab.workloads.rag import ORDERS
 
 PASSAGES = ("red fox den", "red red owl night", "pond winter", "fox pond fox winter night")
 K1, B = 1.5, 0.75

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.workloads.questions.fairytaleqa import fairytaleqa
-from spanlab.workloads.questions.local import questions
-from spanlab.workloads.questions.quality import articles
-from spanlab.workloads.questions.squality import stories
-from spanlab.workloads.questions.task import Document, Question, Task, check_task
+from spanlab.workloads.tasks import Document, Question, Task, articles, check_task, fairytaleqa, questions, stories
 
 from ...support.files import write_lines
 

@@ -1,21 +1,14 @@
 """Eviction orders, each registered in a file of this package."""
 
 from spanlab.core.eviction import (  # noqa: F401 - registers the orders of these files
-    arc,
-    belady,
-    gdsf,
-    marconi,
-    marconi_tuned,
-    pins,
-    priority,
-    random_leaf,
-    ranks,
-    reuse_value,
-    s3_fifo,
-    sieve,
-    slru,
+    clairvoyant,
+    lists,
+    orders,
+    timed,
+    value,
 )
-from spanlab.core.eviction.contract import (
+from spanlab.core.eviction.clairvoyant import Future
+from spanlab.core.eviction.orders import (
     EVICTION_ORDERS,
     FUTURE,
     REQUESTS,
@@ -24,11 +17,11 @@ from spanlab.core.eviction.contract import (
     EvictionOrder,
     EvictionRules,
     Kind,
+    ListOrder,
     PinRules,
+    both,
     ranked,
 )
-from spanlab.core.eviction.future import Future
-from spanlab.core.eviction.lists import ListOrder, both
 
 __all__ = [
     "EVICTION_ORDERS",

@@ -19,17 +19,94 @@ far. The geometric mean keeps a few very popular prefixes from excluding all oth
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from spanlab.core.cost import COST
-from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, Floats, PrefillInfo
-from spanlab.core.placement.cues import Cues, Run
-from spanlab.core.placement.prefix_names import prefix_names
-from spanlab.core.request import Tokens
+from spanlab.core.eviction.orders import FUTURE
+from spanlab.core.placement.dynamic_program import Placement, place
+from spanlab.core.placement.rules import PLACEMENTS, ArmFacts, Floats, PrefillInfo, balanced_positions
+from spanlab.core.request import UNLIMITED, Request
+from spanlab.core.rules import COST, Cost, StorageRules
+from spanlab.core.token_string import Tokens
+from spanlab.core.tree import Node, PrefixTree
+
+# ------------------------------------------------------------------------------
+# Cues: short runs of tokens before the points where prompts diverge, such as a template between
+# document and question.
+#
+# A new document is followed by the same template as earlier ones. Runs of `LENGTH` tokens that
+# end at most `REACH`
+# tokens before a point of divergence are counted, once for each point. A run that preceded two
+# different points is a cue.
+# Cues also work where prompts happen to share the first tokens after the template, because of
+# `REACH`.
+# ------------------------------------------------------------------------------
+
+Run = tuple[int, ...]
+LENGTH, REACH = 3, 6
+_CUES, _CUE_POINTS = 16, 4096
+
+
+class Cues:
+    """The cues of one traffic, and their positions in a prompt."""
+
+    def __init__(self) -> None:
+        self._points: OrderedDict[Run, set[int]] = OrderedDict()  # points of divergence by run, oldest first
+        self._cues: dict[Run, int] = {}
+
+    def add(self, tokens: Tokens, position: int, name: int) -> None:
+        """Count the runs before a position where a prompt diverges from earlier ones; `name` identifies the point."""
+        tail = tokens[max(0, position - REACH - LENGTH) : position].tolist()
+        for start in range(len(tail) - LENGTH + 1):
+            run = tuple(tail[start : start + LENGTH])
+            points = self._points.setdefault(run, set())
+            if len(points) < _CUE_POINTS:
+                points.add(name)
+            self._points.move_to_end(run)
+            if len(points) > 1:
+                self._admit(run, len(points))
+        while len(self._points) > _CUE_POINTS:
+            self._points.popitem(last=False)
+
+    def _admit(self, run: Run, points: int) -> None:
+        self._cues[run] = points
+        if len(self._cues) > _CUES:
+            del self._cues[min(self._cues, key=self._cues.__getitem__)]
+
+    def find(self, tokens: Tokens, start: int) -> Iterator[tuple[int, Run]]:
+        """Yield positions after `start` at which a cue ends, each with its cue; cues with most points first."""
+        suffix = tokens[start:]
+        for run in sorted(self._cues, key=self._cues.__getitem__, reverse=True):
+            heads = np.flatnonzero(suffix[: len(suffix) - LENGTH + 1] == run[0])
+            for index in heads[np.all([suffix[heads + k] == run[k] for k in range(1, LENGTH)], axis=0)].tolist():
+                yield start + index + LENGTH, run
+
+
+# ------------------------------------------------------------------------------
+# Names of a prompt's prefixes, by which a later prompt with the same prefix is recognised
+# without its tokens.
+# ------------------------------------------------------------------------------
+
+_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)  # odd, with pseudo-random bits
+
+
+def prefix_names(tokens: Tokens, unit: int) -> list[int]:
+    """Return 64-bit hashes of the first unit, 2 · unit, … tokens: sums over tokens, each mixed with its position.
+
+    They guide placement and never identify stored content, so a collision costs at most one badly placed state.
+    """
+    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _FIRST
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.arange(1, 2 * len(tokens), 2, dtype=np.uint64) * _SECOND
+    mixed ^= mixed >> np.uint64(32)
+    names: list[int] = np.cumsum(mixed, dtype=np.uint64)[unit - 1 :: unit].tolist()
+    return names
+
 
 Anchor = tuple[str | Run, ...]  # kind of an anchor: all reasons at its position, and "known" or "new"
 SHARE = 0.25
@@ -178,3 +255,218 @@ class Planner:
     def _price(self) -> float:
         """Return the price of a byte: the saving that is expected of it at least."""
         return SHARE * math.exp(self._logarithms / self._placed) if self._placed else 0.0
+
+
+# ------------------------------------------------------------------------------
+# One budget of states for all documents, split by the marginal saving of the next state of
+# each.
+#
+# Each group of prompts (a document, a session) has a separate distribution of match depths. The
+# expected remaining work
+# with m states is convex in m (`optimal`), so that the savings of a document's states decrease.
+# The greatest savings of
+# all documents together are therefore the optimal split, which a greedy choice finds. The least
+# of them is the price of a
+# state. A document with one prompt has no depths yet. It gets the states that pay this price for
+# one document of average
+# weight with the depths of all documents. Cost: O(K·M) for a document with K depths and prompts
+# since the last split.
+# ------------------------------------------------------------------------------
+
+EVERY, DECAY = 16, 0.998  # observations between two splits; factor on the weight of older observations, per observation
+_HEAVIEST = 1e100
+
+
+def split(savings: Mapping[int, Floats], budget: int) -> tuple[dict[int, int], float]:
+    """Return the states of each document, and the price of a state: the least granted saving, 0 where all are granted.
+
+    `savings`  of the first, the second, … state of each document, not increasing
+    """
+    offers = [(float(saved), name) for name, marginal in savings.items() for saved in marginal if saved > 0.0]
+    offers.sort(key=lambda offer: -offer[0])
+    granted = dict.fromkeys(savings, 0)
+    for _, name in offers[:budget]:
+        granted[name] += 1
+    return granted, offers[budget - 1][0] if 0 < budget < len(offers) else 0.0
+
+
+class Depths:
+    """Weights of match depths on the grid, in the unit of the weights passed to `add`."""
+
+    def __init__(self) -> None:
+        self._mass: dict[int, float] = {}
+
+    def add(self, depth: int, weight: float) -> None:
+        """Add an observation."""
+        self._mass[depth] = self._mass.get(depth, 0.0) + weight
+
+    def scale(self, factor: float) -> None:
+        """Multiply all weights by a factor."""
+        self._mass = {depth: mass * factor for depth, mass in self._mass.items()}
+
+    def solve(self, count: int, cost: Cost) -> Placement:
+        """Return the optimal positions of up to `count` states."""
+        depths = np.array(sorted(self._mass), dtype=np.int64)
+        mass = np.array([self._mass[depth] for depth in depths.tolist()])
+        return place(depths, mass, count, cost(0, depths))
+
+
+@PLACEMENTS.register("dp_shared", needs=(COST,))
+class SharedBudget:
+    """`dp_shared`: the optimum for each document's match depths, weighted by cost, within one budget for all documents.
+
+    `count`  maximum states of one document
+    `share`  share of the store's memory for the states of all documents
+    """
+
+    def __init__(self, count: int, share: float = 0.25, *, facts: ArmFacts) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"placement.options.share={share}: expected a share above 0 and up to 1")
+        self._count, self._share, self._facts, self._cost = count, share, facts, facts.cost("flops")
+        self._weight, self._observed, self._memory = 1.0, 0, 0
+        self._all, self._documents = Depths(), dict[int, Depths]()
+        self._savings: dict[int, Floats] = {}
+        self._changed: set[int] = set()
+        self._granted: dict[int, int] = {}
+        self._default: Placement | None = None
+
+    def observe(self, prefill: PrefillInfo) -> None:
+        """Count a match depth for its document and for all documents, and split again when due."""
+        self._memory = max(self._memory, prefill.free_bytes())
+        depth = min(prefill.seen, prefill.prompt - 1) // self._facts.grid * self._facts.grid
+        group = prefill.request.group_id
+        document = self._documents.setdefault(group, Depths())
+        if depth:
+            document.add(depth, self._weight)
+            self._all.add(depth, self._weight)
+            self._changed.add(group)
+        self._observed += 1
+        self._age()
+        if self._observed % EVERY == 0 and self._changed:
+            self._split()
+
+    def place(self, prefill: PrefillInfo) -> Sequence[int]:
+        """Return the positions of a document's states; for a new document, by the depths of all."""
+        group = prefill.request.group_id
+        if group in self._granted:
+            states = self._granted[group]
+            return self._documents[group].solve(states, self._cost).positions_within(prefill.prompt) if states else ()
+        if self._default is None:
+            return balanced_positions(prefill.prompt, self._count)
+        return self._default.positions_within(prefill.prompt)
+
+    def _age(self) -> None:
+        """Increase the weight of later observations, instead of decreasing all earlier weights each time."""
+        self._weight /= DECAY
+        if self._weight > _HEAVIEST:
+            for depths in (self._all, *self._documents.values()):
+                depths.scale(1.0 / self._weight)
+            self._savings = {group: savings / self._weight for group, savings in self._savings.items()}
+            self._weight = 1.0
+
+    def _split(self) -> None:
+        for group in self._changed:
+            self._savings[group] = -np.diff(self._documents[group].solve(self._count, self._cost).cost)
+        self._changed.clear()
+        budget = UNLIMITED if self._memory >= UNLIMITED else int(self._share * self._memory) // self._facts.state_bytes
+        self._granted, price = split(self._savings, budget)
+        usual = -np.diff(self._all.solve(self._count, self._cost).cost) / len(self._savings)
+        self._default = self._all.solve(max(1, int((usual >= price).sum())), self._cost)
+
+
+# ------------------------------------------------------------------------------
+# The clairvoyant placement: states where future requests diverge from all requests before them.
+# ------------------------------------------------------------------------------
+
+
+@PLACEMENTS.register("clairvoyant", needs=(FUTURE, COST))
+class Clairvoyant:
+    """`clairvoyant`: where future requests diverge from the longest prefix of any request before them.
+
+    `count`  maximum states per prompt, those that save most if no later prompt places any; None: all of them
+
+    The first request with a prefix computes its end. With unlimited memory, one request at a time and `count` no less
+    than the departures along a prompt, every request therefore reuses as much as from an infinite cache with a state at
+    every position, which is optimal. With fewer states, or where KV and states compete for memory, the choice is
+    NP-hard. This placement is then greedy, and only the offline bound is a limit for all placements.
+    """
+
+    def __init__(self, count: int | None = None, *, facts: ArmFacts) -> None:
+        if facts.departures is None:
+            raise ValueError(
+                "placement.kind=clairvoyant: expected a simulated run, whose requests are known beforehand"
+            )
+        self._count, self._departures, self._cost = count, facts.departures, facts.cost("tokens")
+
+    def observe(self, prefill: PrefillInfo) -> None:
+        """Do nothing: the future is known."""
+
+    def place(self, prefill: PrefillInfo) -> Sequence[int]:
+        """Return the positions that this prompt computes and later ones need."""
+        users = self._departures.along(prefill.request)
+        needed = sorted(position for position in users if position > prefill.resume)
+        if self._count is None or len(needed) <= self._count:
+            return needed
+        weights = np.array([users[position] for position in needed], np.float64)
+        return place(np.array(needed), weights, self._count, self._cost(prefill.resume, np.array(needed))).positions()
+
+
+# ------------------------------------------------------------------------------
+# Departures: positions where a future request diverges from all requests before it.
+# ------------------------------------------------------------------------------
+
+
+class _Path(NamedTuple):
+    """A cache span of a request, from `start` in the prompt to its last node `end`.
+
+    `shared`  length of its longest prefix that an earlier request has, in tokens
+    """
+
+    request: int
+    start: int
+    end: Node
+    shared: int
+
+
+class Departures:
+    """For each request of a run, in order of arrival, the longest prefix of an earlier one, in whole units.
+
+    The request can reuse this prefix if an earlier request, which computes it, leaves a state at its end.
+    """
+
+    def __init__(self, requests: Sequence[Request], rules: StorageRules) -> None:
+        self._rules, self._tree = rules, PrefixTree(rules.unit)
+        self._roots: dict[Hashable, Node] = {}
+        self._number = {request.id: number for number, request in enumerate(requests)}
+        self._paths = [self._add(number, request) for number, request in enumerate(requests)]
+        self._leaving: dict[Node, dict[int, list[int]]] = {}
+        for path in (path for paths in self._paths for path in paths if path.shared):
+            node = next(node for node in path.end.path() if node.start < path.shared)
+            self._leaving.setdefault(node, {}).setdefault(path.shared, []).append(path.request)
+
+    def _add(self, number: int, request: Request) -> list[_Path]:
+        """Add a request to the tree; return its cache spans."""
+        rules, tree, paths = self._rules, self._tree, []
+        cache_spans = rules.layout(request)
+        for cache_span in cache_spans:
+            if not cache_span.storable:
+                continue
+            root = self._roots.setdefault(rules.key(request, cache_span), tree.new_root())
+            computes_last = cache_span is cache_spans[-1] and not rules.last_token
+            usable = len(cache_span.tokens) - computes_last
+            shared = min(tree.match(root, cache_span.tokens)[1], usable) // rules.unit * rules.unit
+            end = tree.extend(root, cache_span.tokens, len(cache_span.tokens) // rules.unit * rules.unit, 0)
+            paths.append(_Path(number, cache_span.start, end, shared))
+        return paths
+
+    def along(self, request: Request) -> dict[int, int]:
+        """Return, by position of a request's prompt, the number of later requests that depart there."""
+        assert request.id in self._number, "a clairvoyant placement needs all requests of its run"
+        counts: dict[int, int] = {}
+        for path in self._paths[self._number[request.id]]:
+            for node in path.end.path():
+                for depth, users in self._leaving.get(node, {}).items():
+                    later = len(users) - bisect_right(users, path.request)
+                    if later:
+                        counts[path.start + depth] = counts.get(path.start + depth, 0) + later
+        return counts

@@ -6,11 +6,18 @@ never used; then those with a key, in the order in which they were freed.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal, NamedTuple, Protocol
 
-from spanlab.core.token_string import TokenString
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.request import Request
+from spanlab.core.token_string import Tokens, TokenString
 
 
 class BlockKey(NamedTuple):
@@ -200,3 +207,361 @@ class BlockPool:
         assert all(block.users == 0 for block in self._keyed), "a free block is in use"
         assert {block for block in published if block.users == 0} == set(self._keyed)
         assert 0 <= self.num_free <= self.num_blocks, "the number of blocks changed"
+
+
+# ------------------------------------------------------------------------------
+# Groups of layers that share one block pool: attention keeps all blocks, recurrent layers a few
+# states.
+#
+# A request has one table of blocks per group; entry i is the block of tokens `[i · size, (i + 1)
+# · size)`.
+# A state block holds the recurrent state at the end of its tokens. Semantics: vLLM 0.32.0, groups
+# with hashes of whole blocks, and drafts for attention alone.
+# ------------------------------------------------------------------------------
+
+
+def blocks_of(tokens: int, size: int) -> int:
+    """Return the number of blocks for `tokens` tokens, the last one possibly partly filled."""
+    return -(-tokens // size)
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """Blocks of one request in one group.
+
+    `num_visited`  leading blocks that were published, or skipped
+    `last_state`   index of the state before the last allocation; None without one
+    `num_retired`  leading blocks that were freed or are null, permanently
+    """
+
+    blocks: list[Block] = field(default_factory=list)
+    num_visited: int = 0
+    last_state: int | None = None
+    num_retired: int = 0
+
+
+class Boundaries(NamedTuple):
+    """Positions at which a later request may resume, and the retention of states between them.
+
+    `retention`  None: the state of every block; 0: states at `positions` only; n: also one per n tokens
+    """
+
+    positions: tuple[int, ...]
+    retention: int | None
+
+
+class BlockGroup(Protocol):
+    """Lookup, allocation, publication and release of the blocks of one group."""
+
+    index: int
+
+    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+        """Return the blocks of the longest usable prefix of at most `limit` blocks; null where not needed."""
+        ...
+
+    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
+        """Return the free blocks that a request for `tokens` tokens takes if it reuses `reused`."""
+        ...
+
+    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+        """Add the reused blocks to the table of a new request."""
+        ...
+
+    def trim(self, table: BlockTable, computed: int) -> None:
+        """Free blocks that no later token of the request reads after `computed` tokens."""
+        ...
+
+    def extend(self, table: BlockTable, tokens: int) -> None:
+        """Allocate blocks for `tokens` tokens in total."""
+        ...
+
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
+        """Publish the first `count` blocks under digests of `chain`; return the indices of the newly published."""
+        ...
+
+
+@dataclass(slots=True)
+class AttentionBlocks:
+    """Full attention: every block is read until the request ends."""
+
+    pool: BlockPool
+    size: int
+    index: int = 0
+
+    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+        return self.pool.find_run(self.index, chain if limit == len(chain) else chain[:limit])
+
+    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
+        new = blocks_of(tokens, self.size) - len(table.blocks) - len(reused)
+        return max(new, 0) + count_unreferenced(reused)
+
+    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+        self.pool.use(reused)
+        table.blocks = list(reused)
+        table.num_visited = len(reused)
+
+    def trim(self, table: BlockTable, computed: int) -> None:
+        """Do nothing: every token is read again."""
+
+    def extend(self, table: BlockTable, tokens: int) -> None:
+        new = blocks_of(tokens, self.size) - len(table.blocks)
+        if new > 0:
+            table.blocks += self.pool.take(new)
+
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
+        start, stop = table.num_visited, max(table.num_visited, count)
+        self.pool.publish(self.index, table.blocks[start:stop], chain[start:stop])
+        table.num_visited = stop
+        return range(start, stop)
+
+
+@dataclass(slots=True)
+class StateBlocks:
+    """Recurrent layers: a request needs its last state; a prefix resumes from any stored state.
+
+    Chunks end on block boundaries, and only the state at a chunk's end is written.
+    """
+
+    pool: BlockPool
+    size: int
+    index: int = 1
+
+    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+        for index in reversed(range(min(limit, len(chain)))):
+            block = self.pool.find(self.index, chain[index])
+            if block is not None:
+                return [NULL_BLOCK] * index + [block]
+        return []
+
+    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
+        new = max(blocks_of(tokens, self.size) - len(table.blocks) - len(reused), 0)
+        return min(new, 1) + count_unreferenced(reused)
+
+    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+        self.pool.use(reused)
+        table.blocks = list(reused)
+        table.num_visited = len(reused)
+
+    def trim(self, table: BlockTable, computed: int) -> None:
+        """Free all states but that of the last computed token."""
+        stop = min((computed - 1) // self.size, len(table.blocks))
+        freed = list(reversed(range(table.num_retired, stop)))
+        table.num_retired = max(table.num_retired, stop)
+        last = table.last_state
+        if last is not None and stop <= last < blocks_of(computed, self.size) - 1:
+            freed.append(last)
+        self.pool.free([table.blocks[index] for index in freed])
+        for index in freed:
+            table.blocks[index] = NULL_BLOCK
+
+    def extend(self, table: BlockTable, tokens: int) -> None:
+        needed, allocated = blocks_of(tokens, self.size), len(table.blocks)
+        if needed <= allocated:
+            return
+        table.last_state = allocated - 1 if allocated else None
+        table.blocks += [NULL_BLOCK] * (needed - allocated - 1)
+        table.blocks += self.pool.take(1)
+
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
+        published = []
+        for index in range(table.num_visited, count):
+            if table.blocks[index] is not NULL_BLOCK and self._retains(index, boundaries):
+                self.pool.publish(self.index, [table.blocks[index]], [chain[index]])
+                published.append(index)
+        table.num_visited = max(table.num_visited, count)
+        return published
+
+    def _retains(self, index: int, boundaries: Boundaries) -> bool:
+        if boundaries.retention is None:
+            return True
+        if boundaries.retention and (index + 1) % max(boundaries.retention // self.size, 1) == 0:
+            return True
+        return any(position // self.size == index + 1 for position in boundaries.positions)
+
+
+def count_unreferenced(reused: Sequence[Block]) -> int:
+    """Return the number of blocks without references, which leave the free queue when they are reused."""
+    return sum([block.users == 0 for block in reused])
+
+
+# ------------------------------------------------------------------------------
+# The sizes of a pool of hashed blocks in bytes.
+# ------------------------------------------------------------------------------
+
+
+class BlockStore:
+    """A pool of hashed blocks, measured in bytes."""
+
+    def __init__(self, pool: BlockPool, block_bytes: int, state_bytes: int) -> None:
+        self.pool, self.block_bytes, self.state_bytes = pool, block_bytes, state_bytes
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no request uses."""
+        return self.pool.num_free
+
+    @property
+    def kv_cached(self) -> int:
+        """Bytes of published attention blocks."""
+        return self.pool.num_keyed(0) * self.block_bytes
+
+    @property
+    def state_cached(self) -> int:
+        """Bytes of published state blocks."""
+        return sum([self.pool.num_keyed(group) for group in self.pool.num_published if group]) * self.block_bytes
+
+    @property
+    def inserted_bytes(self) -> int:
+        """Bytes of all blocks ever published."""
+        return self.pool.num_published.total() * self.block_bytes
+
+    @property
+    def evicted_bytes(self) -> int:
+        """Bytes of published blocks that were evicted."""
+        return self.pool.num_evicted.total() * self.block_bytes
+
+
+def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:
+    """Return the pool for a budget; one block of it is the null block, which stores nothing."""
+    return BlockPool(max(0, budget_bytes // block_bytes - 1))
+
+
+# ------------------------------------------------------------------------------
+# Rules of a pool of hashed blocks: block size, and which recurrent states are stored.
+# ------------------------------------------------------------------------------
+
+StateMode = Literal["none", "align"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    """Block size, and which states are stored.
+
+    `size`          tokens per block
+    `states`        none: attention alone; align: chunks end on block boundaries, and the state at a
+                    chunk's end may be stored
+    `state_groups`  blocks per state, one per group of recurrent layers
+    `retention`     None: every written state; 0: states at the last block boundary of the prompt and at the end of
+                    a shared prefix without a state; n: also one per n tokens
+    `junctions`     whether a shared prefix without a state gets one, as since vLLM's pull request 37898
+    `cut`           whether chunks also end at each multiple of `retention`; else a state exists only where a chunk
+                    happens to end; proposed for vLLM in its pull request 54076
+    `ahead`         whether a step is planned while the previous one runs: the token of the previous step is not known
+                    yet, so that its block is published, and the state before it freed, one step later
+    `drops_last`    whether the last block of a match is computed again: with a drafter like EAGLE, whose keys and
+                    values at a block's end depend on the next token
+    """
+
+    size: int
+    states: StateMode = "none"
+    state_groups: int = 1
+    retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
+    ahead: bool = False
+    drops_last: bool = False
+
+    def usable(self, matched: int) -> int:
+        """Return how many of the matched blocks are reused."""
+        return max(0, matched - self.drops_last)
+
+
+# ------------------------------------------------------------------------------
+# Digests of a request's full blocks, each of all tokens up to its end.
+#
+# A block's ids are hashed by a multilinear function modulo 2^64 (arXiv 1202.4961); a digest is
+# the sum over all blocks so
+# far of their hashes, mixed with their positions. All blocks of a prompt take a few operations on
+# arrays. Two of n
+# different prefixes have the same digest with a probability of about n² / 2^65: three in a
+# million for ten million
+# blocks. Matched blocks are compared token by token, so that such a collision, or a forged one,
+# is a miss.
+# ------------------------------------------------------------------------------
+
+_AHEAD = 32  # blocks that are digested at once for an output without known ids
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)  # between positions: 2^64 over the golden ratio
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64, whose last shift is 31
+
+
+class Chain:
+    """Digests of the full blocks of a prompt, and of its output up to the requested length.
+
+    `digests`  digest of each block; there may be more than were requested
+    """
+
+    __slots__ = ("_generated", "_partial_block", "_size", "_source", "digests", "prompt", "request")
+
+    def __init__(self, request: Request, size: int) -> None:
+        self.request, self._size, self._generated = request, size, 0
+        self.prompt = request.string
+        self._source = Source(request.cache_salt, self.prompt)
+        self.digests: list[int] = []
+        self._partial_block = self._digest(request.tokens)
+
+    def digests_to(self, length: int) -> list[int]:
+        """Return digests of at least the full blocks in the first `length` tokens of prompt and output."""
+        if length // self._size > len(self.digests):
+            self._generate(length - len(self.prompt))
+        return self.digests
+
+    def string(self, length: int) -> TokenString:
+        """Return the first `length` tokens of prompt and output, but at least the whole prompt."""
+        generated = length - len(self.prompt)
+        return self.prompt + self.request.output_string(generated) if generated > 0 else self.prompt
+
+    def source(self, length: int) -> Source:
+        """Return the tokens from which blocks in the first `length` tokens are computed."""
+        return self._source if length <= len(self.prompt) else Source(self.request.cache_salt, self.string(length))
+
+    def count_verified(self, blocks: Sequence[Block], length: int) -> int:
+        """Return the number of leading blocks that were computed from these tokens, despite possible collisions.
+
+        Null blocks, and blocks of a lower tier, are not compared.
+        """
+        expected, last, common = self.source(length), None, 0
+        for index, block in enumerate(blocks):
+            source = block.source
+            if source is None:
+                continue
+            if source is not last:
+                last = source
+                common = expected.tokens.common(0, source.tokens) if source.cache_salt == expected.cache_salt else 0
+            if (index + 1) * self._size > common:
+                return index
+        return len(blocks)
+
+    def _generate(self, generated: int) -> None:
+        if self.request.output is None:  # all later ids are equal
+            generated += _AHEAD * self._size
+        new = self.request.output_tokens(generated)[self._generated :]
+        self._partial_block, self._generated = self._digest(np.concatenate([self._partial_block, new])), generated
+
+    def _digest(self, tokens: Tokens) -> Tokens:
+        """Append digests of the full blocks of `tokens`; return the ids after the last full block."""
+        size, first = self._size, len(self.digests)
+        count = len(tokens) // size
+        if count:
+            last = self.digests[-1] if first else _seed(self.request.cache_salt)
+            ids = tokens[: count * size].reshape(count, size).astype(np.int64).view(np.uint64)
+            positions = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _STRIDE
+            mixed = _mixed(ids @ _factors(size) + positions)
+            self.digests += (mixed.cumsum() + np.uint64(last)).tolist()
+        return tokens[count * size :]
+
+
+def _seed(cache_salt: str) -> int:
+    """Return the digest before the first block, so that requests of different salts share no digest."""
+    return int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest())
+
+
+@functools.cache
+def _factors(size: int) -> NDArray[np.uint64]:
+    """Return odd random numbers, one for each position in a block, shape (size,)."""
+    return np.random.default_rng(size).integers(2**64, size=size, dtype=np.uint64) | np.uint64(1)
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    for shift, factor in _MIX:
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    return numbers ^ (numbers >> np.uint64(31))

@@ -8,29 +8,233 @@ the output of a request is stored like its prompt. Semantics: vLLM 0.32.0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from spanlab.core.ledger import Ledger
-from spanlab.core.need import Need
-from spanlab.core.policies.block_groups import (
+from spanlab.core.plan import Losses, Need, PrefillRange, ReusePlan, Work
+from spanlab.core.policies.block_pool import (
+    NULL_BLOCK,
     AttentionBlocks,
+    Block,
     BlockGroup,
+    BlockKey,
+    BlockPool,
+    BlockRules,
+    BlockStore,
     BlockTable,
     Boundaries,
+    Chain,
     StateBlocks,
     blocks_of,
     count_unreferenced,
 )
-from spanlab.core.policies.block_match import BlockMatcher
-from spanlab.core.policies.block_plan import BlockAllocation, BlockPlan
-from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore
-from spanlab.core.policies.refusal import Refusal
 from spanlab.core.protocol import BeforeChange, unnoticed
+from spanlab.core.repair import Repair
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.work import PrefillRange
+from spanlab.core.rules import ReuseRules
+
+# ------------------------------------------------------------------------------
+# The plan and the allocation of a request in a pool of hashed blocks.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class BlockPlan(ReusePlan):
+    """A reuse plan over hashed blocks.
+
+    `reused_blocks`  blocks per group, from the first token to the resume position
+    `junction`       end of a shared prefix that has KV but no state; 0 without one
+    `declined`       tokens in lower tiers that are computed nevertheless, because that is faster
+    """
+
+    reused_blocks: list[list[Block]] = field(default_factory=list)
+    junction: int = 0
+    declined: int = 0
+
+    def without_reuse(self) -> BlockPlan:
+        """Return the plan itself: its reused blocks never reduce the memory that is available to it."""
+        return self
+
+
+@dataclass(slots=True, eq=False)
+class BlockAllocation:
+    """Blocks of a running request: one table per group.
+
+    `captures`  positions of the states that the last extension published
+    `captured`  number of published states in total
+    `room`      tokens up to which `append` does nothing; 0 where states may be freed, or steps are planned ahead
+    `begun`     start position of the last step, where steps are planned ahead
+    `step`      number of that step
+    """
+
+    plan: BlockPlan
+    work: tuple[Work, ...]
+    tables: list[BlockTable]
+    captures: list[int] = field(default_factory=list)
+    captured: int = 0
+    captured_maps: int = 0
+    loading: bool = False
+    room: int = 0
+    begun: int = 0
+    step: int = -1
+
+    @property
+    def loads_state(self) -> bool:
+        """Whether the first step starts from a stored state."""
+        return len(self.tables) > 1 and self.plan.resume > 0
+
+
+# ------------------------------------------------------------------------------
+# Prefix match of a prompt in a pool of hashed blocks, and the causes of the tokens that are not
+# reused.
+# ------------------------------------------------------------------------------
+
+NOTHING_LOST = Losses(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class BlockMatcher:
+    """Looks up prompts, and caches their digests.
+
+    `ever_stored`  digests at which a state was ever stored
+    `kept`         digests of blocks that are stored, or were evicted and no request has missed them since
+    """
+
+    def __init__(
+        self,
+        rules: BlockRules,
+        pool: BlockPool,
+        attention: AttentionBlocks,
+        states: Sequence[StateBlocks],
+        ledger: Ledger,
+    ) -> None:
+        self._rules, self._pool, self._attention, self._states = rules, pool, attention, states
+        self._ledger = ledger
+        self._chains: dict[int, Chain] = {}
+        self.ever_stored: set[int] = set()
+        self.kept: set[int] = set()
+
+    def chain(self, request: Request) -> Chain:
+        """Return the digests of a request, which are cached until `forget`."""
+        chain = self._chains.get(request.id)
+        if chain is None or chain.request is not request:  # the same id with its passages in another order
+            chain = self._chains[request.id] = Chain(request, self._rules.size)
+        return chain
+
+    def forget(self, request: Request) -> None:
+        """Drop the cached digests of a request."""
+        self._chains.pop(request.id, None)
+
+    def plan(self, request: Request, generated: int) -> BlockPlan:
+        """Return the reuse of prompt and output; at least one token is computed."""
+        chain, size = self.chain(request), self._rules.size
+        prompt = len(chain.prompt)
+        length = prompt + generated
+        digests = chain.digests_to(length)
+        matched = self._attention.find(digests, length // size)
+        del matched[chain.count_verified(matched, length) :]
+        deepest = self._rules.usable(len(matched))
+        limit = self._rules.usable(min(len(matched), (length - 1) // size))
+        states, resume = self._find_states(chain, length, limit)
+        resumable = resume if limit == deepest else self._find_states(chain, length, deepest)[1]
+        junction = limit * size if resume < limit and self._rules.junctions else 0
+        seen, losses = length, NOTHING_LOST
+        if not generated:
+            seen = max(self._ledger.lookup(request.cache_salt, chain.prompt)[0], len(matched) * size)
+            losses = self._losses(length, digests, seen, len(matched), resume)
+        sizes = seen, len(matched) * size, resumable * size, resume * size
+        reused = [matched[:resume], *states]
+        return BlockPlan(request, prompt, (), Repair(), *sizes, losses, reused_blocks=reused, junction=junction)
+
+    def _find_states(self, chain: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
+        """Return the states at the deepest boundary within `limit` blocks that all groups have, and the boundary."""
+        while True:
+            states = [self._verified_states(group, chain, length, limit) for group in self._states]
+            deepest = min((len(blocks) for blocks in states), default=limit)
+            if all(len(blocks) == deepest for blocks in states):
+                return states, deepest
+            limit = deepest
+
+    def _verified_states(self, group: StateBlocks, chain: Chain, length: int, limit: int) -> list[Block]:
+        """Return the deepest state of a group that was computed from these tokens, after null blocks."""
+        blocks = group.find(chain.digests_to(length), limit)
+        while blocks and chain.count_verified(blocks, length) < len(blocks):
+            blocks = group.find(chain.digests_to(length), len(blocks) - 1)
+        return blocks
+
+    def _losses(self, length: int, digests: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
+        size = self._rules.size
+        usable = min(seen, length - 1)
+        aligned = self._rules.usable(usable // size)
+        present = min(self._rules.usable(matched), aligned)
+        evicted = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
+        tombstone = next(evicted, resume) if self._states else present
+        missing = aligned - present
+        kv_evicted = min(len(self.evicted(digests[matched : usable // size])), missing)
+        stored = sum([self._pool.find(0, digest) is not None for digest in digests[matched : usable // size]])
+        unreachable = min(stored, missing - kv_evicted)  # behind a block that is missing
+        return Losses(
+            never_seen=length - seen,
+            never_stored=(missing - kv_evicted - unreachable) * size,
+            kv_evicted=kv_evicted * size,
+            state_evicted=(tombstone - resume) * size,
+            state_never_placed=(present - tombstone) * size,
+            alignment=usable - (aligned - unreachable) * size,
+            last_token=seen - usable,
+            locked=0,
+        )
+
+    def evicted(self, digests: Sequence[int]) -> list[int]:
+        """Return the digests whose blocks were evicted and that no request has missed since."""
+        return [digest for digest in digests if digest in self.kept and self._pool.find(0, digest) is None]
+
+    def checkpoints(self, request: Request) -> list[int]:
+        """Return the positions of the stored states along a prompt, increasing."""
+        if not self._states:
+            return []
+        digests = Chain(request, self._rules.size).digests  # not cached: the request may have finished
+        stored = [all(self._pool.find(group.index, digest) for group in self._states) for digest in digests]
+        return [(index + 1) * self._rules.size for index, is_stored in enumerate(stored) if is_stored]
+
+
+# ------------------------------------------------------------------------------
+# A prompt that did not fit into the pool, and the changes of the pool after which it may fit.
+#
+# A prompt needs memory for all its blocks except those that other requests are using. More of its
+# blocks can be in use
+# only after a free block is reused, or the block after the matched ones is published, or a
+# matched block is evicted and
+# computed again by another request.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Refusal:
+    """A refused plan, and the pool at that time; for one group of blocks without lower tiers.
+
+    `needed`        blocks that had to be free
+    `unreferenced`  of these, matched blocks that no request used
+    `next_digest`   digest of the block after the matched ones; None where the prompt cannot reuse more
+    `revived`, `evicted`  the pool's counts
+    """
+
+    plan: ReusePlan
+    generated: int
+    needed: int
+    unreferenced: int
+    next_digest: int | None
+    revived: int
+    evicted: int
+
+    def matches(self, request: Request, generated: int) -> bool:
+        """Whether this request was refused, with the same number of output tokens."""
+        return self.plan.request is request and self.generated == generated
+
+    def still_applies(self, pool: BlockPool) -> bool:
+        """Whether the prompt certainly does not fit yet."""
+        recomputed = min(self.unreferenced, pool.num_evicted[0] - self.evicted)
+        if pool.num_revived != self.revived or self.needed - recomputed <= pool.num_free:
+            return False
+        return self.next_digest is None or pool.find(0, self.next_digest) is None
 
 
 class BlockPolicy:

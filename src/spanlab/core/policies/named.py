@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from spanlab.core.admission import Admission, SecondTouch, always
-from spanlab.core.budget import Budget
-from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.placement import Placer
-from spanlab.core.policies.admitting import AdmittingPolicy
-from spanlab.core.policies.block_rules import BlockRules
-from spanlab.core.policies.block_store import BlockStore, pool_of
+from spanlab.core.policies.block_pool import BlockRules, BlockStore, pool_of
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.chunks import ChunkPolicy
-from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
-from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
-from spanlab.core.policies.pinning import PinningPolicy
-from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
-from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
-from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.policies.chunks import ChunkPolicy, CountedBlocks, UnsharedPolicy
+from spanlab.core.policies.tree_variants import (
+    AdmittingPolicy,
+    ExactHashPolicy,
+    KeptRepairsPolicy,
+    PinningPolicy,
+    PrivateIndex,
+    PublishedStudyPolicy,
+    WholePromptIndex,
+)
 from spanlab.core.protocol import Policy
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.request import Budget
+from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
+from spanlab.core.tree import SharedIndex, isolated, whole
 from spanlab.model_spec import ModelSpec
 from spanlab.registry import Registry
 

@@ -6,17 +6,151 @@ a load begins, and the blocks are published when it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-from spanlab.core.policies.block_plan import BlockAllocation, BlockPlan
-from spanlab.core.policies.block_pool import Block, BlockKey
-from spanlab.core.policies.block_store import BlockStore
-from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.over_tiers import OverTiers, PrefillSteps, WaitingRequest
+from spanlab.core.eviction.orders import PathNames
+from spanlab.core.plan import Need, ReusePlan, TreeAllocation, combine_plans
+from spanlab.core.policies.block_pool import Block, BlockKey, BlockStore
+from spanlab.core.policies.blocks import BlockAllocation, BlockPlan, BlockPolicy
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.request import Request
-from spanlab.core.tiers.load import Load, LoadNote, overlapped
-from spanlab.core.tiers.tiers import Tiers
+from spanlab.core.rules import ReuseRules
+from spanlab.core.store import Store
+from spanlab.core.tiers import Key, Load, LoadNote, Tiers, overlapped
+from spanlab.core.tree import Node, State
+
+# ------------------------------------------------------------------------------
+# The base of policies over lower memory tiers: it delegates to the policy of device memory, and
+# manages loads.
+# ------------------------------------------------------------------------------
+
+#: Nanoseconds of each step of computing prompt tokens [start, stop) alone.
+PrefillSteps = Callable[[int, int], Sequence[int]]
+
+
+P = TypeVar("P", bound=BlockPolicy | TreePolicy)
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """A request that waits for `num_loads` loads, since the time `since` in nanoseconds."""
+
+    allocation: Any
+    note: LoadNote
+    since: int
+    num_loads: int = 1
+
+    def loaded(self, load: Load) -> None:
+        """Count a load that has ended; after the last one the request is ready to run."""
+        self.num_loads -= 1
+        if not self.num_loads:
+            self.allocation.loading = False
+            self.note.critical_ns += load.ended_at - self.since
+
+
+class OverTiers(ABC, Generic[P]):
+    """The parts of `Policy` that are common to all tiers; evicted entries are written to a tier.
+
+    `steps`  time of computing; None: everything that can be loaded is loaded
+    `notes`  transfers for each request, by its id, until `take_note`
+    """
+
+    def __init__(self, policy: P, tiers: Tiers, steps: PrefillSteps | None) -> None:
+        self._policy, self.tiers, self._steps = policy, tiers, steps
+        self._now = 0
+        self.notes: dict[int, LoadNote] = {}
+        self.retries_each_step, self.stores_when_scheduled = policy.retries_each_step, policy.stores_when_scheduled
+
+    @property
+    def rules(self) -> ReuseRules:
+        return self._policy.rules
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def start_step(self, now: int) -> None:
+        """Complete transfers, and make requests ready whose loads have ended."""
+        self._now = now
+        self._policy.start_step(now)
+        self.tiers.advance(now)
+        self._arrive()
+
+    @abstractmethod
+    def _arrive(self) -> None:
+        """Make requests ready to run whose loads have ended."""
+
+    @abstractmethod
+    def next_arrival(self) -> int | None:
+        """Return when the next awaited load ends, if no further transfer begins; None without one."""
+
+    def step_duration(self, duration_ns: int) -> int:
+        """Return the nanoseconds of the scheduled step, which computes for `duration_ns`, with the loads it follows."""
+        return duration_ns
+
+    def _note(self, request: Request) -> LoadNote:
+        """Return the note of a request, which exists from its first admission on."""
+        return self.notes.setdefault(request.id, LoadNote([0] * len(self.tiers)))
+
+    def _load(self, keys: Sequence[Key], note: LoadNote, now: int) -> Load:
+        """Begin to load entries, and record their bytes."""
+        load = self.tiers.load(keys, now)
+        for number, num_bytes in load.num_bytes.items():
+            note.bytes[number] += num_bytes
+        return load
+
+    def take_note(self, request: int) -> LoadNote:
+        """Return and forget the note of a finished request."""
+        return self.notes.pop(request)
+
+    # -- delegation to the policy of the device -----------------------------------------------------------------------
+
+    def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
+        """Allocate memory for tokens `[start, stop)`; entries evicted for it are written to a tier."""
+        granted = self._policy.append(allocation, start, stop, drafts)
+        self.tiers.settle(self._now)
+        return granted
+
+    def repeat(self, allocations: list[Any], starts: list[int], times: int, before: BeforeChange = unnoticed) -> None:
+        """Allocate memory for several equal decode steps; writes to tiers begin at the first of them."""
+        self._policy.repeat(allocations, starts, times, before)
+        self.tiers.settle(self._now)
+
+    def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
+        """Delegate to the policy."""
+        return self._policy.chunk_end(plan, start, stop, most, generated)
+
+    def spare_steps(self, allocations: list[Any]) -> int:
+        """Delegate to the policy."""
+        return self._policy.spare_steps(allocations)
+
+    def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
+        """Delegate to the policy."""
+        self._policy.insert(allocation, computed, now, cache_span)
+
+    def finish(self, allocation: Any, generated: int, now: int) -> None:
+        """Delegate to the policy."""
+        self._policy.finish(allocation, generated, now)
+
+    def free(self, allocation: Any, now: int) -> None:
+        """Delegate to the policy."""
+        self._policy.free(allocation, now)
+
+    def need(self, request: Request) -> Need:
+        """Delegate to the policy: the memory of a request is on the device."""
+        return self._policy.need(request)
+
+    def checkpoints(self, request: Request) -> list[int]:
+        """Delegate to the policy: return states on the device."""
+        return self._policy.checkpoints(request)
+
+    def check(self) -> None:
+        """Verify device and tiers by recounting; slow, for tests."""
+        self._policy.check()
+        self.tiers.check()
 
 
 @dataclass(slots=True, eq=False)
@@ -206,3 +340,146 @@ def _resident_blocks(plan: BlockPlan, absent: list[Block]) -> list[Block]:
     """Return the blocks of a plan that are in the pool."""
     stand_ins = set(absent)
     return [block for group in plan.reused_blocks for block in group if block not in stand_ins]
+
+
+# ------------------------------------------------------------------------------
+# A tree policy over lower memory tiers for states: an evicted state is loaded back where its KV
+# is still stored.
+#
+# The tree policy itself is unchanged. States that it stores or evicts are written to the tiers
+# under the digest of their
+# prefix, so that lookups do not depend on later splits of edges. A request with a pending load
+# holds memory but does not
+# run.
+# ------------------------------------------------------------------------------
+
+
+class BackfilledPolicy(OverTiers[TreePolicy]):
+    """Resumes prompts from states of lower tiers that are deeper than those of the tree, within its KV."""
+
+    def __init__(self, tree: TreePolicy, tiers: Tiers, steps: PrefillSteps | None) -> None:
+        super().__init__(tree, tiers, steps)
+        self._names = PathNames()
+        tree.store.tree.watchers.append(self._names)
+        tree.store.on_stored, tree.store.before_drop = self._stored, self._leaving
+        self._waiting: dict[Load, WaitingRequest] = {}
+
+    @property
+    def store(self) -> Store:
+        return self._policy.store
+
+    # -- callbacks of the store ---------------------------------------------------------------------------------------
+
+    def _stored(self, state: State) -> None:
+        self.tiers.published(self._names.of_state(state))
+
+    def _leaving(self, state: State) -> None:
+        self.tiers.evicted(self._names.of_state(state))
+
+    # -- matching -----------------------------------------------------------------------------------------------------
+
+    def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
+        """Return the reuse of a prompt, with the deepest state of a tier where loading it is faster."""
+        plan = self._policy.match(request, now, generated)
+        position = self._deepest(plan)
+        if position is None:
+            return plan
+        deeper = _resumed_at(plan, position)
+        if self._steps is not None and self._ready_ns(deeper, now, generated) >= self._computed_ns(plan, generated):
+            return plan
+        return deeper
+
+    def _deepest(self, plan: ReusePlan) -> int | None:
+        """Return the position of a tier's deepest state beyond the plan's state, within its KV; None without one."""
+        span_plan = plan.cache_spans[0]
+        limit = min(span_plan.matched, plan.prompt - (not self.rules.last_token))
+        for node, position in _evicted_states(span_plan.match_node, span_plan.resume, limit):
+            if self.tiers.holder(self._names.of_position(node, position), len(self.tiers)) is not None:
+                return position
+        return None
+
+    def _key(self, plan: ReusePlan) -> bytes:
+        """Return the name of the state from which a plan resumes."""
+        span_plan = plan.cache_spans[0]
+        node = span_plan.match_node
+        while node.start >= span_plan.resume:
+            assert node.parent is not None, "a state follows at least one token"
+            node = node.parent
+        return self._names.of_position(node, span_plan.resume)
+
+    def _computed_ns(self, plan: ReusePlan, generated: int) -> int:
+        assert self._steps is not None, "called only where loading and computing are compared"
+        return sum(self._steps(plan.resume, plan.prompt + generated))
+
+    def _ready_ns(self, plan: ReusePlan, now: int, generated: int) -> int:
+        """Return the nanoseconds to load the state of a plan and compute its prompt, if nothing else ran."""
+        keys_by_tier = self.tiers.by_tier([self._key(plan)])
+        delays = [
+            self.tiers.links[number].delay(self.tiers.bytes_of(number, keys)) for number, keys in keys_by_tier.items()
+        ]
+        return max(delays) + self._computed_ns(plan, generated)
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
+        """Allocate as the tree policy, and load the state at the plan's resume position if the tree has none."""
+        span_plan = plan.cache_spans[0]
+        loads = span_plan.resume > 0 and span_plan.resume_state is None
+        key = self._key(plan) if loads else b""
+        allocation = self._policy.allocate(plan, now, generated, drafts)
+        if allocation is None:
+            return None
+        note = self._note(plan.request)
+        if loads:
+            self._begin_load(key, allocation, note, now)
+        self.tiers.settle(now)
+        self._arrive()
+        return allocation
+
+    def _begin_load(self, key: bytes, allocation: TreeAllocation, note: LoadNote, now: int) -> None:
+        """Begin to load a state; it is stored again with the tokens of its request, where memory allows."""
+        load = self._load([key], note, now)
+        span_plan, store = allocation.plan.cache_spans[0], self.store
+        nearest = span_plan.match_node.deepest_state(span_plan.resume)
+        note.tokens += span_plan.resume - (0 if nearest is None else nearest.position)
+        if store.spare_state_bytes() >= store.state_bytes and store.reserve(0, store.state_bytes):
+            insort(allocation.captures, span_plan.resume)
+            allocation.state_bytes += store.state_bytes
+        allocation.loading = True
+        self._waiting[load] = WaitingRequest(allocation, note, now)
+
+    def _arrive(self) -> None:
+        """Make requests with completed loads ready to run."""
+        for load in self.tiers.ended():
+            self._waiting.pop(load).loaded(load)
+
+    def next_arrival(self) -> int | None:
+        return min([self.tiers.load_ends_at(load) for load in self._waiting], default=None)
+
+
+def _evicted_states(node: Node, above: int, limit: int) -> Iterator[tuple[Node, int]]:
+    """Yield positions of a path in (above, limit] whose state was evicted, with their nodes; deepest first."""
+    for path_node in node.path():
+        if path_node.depth <= above:
+            return
+        for position in reversed(path_node.lost[: bisect_right(path_node.lost, limit)]):
+            if position > above:
+                yield path_node, position
+
+
+def _resumed_at(plan: ReusePlan, position: int) -> ReusePlan:
+    """Return the plan with its resume point moved to a position whose state was evicted."""
+    span_plan = plan.cache_spans[0]
+    node = span_plan.match_node
+    while node.depth > position:
+        assert node.parent is not None, "the root ends at zero"
+        node = node.parent
+    losses = span_plan.losses._replace(state_evicted=span_plan.losses.state_evicted - (position - span_plan.resume))
+    deeper = span_plan._replace(
+        resume=position,
+        resumable=max(position, span_plan.resumable),
+        losses=losses,
+        resume_node=node,
+        resume_state=None,
+    )
+    return combine_plans(plan.request, plan.prompt, (deeper,), plan.repair)

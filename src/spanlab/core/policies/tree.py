@@ -6,25 +6,339 @@ reserves before it, `insert` stores after it, and `free` releases the remaining 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from spanlab.core.audit import recount
 from spanlab.core.ledger import Ledger
-from spanlab.core.need import Need
-from spanlab.core.placement import Placer, PrefillInfo
-from spanlab.core.policies.captures import Captures
-from spanlab.core.policies.request_states import RequestStates
-from spanlab.core.policies.tree_match import Matcher
-from spanlab.core.policies.tree_need import need_of, private_tokens, working_map_bytes
-from spanlab.core.prefix_index import PrefixIndex, RootKey
+from spanlab.core.placement.rules import Placer, PrefillInfo
+from spanlab.core.plan import (
+    CacheSpanPlan,
+    Losses,
+    Need,
+    ReusePlan,
+    TreeAllocation,
+    combine_plans,
+    prefix_lengths,
+    work_of,
+)
 from spanlab.core.protocol import BeforeChange, unnoticed
+from spanlab.core.repair import ReusedSpan
 from spanlab.core.request import Request
-from spanlab.core.reuse import CacheSpanPlan, ReusePlan, TreeAllocation, prefix_lengths
-from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.store import Store
+from spanlab.core.rules import Replay, ReuseRules
+from spanlab.core.store import Store, recount
 from spanlab.core.token_string import TokenString
-from spanlab.core.tree import Node, State
-from spanlab.core.work import work_of
+from spanlab.core.tree import CacheSpan, Node, PrefixIndex, RootKey, State, repeats, without_tails
+
+# ------------------------------------------------------------------------------
+# Captures of a prefill and their bytes: checkpoints in ordered text, and maps of spans.
+# ------------------------------------------------------------------------------
+
+
+class Captures:
+    """Positions of captures in the prompt: checkpoints on the grid of their cache span, maps at block ends."""
+
+    def __init__(self, rules: ReuseRules, store: Store) -> None:
+        self._maps, self._map_bytes, self._state_bytes = rules.maps, rules.map_bytes, store.state_bytes
+        self._block_size = store.tree.block_size
+        self._unit = max(self._block_size, rules.grid) if rules.needs_states else self._block_size
+
+    def unit(self, cache_span: CacheSpan) -> int:
+        """Return the unit to which resume positions in a cache span are rounded down."""
+        return self._block_size if cache_span.independent else self._unit
+
+    def bytes_in(self, cache_span: CacheSpan) -> int:
+        """Return the bytes of one capture in a cache span."""
+        return self._map_bytes if cache_span.independent else self._state_bytes
+
+    def bytes_of(self, plan: ReusePlan, positions: Sequence[int]) -> int:
+        """Return the bytes of captures at positions of a prompt."""
+        if self._maps is None:
+            return len(positions) * self._state_bytes
+        return sum([self.bytes_in(plan.cache_span_at(position)) for position in positions])
+
+    def positions(self, span_plan: CacheSpanPlan, placed: Sequence[int], computed_from: int) -> list[int]:
+        """Return the captures in a cache span, increasing: `placed` positions in ordered text, or maps of a span.
+
+        `computed_from`  tokens of the cache span that the prefill does not compute
+        """
+        cache_span = span_plan.cache_span
+        start, stop, unit = cache_span.start, cache_span.stop, self.unit(cache_span)
+        ends = self._map_ends(cache_span) if cache_span.independent else placed
+        floored = {start + (position - start) // unit * unit for position in ends if start < position <= stop}
+        return sorted([position for position in floored if position > start + computed_from])
+
+    def _map_ends(self, span: CacheSpan) -> Sequence[int]:
+        """Return the ends of a span's maps, as positions in the prompt."""
+        assert self._maps is not None, "spans of a model with recurrent layers are stored as maps"
+        return [span.start + length for length in self._maps.positions(span.stop - span.start)]
+
+    def deepest(self, plan: ReusePlan, positions: list[int], spare: int) -> list[int]:
+        """Return the last of these positions, as many as fit in `spare` bytes."""
+        first, needed = 0, self.bytes_of(plan, positions)
+        while needed > spare:
+            needed -= self.bytes_of(plan, positions[first : first + 1])
+            first += 1
+        return positions[first:]
+
+
+# ------------------------------------------------------------------------------
+# Match of a prompt with the trees: reusable tokens, and the causes of tokens that are not
+# reused.
+# ------------------------------------------------------------------------------
+
+
+class Matcher:
+    """Matches prompts with the trees; read-only."""
+
+    def __init__(
+        self, rules: ReuseRules, block_size: int, index: PrefixIndex, captures: Captures, ledger: Ledger
+    ) -> None:
+        self._rules, self._block_size, self._index, self._captures = rules, block_size, index, captures
+        self._ledger = ledger
+        self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
+        self._last_layout: tuple[Request | None, tuple[CacheSpan, ...]] = (None, ())
+
+    def plan(self, request: Request) -> ReusePlan:
+        """Return the reuse of a prompt and the causes of lost tokens."""
+        cache_spans = self.cache_spans(request)
+        last = len(cache_spans) - 1
+        twins = self.repeats(cache_spans) if last else {}
+        plans: list[CacheSpanPlan] = []
+        for index, cache_span in enumerate(cache_spans):
+            twin = twins.get(index)
+            if twin is None:
+                plans.append(self._match_span(request, cache_span, index == last))
+            else:
+                plans.append(plans[twin].repeated(cache_span, twin))
+        return combine_plans(request, cache_spans[-1].stop, tuple(plans), self._rules.repair)
+
+    def cache_spans(self, request: Request) -> tuple[CacheSpan, ...]:
+        """Return the cache spans of a request; cached for the head of the queue, which is matched repeatedly."""
+        if request is not self._last_layout[0]:
+            self._last_layout = request, self.layout(request)
+        return self._last_layout[1]
+
+    def repeats(self, cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
+        """Return the spans that read the KV of an equal earlier span, as in `cache_spans.repeats`; none in a hybrid."""
+        return repeats(cache_spans) if self._rules.keeps and not self._rules.needs_states else {}
+
+    def _match_span(self, request: Request, cache_span: CacheSpan, last: bool) -> CacheSpanPlan:
+        length = cache_span.stop - cache_span.start
+        node, matched = self._index.find(request, cache_span)
+        seen, refused = self._ledger.lookup(self._index.key(request, cache_span), cache_span.tokens)
+        seen = max(seen, matched)
+        limit = length - 1 if last and not self._rules.last_token else length
+        state, resume = self._resume(node, min(matched, limit))
+        resumable = resume if matched <= limit else self._resume(node, matched)[1]
+        unit = self._captures.unit(cache_span)
+        usable = min(seen, limit)
+        losses = Losses(length - seen, 0, 0, 0, 0, 0, seen - usable, 0)
+        if usable > resume:
+            evicted = self._ledger.evicted(self._index.key(request, cache_span), cache_span.tokens, matched, usable)
+            match = _Match(unit, usable, min(matched, usable), resume, node)
+            losses = self._losses(losses, match, refused, evicted)
+        anchor = node
+        while anchor.depth > resume:
+            assert anchor.parent is not None, "the root ends at zero"
+            anchor = anchor.parent
+        plan = CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
+        return plan if self._rules.replay is None else self._with_replay(plan, self._rules.replay, min(matched, limit))
+
+    def _with_replay(self, plan: CacheSpanPlan, replay: Replay, limit: int) -> CacheSpanPlan:
+        """Return the plan with the KV up to `limit`, in whole blocks, that a replay reads."""
+        stop = limit // self._block_size * self._block_size
+        return plan._replace(replayed=replay.tokens(stop - plan.resume))
+
+    def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
+        """Return the state to resume from, None for attention alone, and the deepest resume position within `limit`."""
+        if not self._rules.needs_states:
+            return None, self._usable(limit, self._block_size)
+        state = node.deepest_state(limit)
+        return state, 0 if state is None else state.position
+
+    def _usable(self, tokens: int, unit: int) -> int:
+        """Return how many of the matched tokens are reused: whole units, without the last one with `drops_last`."""
+        return max(0, tokens // unit - self._rules.drops_last) * unit
+
+    def _losses(self, losses: Losses, match: _Match, refused: int, evicted: int) -> Losses:
+        """Attribute the tokens between the resume position and the end of the usable ones to causes.
+
+        `refused`  tokens of the longest prefix that the store refused; `evicted` tokens behind the matched ones
+        """
+        aligned = self._usable(match.usable, match.unit)
+        alignment = match.usable - aligned
+        if not self._rules.keeps:
+            return losses._replace(never_stored=aligned, alignment=alignment)
+        present = self._usable(match.matched, match.unit)
+        unaligned = min(
+            match.matched % match.unit, aligned - present
+        )  # present, in a unit of which the rest is missing
+        missing = aligned - present - unaligned
+        locked = min(max(0, refused - match.matched), missing)
+        kv_evicted = min(evicted, missing - locked)
+        tombstone = match.node.deepest_loss(match.resume, present) if match.resume < present else match.resume
+        return losses._replace(
+            never_stored=missing - locked - kv_evicted,
+            kv_evicted=kv_evicted,
+            state_evicted=tombstone - match.resume,
+            state_never_placed=present - tombstone,
+            alignment=alignment + unaligned,
+            locked=locked,
+        )
+
+
+class _Match(NamedTuple):
+    """A match: the unit of reuse, usable tokens, matched ones among them, the resume position and the deepest node."""
+
+    unit: int
+    usable: int
+    matched: int
+    resume: int
+    node: Node
+
+
+# ------------------------------------------------------------------------------
+# Memory that one request needs in a store of trees: the maximum, and that of one plan.
+# ------------------------------------------------------------------------------
+
+
+def need_of(
+    request: Request, cache_spans: Sequence[CacheSpan], twins: Collection[int], rules: ReuseRules, store: Store
+) -> Need:
+    """Return the largest need of a request, with all possible copies; its last token is never computed.
+
+    `twins`  indices of the cache spans that read the KV of an equal earlier span
+    """
+    spans = [cache_span for cache_span in cache_spans if cache_span.independent]
+    copies = _copies(spans, rules, store.tree.block_size)
+    shared = sum(cache_spans[index].stop - cache_spans[index].start for index in twins)
+    tokens = request.num_tokens - shared + request.output_len - 1 + copies
+    states = 1 + rules.cache.hold_state  # the running state, and the newest stored one
+    states += 0 if rules.progress is None else rules.progress.max_states(request.output_len)
+    running = rules.state_bytes_saved + rules.working_map_bytes * bool(spans)
+    state = (states * store.state_bytes + running) * rules.needs_states
+    sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
+    return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
+
+
+def _copies(spans: Sequence[CacheSpan], rules: ReuseRules, block_size: int) -> int:
+    """Return the maximum number of span tokens that a request copies."""
+    if rules.copies:
+        return sum(cache_span.stop - cache_span.start for cache_span in spans)
+    reused = [ReusedSpan(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
+    return 0 if rules.repair.kind == "none" else rules.repair.private(reused, block_size)
+
+
+def private_tokens(plan: ReusePlan, rules: ReuseRules, block_size: int) -> int:
+    """Return the KV tokens of a plan that need private copies, because stored KV must not be overwritten."""
+    if rules.copies:
+        return sum(span_plan.to_copy for span_plan in plan.cache_spans)
+    return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, block_size)
+
+
+def working_map_bytes(plan: ReusePlan, rules: ReuseRules) -> int:
+    """Return the bytes of the working map while a span of a plan is computed; 0 if none is."""
+    computes = any(span_plan.cache_span.independent and not span_plan.fully_reused for span_plan in plan.cache_spans)
+    return rules.working_map_bytes if computes else 0
+
+
+# ------------------------------------------------------------------------------
+# A cap on the states of one path, so that the checkpoints of one long prompt do not displace
+# all others.
+#
+# Source: sgl-project/sglang#31230. The cap is soft: states that other requests are likely to need
+# are not dropped.
+# ------------------------------------------------------------------------------
+
+
+def excess_states(end: Node, limit: int) -> list[State]:
+    """Return the states to drop from a path with more than `limit` states, shallowest first.
+
+    The deepest state of the path is not dropped, nor are states in use, nor states at the end of a leaf or at a fork,
+    where several stored prefixes continue.
+    """
+    path = list(end.path())
+    states = [state for node in reversed(path) for state in node.states]
+    excess = len(states) - limit
+    if excess <= 0:
+        return []
+    return [state for state in states[:-1] if not _is_protected(state)][:excess]
+
+
+def _is_protected(state: State) -> bool:
+    node = state.node
+    assert node is not None, "a state of the tree has a node"
+    return state.locks > 0 or (state.position == node.depth and len(node.children) != 1)
+
+
+# ------------------------------------------------------------------------------
+# States of a running request: reserved states that it will store, and locked states that it
+# reads.
+# ------------------------------------------------------------------------------
+
+
+class RequestStates:
+    """Updates the states of allocations together with the store's locks and reserved bytes."""
+
+    def __init__(self, rules: ReuseRules, store: Store, captures: Captures) -> None:
+        self._rules, self._store, self._captures = rules, store, captures
+
+    def follow(self, allocation: TreeAllocation, start: int, stop: int) -> None:
+        """Add the captures of computing tokens `[start, stop)`, as far as memory allows."""
+        progress, captures, store = self._rules.progress, allocation.captures, self._store
+        if progress is None:
+            return
+        assert self._rules.keeps, "states are followed only where they are stored"
+        for position in progress.positions(allocation.plan.prompt, start, stop):
+            replaced = captures[-1] if captures and captures[-1] > allocation.plan.prompt else None
+            if position in captures:
+                continue
+            if replaced is not None and not progress.stays(replaced):
+                captures[-1] = position
+            elif store.spare_state_bytes() >= store.state_bytes and store.reserve(0, store.state_bytes):
+                insort(captures, position)
+                allocation.state_bytes += store.state_bytes
+
+    def take_captures(self, allocation: TreeAllocation, span: CacheSpan, stop: int) -> list[int]:
+        """Remove the captures of a cache span up to `stop` and unreserve their bytes; return them in span tokens."""
+        first, last = (bisect_right(allocation.captures, span.start + length) for length in (0, stop))
+        positions = [position - span.start for position in allocation.captures[first:last]]
+        state_bytes = len(positions) * self._captures.bytes_in(span)
+        self._store.unreserve(0, state_bytes)
+        allocation.state_bytes -= state_bytes
+        del allocation.captures[first:last]
+        allocation.captured += len(positions)
+        allocation.captured_maps += len(positions) * span.independent
+        return positions
+
+    def after_insert(self, allocation: TreeAllocation, node: Node) -> None:
+        """Lock the newest stored state, and enforce the cap of states per path."""
+        if self._rules.cache.hold_state:
+            self._lock_newest(allocation, node)
+        if self._rules.cache.states_per_path is not None:
+            self._store.drop_states(excess_states(node, self._rules.cache.states_per_path))
+
+    def _lock_newest(self, allocation: TreeAllocation, node: Node) -> None:
+        """Lock the newest state of a request's path, if its node has one at its end."""
+        self.unlock(allocation)
+        state = node.deepest_state(node.depth)
+        if state is not None and state.position == node.depth:
+            self._store.lock_state(state)
+            allocation.states = [state]
+
+    def unlock(self, allocation: TreeAllocation) -> None:
+        """Unlock the states of an allocation after they were read."""
+        for state in allocation.states:
+            self._store.unlock_state(state)
+        allocation.states = []
+
+    def release_reserved(self, allocation: TreeAllocation) -> None:
+        """Unreserve the bytes of states that were not inserted, and of the working map of a span."""
+        spare = allocation.working_map + self._captures.bytes_of(allocation.plan, allocation.captures)
+        self._store.unreserve(0, spare)
+        allocation.state_bytes -= spare
+        allocation.working_map, allocation.captures = 0, []
 
 
 class TreePolicy:

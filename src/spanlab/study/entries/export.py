@@ -7,12 +7,12 @@ from pathlib import Path
 
 import orjson
 
-from spanlab import build
+from spanlab.build import build_arrivals, build_workload
 from spanlab.core.request import Request
-from spanlab.engine.remap_tokens import remap_tokens
-from spanlab.settings.export import Export
+from spanlab.engine.settings import remap_tokens
+from spanlab.settings.entries import Export
 from spanlab.workloads import Workload
-from spanlab.workloads.writers.formats import WRITERS
+from spanlab.workloads.writers import WRITERS
 
 
 def run_export(settings: Export, root: Path) -> str:
@@ -34,11 +34,11 @@ def arrived_requests(settings: Export, root: Path) -> tuple[Workload, list[Reque
     """Return the workload and its requests with times; ValueError for a file that exists, or without times."""
     if Path(settings.writer.path).exists():
         raise ValueError(f"writer.path={settings.writer.path}: the file exists; expected a new name")
-    workload = build.build_workload(settings.workload, str(root / ".cache"))
+    workload = build_workload(settings.workload, str(root / ".cache"))
     requests = workload.requests
     if settings.vocab_size is not None:
         requests = tuple(remap_tokens(requests, settings.vocab_size))
-    arrived = build.build_arrivals(settings, requests, settings.seed, settings.arrivals.rate_rps)
+    arrived = build_arrivals(settings, requests, settings.seed, settings.arrivals.rate_rps)
     _check_times(arrived)
     return workload, arrived
 

@@ -15,18 +15,18 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from spanlab.report import faces
-from spanlab.report.tables import Cell, Column, Table
-from spanlab.settings.first_light import FirstLight, Stage
-from spanlab.study.fidelity.profiles import slug
-from spanlab.study.output import provenance
-from spanlab.study.progress import print_line
+from spanlab.analyses.fit_profile import slug
+from spanlab.report.cells import Cell, Column, Table
+from spanlab.report.table import markdown
+from spanlab.settings.entries import FirstLight, Stage
+from spanlab.study import folder as provenance
+from spanlab.study.folder import print_line
 
 DONE, FAILED, LATE = "done", "failed", "left out: no time"
 STATE = "stages.json"
 LOG = "log.txt"
 _PROGRAMS = {
-    "spanlab": [sys.executable, "-c", "from spanlab.main import main; main()"],
+    "spanlab": [sys.executable, "-c", "from spanlab.cli import main; main()"],
     "python": [sys.executable],
     "bash": ["bash"],
 }
@@ -150,7 +150,7 @@ def _write_card(card: Path, name: str, settings: FirstLight, state: Mapping[str,
     lines = [
         f"# First light on {name}\n",
         "Made by `bash runall.sh -cn first_light`; each folder holds what its stage left, with the end of its log.\n",
-        faces.markdown(table),
+        markdown(table),
     ]
     (card / "README.md").write_text("\n".join(lines))
 

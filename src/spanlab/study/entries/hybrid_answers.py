@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from spanlab.analysis.recall import HeadNorm, Score, StateError, scores
-from spanlab.report.probe.recall_figures import draw_answers, draw_norms
-from spanlab.report.probe.recall_tables import answers_table, heads_table, norms_table, state_errors_table
+from spanlab.probe.recall_figures import draw_answers, draw_norms
+from spanlab.probe.recall_scores import HeadNorm, Score, StateError, scores
+from spanlab.probe.recall_tables import answers_table, heads_table, norms_table, state_errors_table
 from spanlab.settings.probe import HybridAnswers, parse_case
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
-from spanlab.study.output.results import entry_folder
-from spanlab.study.progress import print_line
+from spanlab.study.folder import entry_folder, print_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spanlab.report.page import Page, facts_of, write_page
-from spanlab.report.tables import Table
+from spanlab.report.cells import Table
+from spanlab.report.table import Page, facts_of, write_page
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
-from spanlab.study.output import provenance
-from spanlab.study.output.folder import CONFIG, RunFolder
-from spanlab.study.output.results import draw_figures, publish, write_results
+from spanlab.study.folder import CONFIG, PACKAGES_OF, RunFolder, draw_figures, publish, run_facts, write_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +57,7 @@ def write_findings(
         "engine": {"device": f"cpu, {settings.threads} thread{'s' if settings.threads > 1 else ''}"},
         "seeds": [settings.seed],
         "caveats": list(findings.caveats),
-        **provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"]),
+        **run_facts(time.perf_counter() - started, PACKAGES_OF["engine"]),
     }
     write_results(summary, findings.tables, folder.work)
     footer = f"{findings.data} · {findings.model} · commit {summary['commit']}"

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from spanlab.analysis.recovery import RecoveryResult, Source
-from spanlab.analysis.replay_price import price
-from spanlab.models.find import find_spec
-from spanlab.report.probe.recovery_figure import draw_recoveries
-from spanlab.report.probe.recovery_tables import layers_table, price_table, recovery_table, stored_table
-from spanlab.report.tables import Table
+from spanlab.model_files import find_spec
+from spanlab.probe.recovery_figure import draw_recoveries
+from spanlab.probe.recovery_scores import RecoveryResult, Source
+from spanlab.probe.recovery_tables import layers_table, price_table, recovery_table, stored_table
+from spanlab.probe.replay_price_scores import price
+from spanlab.report.cells import Table
 from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
-from spanlab.study.output.results import entry_folder
-from spanlab.study.progress import print_line
+from spanlab.study.folder import entry_folder, print_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanlab.analysis.recall import TrainingPoint
-from spanlab.report.probe.recall_figures import draw_training
-from spanlab.report.probe.recall_tables import training_table
+from spanlab.probe.recall_figures import draw_training
+from spanlab.probe.recall_scores import TrainingPoint
+from spanlab.probe.recall_tables import training_table
 from spanlab.settings.probe import TrainProbe
 from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
-from spanlab.study.output.results import entry_folder
-from spanlab.study.progress import print_line
+from spanlab.study.folder import entry_folder, print_line
 
 WEIGHTS = "weights"
 

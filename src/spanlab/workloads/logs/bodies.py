@@ -6,18 +6,103 @@ rendered, known not to be rendered, or unknown; unknown ones that hold text coun
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import orjson
 
-from spanlab.workloads.logs.log import Ints
-from spanlab.workloads.logs.opaque import OPAQUE_TYPES, Opaque, opaque_block
+from spanlab.workloads.logs.log import NOT_REPORTED, Ints, Unread, Usage, hash_name
 from spanlab.workloads.logs.source import BadFieldError, Row
-from spanlab.workloads.logs.unread import Unread
+
+# ------------------------------------------------------------------------------
+# Parts of a prompt that are no text: images, sound, files, encrypted thoughts, and histories
+# kept by a server.
+# ------------------------------------------------------------------------------
+
+#: Names of parts by the type of their block; any other type is named as the block names it.
+OPAQUE_TYPES = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "video",
+    "input_video": "video",
+    "file": "file",
+    "input_file": "file",
+    "document": "file",
+    "redacted_thinking": "encrypted reasoning",
+}
+PATCH = 28  # pixels of a side that become one token: 14-pixel patches, merged 2 x 2
+_PNG = b"\x89PNG\r\n\x1a\n"
+_DATA_URL = re.compile(r"data:[^,]{0,100},")
+_PNG_HEAD = 32  # characters of base64 that hold signature, IHDR, width and height
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A part whose tokens no text gives.
+
+    `kind`    image, audio, video, file, encrypted reasoning, previous_response_id, or the type of its block
+    `name`    64-bit hash of its content
+    `size`    bytes in the body
+    `tokens`  None if unknown
+    `by_size` whether the tokens follow from width and height
+    """
+
+    kind: str
+    name: int
+    size: int
+    tokens: int | None = None
+    by_size: bool = False
+
+
+def opaque_block(kind: str, block: Mapping[str, Any], image_tokens: int | None) -> Opaque:
+    """Return the part that a block of a body holds; `image_tokens` are the tokens of an image, if they are known."""
+    content = orjson.dumps({key: value for key, value in block.items() if key not in ("cache_control", "id")})
+    name, size = hash_name(content), len(content)
+    if kind != "image":
+        return Opaque(kind, name, size)
+    if image_tokens is not None:
+        return Opaque(kind, name, size, image_tokens)
+    pixels = _pixels(block)
+    tokens = None if pixels is None else -(-pixels[0] // PATCH) * -(-pixels[1] // PATCH)
+    return Opaque(kind, name, size, tokens, by_size=tokens is not None)
+
+
+def _pixels(block: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return width and height of an image, from the block or from the head of a PNG in it."""
+    image = block.get("image_url")
+    places = [block, image if isinstance(image, dict) else {}, block.get("source") or {}]
+    for path in places:
+        if isinstance(path, dict):
+            sides = path.get("width"), path.get("height")
+            if all(type(side) is int and side > 0 for side in sides):
+                return sides  # type: ignore[return-value]
+    texts = [image, *(path.get(key) for path in places if isinstance(path, dict) for key in ("url", "data"))]
+    for text in texts:
+        if isinstance(text, str) and (pixels := _png_pixels(text)):
+            return pixels
+    return None
+
+
+def _png_pixels(text: str) -> tuple[int, int] | None:
+    try:
+        head = base64.b64decode(_DATA_URL.sub("", text[:200], count=1)[:_PNG_HEAD], validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not head.startswith(_PNG) or len(head) < 24:
+        return None
+    width, height = (int.from_bytes(head[start : start + 4], "big") for start in (16, 20))
+    return (width, height) if width and height else None
+
 
 Block = str | Opaque
 
@@ -350,3 +435,61 @@ def _size(value: Any) -> int:
 def as_json(value: Any) -> str:
     """Return JSON as chat templates write it."""
     return json.dumps(value, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------------------
+# Counts that a server reports about a request: tokens of the prompt, and those that it read
+# from its cache.
+# ------------------------------------------------------------------------------
+
+_PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "message.usage", "response.message.usage")
+_GEMINI = ("usageMetadata", "response.usageMetadata", "usage_metadata", "response.usage_metadata")
+_SGLANG = ("meta_info", "response.meta_info", "out.meta_info")
+OUTPUTS = tuple(f"{path}.{name}" for path in _PLACES for name in ("completion_tokens", "output_tokens"))
+
+
+def usage_of(row: Row) -> Usage:
+    """Return what a line reports; an absent or null count is unknown, which is not zero.
+
+    Anthropic's `input_tokens` excludes tokens read from or written to a cache; the counts of others include them.
+    """
+    usage = row.get(*_PLACES)
+    if isinstance(usage, dict):
+        return _of_usage(usage)
+    for places, prompt, cached in (
+        (_GEMINI, "promptTokenCount", "cachedContentTokenCount"),
+        (_GEMINI, "prompt_token_count", "cached_content_token_count"),
+        (_SGLANG, "prompt_tokens", "cached_tokens"),
+    ):
+        counts = row.get(*places)
+        if isinstance(counts, dict) and prompt in counts:
+            return _inclusive(_number(counts, prompt), _number(counts, cached))
+    return NOT_REPORTED
+
+
+def _of_usage(usage: Mapping[str, Any]) -> Usage:
+    read, written = (_number(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
+    details = [_number(usage.get(f"{name}_tokens_details"), "cached_tokens") for name in ("prompt", "input")]
+    others = [_number(usage, name) for name in ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens")]
+    cached = next((count for count in (*details, *others) if not np.isnan(count)), np.nan)
+    prompt = _number(usage, "prompt_tokens")
+    if np.isnan(prompt) and "prompt_cache_miss_tokens" in usage:
+        prompt = _number(usage, "prompt_cache_hit_tokens") + _number(usage, "prompt_cache_miss_tokens")
+    if not np.isnan(prompt):
+        return _inclusive(prompt, read if np.isnan(cached) else cached)
+    prompt = _number(usage, "input_tokens")
+    if {"cache_read_input_tokens", "cache_creation_input_tokens"} & set(usage) and np.isnan(details[1]):
+        return Usage(prompt + read + written, read)
+    return _inclusive(prompt, cached)
+
+
+def _inclusive(prompt: float, cached: float) -> Usage:
+    """Return counts of which one includes the other; cached tokens beyond the prompt's contradict that."""
+    return NOT_REPORTED if cached > prompt else Usage(prompt, cached)
+
+
+def _number(counts: Any, name: str) -> float:
+    value = counts.get(name) if isinstance(counts, dict) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31:
+        return np.nan
+    return float(value)

@@ -3,24 +3,273 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from hashlib import blake2b, sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.workloads.logs.observed import NOT_REPORTED, UNKNOWN, Moments, Observed, Usage, align_times
-from spanlab.workloads.logs.pieces import salt_keys
-from spanlab.workloads.logs.unread import Unread
-
 if TYPE_CHECKING:
     from spanlab.workloads.logs.read import LogSource
 
+
+# ------------------------------------------------------------------------------
+# Pieces of token ids: runs of equal length, identified by a 64-bit hash of their content and
+# prefix.
+# ------------------------------------------------------------------------------
+
 Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
+#: Multipliers of positions in a piece, and of pieces in a span: odd, hence invertible modulo 2^64.
+_ODD = np.random.default_rng(0).integers(0, 1 << 63, 4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+_NEXT = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hash_pieces(tokens: NDArray[np.integer], size: int) -> tuple[Keys, Ints]:
+    """Divide tokens into pieces of `size` and hash each piece with its prefix; return (keys, lengths).
+
+    The last piece may be shorter. Two prompts share a piece if they are equal up to its end, so ids are chained.
+    """
+    count = -(-len(tokens) // size)
+    padded = np.zeros(count * size, dtype=np.uint64)
+    padded[: len(tokens)] = tokens.astype(np.uint64) + np.uint64(1)  # padding differs from every token
+    piece_hashes = _mix_bits(
+        (_mix_bits(padded.reshape(count, size) * _NEXT) * _multipliers(size)).sum(axis=1, dtype=np.uint64)
+    )
+    chained = np.cumsum(piece_hashes * _powers(count), dtype=np.uint64)
+    return _mix_bits(chained).view(np.int64), block_lengths(len(tokens), size)
+
+
+def block_lengths(tokens: int, size: int) -> Ints:
+    """Return the tokens of each block of a prompt; the last block may be shorter."""
+    lengths = np.full(-(-tokens // size), size, dtype=np.int64)
+    if tokens % size:
+        lengths[-1] = tokens % size
+    return lengths
+
+
+def hash_name(name: object) -> int:
+    """Return a 64-bit number for a name, such as a hash given as text or a tenant's salt."""
+    return int.from_bytes(blake2b(repr(name).encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def salt_keys(keys: Keys, identity: object) -> Keys:
+    """Return keys that only requests with the same identity share."""
+    return keys ^ np.int64(hash_name(identity))
+
+
+def _mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread every bit over all 64 bits; each step is invertible."""
+    values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return values ^ (values >> np.uint64(32))
+
+
+@lru_cache(maxsize=8)
+def _multipliers(size: int) -> NDArray[np.uint64]:
+    return (
+        np.resize(_ODD, size)
+        if size <= len(_ODD)
+        else np.random.default_rng(1).integers(0, 1 << 63, size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    )
+
+
+def _powers(count: int) -> NDArray[np.uint64]:
+    """Return `count` powers of an odd number; counts round up to powers of two, so that few arrays are cached."""
+    return _powers_of(1 << max(6, (count - 1).bit_length()))[:count]
+
+
+@lru_cache(maxsize=32)
+def _powers_of(count: int) -> NDArray[np.uint64]:
+    return np.cumprod(np.full(count, _NEXT, dtype=np.uint64), dtype=np.uint64)
+
+
+# ------------------------------------------------------------------------------
+# What a server observed of each request: times of queueing, scheduling, first and last token,
+# and counts of tokens.
+# ------------------------------------------------------------------------------
+
+Seconds = NDArray[np.float64]
+#: Clocks closer than this are the same clock; a server's monotonic clock differs from the date by years.
+SAME_CLOCK_S = 600.0
+#: No request takes longer than this: 30 days.
+LONGEST_REQUEST_S = 30 * 86_400.0
+
+
+class Moments(NamedTuple):
+    """Times of one request in seconds on the server's clock; NaN if unknown."""
+
+    queued: float = np.nan
+    scheduled: float = np.nan
+    first_token: float = np.nan
+    last_token: float = np.nan
+
+
+UNKNOWN = Moments()
+
+
+class Usage(NamedTuple):
+    """Reported tokens of one request, NaN where the server reports none.
+
+    `prompt`  all tokens of the prompt, cached ones included
+    `cached`  those that came from a cache
+    """
+
+    prompt: float = np.nan
+    cached: float = np.nan
+
+
+NOT_REPORTED = Usage()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observed:
+    """Observed times of all requests, float64 seconds since the first arrival, in the order of the log's requests.
+
+    `lines`       int64, line of each request in the file
+    `own_clock`   whether tokens had a clock of their own, which was aligned with that of arrivals
+    `notes`       notes about changes to the clocks
+    """
+
+    queued: Seconds
+    scheduled: Seconds
+    first_token: Seconds
+    last_token: Seconds
+    lines: NDArray[np.int64]
+    own_clock: bool = False
+    notes: tuple[str, ...] = ()
+
+    def aligned_by(self, arrived: Seconds, selected: NDArray[np.bool_]) -> Observed:
+        """Return the times with clocks aligned by the selected requests only, for fits that see no others.
+
+        `arrived`, `selected` have shape (requests,). ValueError if no selected request has a time of queueing.
+        """
+        if not self.own_clock:
+            return self
+        delays = (self.queued - arrived)[selected]
+        if np.isnan(delays).all():
+            raise ValueError("queued_ts: expected a time for one of the fitted requests, and all are missing")
+        times = (self.queued, self.scheduled, self.first_token, self.last_token)
+        queued, scheduled, first, last = (values - np.nanmin(delays) for values in times)
+        return Observed(queued, scheduled, first, last, self.lines, True, (_note("the fitted"),))
+
+
+def _note(requests: str) -> str:
+    smallest = f"the smallest delay from arrival to queue of {requests} requests"
+    return f"arrivals and tokens have clocks of their own: they are aligned by {smallest}, which counts as none"
+
+
+def align_times(
+    arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.int64], subject: str = "log"
+) -> Observed | None:
+    """Convert moments of shape (requests, 4) to the clock of arrivals; None if the log has no such times.
+
+    Different clocks are aligned by the smallest delay from arrival to queueing, which then counts as zero. Raises
+    ValueError, beginning with `subject`, for a time that is days away from the request's arrival.
+    """
+    if np.isnan(moments).all() or np.isnan(arrived).any():
+        return None
+    delays = moments[:, 0] - arrived
+    delay = float(np.nanmin(delays)) if not np.isnan(delays).all() else 0.0
+    own_clock = abs(delay) >= SAME_CLOCK_S
+    aligned = moments - (delay if own_clock else 0.0)
+    away = np.abs(aligned - arrived[:, None]) > LONGEST_REQUEST_S
+    if away.any():
+        request, column = np.argwhere(away)[0]
+        raise ValueError(
+            f"{subject}, line {lines[request]}: {Moments._fields[column]}_ts: expected a time within "
+            f"{LONGEST_REQUEST_S / 86_400:g} days of the request's arrival, not {moments[request, column]:g}"
+        )
+    queued, scheduled, first, last = (aligned - arrived[0]).T
+    return Observed(queued, scheduled, first, last, lines, own_clock, (_note("all"),) if own_clock else ())
+
+
+# ------------------------------------------------------------------------------
+# What a reader of a log left out of the prompts: the place where every format counts it.
+# ------------------------------------------------------------------------------
+
+#: A conclusion about a whole log needs a smaller unread share than this.
+MOST_UNREAD = 0.01
+
+
+@dataclass
+class Unread:
+    """Bytes of a log that became tokens, and bytes that did not, by name of the part.
+
+    `read`       bytes that became tokens or lengths
+    `left`       bytes left out, by part: a key of a body, bad lines by their field
+    `places`     number of times that each part was left out
+    `requests`   requests that were read; `endless` are those with a part whose tokens the log does not determine
+    """
+
+    read: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    places: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    endless: int = 0
+
+    def take(self, size: int) -> None:
+        """Count bytes that became tokens."""
+        self.read += size
+
+    def leave(self, name: str, size: int) -> None:
+        """Count bytes of a named part that were left out; `name` is a plural or a key."""
+        self.left[name] += size
+        self.places[name] += 1
+
+    def finish(self, *, endless: bool = False) -> None:
+        """Count a request; `endless` if its tokens are unknown whatever the bytes of the part, as of an image's URL."""
+        self.requests += 1
+        self.endless += endless
+
+    def clear(self) -> None:
+        """Forget all counts, since the log is read again."""
+        self.read, self.requests, self.endless = 0, 0, 0
+        self.left.clear()
+        self.places.clear()
+
+    @property
+    def seen(self) -> int:
+        """Bytes that were read or left out."""
+        return self.read + self.left.total()
+
+    @property
+    def share(self) -> float:
+        """Share of the log that is unknown: of its bytes, or of its requests where their bytes say nothing."""
+        return max(self.left.total() / max(self.seen, 1), self.endless / max(self.requests, 1))
+
+    @property
+    def allows_verdict(self) -> bool:
+        """Whether so little is unknown that a conclusion about the whole log stands."""
+        return self.share <= MOST_UNREAD
+
+    @property
+    def reason(self) -> str:
+        """Say how much is unknown, as the reason why no conclusion stands."""
+        requests = f"the tokens of {self.endless:,} of {self.requests:,} requests are unknown"
+        size = f"{100 * self.left.total() / max(self.seen, 1):.1f} % of the bytes of its prompts were left out"
+        return f"{size}, and {requests}" if self.endless else size
+
+    def describe(self) -> str:
+        """Name the parts that were left out, the largest first, in one clause."""
+        parts = [
+            f"{name} ({self.places[name]:,} times, {size:,} bytes, {100 * size / max(self.seen, 1):.1f} %)"
+            for name, size in self.left.most_common()
+        ]
+        return ", ".join(parts)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the caveat about what was left out; none if everything was read."""
+        if not self.left:
+            return ()
+        unknown = f"; the tokens of {self.endless:,} of {self.requests:,} requests are unknown" if self.endless else ""
+        return (f"left out of {self.seen:,} bytes of prompts: {self.describe()}{unknown}",)
+
+
 #: Parts of a cache identity with their values; requests with different identities share no cached tokens.
 Identity = tuple[tuple[str, Any], ...]
 

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import chain, compress, count
+from typing import Any, NamedTuple
 
-from spanlab.workloads.logs.bodies import is_body
-from spanlab.workloads.logs.formats import LOG_FORMATS
-from spanlab.workloads.logs.log import Entry, Ids
+import numpy as np
+
+from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_of
+from spanlab.workloads.logs.log import UNKNOWN, Entry, Identity, Ids, Moments, block_lengths
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.source import (
+    LOG_FORMATS,
     TIMES,
     BadFieldError,
     LogFile,
     LogFormat,
     Row,
+    actual,
+    csv_rows,
+    first_row,
+    has_header,
     head_rows,
     identity_of,
     json_lines,
+    lengths_only,
     moments_of,
+    parse_object,
 )
-from spanlab.workloads.logs.usage import OUTPUTS, usage_of
 
 PREFIXES = ("", "body.", "request.", "request.body.")  # prefixes of the request's fields in batch files and proxy logs
 
@@ -31,7 +40,7 @@ def openai() -> LogFormat:
     return LogFormat(
         looks_for="JSONL with messages, prompt, or model and input",
         recognises=lambda file: any(_body_of(Row(row))[1] is not None for row in head_rows(file)),
-        read=_read_entries,
+        read=_openai_read_entries,
         ids=Ids.CONTENT,
         fields=("messages",),
     )
@@ -46,7 +55,7 @@ def _body_of(row: Row) -> tuple[str, Mapping[str, Any] | None]:
     return "", None
 
 
-def _read_entries(file: LogFile) -> Iterator[Entry]:
+def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
     reader = BodyReader(file)
 
     def parse(row: Row, line: int, file: LogFile) -> Entry:
@@ -71,3 +80,217 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
         )
 
     return json_lines(parse)(file)
+
+
+# ------------------------------------------------------------------------------
+# TraceLab's table of agent sessions: the prefix that each round shares with the previous one,
+# and new tokens.
+# ------------------------------------------------------------------------------
+
+HEADER = ("round_idx", "prefix_len", "input_len", "output_len")
+ALONE = "sessions share nothing with each other, for the table says only what a round shares with the one before it"
+NO_TIMES = "the table has no arrival times: rounds are taken in its order"
+WAITS = "a round follows the one before it after the wait for tools: how long an answer took, the table does not say"
+
+
+@LOG_FORMATS.register("tracelab")
+def tracelab() -> LogFormat:
+    """One CSV row per round: the first `prefix_len` tokens of the conversation so far, then `input_len` new ones."""
+    return LogFormat(
+        looks_for=f"CSV with the columns session_id or id, {', '.join(HEADER)}",
+        recognises=lambda file: has_header(file, HEADER),
+        read=_tracelab_read_entries,
+        ids=Ids.CHAINED,
+        fields=HEADER,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    line: int
+    session: str
+    prefix_tokens: int
+    new_tokens: int
+    output: int
+    arrived_s: float | None
+    wait_s: float
+    identity: Identity
+
+
+def _round(row: Row, line: int) -> _Round:
+    return _Round(
+        line,
+        str(row.get("session_id", "id")),
+        row.count("prefix_len"),
+        row.count("input_len"),
+        row.count("output_len"),
+        row.seconds("arrival_time", scale=1e-3),
+        row.duration("tool_wait_after_ms", scale=1e-3) or 0.0,
+        identity_of(row),
+    )
+
+
+def _tracelab_read_entries(file: LogFile) -> Iterator[Entry]:
+    """Yield the rounds by time; contents are generated one round at a time, so only lengths are in memory."""
+    rounds = list(csv_rows(_round, HEADER)(file))
+    timed = any(item.arrived_s is not None for item in rounds)
+    file.notes.extend((ALONE, WAITS if timed else NO_TIMES))
+    sessions, fresh_keys = dict[str, _Conversation](), count()
+    for time, round_ in (
+        sorted(_timed(rounds), key=lambda both: both[0]) if timed else ((None, round_) for round_ in rounds)
+    ):
+        session = sessions.setdefault(round_.session, _Conversation())
+        if 0 < session.tokens < round_.prefix_tokens:
+            file.refuse(
+                round_.line,
+                f"prefix_len: expected at most {session.tokens}, the tokens so far, not {round_.prefix_tokens}",
+            )
+            continue
+        tokens = round_.prefix_tokens + round_.new_tokens
+        try:
+            file.check_length(tokens + round_.output, "input_len")
+        except BadFieldError as error:
+            file.refuse(round_.line, str(error))
+            continue
+        keys = session.extend(round_, file.piece, fresh_keys)[: -(-tokens // file.piece)]
+        entry = Entry(
+            np.array(keys, dtype=np.int64), block_lengths(tokens, file.piece), round_.line, time, round_.output
+        )
+        yield replace(entry, session=round_.session, wait=session.wait_s, identity=round_.identity)
+        session.wait_s = round_.wait_s
+
+
+def _timed(rounds: list[_Round]) -> Iterator[tuple[float, _Round]]:
+    """Yield each round with its time: the session's start plus all earlier waits."""
+    clock: dict[str, float] = {}
+    for item in rounds:
+        time = clock.get(item.session, item.arrived_s or 0.0)
+        yield time, item
+        clock[item.session] = time + item.wait_s
+
+
+@dataclass
+class _Conversation:
+    """State of one session: pieces of prompt and output, length in tokens, and the wait after its last round."""
+
+    pieces: list[int] = field(default_factory=list)
+    tokens: int = 0
+    wait_s: float = 0.0
+
+    def extend(self, round_: _Round, size: int, fresh_keys: Iterator[int]) -> list[int]:
+        """Append a round and return the pieces: the complete pieces of its prefix, and fresh ones."""
+        self.tokens = round_.prefix_tokens + round_.new_tokens + round_.output
+        shared = self.pieces[: round_.prefix_tokens // size]
+        self.pieces = shared + [next(fresh_keys) for _ in range(-(-self.tokens // size) - len(shared))]
+        return self.pieces
+
+
+# ------------------------------------------------------------------------------
+# Results of vLLM benchmarks: lengths and times of requests, without prompt content.
+# ------------------------------------------------------------------------------
+
+INPUTS = ("input_toks", "input_len", "prompt_tokens", "prompt_len")
+BENCH_OUTPUTS = ("output_toks", "output_len", "completion_tokens", "output_tokens")
+FAILED = "failed requests"
+BENCH_TIMES = ("arrival_time", "start_time", "queued_ts", "timestamp")
+
+
+@LOG_FORMATS.register("vllm_bench")
+def vllm_bench() -> LogFormat:
+    """One request per line, or one benchmark result per line with lists of lengths and times."""
+    return LogFormat(
+        looks_for="JSONL with input_lens, output_lens and start_times, or with input_toks and arrival_time",
+        recognises=_recognises,
+        read=_vllm_bench_read_entries,
+        ids=Ids.NONE,
+        fields=("input_lens", "output_lens", "start_times"),
+    )
+
+
+def _recognises(file: LogFile) -> bool:
+    row = Row(first_row(file))
+    is_request = row.get(*INPUTS) is not None and row.get(*BENCH_TIMES) is not None
+    return is_request or isinstance(row.get("input_lens"), list)
+
+
+def _vllm_bench_read_entries(file: LogFile) -> Iterator[Entry]:
+    parsed = file.parsed(lambda item, line: [(line, request) for request in _requests(parse_object(item), file)])
+    for number, (line, request) in enumerate(chain.from_iterable(parsed), 1):
+        entry = lengths_only(request.prompt, number, request.at, request.output)
+        yield replace(entry, line=line, moments=request.moments)
+
+
+class _Request(NamedTuple):
+    """Lengths of a request, its arrival in seconds, and the times of its tokens."""
+
+    prompt: int
+    output: int
+    at: float | None
+    moments: Moments = UNKNOWN
+
+
+def _requests(row: Row, file: LogFile) -> list[_Request]:
+    """Return the requests of a line; failed ones are counted and left out."""
+    if row.get("input_lens") is None:
+        if row.get("error") or row.get("success") is False:
+            file.set_aside(FAILED)
+            return []
+        lengths = row.count(*INPUTS), row.count(*BENCH_OUTPUTS, default=0)
+        return [_Request(*lengths, row.seconds(*BENCH_TIMES), _moments_of(row))]
+    inputs, outputs = row.counts("input_lens").tolist(), row.counts("output_lens").tolist()
+    times = _start_times(row) or [None] * len(inputs)
+    if not len(inputs) == len(outputs) == len(times):
+        raise BadFieldError("input_lens", "as many as output_lens and start_times")
+    failed, moments = _failed(row, outputs), _moments_of_lists(row, times)
+    file.set_aside(FAILED, sum(failed))
+    requests = compress(map(_Request, inputs, outputs, times, moments), [not fails for fails in failed])
+    return sorted(requests, key=lambda request: request.at or 0.0)
+
+
+def _failed(row: Row, outputs: list[int]) -> list[bool]:
+    """Return whether each request of a result failed: it has an error's text, or no output and a first token at 0 s."""
+    absent = [None] * len(outputs)
+    errors, waits = (absent if row.get(name) is None else row.get(name) for name in ("errors", "ttfts"))
+    for name, values in (("errors", errors), ("ttfts", waits)):
+        if not isinstance(values, list) or len(values) != len(outputs):
+            raise BadFieldError(name, "a list, as long as output_lens")
+    of_request = zip(errors, waits, outputs, strict=True)
+    return [bool(error) or (wait == 0 and not output) for error, wait, output in of_request]
+
+
+def _start_times(row: Row) -> list[float | None]:
+    """Return the start times, of which some may be null; empty if the field is missing."""
+    times = row.get("start_times")
+    known = [time for time in times if time is not None] if isinstance(times, list) else times
+    if known is not None:
+        Row({"start_times": known}).numbers("start_times")
+    return times or []
+
+
+def _moments_of_lists(row: Row, times: list[float | None]) -> list[Moments]:
+    """Return the times of first and last tokens from lists of TTFT and ITL in seconds."""
+    arrivals = [time for time in times if time is not None]
+    if row.get("ttfts") is None or row.get("itls") is None or len(arrivals) < len(times):
+        return [UNKNOWN] * len(times)
+    waits, gaps = row.numbers("ttfts"), row.get("itls")
+    if not isinstance(gaps, list) or not len(waits) == len(gaps) == len(times):
+        raise BadFieldError("ttfts", "as many as itls and start_times")
+    gaps = [Row({"itls": itl}).numbers("itls") for itl in gaps]
+    first = [arrived + wait for arrived, wait in zip(arrivals, waits, strict=True)]
+    return [Moments(first_token=start, last_token=start + sum(itl)) for start, itl in zip(first, gaps, strict=True)]
+
+
+def _moments_of(row: Row) -> Moments:
+    """Return the times of a line with vLLM's field names."""
+    times = Moments(*[_seconds(row, f"{name}_ts") for name in Moments._fields])
+    before = np.nan
+    for name, time in zip(Moments._fields, times, strict=True):
+        if time < before:
+            raise BadFieldError(f"{name}_ts", f"a time no earlier than the one before it, {before:.17g}{actual(time)}")
+        before = before if np.isnan(time) else time
+    return times
+
+
+def _seconds(row: Row, name: str) -> float:
+    time = row.seconds(name)
+    return np.nan if time is None else time

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from spanlab.checks import one_of, positive
-from spanlab.core.request import Tokens
-from spanlab.models.packaged import installed_model
-from spanlab.queries.tokenizer import ChatTokenizer, load_tokenizer
+from spanlab.core.token_string import Tokens
+from spanlab.model_files import installed_model
+from spanlab.queries.render import ChatTokenizer, load_tokenizer
+from spanlab.registry import one_of, positive
+from spanlab.workloads.files import Content, Waits, content_of
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
-from spanlab.workloads.logs.formats import LOG_FORMATS, detect_format
 from spanlab.workloads.logs.log import Columns, Entry, Log
-from spanlab.workloads.logs.opening import Content, Waits, content_of
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, Section, sections_of
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat
-from spanlab.workloads.tokenizer import find_tokenizer
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, detect_format
+from spanlab.workloads.text import find_tokenizer
 
 ROWS = ("auto", "whole", "increments")
 BYTES_PER_TOKEN = 4  # of text without a tokenizer: close to the ratio of large vocabularies for English

@@ -1,7 +1,8 @@
-"""Input of log formats: numbered rows, typed fields, and one-sentence errors for invalid fields."""
+"""Reading a log: opening the file, its lines and fields, and the registry of formats."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,15 +15,18 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import orjson
 
-from spanlab.core.request import Tokens
-from spanlab.workloads.logs.log import LONGEST_S, Entry, Identity, Ids, Ints
-from spanlab.workloads.logs.observed import Moments
-from spanlab.workloads.logs.opening import Content, open_unpacked
-from spanlab.workloads.logs.pieces import hash_name
-from spanlab.workloads.logs.unread import Unread
+from spanlab.core.token_string import Tokens
+from spanlab.registry import Registry
+from spanlab.workloads.files import Content, open_unpacked
+from spanlab.workloads.logs.log import LONGEST_S, Entry, Identity, Ids, Ints, Moments, Unread, hash_name
 
 if TYPE_CHECKING:
     from spanlab.workloads.logs.rendering import BodyOptions
+
+
+# ------------------------------------------------------------------------------
+# Input of log formats: numbered rows, typed fields, and one-sentence errors for invalid fields.
+# ------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -427,3 +431,138 @@ def json_lines(parse: Callable[[Row, int, LogFile], Entry | None]) -> Callable[[
 def lengths_only(tokens: int, number: int, at: float | None, output: int) -> Entry:
     """Return request `number` with known lengths only: a single piece, different from all others."""
     return Entry(np.array([number], dtype=np.int64), np.array([tokens], dtype=np.int64), number, at, output)
+
+
+# ------------------------------------------------------------------------------
+# Registry of log formats, in the order in which they are tried; each format is registered by
+# its module.
+# ------------------------------------------------------------------------------
+
+#: A registered function has no parameters and returns the format.
+LOG_FORMATS: Registry[LogFormat] = Registry("log format")
+
+LOG_FORMATS.later("ragpulse", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("parquet", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("azure", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("burstgpt", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("tracelab", "spanlab.workloads.logs.openai")
+LOG_FORMATS.later("agent_sessions", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("lmcache", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("mooncake", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("sglang", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("openai", "spanlab.workloads.logs.openai")
+LOG_FORMATS.later("vllm_bench", "spanlab.workloads.logs.openai")
+LOG_FORMATS.later("spanlab_records", "spanlab.workloads.logs.formats")
+LOG_FORMATS.later("vllm_events", "spanlab.workloads.logs.vllm_events")
+
+#: Formats that are not read: what they are called, and the fields by which their rows are known.
+_UNREAD: dict[str, tuple[str, ...]] = {
+    "a ShareGPT file (conversations)": ("conversations",),
+    "a Langfuse export (input.messages)": ("input.messages",),
+    "a GuideLLM report (benchmarks)": ("benchmarks",),
+    "AIPerf's records (metrics.input_sequence_length)": ("metadata", "metrics"),
+    "a session of Claude Code (sessionId, message)": ("sessionId", "message"),
+    "a session of Codex (payload)": ("payload", "type"),
+    "OpenTelemetry spans (resourceSpans)": ("resourceSpans",),
+    "an OpenTelemetry span (attributes)": ("attributes",),
+    "a SWE-agent trajectory (trajectory)": ("trajectory",),
+    "SageMaker's data capture (captureData)": ("captureData",),
+}
+#: The same for text.
+_UNREAD_TEXT: dict[str, re.Pattern[bytes]] = {
+    "a console log of vLLM": re.compile(rb"Received request |Avg prompt throughput"),
+    "a console log of SGLang without token ids": re.compile(rb"Prefill batch|Decode batch|Receive: obj="),
+    "a console log of LMCache": re.compile(rb"LMCache.*hit tokens"),
+    "a scrape of /metrics": re.compile(rb"^# (HELP|TYPE) ", re.MULTILINE),
+    "a zip archive, which has to be unpacked": re.compile(rb"\APK\x03\x04"),
+    "a text in UTF-16, which has to be UTF-8": re.compile(rb"\A(\xff\xfe|\xfe\xff)"),
+}
+
+
+def detect_format(file: LogFile) -> tuple[str, LogFormat]:
+    """Return the first format that matches a file, with its name; ValueError names the nearest one if none matches."""
+    for name in LOG_FORMATS:
+        log_format = LOG_FORMATS.make(name, {}, {})
+        if log_format.recognises(file):
+            return name, log_format
+    raise ValueError(
+        f"log={file.path}: expected a log of a known format; {_nearest(file)}; docs/logs.md describes all formats"
+    )
+
+
+def _nearest(file: LogFile) -> str:
+    """Describe the format that a file of unknown format resembles most, and what it lacks."""
+    rows = list(map(Row, head_rows(file)[:50]))
+    for name, fields in _UNREAD.items():
+        if any(all(row.get(field) is not None for field in fields) for row in rows):
+            return f"this looks like {name}, which is not read"
+    for name, pattern in _UNREAD_TEXT.items():
+        if pattern.search(file.head):
+            return f"this looks like {name}, which is not read"
+    header = file.head.partition(b"\n")[0].decode(errors="replace").strip()
+    columns = {key for row in rows for key in row.fields} or set(header.split(","))
+    formats = {name: fields for name in LOG_FORMATS if (fields := LOG_FORMATS.make(name, {}, {}).fields)}
+    shares = {name: sum(field in columns for field in fields) / len(fields) for name, fields in formats.items()}
+    name = max(shares, key=lambda name: shares[name])
+    if shares[name]:
+        missing = [field for field in formats[name] if field not in columns]
+        lacks = f"whose {' and '.join(missing)} is missing" if missing else "whose fields have other content"
+        return f"the nearest is {name}, {lacks}"
+    if not rows:
+        kind = "binary data" if b"\0" in file.head else "text that is neither JSON nor a known table"
+        return f"the file begins with {kind}"
+    return f"no format has rows with the fields {', '.join(sorted(columns)[:5])[:80]}"
+
+
+# ------------------------------------------------------------------------------
+# Reader of CSV logs with a header, row by row.
+# ------------------------------------------------------------------------------
+
+
+def has_header(file: LogFile, names: tuple[str, ...]) -> bool:
+    """Return whether the first line of a file names these columns."""
+    line = file.head.partition(b"\n")[0].strip().decode(errors="replace")
+    try:
+        return set(names) <= set(next(csv.reader([line]), []))
+    except csv.Error:
+        return False
+
+
+def csv_rows(parse: Callable[[Row, int], T], columns: tuple[str, ...]) -> Callable[[LogFile], Iterator[T]]:
+    """Return a reader of CSV with a header; `parse` gets a row as a mapping by column, and its line number.
+
+    `columns`  columns that the header may not repeat
+    """
+
+    def read_rows(file: LogFile) -> Iterator[T]:
+        lines = file.lines()
+        names = _header(file, *next(lines), columns)
+
+        def parse_line(line: bytes, number: int) -> T:
+            values = _cells(line)
+            if len(values) != len(names):
+                raise BadFieldError("line", f"{len(names)} columns, not {len(values)}")
+            return parse(Row(dict(zip(names, values, strict=True))), number)
+
+        yield from file.parsed(parse_line, lines)
+
+    return read_rows
+
+
+def _header(file: LogFile, number: int, line: bytes, columns: tuple[str, ...]) -> list[str]:
+    """Return the column names; a bad header is an error even if bad lines are skipped."""
+    try:
+        names = _cells(line)
+        for name in columns:
+            if names.count(name) > 1:
+                raise BadFieldError("line", f"one column {name}, not {names.count(name)}")
+    except BadFieldError as error:
+        raise ValueError(f"{file.path}:{number}: {error}") from error
+    return names
+
+
+def _cells(line: bytes) -> list[str]:
+    try:
+        return next(csv.reader([line.decode()]))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadFieldError("line", f"one row of CSV as UTF-8 text, not {line[:40]!r}") from error

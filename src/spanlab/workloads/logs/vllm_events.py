@@ -14,10 +14,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from spanlab.workloads.logs.formats import LOG_FORMATS
-from spanlab.workloads.logs.log import Entry, Identity, Ids
-from spanlab.workloads.logs.pieces import hash_name
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, actual, identity_of
+from spanlab.workloads.logs.log import Entry, Identity, Ids, hash_name
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, actual, identity_of
 
 STORED = "BlockStored"
 _TYPES = (STORED, "BlockRemoved", "AllBlocksCleared")

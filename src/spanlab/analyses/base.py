@@ -1,0 +1,458 @@
+"""What every analysis shares: a finished study, findings, captions, caveats and the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from spanlab.analyses.leads import MeasuredArm
+from spanlab.build import build_recovery
+from spanlab.errors import printed
+from spanlab.offline.bound import DESCENT, LIMIT
+from spanlab.report.cells import Table
+from spanlab.report.data import ArmData, bytes_say_little
+from spanlab.report.sweep import SweepPoint, by_axis
+from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
+from spanlab.settings.analyses import TWIN
+from spanlab.settings.study import Study
+from spanlab.stats import SATURATED, TOO_SHORT, UNSETTLED, describe_few
+from spanlab.study.bounds import ArmResult, describe_beaten
+from spanlab.study.folder import CONFIG, commit
+from spanlab.study.machine import EngineFacts, Noise
+from spanlab.study.numbers import ArmFiles
+from spanlab.tracking import tracked
+from spanlab.workloads.load import WorkloadSettings
+from spanlab.workloads.shape import committed, committed_names
+from spanlab.workloads.text import find_tokenizer
+from spanlab.workloads.workload import Workload
+from spanlab_sim.timings import Profile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from spanlab.study.worker import Arms
+
+
+# ------------------------------------------------------------------------------
+# Input and output of an analysis of a finished study.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A study whose arms have run.
+
+    name      the entry
+    root      folder of all runs
+    folder    folder of this run while it is written
+    files     files of each arm that completed
+    results   summaries of these files; present where an analysis needs ARMS
+    failed    the error of each arm that failed, by arm
+    facts     device of the engine; None for a simulation
+    noise     noise of the engine's machine; None for a simulation
+    profile   timing model that predicts the engine; None where no analysis reads it
+    shares    loads as shares of saturation, by rate; empty where the study sets rates
+    arms      the study's executor; None where no analysis needs POINTS
+    """
+
+    study: Study
+    name: str
+    root: Path
+    folder: Path
+    workload: Workload
+    files: Mapping[str, ArmFiles]
+    results: list[ArmResult]
+    failed: dict[str, str]
+    facts: EngineFacts | None
+    noise: Noise | None
+    profile: Profile | None
+    shares: Mapping[float, float] = field(default_factory=dict)
+    arms: Arms | None = None
+
+    @property
+    def measured(self) -> list[MeasuredArm]:
+        """The arms that completed, for comparisons of families."""
+        return [MeasuredArm(result.data.name, result.data.summary, result.ttft_sums) for result in self.results]
+
+    def noise_sentence(self, refused: str) -> str:
+        """Sentence why the study reports no `refused`, such as speedups; empty on a calm machine and in simulations."""
+        return self.noise.sentence(refused) if self.noise else ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Results of one analysis.
+
+    summary  entries of `summary.json`; no other analysis has the same keys
+    tables   printed in this order
+    further  tables that are written and not printed
+    figures  picklable functions that draw the figures, by file name; they return None where there is no figure
+    caveats  sentences that a reader of the numbers must know
+    """
+
+    summary: dict[str, Any]
+    tables: tuple[Table, ...] = ()
+    further: tuple[Table, ...] = ()
+    figures: Mapping[str, Callable[[], Figure | None]] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def every_table(self) -> tuple[Table, ...]:
+        """All tables, the printed ones first."""
+        return (*self.tables, *self.further)
+
+
+# ------------------------------------------------------------------------------
+# Check whether a study counts tokens with a tokenizer of another model.
+# ------------------------------------------------------------------------------
+
+#: Vocabulary sizes of the tokenizers that committed shapes were measured with.
+_OF_SHAPES = {"qwen2": 151_646}
+#: Models with a smaller vocabulary are synthetic and have no tokenizer.
+_LEAST_VOCABULARY = 16_384
+#: Rows of an embedding table are rounded up for the device; real models leave fewer of them unused.
+_MOST_UNUSED = 0.02
+
+
+class _Tokenizer(NamedTuple):
+    name: str
+    tokens: int
+
+
+def foreign_tokenizer(study: Study) -> tuple[str, ...]:
+    """One caveat where the tokenizer's vocabulary cannot be the model's; empty where no text was tokenized."""
+    tokenizer, rows = _tokenizer(study.workload), study.model.vocab_size
+    if tokenizer is None or rows < _LEAST_VOCABULARY or (1 - _MOST_UNUSED) * rows <= tokenizer.tokens <= rows:
+        return ()
+    return (
+        f"tokens are those of the {tokenizer.name} tokenizer, {tokenizer.tokens:,} of them, "
+        f"and not {study.model.name}'s own, whose vocabulary has {rows:,}: lengths differ",
+    )
+
+
+def _tokenizer(workload: WorkloadSettings) -> _Tokenizer | None:
+    if workload.tokenizer is not None:
+        file = find_tokenizer(workload.tokenizer)
+        return _Tokenizer(file.name, file.tokenizer.get_vocab_size())
+    if workload.source != "shape" or workload.path is not None or workload.kind not in committed_names():
+        return None
+    tokenizer = committed(workload.kind, None).meta.get("tokenizer")
+    return None if tokenizer is None else _Tokenizer(tokenizer["name"], _OF_SHAPES[tokenizer["name"]])
+
+
+# ------------------------------------------------------------------------------
+# Caveats of a study's numbers: one sentence each, under the table.
+# ------------------------------------------------------------------------------
+
+UNKNOWN_QUALITY = (
+    "reuse of a span at another position than the one at which it was computed changes answers, and a repair undoes a "
+    "part of the change: the simulator does not show how good the answers are"
+)
+
+
+ROUNDED_STATES = "{}: states are stored in a rounded format; the effect on answers is unknown in the simulator"
+INEXACT_REPLAY = (
+    "{}: not exact: recurrent layers read a residual stream without the outputs of attention; the effect on "
+    "answers is not simulated"
+)
+
+
+def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
+    """Return every caveat of a study, most general first."""
+    return (
+        *foreign_tokenizer(study),
+        *_inexact(study),
+        *_drafted(study),
+        *([f"no speedups, for {study.baseline} failed"] if study.baseline in failed else []),
+        *_recorded(study),
+        *_few(arms),
+        *_saturated(study, arms),
+        *_unsettled(arms),
+        *_warmup(study, arms),
+        *_full_store(arms),
+        *_extrapolated(arms),
+        *describe_beaten(study, arms),
+        *_loose_bounds(arms),
+    )
+
+
+def _loose_bounds(arms: Sequence[ArmData]) -> Iterator[str]:
+    """Yield a caveat where runs are too large for the tightest offline bound."""
+    if any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms):
+        yield f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"
+
+
+def _drafted(study: Study) -> Iterator[str]:
+    speculation = study.batch.speculation
+    if not speculation.draft_tokens:
+        return
+    accepted = (
+        f"each of {speculation.draft_tokens} drafts per step is accepted with probability {speculation.acceptance:g}"
+    )
+    layers = f", and layers of the drafter ({speculation.draft_layers}) are as large as the model's"
+    size = layers if speculation.has_kv else ""
+    yield f"speculative decoding: {accepted} if those before it are{size}: assumed, not measured"
+
+
+def _inexact(study: Study) -> Iterator[str]:
+    """Yield caveats about answers that the arms change and the simulator does not compute."""
+    if study.backend == "sim" and any(study.arms[name].spans is not None for name in study.chosen()):
+        yield UNKNOWN_QUALITY
+    replays = {name: build_recovery(study.model, study.arms[name]).replay for name in study.chosen()}
+    replayed = [name for name, replay in replays.items() if replay is not None and not replay.exact]
+    rounded = [name for name in study.chosen() if study.arms[name].state_format != "native"]
+    for sentence, names in ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded)):
+        if names:
+            yield sentence.format(", ".join(names))
+
+
+def _recorded(study: Study) -> Iterator[str]:
+    if not study.draws_arrivals():
+        yield "arrivals are given and nothing is drawn: one seed is run, and intervals are over groups only"
+
+
+def _few(arms: Sequence[ArmData]) -> Iterator[str]:
+    sizes = dict.fromkeys((len(arm.summary["seeds"]), arm.summary["groups"]) for arm in arms)
+    yield from filter(None, (describe_few(*size) for size in sizes))
+
+
+def with_verdict(arms: Sequence[ArmData], verdict: str) -> list[str]:
+    """Return the names of the arms with this verdict."""
+    return [arm.name for arm in arms if arm.summary["stationarity"]["verdict"] == verdict]
+
+
+def _saturated(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
+    names = with_verdict(arms, SATURATED)
+    if not names:
+        return
+    no_speedups = f"; no speedups, for {study.baseline} is one of them" if study.baseline in names else ""
+    yield (
+        f"saturated at {load_words(study)}: {', '.join(names)}: the queue grows as long as requests arrive, so that "
+        f"mean delays depend on the length of the run{no_speedups}"
+    )
+
+
+def _unsettled(arms: Sequence[ArmData]) -> Iterator[str]:
+    if names := with_verdict(arms, UNSETTLED):
+        yield f"not settled: {', '.join(names)}: MSER-5 finds no end of the warm-up in the first half of the run"
+
+
+def _warmup(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
+    if len(with_verdict(arms, TOO_SHORT)) == len(arms):
+        yield "too few requests to detect a warm-up: fewer than 100 per seed"
+        return
+    warmups = [arm.summary["stationarity"]["warmup_requests"] or 0 for arm in arms]
+    if any(warmups) and not study.warmup_fraction:
+        yield (
+            f"delays include the warm-up from an empty cache, {min(warmups)} to {max(warmups)} requests by MSER-5; "
+            "warmup_fraction=0.5 leaves it out"
+        )
+
+
+def _full_store(arms: Sequence[ArmData]) -> Iterator[str]:
+    if bytes_say_little(arms):
+        yield (
+            "no Pareto figures: the store is full, so that resident bytes equal the budget, whatever the arm; sweep "
+            'the budget instead: sweep=["store.total_gib=A,B,C"]'
+        )
+
+
+def load_words(study: Study) -> str:
+    """Return a label of the study's load: clients, requests per second, or the given arrivals."""
+    rate, clients = study.arrivals.rate_rps, study.arrivals.clients
+    if clients is not None:
+        return f"{clients} client" + ("s" if clients > 1 else "")
+    per = " per group" if study.arrivals.kind == "poisson_per_group" else ""
+    return "the given arrivals" if rate is None else f"{rate:g}/s{per}"
+
+
+def _extrapolated(arms: Sequence[ArmData]) -> Iterator[str]:
+    """Yield a caveat about steps outside the fitted range of the timing model, most frequent features first."""
+    steps: Counter[str] = Counter()
+    for run in (run for arm in arms for run in arm.runs):
+        steps.update(run["beyond"])
+    # A run of equal decode steps counts once.
+    features = ", ".join(f"{name} in {count:,} steps" for name, count in steps.most_common())
+    if features:
+        yield f"timing beyond what its profile was measured on: {features}"
+
+
+# ------------------------------------------------------------------------------
+# Metadata of a study: the head of its summary, and the provenance line under its figures.
+# ------------------------------------------------------------------------------
+
+
+def head(finished: Finished) -> dict[str, Any]:
+    """Return settings and data source of a study, for `summary.json`."""
+    study, workload, provenance = finished.study, finished.workload, finished.workload.provenance
+    return {
+        "study": finished.name,
+        "workload": {
+            "name": workload.name,
+            "kind": study.workload.kind,
+            "source": study.workload.source,
+            "provenance": provenance.kind,
+            "detail": provenance.detail,
+            "requests": workload.size,
+            "documents_cut": provenance.documents_cut,
+            "documents_dropped": provenance.documents_dropped,
+        },
+        "model": study.model.name,
+        "hardware": study.hardware.name,
+        "timing": study.timing.kind if study.base_url is None else None,
+        "backend": study.backend,
+        "engine": asdict(finished.facts) if finished.facts else None,
+        "store": describe_store(study),
+        "seeds": study.seeds,
+        "repeats": study.repeats,
+        "warmup_fraction": study.warmup_fraction,
+        "hit_means": f"at least one {study.count_hit_as} token",
+        "baseline": study.baseline,
+        "offered_load": load_words(study),
+        "failed": finished.failed,
+    }
+
+
+def footer(finished: Finished) -> str:
+    """Return the provenance of a study in one line."""
+    study = finished.study
+    seeds = f"{len(study.seeds)} seed" + ("s" if len(study.seeds) > 1 else "")
+    repeats = f" · {study.repeats} repeats" if study.repeats > 1 else ""
+    timed = _timing(study) if finished.facts is None else finished.facts.line()
+    failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
+    store = f"store {describe_store(study)} · " if study.base_url is None else ""  # unknown for a real server
+    return (
+        f"{finished.workload.provenance.line()} · {study.model.name} · {timed} · {_load(finished)} · "
+        f"{store}{seeds}{repeats} · commit {commit()}{failed}"
+    )
+
+
+def _load(finished: Finished) -> str:
+    arrivals = finished.study.arrivals
+    if finished.shares:
+        return f"{arrivals.kind} at {', '.join(f'{share:g}' for share in finished.shares.values())} of saturation"
+    return f"{arrivals.kind} {arrivals.rate_rps:g}/s" if arrivals.rate_rps else arrivals.kind
+
+
+def describe_store(study: Study) -> str:
+    """Return a description of the store's budget."""
+    store = study.store
+    total_label = "for KV and states together" if study.model.is_hybrid else "for KV"
+    kv_gib, state_gib = store.pools_gib
+    budgets = ((store.total_gib, total_label), (kv_gib, "of KV"), (state_gib, "of states"))
+    labels = [f"{_gib(value)} {label}" for value, label in budgets if value is not None]
+    if store.entries is not None:
+        labels.append(f"{store.entries} entries")
+    labels += [f"{name} {rules.gib:g} GiB at {rules.bandwidth_gb_s:g} GB/s" for name, rules in store.tiers.items()]
+    per_replica = f" in each of {study.replicas.count} replicas" if study.replicas.count > 1 else ""
+    return (", ".join(labels) or "unlimited") + per_replica
+
+
+def _gib(value: float) -> str:
+    return f"{value:g} GiB" if value >= 1 else f"{1024 * value:g} MiB"
+
+
+def _timing(study: Study) -> str:
+    if study.base_url is not None:
+        return f"measured at {study.base_url}"
+    if TWIN in study.chosen_analyses():
+        return f"step times fitted to the log, on {study.hardware.name}"
+    if study.timing.kind == "fitted":
+        return f"simulated, step times fitted to a server's log, on {study.hardware.name}"
+    if study.timing.kind == "calibrated":
+        return f"simulated, step times calibrated for {study.model.name} on this machine"
+    if study.timing.kind == "roofline":
+        return f"simulated, roofline on {study.hardware.name}, uncalibrated"
+    return f"simulated, {study.timing.kind} timing"
+
+
+# ------------------------------------------------------------------------------
+# Parts of the findings over all points of a sweep that several analyses share.
+# ------------------------------------------------------------------------------
+
+
+def point_entries(points: Sequence[SweepPoint], key: str) -> list[dict[str, Any]]:
+    """Return the settings of each point with the entry `key` of its summary."""
+    return [{"settings": dict(point.settings), **point.findings(key)} for point in points]
+
+
+def findings_by_axis(
+    name: str,
+    points: Sequence[SweepPoint],
+    table: Callable[[str, list[SweepPoint]], Table],
+    figure: Callable[..., Figure | None],
+    summary: dict[str, Any],
+) -> Findings:
+    """Return one table and one figure per axis of the sweep, `name`_1 and so on; `figure` draws a group of points."""
+    groups = {f"{name}_{number}": group for number, group in enumerate(by_axis(points).values(), 1)}
+    return Findings(
+        summary=summary,
+        tables=tuple(table(axis, group) for axis, group in groups.items()),
+        figures={axis: partial(figure, group) for axis, group in groups.items()},
+    )
+
+
+# ------------------------------------------------------------------------------
+# A finished study for the terminal, the tracker, and as one page.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """Report of a finished study.
+
+    footer   provenance of its numbers, in one line
+    figures  image paths relative to the run folder
+    """
+
+    study: Study
+    name: str
+    footer: str
+    summary: dict[str, Any]
+    findings: list[Findings]
+    figures: list[Path]
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables, in the order of the analyses."""
+        return [table for findings in self.findings for table in findings.every_table]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Error of each failed arm, by arm."""
+        failed: dict[str, str] = self.summary["failed"]
+        return failed
+
+    def write_page(self, folder: Path) -> None:
+        """Write `report.html` into the run folder, which already has the other files."""
+        page = Page(
+            title=self.name,
+            tables=tuple(self.tables),
+            about=(self.footer,),
+            caveats=tuple(self.summary["caveats"]),
+            failed=tuple(self.failed.values()),
+            figures=sorted(folder / path for path in self.figures),
+            config=(folder / CONFIG).read_text(),
+            facts=facts_of(self.summary),
+        )
+        write_page(page, folder)
+
+    def show(self) -> None:
+        """Print the tables of every analysis."""
+        with printed() as console:
+            for number, findings in enumerate(self.findings):
+                if number:
+                    console.print()
+                print_tables(findings.tables, console)
+
+    def track(self, run: str, folder: Path) -> None:
+        """Send figures, summary and tables to the tracker; `folder` is the published run folder."""
+        with tracked(self.study.tracking, run, self.name, asdict(self.study), folder) as tracker:
+            tracker.figures([folder / path for path in self.figures])
+            tracker.summary(self.summary)
+            for table in self.tables:
+                tracker.table(table.name, *tracker_rows(table))

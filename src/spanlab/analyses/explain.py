@@ -1,0 +1,629 @@
+"""Tables of the analysis `explain`: verdict and hit rates, bounds and losses, the curve over memory, fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanlab.analyses.base import Findings, Finished, footer
+from spanlab.analyses.fixes import (
+    ExplainedArm,
+    Facts,
+    Fix,
+    Rules,
+    check_fits,
+    curve_of,
+    ranked_fixes,
+    rates,
+    rules_of,
+    verdict,
+)
+from spanlab.build import GIB
+from spanlab.offline.forest import Ints
+from spanlab.offline.replay import CacheRules, ReplayResult
+from spanlab.report import style
+from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, placeholder, word
+from spanlab.report.table import Field, tabulate, whole
+from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
+from spanlab.settings.study import Study
+from spanlab.study.bounds import BoundCrossedError
+from spanlab.workloads.logs.bodies import Opaque
+from spanlab.workloads.logs.log import Ids, Log, Unread
+from spanlab.workloads.logs.rendering import Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# ------------------------------------------------------------------------------
+# Lost tokens by tenant, session and request, and positions at which prompts diverge from
+# earlier ones.
+# ------------------------------------------------------------------------------
+
+MOST_GROUPS = 10  # groups and positions in the tables
+
+
+def groups_of(facts: Facts, replayed: ReplayResult) -> dict[str, list[dict[str, Any]]]:
+    """Return the groups of each kind that lose most reusable tokens, in decreasing order."""
+    log = facts.log
+    groups = {"requests": _losing(facts, replayed, np.arange(log.requests), {})}
+    if log.sessions is not None:
+        groups["sessions"] = _losing(facts, replayed, log.sessions.astype(np.int64), {})
+    if log.tenants is not None:
+        groups["tenants"] = _losing(facts, replayed, log.tenants.astype(np.int64), dict(enumerate(log.tenant_names)))
+    return groups
+
+
+def _losing(facts: Facts, replayed: ReplayResult, group: Ints, names: dict[int, str]) -> list[dict[str, Any]]:
+    def by_group(values: Ints) -> Ints:
+        return np.bincount(group, values).astype(np.int64)
+
+    prompt, reused = by_group(facts.paths.prompt_tokens), by_group(replayed.reused)
+    lost = {cause: by_group(values) for cause, values in replayed.lost.items()}
+    missed = prompt - reused - lost.get("never_seen", 0)
+    counts = np.bincount(group)
+    most = np.argsort(-missed, kind="stable")[:MOST_GROUPS]
+    return [
+        {
+            "name": names.get(number, str(number)),
+            "requests": int(counts[number]),
+            "prompt_tokens": int(prompt[number]),
+            "reused_tokens": int(reused[number]),
+            "lost_by_cause": {cause: int(values[number]) for cause, values in lost.items() if values[number]},
+        }
+        for number in most.tolist()
+        if prompt[number]
+    ]
+
+
+def positions_of(facts: Facts) -> list[dict[str, Any]]:
+    """Return positions at which prompts diverge from earlier ones, by the number of reusable tokens before them.
+
+    `states`  distinct prefixes that end at a position, each of which needs one stored state
+    """
+    paths = facts.paths
+    again = np.flatnonzero(~paths.first)
+    if not len(again):
+        return []
+    owner = paths.owner[again]
+    ends = paths.nodes[again[np.append(owner[1:] != owner[:-1], True)]]  # end of each prompt's longest earlier prefix
+    positions, index = np.unique(paths.node_stop[ends], return_inverse=True)
+    requests = np.bincount(index)
+    states = np.bincount(index[np.unique(ends, return_index=True)[1]], minlength=len(positions))
+    tokens = positions * requests
+    most = np.argsort(-tokens, kind="stable")[:MOST_GROUPS]
+    total = int(paths.seen_tokens.sum())
+    return [
+        {
+            "position": int(positions[rank]),
+            "states": int(states[rank]),
+            "requests": int(requests[rank]),
+            "share_of_reusable": int(tokens[rank]) / total,
+        }
+        for rank in most.tolist()
+    ]
+
+
+Summary = Mapping[str, Any]
+CAUSES = {
+    "never_seen": "never seen",
+    "kv_evicted": "KV evicted",
+    "state_evicted": "state evicted",
+    "state_never_placed": "no state placed",
+    "alignment": "alignment",
+    "last_token": "last token",
+    "never_stored": "never stored",
+    "repair": "repair",
+}
+
+
+def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
+    """Return the tables for which the log has numbers; `caveats` are notes of the first table."""
+    if not summary["presets"]:
+        return (_lengths_table(summary, title, caveats),)
+    tables = [make(summary) for make in (_bounds_table, _breaks, _fixes, _curve_table, _positions)]
+    return (
+        _presets(summary, title, caveats),
+        *tables,
+        *(_losses(kind, rows) for kind, rows in summary["losses"].items()),
+    )
+
+
+def _head_table(summary: Summary) -> str:
+    tokens = summary["tokens"]["prompt"]
+    lines = [*summary["measured"], f"{summary['requests']:,} requests, {tokens:,} prompt tokens", summary["verdict"]]
+    return "\n".join(lines)
+
+
+def _lengths_table(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
+    fields = (Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count))
+    rows = [{"length": name, "tokens": value} for name, value in summary["prompt_lengths"].items()]
+    return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats)
+
+
+def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
+    total = summary["tokens"]["prompt"]
+    rows = [{"preset": name, "prompt_tokens": total, **preset} for name, preset in summary["presets"].items()]
+    fields = (
+        Field("preset", "preset", word, left=True),
+        Field("token_hit_rate", "token\nhit rate", percent),
+        Field("mean_token_hit_rate", "mean per\nrequest", percent, keep=2),
+        Field("request_hit_rate", "requests\nwith a hit", percent, keep=3),
+        *_causes(rows),
+    )
+    notes = (
+        "token hit rate: reused ÷ prompt tokens, a ratio of sums; mean per request: the mean of the requests' ratios",
+        f"the others: share of the prompt tokens, by why they were not reused; explained is {summary['explained']}",
+        *caveats,
+    )
+    return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, notes)
+
+
+def _causes(rows: Sequence[Summary]) -> list[Field]:
+    """Return a field for each cause of these rows: its share of the prompt tokens."""
+    causes = [cause for cause in CAUSES if any(cause in row["lost_by_cause"] for row in rows)]
+    return [_cause(cause, keep) for keep, cause in enumerate(causes, 4)]
+
+
+def _cause(cause: str, keep: int) -> Field:
+    def share(row: Summary) -> float:
+        return float(row["lost_by_cause"].get(cause, 0) / row["prompt_tokens"])
+
+    return Field(f"lost_{cause}", CAUSES[cause].replace(" ", "\n", 1), percent, share, keep)
+
+
+def _bounds_table(summary: Summary) -> Table:
+    bounds = summary["bounds"]
+    rows = [
+        {"bound": "prefix, no limit of memory", "token_hit_rate": bounds["prefix"]},
+        {"bound": "contents seen before, at any position", "token_hit_rate": bounds["any_position"]},
+        {"bound": f"best eviction, memory of {summary['explained']}", "token_hit_rate": bounds["offline_optimum"]},
+    ]
+    fields = (Field("bound", "bound", word, left=True), Field("token_hit_rate", "token\nhit rate", _bound))
+    return tabulate("bounds", "What could be reused", fields, rows)
+
+
+def _bound(share: float | None) -> Cell:
+    return placeholder("unknown: only beginnings are compared") if share is None else percent(share)
+
+
+def _breaks(summary: Summary) -> Table:
+    fields = (
+        Field("position", "position\n(tokens)", number_format(",")),
+        Field("requests", "requests", count),
+        Field("tokens", "tokens\nbehind", count),
+        Field("path", "in", _text, left=True, keep=1, empty=(None,)),
+        Field("character", "character", number_format(","), keep=2, empty=(None,)),
+        Field("earlier", "an earlier prompt", _text, left=True, keep=3, empty=(None,), explains=True),
+        Field("later", "a later prompt", _text, left=True, keep=3, empty=(None,), explains=True),
+    )
+    title = "Where prompts part from earlier ones: most tokens behind the break"
+    notes = ("texts: of the prompt that loses most, | is the break; workload.log.show_text=false hides them",)
+    return tabulate("breaks", title, fields, summary["breaks"], notes)
+
+
+def _text(text: str | None) -> Cell:
+    return MISSING if text is None else word(text)
+
+
+def _fixes(summary: Summary) -> Table:
+    fields = (
+        Field("fix", "fix", word, "name", left=True),
+        Field("token_hit_rate", "token\nhit rate", percent),
+        Field("gain_points", "gain\n(points)", _gain, whole),
+        Field("extra_gib", "more\nGiB", number_format(".4g"), keep=2),
+        Field("gain_per_gib", "points\nper GiB", _gain_per_gib, keep=3),
+        Field("says", "what it is", _description, whole, keep=4, left=True, explains=True),
+    )
+    return tabulate("fixes", "What would help, by gain for its memory; each is simulated", fields, summary["fixes"])
+
+
+def _gain(fix: Summary) -> Cell:
+    gain = 100 * fix["gain"]
+    return Cell(gain, f"{gain:+.1f}" if fix["helps"] else "no help")
+
+
+def _gain_per_gib(gain: float | None) -> Cell:
+    return MISSING if gain is None else Cell(gain, f"{100 * gain:.3g}")
+
+
+def _description(fix: Summary) -> Cell:
+    return word(f"{fix['says']}; {fix['caution']}" if fix["caution"] else fix["says"])
+
+
+def _curve_table(summary: Summary) -> Table:
+    fields = (
+        Field("blocks", "blocks", number_format(",")),
+        Field("gib", "GiB", number_format(".4g")),
+        Field("token_hit_rate", "token\nhit rate", percent),
+    )
+    title = "Hit rate of an LRU cache of KV by its size"
+    return tabulate("capacity_curve", title, fields, summary["capacity_curve"])
+
+
+def _positions(summary: Summary) -> Table:
+    fields = (
+        Field("position", "position\n(tokens)", number_format(",")),
+        Field("states", "states", count),
+        Field("requests", "requests", count),
+        Field("share_of_reusable", "share of\nreusable", percent),
+    )
+    title = "Positions where prompts diverge: useful states"
+    notes = ("reusable: what a prefix cache without limit reuses",)
+    return tabulate("checkpoint_positions", title, fields, summary["checkpoint_positions"], notes)
+
+
+def _losses(kind: str, rows: Sequence[Summary]) -> Table:
+    fields = (
+        Field("name", kind[:-1], word, left=True),
+        Field("requests", "requests", count, keep=3),
+        Field("prompt_tokens", "prompt\ntokens", count),
+        Field("token_hit_rate", "token\nhit rate", percent, lambda row: row["reused_tokens"] / row["prompt_tokens"]),
+        *_causes(rows),
+    )
+    return tabulate(f"losses_of_{kind}", f"The {kind} that lose most of what was seen before", fields, rows)
+
+
+# ------------------------------------------------------------------------------
+# The figure of the analysis `explain`: hit rate over memory, with bounds and arms.
+# ------------------------------------------------------------------------------
+
+BOUNDS = {"prefix": "prefix, no limit", "any_position": "seen before, any position", "offline_optimum": "best eviction"}
+
+
+def draw_curve(summary: Mapping[str, Any], title: str) -> Figure:
+    """Draw the LRU hit rate by memory, with horizontal lines for the bounds and for the presets."""
+    curve = summary["capacity_curve"]
+    names = [*BOUNDS.values(), *summary["presets"]]
+    figure, [[ax]] = style.framed_with(title, "Token hit rate by memory for KV", margins=style.margins_for(names))
+    sizes, shares = [point["gib"] for point in curve], [100 * point["token_hit_rate"] for point in curve]
+    ax.plot(sizes, shares, color=style.INK, marker="o", markersize=3, linewidth=1.3, label="LRU")
+    for (key, name), line in zip(BOUNDS.items(), style.LINE_STYLES[1:], strict=True):
+        if summary["bounds"][key] is not None:
+            ax.axhline(100 * summary["bounds"][key], color="#777777", linestyle=line, linewidth=1, label=name)
+    for number, (name, preset) in enumerate(summary["presets"].items()):
+        colour = f"C{number}"
+        ax.axhline(100 * preset["token_hit_rate"], color=colour, linewidth=0.8, alpha=0.8, label=name)
+    ax.set_xscale("log")
+    ax.set_ylim(0, 100)
+    style.label(ax, "memory for KV (GiB)", "token hit rate (%)")
+    style.legend_right(ax)
+    return figure
+
+
+# ------------------------------------------------------------------------------
+# Where prompts part from earlier ones: positions, the tokens behind them, and the text on both
+# sides.
+# ------------------------------------------------------------------------------
+
+MOST_BREAKS = 5  # rows of the table
+CANDIDATES = 20  # positions that are looked up; where a prompt only continues an earlier one, it is no break
+BEFORE, AFTER = 24, 40  # characters that are shown before a break, and after it
+
+
+def breaks_of(facts: Facts) -> list[dict[str, Any]]:
+    """Return the positions at which most tokens follow a divergence, in decreasing order.
+
+    `position`   tokens that a prompt shares with an earlier one; `tokens` follow it in `requests` prompts
+    `path`       section of the body, and `character` in it; null if the log has no text
+    `earlier`, `later`  text on both sides for the prompt that loses most; null if there is none or it is not shown
+    """
+    paths, log = facts.paths, facts.log
+    seen = paths.seen_tokens
+    behind = paths.prompt_tokens - seen
+    later = np.flatnonzero((behind > 0) & (np.arange(paths.requests) > 0))
+    if not len(later):
+        return []
+    positions, index = np.unique(seen[later], return_inverse=True)
+    tokens, requests = np.bincount(index, behind[later]).astype(np.int64), np.bincount(index)
+    rows, pairs = [], []
+    for rank in np.argsort(-tokens, kind="stable")[:CANDIDATES].tolist():
+        members = later[index == rank]
+        request = int(members[np.argmax(behind[members])])
+        pairs.append((request, _earlier(facts, request)))
+        counts = {"position": int(positions[rank]), "requests": int(requests[rank]), "tokens": int(tokens[rank])}
+        rows.append(counts | {"path": None, "character": None, "earlier": None, "later": None})
+    if log.source is None or log.lines is None:
+        return rows[:MOST_BREAKS]
+    texts = log.source.sections(frozenset(int(log.lines[request]) for pair in pairs for request in pair))
+    shown = []
+    for row, (request, other) in zip(rows, pairs, strict=True):
+        sides = [texts.get(int(log.lines[number])) for number in (other, request)]
+        if sides[0] is None or sides[1] is None:
+            shown.append(row)
+        elif (parted := _parting(sides[0], sides[1])) is not None:
+            hidden = {} if log.source.settings.show_text else {"earlier": None, "later": None}
+            shown.append(row | parted | hidden)
+    return shown[:MOST_BREAKS]
+
+
+def _earlier(facts: Facts, request: int) -> int:
+    """Return the latest earlier request that shares most with a request."""
+    paths = facts.paths
+    visits = slice(paths.starts[request], paths.starts[request + 1])
+    repeated = paths.nodes[visits][~paths.first[visits]]
+    if not len(repeated):
+        return request - 1
+    sharing = paths.owner[paths.nodes == repeated[-1]]
+    return int(sharing[sharing < request].max())
+
+
+def _parting(earlier: list[Section], later: list[Section]) -> dict[str, Any] | None:
+    """Return where two prompts part, with the texts; None if the earlier one is the beginning of the later one."""
+    for number, section in enumerate(later):
+        if number == len(earlier):
+            return None
+        sides = [_shown(earlier[number]), _shown(section)]
+        if sides[0] != sides[1]:
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False)))
+            if common == len(sides[0]) and number + 1 == len(earlier):
+                return None
+            head = sides[0][max(0, common - BEFORE) : common]
+            texts = [escaped(f"{head}|{side[common : common + AFTER]}") for side in sides]
+            return {"path": section.path, "character": common, "earlier": texts[0], "later": texts[1]}
+    return None
+
+
+def _shown(section: Section) -> str:
+    """Return a section as text; a part that is no text by its kind and its hash."""
+    content = section.content
+    if isinstance(content, Opaque):
+        return f"[{content.kind} {content.name & (1 << 64) - 1:016x}]"
+    return content if isinstance(content, str) else " ".join(map(str, content.tolist()))
+
+
+def escaped(text: str) -> str:
+    """Return a text with line ends, control and format characters as escapes, so that it stays on one line."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+# ------------------------------------------------------------------------------
+# What the server itself reports about a log: cached tokens beside those that are possible, and
+# lengths of prompts.
+# ------------------------------------------------------------------------------
+
+SURPRISING = 0.05  # a server that reuses so much less than possible has another problem than its prompts
+
+
+def reported_of(facts: Facts, reused: Ints) -> dict[str, Any] | None:
+    """Return the server's counts beside ours on the same requests; None if it reports none.
+
+    `requests`        requests with a reported number of cached tokens; the hit rates are over these
+    `token_hit_rate`  reported cached tokens ÷ reported prompt tokens
+    `possible`        the same ratio of the explained arm
+    `prompt_tokens`   mean reported length of the requests that report one, and `counted_tokens` by our count
+    """
+    usage = facts.log.usage
+    if usage is None:
+        return None
+    prompt, cached = usage.T
+    counted = facts.paths.prompt_tokens
+    has_prompt, has_both = ~np.isnan(prompt), ~np.isnan(prompt) & ~np.isnan(cached) & (counted > 0)
+    total, ours = float(prompt[has_both].sum()), int(counted[has_both].sum())
+    rates: dict[str, float | None] = {"token_hit_rate": None, "possible": None}
+    if total and ours:
+        rates = {
+            "token_hit_rate": float(cached[has_both].sum()) / total,
+            "possible": int(reused[has_both].sum()) / ours,
+        }
+    lengths: dict[str, float | None] = {"prompt_tokens": None, "counted_tokens": None}
+    if has_prompt.any():
+        lengths = {
+            "prompt_tokens": float(prompt[has_prompt].mean()),
+            "counted_tokens": float(counted[has_prompt].mean()),
+        }
+    return {"requests": int(has_both.sum()), **rates, **lengths}
+
+
+def reported_lines(reported: dict[str, Any] | None, arm: str, requests: int) -> list[str]:
+    """Return the first lines of the page: measured beside possible, and reported beside counted lengths."""
+    if reported is None:
+        return []
+    lines = []
+    if reported["token_hit_rate"] is not None:
+        lines.append(
+            f"the server reports {100 * reported['token_hit_rate']:.1f} % of the prompt tokens as cached, and "
+            f"{100 * reported['possible']:.1f} % are possible as {arm} "
+            f"({reported['requests']:,} of {requests:,} requests report it)"
+        )
+    if reported["prompt_tokens"] and reported["counted_tokens"]:
+        ratio = reported["prompt_tokens"] / reported["counted_tokens"]
+        lines.append(
+            f"it reports {reported['prompt_tokens']:,.0f} prompt tokens per request, and the log gives "
+            f"{reported['counted_tokens']:,.0f}: {ratio:.2f} times"
+        )
+    return lines
+
+
+def is_surprising(reported: dict[str, Any] | None) -> bool:
+    """Return whether the server reuses clearly less than its prompts allow."""
+    if reported is None or reported["token_hit_rate"] is None:
+        return False
+    return bool(reported["possible"] - reported["token_hit_rate"] > SURPRISING)
+
+
+# ------------------------------------------------------------------------------
+# The analysis `explain`: hit rates of a log under the arms, bounds, losses, hit rates by
+# memory, and fixes.
+# ------------------------------------------------------------------------------
+
+ALONE = (
+    "requests are replayed one after another: running requests take memory from the cache of a real server, and two "
+    "that arrive together reuse nothing of each other; blocks leave one by one, the longest unused first; an answer "
+    "that comes back in a later prompt counts as new there, though an engine may still hold it"
+)
+LENGTHS = "the log holds lengths only: it has no ids of shared content, so no hit rate is computed"
+CHAINED = (
+    "the ids of the log are chained: each identifies a block and all blocks before it, so reuse at other positions "
+    "cannot be computed from it"
+)
+
+
+@LOG_CHECKS.register("explain")
+def check_log(study: Study, log: Log) -> None:
+    """Raise ValueError for an arm that no replay of a log can express, or that its longest prompt alone exceeds."""
+    if log.ids == Ids.NONE:
+        return
+    facts = Facts(log)
+    computable = [name for name in study.chosen() if _is_computable(study, facts, name)]
+    rules = {name: _rules(study, log, name) for name in computable}
+    if not isinstance(rules.get(study.baseline), CacheRules):
+        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
+
+
+@ANALYSES.register("explain")
+def explain(finished: Finished) -> Findings:
+    """Return reuse of the log under the arms; a log of lengths alone has no reuse to compute."""
+    log = finished.workload.log
+    assert log is not None, "the settings let no other workload pass"
+    summary = _lengths(log) if log.ids == Ids.NONE else _reuse(finished.study, log)
+    title = f"{finished.name} · {footer(finished)}"
+    draw, caveats = partial(draw_curve, summary, title), _caveats(log)
+    figures = {"capacity_curve": draw} if summary["capacity_curve"] else {}
+    return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
+
+
+def _caveats(log: Log) -> tuple[str, ...]:
+    means = {Ids.NONE: (LENGTHS,), Ids.CHAINED: (CHAINED, ALONE), Ids.CONTENT: (ALONE,)}
+    return (*log.notes, *means[log.ids])
+
+
+def _lengths(log: Log) -> dict[str, Any]:
+    return _head(log) | {
+        "bounds": {"prefix": None, "any_position": None, "offline_optimum": None},
+        "presets": {},
+        "capacity_curve": [],
+        "fixes": [],
+        "lost_by_cause": {},
+        "reported": None,
+        "measured": [],
+        "verdict": "no verdict: the log has lengths and times, and no ids of shared content",
+    }
+
+
+def _head(log: Log) -> dict[str, Any]:
+    prompt, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
+    return {
+        "log": {"format": log.format, "ids": str(log.ids), "block": log.block, "notes": list(log.notes)},
+        "requests": log.requests,
+        "unread": {"share": log.unread.share, "bytes_read": log.unread.read, "bytes_left_out": dict(log.unread.left)},
+        "tokens": {"prompt": int(prompt.sum()), "output": int(outputs.sum())},
+        "prompt_lengths": {f"p{percent}": float(np.percentile(prompt, percent)) for percent in (5, 50, 95, 100)},
+        "span_s": float(log.arrived_ns.max() - log.arrived_ns.min()) * 1e-9,
+    }
+
+
+@dataclass(frozen=True)
+class _Arm:
+    rules: Rules
+    replayed: ReplayResult
+
+
+def _reuse(study: Study, log: Log) -> dict[str, Any]:
+    facts = Facts(log)
+    prompt = facts.paths.prompt_tokens
+    arms = {name: _arm(study, facts, name) for name in study.chosen() if _is_computable(study, facts, name)}
+    presets = {name: rates(arm.replayed, prompt) for name, arm in arms.items()}
+    baseline = arms[study.baseline]
+    other_tokens = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.baseline}
+    explained = _explained(study, facts, baseline, other_tokens)
+    fixes = ranked_fixes(explained)
+    bounds = _bounds(facts, explained)
+    _check_bounds(study, presets, bounds)
+    reported = reported_of(facts, baseline.replayed.reused)
+    return _head(log) | {
+        "bounds": bounds,
+        "explained": study.baseline,
+        "presets": presets,
+        "capacity_curve": _curve(study, facts, explained.rules.block),
+        "fixes": [_fix_entry(number, fix) for number, fix in enumerate(fixes, 1)],
+        "lost_by_cause": presets[study.baseline]["lost_by_cause"],
+        "losses": groups_of(facts, baseline.replayed),
+        "checkpoint_positions": positions_of(facts),
+        "breaks": breaks_of(facts),
+        "reported": reported,
+        "measured": reported_lines(reported, study.baseline, log.requests),
+        "verdict": _verdict(log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)),
+    }
+
+
+def _verdict(unread: Unread, reported: dict[str, Any] | None, sentence: str) -> str:
+    """Return the verdict, or why none stands: it would be about the part of the log that was read."""
+    if not unread.allows_verdict:
+        return f"no verdict stands, because too much of the log is unknown: {unread.reason}"
+    if is_surprising(reported):
+        return f"first find out why the server reuses less than it can, such as a prefix cache that is off; {sentence}"
+    return sentence
+
+
+def _is_computable(study: Study, facts: Facts, name: str) -> bool:
+    """Return whether the log suffices for an arm: spans at any position need ids of contents."""
+    return facts.names_contents or study.arms[name].spans is None
+
+
+def _rules(study: Study, log: Log, name: str) -> Rules:
+    longest = int(np.argmax(log.prompt_tokens))
+    tokens = int(log.prompt_tokens[longest])
+    rules = rules_of(study, name, tokens)
+    check_fits(study, rules, tokens, longest)
+    return rules
+
+
+def _arm(study: Study, facts: Facts, name: str) -> _Arm:
+    rules = _rules(study, facts.log, name)
+    return _Arm(rules, facts.reused(rules))
+
+
+def _explained(study: Study, facts: Facts, arm: _Arm, other_tokens: Mapping[str, int]) -> ExplainedArm:
+    assert isinstance(arm.rules, CacheRules), "the check of the log lets no other arm pass"
+    rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
+    return ExplainedArm(study, facts, arm.rules, rate, other_tokens)
+
+
+def _bounds(facts: Facts, explained: ExplainedArm) -> dict[str, float | None]:
+    """Return bounds as shares of prompt tokens: prefix by the log's pieces, optimum by the arm's memory and blocks."""
+    total = facts.prompt_tokens
+    anywhere = int(facts.contents.seen_anywhere().sum()) / total if facts.names_contents else None
+    return {
+        "prefix": int(facts.paths.seen_tokens.sum()) / total,
+        "any_position": anywhere,
+        "offline_optimum": facts.offline_optimum(explained.rules) / total,
+    }
+
+
+def _check_bounds(study: Study, presets: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, float | None]) -> None:
+    """Raise where an arm exceeds a bound: the bound or the replay is wrong, and the page reports no result."""
+    for name, preset in presets.items():
+        finds_prefixes = study.arms[name].spans is None and study.arms[name].passages.are_default
+        checked = ["prefix"] * finds_prefixes + ["any_position"] + ["offline_optimum"] * (name == study.baseline)
+        for bound in checked:
+            share, most = preset["token_hit_rate"], bounds[bound]
+            if most is not None and share > most:
+                raise BoundCrossedError(
+                    f"arms.{name} reuses {share:.4%} of the prompt tokens: expected at most {most:.4%}, "
+                    f"the bound {bound}; this is a fault of the program"
+                )
+
+
+def _curve(study: Study, facts: Facts, block: int) -> list[dict[str, Any]]:
+    curve = curve_of(facts, block)
+    bytes_per_block = curve.block * study.model.kv_bytes_per_token
+    return [
+        {
+            "blocks": size,
+            "gib": size * bytes_per_block / GIB,
+            "token_hit_rate": curve.tokens(size) / facts.prompt_tokens,
+        }
+        for size in curve.sizes
+    ]
+
+
+def _fix_entry(rank: int, fix: Fix) -> dict[str, Any]:
+    return {"rank": rank} | asdict(fix) | {"gain_per_gib": fix.gain_per_gib, "helps": fix.helps}

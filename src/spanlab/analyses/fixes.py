@@ -1,0 +1,620 @@
+"""Fixes that raise the hit rate: each is simulated on the log, and ranked by gain and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from spanlab.build import GIB, build_budget, build_placer
+from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, PrefillInfo, Rule
+from spanlab.core.policies.named import BLOCK
+from spanlab.model_spec import ModelSpec
+from spanlab.offline.bound import most_reused_tokens
+from spanlab.offline.forest import Ints, ServiceOrder, find_reuses
+from spanlab.offline.replay import (
+    CacheRules,
+    Contents,
+    Distances,
+    Paths,
+    ReplayRequests,
+    ReplayResult,
+    SpanReuse,
+    in_cached_order,
+    replay,
+    span_reuse,
+    stack_distances,
+)
+from spanlab.report.units import rounded_up
+from spanlab.settings.arms import Strategy
+from spanlab.settings.study import Study
+from spanlab.study.prepare import room_gib
+from spanlab.workloads.logs.bodies import Prompt
+from spanlab.workloads.logs.log import Ids, Log
+from spanlab.workloads.logs.rendering import Reorder, Survey
+
+# ------------------------------------------------------------------------------
+# Cache rules of a study's arms, for the replay of a log.
+# ------------------------------------------------------------------------------
+
+PREFIX_POLICIES = ("tree", "blocks")
+ORDERS = ("lru", "lru_whole_leaves")
+
+
+@dataclass(frozen=True)
+class SpanRules:
+    """A cache of spans that match at any position.
+
+    `first`  tokens of each reused span that a repair recomputes; `share` is the recomputed share of the other tokens
+    """
+
+    capacity_tokens: float
+    first: int = 0
+    share: float = 0.0
+
+
+Rules = CacheRules | SpanRules | None  # None: nothing is stored
+
+
+def rules_of(study: Study, name: str, longest: int) -> Rules:
+    """Return an arm's rules for prompts of at most `longest` tokens; ValueError if a replay cannot express them."""
+    arm, model = study.arms[name], study.model
+    if not arm.keep:
+        return None
+    _check(name, arm)
+    if arm.spans is not None:
+        return _span_rules(name, arm, model, capacity_of(study))
+    return _pool(study, name) if arm.pool is not None else _tree(study, name, longest)
+
+
+def capacity_of(study: Study) -> int:
+    """Return the bytes of the store, for KV and states together."""
+    for key in ("kv_gib", "state_gib", "state_ratio", "entries"):
+        value = getattr(study.store, key)
+        if value is not None:
+            raise ValueError(f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all")
+    return build_budget(study.store).total_bytes
+
+
+def _check(name: str, arm: Strategy) -> None:
+    if arm.policy_name not in PREFIX_POLICIES:
+        raise ValueError(f"arms.{name}.policy={arm.policy_name} with analyses=explain: expected null or a pool")
+    if not arm.passages.are_default:
+        raise ValueError(f"arms.{name}.passages with analyses=explain: expected given and all; it tries cached_order")
+    if arm.eviction not in ORDERS:
+        raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
+
+
+def _span_rules(name: str, arm: Strategy, model: ModelSpec, capacity: int) -> SpanRules:
+    assert arm.spans is not None, "called for arms of spans"
+    spans, repair = arm.spans, arm.spans.repair
+    supported = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
+    if not supported or model.is_hybrid:
+        setting = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
+        raise ValueError(f"{setting}: expected strategy pic or lego_link, and a model of attention layers alone")
+    first = repair.k if repair.kind == "first" else 0
+    assert first is not None, "a repair of the first tokens says how many"
+    return SpanRules(capacity / model.kv_bytes_per_token, first)
+
+
+def _pool(study: Study, name: str) -> CacheRules:
+    """Return the rules of vLLM's pool: blocks of one size for KV and, in hybrid models, for states."""
+    pool, model = study.arms[name].pool, study.model
+    assert pool is not None, "called for arms with a pool"
+    if pool.retention != 0 and model.is_hybrid:
+        raise ValueError(f"arms.{name}.pool.retention={pool.retention} with analyses=explain: expected 0")
+    return pool_rules(model, capacity_of(study), pool.block_size)
+
+
+def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> CacheRules:
+    """Return the rules of a pool with blocks of `block_size` tokens; None: vLLM's block size for the model."""
+    groups = model.state_groups
+    size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
+    state = -(-model.state_bytes // groups) if groups else 0
+    block_bytes = max(size * model.kv_bytes_per_token, state)
+    null_block = 1
+    rules = CacheRules(size, block_bytes, max(0, capacity // block_bytes - null_block) * block_bytes, pooled=True)
+    return replace(rules, state_bytes=groups * block_bytes, unit=size, placer=_align(size)) if groups else rules
+
+
+def _align(size: int) -> Rule:
+    """Place states at the last block boundary, and at the end of a matched prefix that has none."""
+
+    def positions(prefill: PrefillInfo) -> tuple[int, ...]:
+        last = (prefill.prompt - 1) // size * size
+        junction = min(prefill.matched, last)
+        return (last, junction) if junction > prefill.resume else (last,)
+
+    return Rule(positions)
+
+
+def _tree(study: Study, name: str, longest: int) -> CacheRules:
+    arm, model, capacity = study.arms[name], study.model, capacity_of(study)
+    rules = CacheRules(arm.block_size, arm.block_size * model.kv_bytes_per_token, capacity)
+    if not model.is_hybrid:
+        return rules
+    _check_states(name, arm)
+    return replace(
+        rules,
+        state_bytes=model.state_bytes,
+        unit=max(arm.block_size, model.grid),
+        placer=build_placer(model, arm, 0, longest),
+        outputs=False,
+        to_state=arm.cache.store_to == "state",
+    )
+
+
+def _check_states(name: str, arm: Strategy) -> None:
+    """Raise ValueError for placements of states that depend on more than lengths of prompts."""
+    kinds = [kind for kind in (arm.placement.kind, *arm.placement.also) if kind in PLACEMENTS.needing(PROGRESS)]
+    if kinds:
+        raise ValueError(f"arms.{name}.placement.kind={kinds[0]} with analyses=explain: expected one of prompts alone")
+    for key, usual in (("recovery", "recompute"), ("state_format", "native")):
+        if getattr(arm, key) != usual:
+            raise ValueError(f"arms.{name}.{key}={getattr(arm, key)} with analyses=explain: expected {usual}")
+    if arm.cache.states_per_path is not None:
+        setting = f"arms.{name}.cache.states_per_path={arm.cache.states_per_path}"
+        raise ValueError(f"{setting} with analyses=explain: expected null")
+
+
+def check_fits(study: Study, rules: Rules, tokens: int, request: int) -> None:
+    """Raise ValueError where the memory is too small for the longest prompt alone."""
+    if not isinstance(rules, CacheRules):
+        return
+    need = -(-tokens // rules.block) * rules.block_bytes + rules.state_bytes
+    if need > rules.capacity_bytes:
+        raise ValueError(
+            f"store.total_gib={study.store.total_gib}: expected at least {need / GIB:.3g} GiB, for request {request} "
+            f"of the log alone has {tokens:,} tokens of {study.model.name}"
+        )
+
+
+# ------------------------------------------------------------------------------
+# A log's paths and spans, and the tokens that each arm would reuse.
+# ------------------------------------------------------------------------------
+
+_LADDER = (1, 2, 3, 5)  # sizes of a curve: these, times the powers of ten
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A log with ids of blocks or contents, and its derived paths and spans."""
+
+    log: Log
+
+    @cached_property
+    def contents(self) -> Contents:
+        log = self.log
+        return Contents(log.pieces, log.lengths, log.opens, log.free, log.starts)
+
+    @cached_property
+    def paths(self) -> Paths:
+        return self.contents.paths()
+
+    @cached_property
+    def spans(self) -> SpanReuse:
+        return span_reuse(self.contents)
+
+    @cached_property
+    def in_logged_order(self) -> ReplayRequests:
+        """The requests with passages in the order of the log."""
+        return ReplayRequests(self.paths, self.log.output_lens.astype(np.int64), self._first_spans())
+
+    @cached_property
+    def reordered(self) -> ReplayRequests:
+        """The requests with passages in the order in which they are cached."""
+        return ReplayRequests(
+            in_cached_order(self.contents).paths(), self.in_logged_order.output_lens, self.in_logged_order.boundaries
+        )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return int(self.paths.prompt_tokens.sum())
+
+    @property
+    def names_contents(self) -> bool:
+        """Whether ids name contents, so that reuse at any position can be computed."""
+        return self.log.ids == Ids.CONTENT
+
+    def _first_spans(self) -> list[tuple[int, ...]]:
+        """Return the end of the first span of each prompt that has several: the end of a system prompt."""
+        log = self.log
+        upto = np.concatenate([[0], np.cumsum(log.lengths, dtype=np.int64)])
+        begins = np.append(np.flatnonzero(log.opens), len(log.opens))
+        second = begins[np.minimum(np.searchsorted(begins, log.starts[:-1], side="right"), len(begins) - 1)]
+        ends = np.minimum(second, log.starts[1:])
+        lengths = upto[ends] - upto[log.starts[:-1]]
+        inside = ends < log.starts[1:]
+        return [(length,) if more else () for length, more in zip(lengths.tolist(), inside.tolist(), strict=True)]
+
+    def reused(self, rules: Rules) -> ReplayResult:
+        """Return reused tokens of an arm by request, and the causes to which the others were lost."""
+        if rules is None:
+            nothing = np.zeros(self.paths.requests, dtype=np.int64)
+            return ReplayResult(nothing, {"never_stored": self.paths.prompt_tokens})
+        return self._replay_spans(rules) if isinstance(rules, SpanRules) else replay(self.in_logged_order, rules)
+
+    def _replay_spans(self, rules: SpanRules) -> ReplayResult:
+        """Return reuse of spans at any position; tokens that an infinite cache would miss count as never seen."""
+        spans, n = self.spans, self.paths.requests
+        matched, matched_unlimited = spans.reused(rules.capacity_tokens), spans.reused(np.inf)
+        reused = spans.repaired(matched, rules.first, rules.share)
+        never_seen = spans.paths.prompt_tokens - matched_unlimited
+
+        def by_request(values: Ints) -> Ints:
+            return np.bincount(spans.request, values, n).astype(np.int64)
+
+        lost = {"never_seen": never_seen, "kv_evicted": matched_unlimited - matched, "repair": matched - reused}
+        return ReplayResult(by_request(reused), {cause: by_request(values) for cause, values in lost.items()})
+
+    def offline_optimum(self, rules: CacheRules) -> int:
+        """Return the most tokens that a cache of these blocks and memory can reuse if states take no memory."""
+        n = self.paths.requests
+        order = np.arange(n)
+        reuses = find_reuses(
+            self.paths.forest(rules.block), ServiceOrder(order, order, order, np.ones(n, dtype=np.bool_))
+        )
+        capacity_tokens = rules.capacity_bytes // rules.block_bytes * rules.block - reuses.prompt_tokens
+        return most_reused_tokens(reuses, capacity_tokens)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Hit rates of an LRU cache by size in blocks.
+
+    `block`     tokens per block
+    `from_log`  whether these are the log's own blocks, otherwise prompts are cut into blocks
+    """
+
+    distances: Distances
+    paths: Paths
+    block: int
+    from_log: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """Round sizes, up to the size that finds all reusable blocks."""
+        largest = self.distances.largest
+        powers = (10**power for power in range(len(str(max(largest, 1)))))
+        ladder = sorted({step * power for power in powers for step in _LADDER})
+        return [*(size for size in ladder if size < largest), largest] if largest else []
+
+    def tokens(self, size: float) -> int:
+        """Return the tokens that a cache of `size` blocks reuses."""
+        blocks_found = self.distances.resident_blocks(size)
+        if self.from_log:  # ids match as a whole, also the last block of a prompt, which may have fewer tokens
+            complete = blocks_found == self.distances.blocks
+            return int(np.where(complete, self.paths.tokens[self.paths.nodes], blocks_found * self.block).sum())
+        most = (self.paths.prompt_tokens - 1) // self.block * self.block
+        return int(np.minimum(self.paths.per_request(blocks_found) * self.block, most).sum())
+
+
+def curve_of(facts: Facts, block: int) -> Curve:
+    """Return the curve over blocks of the log, or over blocks of `block` tokens where the log has none."""
+    paths, from_log = facts.paths, facts.log.block is not None
+    weights = paths.pieces if from_log else paths.blocks(block)
+    private = np.zeros(paths.requests, dtype=np.int64)
+    return Curve(stack_distances(paths, weights, private), paths, facts.log.block or block, from_log)
+
+
+def rates(replayed: ReplayResult, prompt: Ints) -> dict[str, Any]:
+    """Return hit rates by token and by request, and the causes of lost tokens.
+
+    `token_hit_rate`       reused ÷ prompt tokens, summed over requests: a ratio of sums
+    `mean_token_hit_rate`  the mean over requests of reused ÷ prompt tokens: a mean of ratios
+    `request_hit_rate`     requests that reuse at least one token ÷ requests
+    """
+    total = int(prompt.sum())
+    return {
+        "token_hit_rate": int(replayed.reused.sum()) / total,
+        "mean_token_hit_rate": float((replayed.reused / np.maximum(prompt, 1)).mean()),
+        "request_hit_rate": float((replayed.reused > 0).mean()),
+        "reused_tokens": int(replayed.reused.sum()),
+        "states": replayed.states,
+        "lost_by_cause": {cause: int(values.sum()) for cause, values in replayed.lost.items() if values.any()},
+    }
+
+
+LEAST_GAIN = 0.005  # share of the prompt tokens; a fix with a smaller gain does not help
+MEMORIES = (2, 4, 16, 64)  # multiples of the store
+BLOCKS = (1, 16, 64, 256)
+LEGO_LINK_TOKENS = 16
+CACHE_BLEND_SHARE = 0.15
+UNREACHED = "a bound: it needs to know future requests, so no real eviction order reaches it"
+CHANGES_ORDER = "changes the order of what a model reads"
+#: Fixes that put a log's prompts in another order: what each does, and the fields of its `Reorder`.
+REORDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "volatile_last": (
+        "lines and images that change between requests moved to the end of their message",
+        {"volatile": "message"},
+    ),
+    "volatile_at_end": (
+        "lines of the system prompt that change between requests moved to the end of the last message",
+        {"volatile": "prompt"},
+    ),
+    "tools_sorted": ("tools in one order, those of most requests first", {"tools": True}),
+    "all_orders": (
+        "tools in one order, and changing lines and images at the end of their message",
+        {"volatile": "message", "tools": True},
+    ),
+}
+CHANGES_ANSWERS = "changes answers: how good they are is unknown here"
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change of the cache, and its effect.
+
+    `gain`       increase of the token hit rate over the explained arm
+    `extra_gib`  memory that it needs in addition to the store
+    `says`       description of the change; `caution` describes side effects
+    `is_bound`   an upper bound that no real change reaches
+    `settings`   overrides of this study that make the change; empty where no setting of one device does
+    `fits`       whether one device holds the memory
+    """
+
+    name: str
+    says: str
+    token_hit_rate: float
+    gain: float
+    extra_gib: float = 0.0
+    caution: str = ""
+    is_bound: bool = False
+    settings: tuple[str, ...] = ()
+    fits: bool = True
+
+    @property
+    def helps(self) -> bool:
+        """Whether the gain is at least `LEAST_GAIN`."""
+        return self.gain >= LEAST_GAIN
+
+    @property
+    def gain_per_gib(self) -> float | None:
+        """Gain per GiB of extra memory; None without extra memory."""
+        return self.gain / self.extra_gib if self.extra_gib else None
+
+
+@dataclass(frozen=True)
+class ExplainedArm:
+    """The arm whose hit rate is explained, and the log.
+
+    `study`         the study, whose baseline is the arm
+    `rate`          token hit rate of the arm
+    `other_tokens`  tokens that the study's other arms reuse, by name
+    """
+
+    study: Study
+    facts: Facts
+    rules: CacheRules
+    rate: float
+    other_tokens: Mapping[str, int]
+
+    def fix(self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = "") -> Fix:
+        """Return a fix from the tokens that it reuses."""
+        rate = tokens / self.facts.prompt_tokens
+        return Fix(name, says, rate, rate - self.rate, max(0.0, extra_bytes) / GIB, caution)
+
+    def replayed(self, rules: CacheRules) -> int:
+        """Return the tokens that other rules reuse."""
+        return int(replay(self.facts.in_logged_order, rules).reused.sum())
+
+
+def ranked_fixes(explained: ExplainedArm) -> list[Fix]:
+    """Return fixes that help, first without memory by gain, then by gain per byte; then the others.
+
+    Memory that one device does not hold follows all that it does, then bounds, then fixes that do not help.
+    """
+    generators = (_arms, _eviction, _blocks, _checkpoints, _order, _reorders, _anywhere, _memory)
+    return sorted([fix for generate in generators for fix in generate(explained)], key=_rank)
+
+
+def _rank(fix: Fix) -> tuple[bool, bool, bool, bool, float]:
+    per_gib = fix.gain_per_gib
+    return not fix.helps, fix.is_bound, not fix.fits, per_gib is not None, -(fix.gain if per_gib is None else per_gib)
+
+
+def _arms(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield the other arms, which have the same memory."""
+    for name, tokens in arm.other_tokens.items():
+        fix = arm.fix(f"as_{name}", f"cache as {name} does", tokens)
+        yield replace(fix, settings=(f"baseline={name}",))
+
+
+def _memory(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield larger memories: multiples, all that one device holds, and the size that holds every reusable block."""
+    store_gib, room = arm.study.store.total_gib, room_gib(arm.study)
+    if store_gib is None:
+        return
+    around = store_gib * GIB - arm.rules.capacity_bytes  # bytes of the store that hold no entry
+    sufficient = rounded_up((_sufficient_bytes(arm) + around) / GIB)
+    sizes = {f"times_{times}": (times * store_gib, f"{times} times the memory, ") for times in MEMORIES}
+    if room is not None and room not in [size for size, _ in sizes.values()]:
+        sizes["of_device"] = room, f"all that one {arm.study.hardware.name} holds beside the weights, "
+    smaller = {name: (size, says) for name, (size, says) in sizes.items() if store_gib < size < sufficient}
+    everything = {"for_all": (sufficient, "every reusable block is held, ")} if store_gib < sufficient else {}
+    for name, (size, says) in (smaller | everything).items():
+        tokens = arm.replayed(replace(arm.rules, capacity_bytes=math.ceil(size * GIB - around)))
+        fix = arm.fix(f"memory_{name}", f"{says}{_gib(size)} GiB", tokens, (size - store_gib) * GIB)
+        if room is None or size <= room:
+            yield replace(fix, settings=(f"store.total_gib={size!r}",))
+        else:
+            yield replace(fix, fits=False, caution=_beyond(arm, room))
+
+
+def _beyond(arm: ExplainedArm, room: float) -> str:
+    """Return that memory needs more than one device."""
+    return f"one {arm.study.hardware.name} holds {_gib(room)} GiB beside the weights, so it needs tiers or replicas"
+
+
+def _gib(size: float) -> str:
+    return f"{size:.5g}" if size < 1000 else f"{size:,.0f}"
+
+
+def _sufficient_bytes(arm: ExplainedArm) -> int:
+    """Return the bytes with which every reusable block is found; with states, bytes of all blocks and states."""
+    rules, paths = arm.rules, arm.facts.paths
+    lengths = paths.prompt_tokens, arm.facts.in_logged_order.output_lens
+    outputs, passing = rules.output_blocks(*lengths), int(rules.transient_bytes(*lengths).max())
+    if rules.placer is None:
+        return stack_distances(paths, paths.blocks(rules.block), outputs).largest * rules.block_bytes + passing
+    blocks = int(paths.blocks(rules.block).sum() + outputs.sum())
+    return passing + blocks * rules.block_bytes + 2 * paths.requests * rules.state_bytes
+
+
+def _eviction(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield the optimal eviction order, which has perfect foresight."""
+    tokens = arm.facts.offline_optimum(arm.rules)
+    states = "" if arm.rules.placer is None else ", with states that take no memory"
+    fix = arm.fix("eviction_optimum", f"the best eviction order there can be{states}", tokens, caution=UNREACHED)
+    yield replace(fix, is_bound=True)
+
+
+def _blocks(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield other block sizes; a log of blocks does not determine the reuse of smaller ones."""
+    least = arm.facts.log.block or 1
+    if arm.rules.placer is not None:
+        return
+    per_token = arm.rules.block_bytes // arm.rules.block
+    for size in BLOCKS:
+        if size != arm.rules.block and size >= min(least, arm.rules.block):
+            tokens = arm.replayed(replace(arm.rules, block=size, block_bytes=size * per_token))
+            yield arm.fix(f"block_{size}", f"blocks of {size} token{'s' * (size > 1)}", tokens)
+
+
+def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield other placements of recurrent states."""
+    if arm.rules.placer is None:
+        return
+    for name, (says, rule) in _placements(arm.rules).items():
+        yield arm.fix(f"states_{name}", says, arm.replayed(replace(arm.rules, placer=rule)))
+    finer = _fine_grained(arm)
+    if finer.unit < arm.rules.unit:
+        for name, (says, rule) in _placements(finer).items():
+            tokens = arm.replayed(replace(finer, placer=rule))
+            yield arm.fix(f"states_{name}_{finer.unit}", f"{says}, on a grid of {finer.unit} tokens", tokens)
+
+
+def _fine_grained(arm: ExplainedArm) -> CacheRules:
+    """Return rules with default blocks, and states at every position that the model's kernels support."""
+    model, size = arm.study.model, min(BLOCK, arm.rules.block)
+    unit = max(model.grid, size)
+    return replace(
+        arm.rules, block=size, block_bytes=size * model.kv_bytes_per_token, state_bytes=model.state_bytes, unit=unit
+    )
+
+
+def _placements(rules: CacheRules) -> dict[str, tuple[str, Rule]]:
+    unit = rules.unit
+
+    def last(prefill: PrefillInfo) -> int:
+        return (prefill.prompt - 1) // unit * unit
+
+    def branch(prefill: PrefillInfo) -> tuple[int, ...]:
+        return (min(prefill.matched, last(prefill)),) if prefill.matched > prefill.resume else ()
+
+    every = max(unit, 2048 // unit * unit)
+    return {
+        "last": ("a state at the prompt's last boundary alone", Rule(lambda prefill: (last(prefill),))),
+        "last_and_branch": (
+            "states at the last boundary, and where prompts part once it is stored",
+            Rule(lambda prefill: (last(prefill), *branch(prefill))),
+        ),
+        "branch": ("a state where prompts part, alone", Rule(branch)),
+        "seen": (
+            "states at the last boundary, and where an earlier prompt parted, stored or not",
+            Rule(lambda prefill: (last(prefill), min(prefill.seen, last(prefill)))),
+        ),
+        f"every_{every}": (
+            f"a state every {every} tokens",
+            Rule(lambda prefill: range(every, prefill.prompt + 1, every)),
+        ),
+        "boundary": (
+            "a boundary mark: a state where the first span ends, beside the last boundary",
+            Rule(lambda prefill: (*prefill.boundaries, last(prefill))),
+        ),
+    }
+
+
+def _order(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield the replay with passages in the order in which they are cached."""
+    if not arm.facts.log.free.any():
+        return
+    tokens = int(replay(arm.facts.reordered, arm.rules).reused.sum())
+    says = "passages in the order in which they are cached"
+    yield arm.fix("cached_order", says, tokens, caution="changes the order of passages that a model reads")
+
+
+def _reorders(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield the replay of the log with volatile text behind text that recurs, and with tools in one order."""
+    log = arm.facts.log
+    if log.source is None or log.lines is None:
+        return
+    survey = Survey(frozenset(log.lines.tolist()))
+    log.source.visit(survey.add)
+    orders = {name: Reorder(survey, **how) for name, (_, how) in REORDERS.items()} if survey.requests else {}
+    changed = dict.fromkeys(orders, 0)
+
+    def count_changes(line: int, prompt: Prompt) -> None:
+        for name, reorder in orders.items():
+            changed[name] += line in survey.lines and reorder(line, prompt) is not prompt
+
+    if orders:
+        log.source.visit(count_changes)
+    for name, reorder in orders.items():
+        if changed[name] and (name != "all_orders" or (changed["volatile_last"] and changed["tools_sorted"])):
+            facts = Facts(log.source.rewritten(reorder))
+            rate = int(replay(facts.in_logged_order, arm.rules).reused.sum()) / facts.prompt_tokens
+            says = f"{REORDERS[name][0]}; it changes {changed[name]:,} prompts"
+            yield Fix(name, says, rate, rate - arm.rate, caution=CHANGES_ORDER)
+
+
+def _anywhere(arm: ExplainedArm) -> Iterator[Fix]:
+    """Yield position-independent caching, without and with repair, in the same memory."""
+    if not arm.facts.names_contents or arm.rules.placer is not None:
+        return
+    per_token = arm.rules.block_bytes / arm.rules.block
+    capacity = arm.rules.capacity_bytes / per_token
+    for name, says, rules in (
+        ("pic", "spans at any position, no repair", SpanRules(capacity)),
+        (
+            "lego_link",
+            f"spans at any position, the first {LEGO_LINK_TOKENS} tokens of each recomputed",
+            SpanRules(capacity, LEGO_LINK_TOKENS),
+        ),
+        (
+            "cache_blend",
+            f"spans at any position, {CACHE_BLEND_SHARE:.0%} of their tokens recomputed",
+            SpanRules(capacity, 0, CACHE_BLEND_SHARE),
+        ),
+    ):
+        tokens = float(np.sum(arm.facts.reused(rules).reused))
+        yield arm.fix(name, says, tokens, caution=CHANGES_ANSWERS)
+
+
+def verdict(explained: ExplainedArm, fixes: list[Fix], prefix: float) -> str:
+    """Return the best fix in one sentence, or the reason why no fix helps.
+
+    Memory that one device does not hold comes first only where no other fix helps.
+    """
+    helpful = [fix for fix in fixes if fix.helps and not fix.is_bound]
+    if helpful:
+        first = helpful[0]
+        best = max((fix for fix in helpful if fix.fits == first.fits), key=lambda fix: fix.gain)
+        largest = "" if best is first else f"; the most comes from {best.name}: +{100 * best.gain:.1f} points"
+        memory = f" for {_gib(first.extra_gib)} GiB more" if first.extra_gib else " in the same memory"
+        beyond = max(helpful, key=lambda fix: fix.gain)
+        if not first.fits:
+            limit = f"; {first.caution}"
+        else:
+            limit = "" if beyond.fits else f"; more memory gains +{100 * beyond.gain:.1f} points with tiers or replicas"
+        return f"first {first.says}: +{100 * first.gain:.1f} points{memory}{largest}{limit}"
+    if prefix < LEAST_GAIN:
+        why = f"prompts share {100 * prefix:.1f} % of their tokens as prefixes"
+    else:
+        why = f"{100 * explained.rate:.1f} % are reused, and a cache without limit would reuse {100 * prefix:.1f} %"
+    return f"nothing will help, because {why}, and no fix computed from the log gains {100 * LEAST_GAIN:.1f} points"

@@ -1,0 +1,188 @@
+"""Curves and table of the analysis `state_ratio`: token hit rates by the ratio of two pools, or with one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spanlab.analyses.base import Findings, Finished, point_entries
+from spanlab.analyses.plan_searches import SGLANG_DEFAULT, balanced
+from spanlab.report import style
+from spanlab.report.cells import Table, number_format, percent_interval, word
+from spanlab.report.data import token_hit_rate
+from spanlab.report.sweep import SweepPoint, footer_of
+from spanlab.report.table import Field, tabulate
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.stats import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+RATIO = "store.state_ratio"
+
+
+@dataclass(frozen=True)
+class RatioCurves:
+    """Token hit rates of every arm in one panel: its points differ in the ratio only.
+
+    `formula`, `default`  SGLang's ratios
+    `curves`   hit rates by arm and ratio, ratios increasing
+    `common`   hit rate by arm with one budget for both; empty where it was not measured
+    """
+
+    panel: str
+    formula: float
+    default: float
+    curves: Mapping[str, Mapping[float, Interval]]
+    common: Mapping[str, Interval]
+
+
+def ratio_curves(points: Sequence[SweepPoint]) -> list[RatioCurves]:
+    """Return the curves of a sweep by panel, in the order of its points."""
+    panels: dict[str, list[Mapping[str, Any]]] = {}
+    for point in points:
+        name = " ".join(value for key, value in point.settings.items() if key != RATIO)
+        panels.setdefault(name, []).append(point.summary or {})
+    return [_curves(name, summaries) for name, summaries in panels.items()]
+
+
+def _curves(panel: str, summaries: Sequence[Mapping[str, Any]]) -> RatioCurves:
+    with_ratio = [summary for summary in summaries if summary["state_ratio"]["ratio"] is not None]
+    ordered = sorted(with_ratio, key=lambda summary: summary["state_ratio"]["ratio"])
+    without_ratio = [summary for summary in summaries if summary["state_ratio"]["ratio"] is None]
+    ratios, arms = summaries[0]["state_ratio"], list(summaries[0]["arms"])
+    return RatioCurves(
+        panel=panel,
+        formula=ratios["formula"],
+        default=ratios["default"],
+        curves={
+            arm: {summary["state_ratio"]["ratio"]: token_hit_rate(summary["arms"][arm]) for summary in ordered}
+            for arm in arms
+        },
+        common={arm: token_hit_rate(summary["arms"][arm]) for summary in without_ratio for arm in arms},
+    )
+
+
+def ratios_table(panels: Sequence[RatioCurves]) -> Table:
+    """Return a row per panel and arm: one budget, the best ratio, and the measured ratios next to SGLang's."""
+    fields = (
+        Field("panel", "model and workload", word, left=True),
+        Field("arm", "arm", word, left=True),
+        Field("common", "one budget", percent_interval),
+        Field("best_ratio", "best\nratio", number_format("g")),
+        Field("best", "at the best\nratio", percent_interval),
+        Field("default", "at SGLang's\ndefault", percent_interval),
+        Field("formula_ratio", "SGLang's\nformula", number_format(".2g")),
+        Field("formula", "next to\nthe formula", percent_interval),
+    )
+    rows = [_row(panel, arm) for panel in panels for arm in panel.curves]
+    notes = (
+        "token hit rates; [a, b] = 95 % interval; ratio = bytes of states ÷ bytes of KV; one budget = states and KV "
+        "take from the same bytes, without a ratio",
+        "SGLang's formula = 5 states of a running request ÷ KV of the mean request; shown is the closest ratio tried",
+    )
+    return tabulate("state_ratio", "States ÷ KV: one budget or two pools", fields, rows, notes)
+
+
+def _row(panel: RatioCurves, arm: str) -> dict[str, Any]:
+    curve = panel.curves[arm]
+    best = max(curve, key=lambda ratio: curve[ratio].mean)
+    near = {target: min(curve, key=lambda ratio: abs(ratio - target)) for target in (panel.default, panel.formula)}
+    return {
+        "panel": panel.panel.replace("_", " "),
+        "arm": arm,
+        "common": panel.common.get(arm),
+        "best_ratio": best,
+        "best": curve[best],
+        "default": curve[near[panel.default]],
+        "formula_ratio": panel.formula,
+        "formula": curve[near[panel.formula]],
+    }
+
+
+# ------------------------------------------------------------------------------
+# The figure of the analysis `state_ratio`: token hit rate over the ratio of two pools, and with
+# one budget.
+# ------------------------------------------------------------------------------
+
+_COLS = 3
+_STROKES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
+_MARKS = {"default": ("SGLang's default", (0, (1, 1.5))), "formula": ("SGLang's formula", (0, (5, 2)))}
+
+
+def draw_ratios(panels: Sequence[RatioCurves], footer: str) -> Figure:
+    """Draw a panel per model and workload; markers at its right end are hit rates with one budget."""
+    title = "Token hit rate by the split of memory; diamonds: one budget for states and KV"
+    margins = style.Margins(top=0.95, bottom=0.95)
+    figure, axes = style.panels(
+        footer, title, len(panels), _COLS, (1.6, 2.45), margins=margins, share=("none", "all"), hspace=0.5
+    )
+    arms = list(panels[0].curves)
+    for ax, panel in zip(axes, panels, strict=True):
+        _draw_panel(ax, panel, arms)
+    for ax in axes[::_COLS]:
+        ax.set_ylabel("reused (%)", fontsize=style.LABEL_PT)
+    _legend(figure, arms)
+    return figure
+
+
+def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
+    ratios = list(panel.curves[arms[0]])
+    common_x = ratios[-1] * 2
+    for arm, (colour, marker) in zip(arms, _STROKES, strict=False):
+        rates = list(panel.curves[arm].values())
+        y = [100 * rate.mean for rate in rates]
+        ends = [rate.ends or (rate.mean, rate.mean) for rate in rates]
+        reach = [[100 * abs(end[side] - rate.mean) for end, rate in zip(ends, rates, strict=True)] for side in (0, 1)]
+        ax.errorbar(ratios, y, yerr=reach, color=colour, marker=marker, markersize=4, linewidth=1.3, elinewidth=0.7)
+        if arm in panel.common:
+            ax.plot([common_x], [100 * panel.common[arm].mean], color=colour, marker="D", markersize=6, clip_on=False)
+    for name, (_, dash) in _MARKS.items():
+        ax.axvline(getattr(panel, name), color=style.INK, linewidth=0.9, linestyle=dash, zorder=0)
+    style.log_scale(ax.xaxis, ratios[0], common_x)
+    ticks = [tick for tick in ax.get_xticks() if ratios[0] <= tick <= ratios[-1]]
+    ax.set_xticks([*ticks, common_x], [*(f"{tick:g}" for tick in ticks), "one"])
+    ax.set_ylim(0, 100)
+    ax.set_title(panel.panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left")
+    ax.set_xlabel("states ÷ KV (bytes)", fontsize=style.TICK_PT)
+
+
+def _legend(figure: Figure, arms: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [
+        Line2D([], [], color=colour, marker=marker, markersize=4, label=arm)
+        for arm, (colour, marker) in zip(arms, _STROKES, strict=False)
+    ]
+    lines += [Line2D([], [], color=style.INK, linestyle=dash, label=name) for name, dash in _MARKS.values()]
+    top = 1 - 0.33 / figure.get_figheight()
+    figure.legend(handles=lines, loc="upper left", bbox_to_anchor=(0.01, top), ncols=3, fontsize=8, frameon=False)
+
+
+# ------------------------------------------------------------------------------
+# The analysis `state_ratio`: two pools for states and KV by their ratio, compared with one
+# shared budget.
+# ------------------------------------------------------------------------------
+
+
+@ANALYSES.register("state_ratio")
+def ratio_of_study(finished: Finished) -> Findings:
+    """Return the ratio of the study and the ratios of SGLang's rules; the analysis `summary` has the arms."""
+    study = finished.study
+    rules = {"default": SGLANG_DEFAULT, "formula": balanced(study.model, finished.workload.requests)}
+    return Findings({"state_ratio": {"ratio": study.store.state_ratio, **rules}})
+
+
+@OF_POINTS.register("state_ratio")
+def ratios_of_points(points: Sequence[SweepPoint]) -> Findings:
+    """Return reuse at every ratio of a sweep, at SGLang's ratios, and with one shared budget."""
+    curves = ratio_curves(points)
+    return Findings(
+        summary={"state_ratio": point_entries(points, "state_ratio")},
+        tables=(ratios_table(curves),),
+        figures={"state_ratio": partial(draw_ratios, curves, footer_of(points))},
+    )

@@ -1,0 +1,278 @@
+"""Tables of the analysis `twin`: errors on requests outside the fit, parameters, and the server's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanlab.analyses.base import Findings, Finished, footer
+from spanlab.analyses.twin_fit import (
+    IDENTIFIED,
+    Fit,
+    Fitting,
+    TimedLog,
+    check_memory,
+    errors,
+    measured_times,
+    predicted_times,
+    predictions_without_model,
+    read_timed_log,
+    server_of,
+)
+from spanlab.report import style
+from spanlab.report.cells import MISSING, Cell, Table, seconds, short, word
+from spanlab.report.table import Field, tabulate
+from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
+from spanlab.settings.study import Study
+from spanlab.study.folder import commit
+from spanlab.workloads.logs.log import Log
+from spanlab_sim.timings import FittedProfile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+Summary = Mapping[str, Any]
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}
+PREDICTORS = {"twin": "twin", "line": "line", "mean": "mean", "last": "last value"}
+
+
+def _error(value: float | None) -> Cell:
+    return MISSING if value is None else Cell(value, f"{100 * value:+.2f} %")
+
+
+_ERRORS = (
+    Field("metric", "metric", word, left=True),
+    Field("predictor", "predictor", word, left=True),
+    Field("mean_s", "measured\nmean", seconds),
+    Field("mean_error", "error of\nthe mean", _error),
+    Field("p50_error", "median\n|error|", _error),
+    Field("p95_error", "p95\n|error|", _error),
+    Field("bias", "bias", _error, keep=2),
+    Field("seen_mean_error", "mean, of\nthose seen", _error, "seen.mean_error", 4),
+    Field("seen_p50_error", "median, of\nthose seen", _error, "seen.p50_error", 3),
+)
+_PARAMETERS = (
+    Field("parameter", "parameter", word, left=True),
+    Field("value", "value", short),
+    Field("low", "from", short),
+    Field("high", "to", short),
+    Field("identified", "identified", lambda value: Cell(value, "yes" if value else "no"), keep=2),
+)
+_SETTINGS = (Field("setting", "setting", word, left=True), Field("value", "value", word, left=True))
+
+
+def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
+    """Return all tables; `caveats` are notes of the first table."""
+    return _errors(summary, title, caveats), _parameters(summary), _server(summary)
+
+
+def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
+    split = summary["split"]
+    head = f"fitted to the first {split['train']:,} requests, tested on the {split['test']:,} that arrived later"
+    by_predictor = {"twin": summary, **summary["without_model"]}
+    rows = [
+        {"metric": name, "predictor": title, "mean_s": summary["means_s"][metric], "seen": errors["seen"][metric]}
+        | errors["unseen"][metric]
+        for metric, name in NAMES.items()
+        for title, errors in ((PREDICTORS[predictor], errors) for predictor, errors in by_predictor.items())
+    ]
+    notes = (
+        "error: predicted ÷ measured - 1, per request but for that of the mean; bias: its median",
+        "all requests are simulated from the first on; of the test requests, the fit uses arrivals and lengths only",
+        "line, mean, last value: fitted to the same first requests, without a model of the server; line: over the "
+        "request's number, for E2E latency also over its output tokens",
+        *caveats,
+    )
+    return tabulate("twin", f"{title}\n{head}", _ERRORS, rows, notes)
+
+
+def _parameters(summary: Summary) -> Table:
+    rows = [{"parameter": name, **parameter} for name, parameter in summary["parameters"].items()]
+    notes = ("from, to: 95 % interval; errors within a tenth of the requests count as one",)
+    return tabulate("parameters", "What the log says of the server", _PARAMETERS, rows, notes)
+
+
+def _server(summary: Summary) -> Table:
+    blocks = summary["blocks"]
+    settings = summary["server"] | {
+        "blocks in use, at most": f"{blocks['most_used']:,} of {blocks['usable']:,}",
+        "preemptions, simulated": f"{summary['preemptions']:,}",
+    }
+    rows = [{"setting": name, "value": value} for name, value in settings.items()]
+    return tabulate("server", "The server as it was run", _SETTINGS, rows)
+
+
+# ------------------------------------------------------------------------------
+# The figure of the analysis `twin`: predicted against measured times of requests, and errors
+# over time.
+# ------------------------------------------------------------------------------
+
+SHOWN = {"ttft": "TTFT", "e2e": "E2E latency"}
+PARTS = {"seen by the fit": ("#999999", "o"), "not seen": ("#0072b2", "s")}
+BAND = 0.1  # shaded around equality
+MOST = 0.5  # larger errors are drawn at this limit
+
+
+def draw_twin_figure(columns: Mapping[str, Any], title: str) -> Figure:
+    """Draw predicted against measured times above, and relative errors by arrival below, one point per request."""
+    heading = "Requests of the log: predicted against measured, and relative errors by arrival"
+    margins = style.margins_for(PARTS)
+    figure, axes = style.framed_with(title, heading, 2, 2, height=7.0, margins=margins, wspace=0.4, hspace=0.3)
+    for column, (metric, name) in enumerate(SHOWN.items()):
+        predicted, measured = columns["predicted"][metric], columns["measured"][metric]
+        _draw_pairs(axes[0][column], columns["trains"], predicted, measured, name)
+        _draw_errors(axes[1][column], columns, predicted / measured - 1, name)
+    style.legend_right(axes[0][1])
+    return figure
+
+
+def _subsets(trains: Any) -> list[tuple[str, Any]]:
+    return list(zip(PARTS, (trains, ~trains), strict=True))
+
+
+def _draw_pairs(ax: Axes, trains: Any, predicted: Any, measured: Any, name: str) -> None:
+    low, high = style.positive_range(np.concatenate([predicted, measured]))
+    ends = np.array([low / 1.3, high * 1.3])
+    ax.plot(ends, ends, color=style.INK, linewidth=0.8)
+    lower, upper = ends * (1 - BAND), ends * (1 + BAND)
+    ax.fill_between(ends, lower, upper, color=style.FAINT, alpha=0.6, zorder=0, label=f"within {BAND:.0%}")
+    for label, mask in _subsets(trains):
+        colour, marker = PARTS[label]
+        ax.scatter(
+            measured[mask], predicted[mask], s=9, marker=marker, color=colour, alpha=0.6, linewidths=0, label=label
+        )
+    for axis in (ax.xaxis, ax.yaxis):
+        style.log_scale(axis, *ends)
+    ax.set_xlim(*ends)
+    ax.set_ylim(*ends)
+    style.label(ax, f"measured {name} (s)", f"predicted {name} (s)")
+
+
+def _draw_errors(ax: Axes, columns: Mapping[str, Any], errors: Any, name: str) -> None:
+    ax.axhspan(-100 * BAND, 100 * BAND, color=style.FAINT, alpha=0.6, zorder=0)
+    ax.axhline(0, color=style.INK, linewidth=0.8)
+    shown = 100 * np.clip(errors, -MOST, MOST)
+    for label, mask in _subsets(columns["trains"]):
+        colour, marker = PARTS[label]
+        ax.scatter(columns["arrived_s"][mask], shown[mask], s=9, marker=marker, color=colour, alpha=0.6, linewidths=0)
+    style.label(ax, "arrival (s)", f"error of {name} (%)")
+
+
+# ------------------------------------------------------------------------------
+# The analysis `twin`: rates of a server from its log, their intervals, and errors on held-out
+# requests.
+# ------------------------------------------------------------------------------
+
+PROFILE = "profile.json"
+OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
+
+
+@LOG_CHECKS.register("twin")
+def check_log(study: Study, log: Log) -> None:
+    """Raise ValueError for a log without the data of a fit, and for facts that no server has."""
+    path = study.workload.path or "null"
+    check_memory(read_timed_log(log, path, study.twin.train_share), server_of(study).memory, path)
+
+
+@ANALYSES.register("twin")
+def twin(finished: Finished) -> Findings:
+    """Fit the first requests of a log, predict the others, and write the fitted profile."""
+    study, log = finished.study, finished.workload.log
+    assert log is not None, "the settings let no other workload pass"
+    path = study.workload.path or "null"
+    timed_log, facts = read_timed_log(log, path, study.twin.train_share), server_of(study)
+    check_memory(timed_log, facts.memory, path)
+    fit = Fitting(timed_log, study.model, study.hardware, facts).fit()
+    summary = _summary(timed_log, fit)
+    profile = FittedProfile(
+        model=study.model.name,
+        hardware=study.hardware.name,
+        deployment=fit.facts.deployment,
+        parameters=fit.parameters,
+        unseen=summary["unseen"],
+        log=Path(path).name,
+        commit=commit(),
+    )
+    profile.write(finished.folder / PROFILE)
+    caveats = (*log.notes, *timed_log.notes, *_caveats(fit, summary))
+    title = f"{finished.name} · {footer(finished)}"
+    tables = tables_of(summary, title, caveats)
+    figures = {"predicted_measured": partial(draw_twin_figure, summary["requests_by_time"], title)}
+    summary = {key: value for key, value in summary.items() if key != "requests_by_time"}
+    return Findings(summary | {"profile": PROFILE}, tables, (), figures, caveats)
+
+
+def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
+    predicted, measured, tests = predicted_times(log, fit.times), measured_times(log), ~log.trains
+    return {
+        "timing": "fitted",  # replaces the study's own timing model
+        "requests": len(log.requests),
+        "parameters": {name: asdict(parameter) for name, parameter in fit.parameters.items()},
+        "unseen": errors(predicted, measured, tests),
+        "seen": errors(predicted, measured, log.trains),
+        "without_model": {
+            name: {"unseen": errors(other, measured, tests), "seen": errors(other, measured, log.trains)}
+            for name, other in predictions_without_model(log).items()
+        },
+        "means_s": {name: float(np.nanmean(values[tests])) for name, values in measured.items()},
+        "split": {
+            "train": int(log.trains.sum()),
+            "test": int(tests.sum()),
+            "train_rate_rps": _rate(log.arrived_s[log.trains]),
+            "test_rate_rps": _rate(log.arrived_s[tests]),
+        },
+        "server": fit.facts.sources | {"twin.async_scheduling": _scheduling(fit)},
+        "deployment": asdict(fit.facts.deployment),
+        "preemptions": fit.times.preemptions,
+        "steps": fit.times.steps,
+        "blocks": {"usable": fit.facts.memory.blocks, "most_used": fit.times.blocks},
+        "simulations": fit.simulations,
+        "requests_by_time": {
+            "arrived_s": log.arrived_s,
+            "trains": log.trains,
+            "predicted": predicted,
+            "measured": measured,
+        },
+    }
+
+
+def _rate(arrived_s: Any) -> float | None:
+    span = float(arrived_s[-1] - arrived_s[0])
+    return (len(arrived_s) - 1) / span if span > 0 else None
+
+
+def _scheduling(fit: Fit) -> str:
+    source = fit.facts.sources["twin.async_scheduling"]
+    return source if "(" in source else f"{bool(fit.facts.asynchronous)} (fits better)"
+
+
+def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
+    """Return caveats about quantities that the log does not determine, one sentence each."""
+    caveats = [
+        f"{name} is not identified by this log: its interval spans more than a factor of {IDENTIFIED:g}, so "
+        f"{parameter.value:.4g} is as much assumed as fitted"
+        for name, parameter in fit.parameters.items()
+        if not parameter.identified
+    ]
+    used, between = fit.times.blocks, fit.facts.blocks_between
+    if between is not None:
+        blocks_text = (
+            f"the log does not name its blocks of KV: {fit.facts.memory.blocks:,} are estimated, from {between[0]:,}"
+        )
+        blocks_text = f"{blocks_text} to {between[1]:,}"
+        matters = used >= between[0]
+        effect = "which matters, for so many are used" if matters else f"which does not matter, for {used:,} are used"
+        caveats.append(f"{blocks_text}, {effect}{'; twin.num_gpu_blocks sets them' if matters else ''}")
+    rates = summary["split"]["train_rate_rps"], summary["split"]["test_rate_rps"]
+    if None not in rates and not 1 / OTHER_LOAD <= rates[1] / rates[0] <= OTHER_LOAD:
+        caveats.append(
+            f"the test requests have another load: {rates[1]:.3g} per second, compared with {rates[0]:.3g} in the fit"
+        )
+    return caveats

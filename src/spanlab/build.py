@@ -1,0 +1,394 @@
+"""Builders: policy, scheduler, backend and server of a run from its settings."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from spanlab.core.admission import ADMISSIONS, AdmissionFacts, BatchRules
+from spanlab.core.placement.planner import Departures
+from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
+from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.policies.named import POLICIES
+from spanlab.core.policies.tiered import BackfilledPolicy, TieredPolicy
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.protocol import PassageRules, Policy
+from spanlab.core.repair import PREFIXES_ALONE, Repair, map_bytes, working_map_bytes
+from spanlab.core.request import UNLIMITED, Budget, Request
+from spanlab.core.rules import (
+    COSTS,
+    RECOVERIES,
+    STATE_FORMATS,
+    Cost,
+    CostOf,
+    Progress,
+    Recovery,
+    ReuseRules,
+    StateFormat,
+    merge_progress,
+)
+from spanlab.core.step_features import SpanReads
+from spanlab.core.store import Store
+from spanlab.core.tiers import Link, Tier, TierRules, Tiers
+from spanlab.core.tree import LAYOUTS, PrefixTree, composable
+from spanlab.engine.settings import EngineSettings
+from spanlab.model_spec import ModelSpec
+from spanlab.registry import Registry
+from spanlab.settings.arms import Strategy, departures, eviction_rules
+from spanlab.settings.server import ArrivalSettings, StoreSettings
+from spanlab.settings.study import Study
+from spanlab.workloads.files import is_pipe
+from spanlab.workloads.load import WorkloadSettings, load_workload, refuse_selection
+from spanlab.workloads.log import served
+from spanlab.workloads.logs.read import open_log
+from spanlab.workloads.workload import Workload
+from spanlab_sim.arrivals import ARRIVALS, resample
+from spanlab_sim.bounds import PrefillTime
+from spanlab_sim.routing import ROUTERS, Route
+from spanlab_sim.server import Replica, route_to_first
+from spanlab_sim.timing import TimingModel
+from spanlab_sim.timings import TIMINGS
+
+if TYPE_CHECKING:
+    from spanlab.engine.engine import Engine
+    from spanlab.engine.model import SpanModel
+
+
+# ------------------------------------------------------------------------------
+# Builders: the only place where settings become objects; a registered name is imported on first
+# use.
+# ------------------------------------------------------------------------------
+
+GIB = 1 << 30
+
+
+class Parts(Protocol):
+    """The part of a study that builders of policies, models and engines read."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def store(self) -> StoreSettings: ...
+
+    @property
+    def batch(self) -> BatchRules: ...
+
+    @property
+    def engine(self) -> EngineSettings: ...
+
+
+class Traffic(Protocol):
+    """The part of a study that builders of arrivals read."""
+
+    @property
+    def workload(self) -> WorkloadSettings: ...
+
+    @property
+    def arrivals(self) -> ArrivalSettings: ...
+
+
+def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
+    """Load the workload; requests of a log get token ids only if they are served."""
+    workload = load_workload(settings, Path(cache_dir))
+    if workload.log is None:
+        return workload
+    if serves:
+        return served(workload, settings.selection)
+    refuse_selection(settings)
+    return workload
+
+
+def copy_pipe(settings: WorkloadSettings) -> None:
+    """Copy a log that comes through a pipe, so that worker processes that start later can read it too."""
+    if settings.log is not None and settings.path is not None and is_pipe(Path(settings.path)):
+        open_log(Path(settings.path), settings.log)
+
+
+def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
+    """Return the requests with arrival times of one seed; equal seeds give equal sample paths at every rate."""
+    popularity, settings = study.workload.popularity, study.arrivals
+    if popularity.requests is not None:
+        requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
+    keys = settings.keys | {"rate_rps": rate_rps}
+    return ARRIVALS.make(settings.kind, keys, settings.options, requests=requests, rng=np.random.default_rng([seed, 0]))
+
+
+def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]:
+    """Return the factory of the router, which takes the replicas of a run; without routing, the first serves all."""
+    settings = study.replicas
+    if settings.routing is None:
+        return lambda replicas: route_to_first
+    name, rng = settings.routing, np.random.default_rng([seed, 2])
+    return lambda replicas: ROUTERS.make(name, settings.keys, settings.options, replicas=replicas, rng=rng)
+
+
+def build_timing(study: Study) -> TimingModel:
+    """Build the timing model."""
+    settings = study.timing
+    return TIMINGS.make(
+        settings.kind,
+        settings.keys,
+        settings.options,
+        model=study.model,
+        hardware=study.hardware,
+        read_profile=lambda path: _profile_of(study),
+    )
+
+
+def _profile_of(study: Study) -> Any:
+    # The folder of fitted profiles belongs to the layer above, which an import statement may not name.
+    return importlib.import_module("spanlab.analyses.fit_profile").profile_of(study)
+
+
+def build_budget(settings: StoreSettings) -> Budget:
+    """Return the store's budget in bytes."""
+    kv, state, total = (
+        UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
+        for gib in (*settings.pools_gib, settings.total_gib)
+    )
+    return Budget(kv, state, total, settings.entries or UNLIMITED)
+
+
+def held_token_bytes(study: Parts) -> int:
+    """Return the KV bytes per token of the model and of a drafter's layers."""
+    layer_bytes = study.model.kv_bytes_per_token // max(1, study.model.attention_layers)
+    return study.model.kv_bytes_per_token + study.batch.speculation.draft_layers * layer_bytes
+
+
+def build_policy(
+    study: Parts, strategy: Strategy, warmup: int, max_tokens: int, future: Sequence[Request] = ()
+) -> Policy:
+    """Build the policy of one arm.
+
+    `warmup`      requests that are not counted
+    `max_tokens`  length of the longest prompt
+    `future`      all requests in order of arrival: clairvoyant rules read them, others only which are continued
+    """
+    model, budget, name = study.model, build_budget(study.store), strategy.policy_name
+    options = strategy.options if strategy.pool is None else strategy.pool.options
+    tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
+    drafter, token_bytes = study.batch.speculation, held_token_bytes(study)
+    rules = replace(build_reuse_rules(strategy, model), drops_last=drafter.has_kv and strategy.match == "block_hash")
+    state_bytes = model.state_bytes - rules.state_bytes_saved
+    eviction = eviction_rules(strategy, build_cost(model, strategy), rules, future)
+    known = departures(strategy, model, rules, future)
+    admission = AdmissionFacts(budget, token_bytes)
+    return POLICIES.make(
+        name,
+        {},
+        options,
+        rules=rules,
+        admission=ADMISSIONS.make(strategy.admission, {}, strategy.admission_options, facts=admission),
+        store=Store(tree, token_bytes, state_bytes, budget, strategy.eviction, eviction),
+        placer=build_placer(model, strategy, warmup, max_tokens, known),
+        model=model,
+        budget=budget,
+        token_bytes=token_bytes,
+        ahead=study.batch.async_scheduling,
+        drops_last=drafter.has_kv,
+    )
+
+
+def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
+    """Return the reuse rules of an arm."""
+    spans = strategy.spans
+    maps = None if spans is None else spans.maps
+    repaired = spans is not None and spans.repair.kind != "none"
+    state_format = build_state_format(model, strategy)
+    recovery = build_recovery(model, strategy)
+    return ReuseRules(
+        keeps=strategy.keep,
+        needs_states=model.is_hybrid,
+        grid=model.grid,
+        last_token=strategy.last_token == "reuse",
+        layout=composable if maps else LAYOUTS["whole" if spans is None else spans.provenance],
+        repair=Repair() if spans is None else spans.repair.of_model(model.attention_layers),
+        copies=spans is not None and spans.copies,
+        cache=strategy.cache,
+        maps=maps,
+        map_bytes=0 if maps is None else map_bytes(maps, model, repaired),
+        working_map_bytes=0 if maps is None else working_map_bytes(model, repaired),
+        progress=build_progress(model, strategy),
+        replay=recovery.replay,
+        backfills=recovery.backfill is not None,
+        state_format=None if strategy.state_format == "native" else state_format,
+        state_bytes_saved=model.state_bytes - state_format.num_bytes,
+    )
+
+
+#: Work of each form of the attention kernel beyond reading keys in place.
+SPAN_READS = {
+    "rotate_queries": SpanReads(restarts=True),
+    "rotate_keys": SpanReads(rotates=True),
+    "pre_rotated": SpanReads(),
+}
+
+
+def build_span_reads(strategy: Strategy) -> SpanReads | None:
+    """Return the cost of reading an arm's reused spans; None if it reuses prefixes only."""
+    return None if strategy.spans is None else SPAN_READS[strategy.spans.kernel]
+
+
+def build_passages(strategy: Strategy) -> PassageRules | None:
+    """Return the choice and order of passages of an arm; None if prompts are unchanged."""
+    return None if strategy.passages.are_default else strategy.passages
+
+
+def build_placer(
+    model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
+) -> Placer:
+    """Build the placement of states; `known` is the future, for clairvoyant placements."""
+    facts = ArmFacts(
+        grid=model.grid,
+        unit=max(strategy.block_size, model.grid),
+        warmup=warmup,
+        max_tokens=max_tokens,
+        cost=build_cost(model, strategy),
+        departures=known,
+        token_bytes=model.kv_bytes_per_token,
+        state_bytes=build_state_format(model, strategy).num_bytes,
+    )
+    placers = _placers(strategy, facts, PLACEMENTS)
+    return placers[0] if len(placers) == 1 else Union(tuple(placers))
+
+
+def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
+    """Return the rule for states that are captured during the prefill; None if the arm has none."""
+    facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0)
+    followed = _placers(strategy, facts, PLACEMENTS.needing(PROGRESS))
+    return merge_progress([placer.progress for placer in followed if isinstance(placer, Following)])
+
+
+def build_cost(model: ModelSpec, strategy: Strategy) -> CostOf:
+    """Return the cost function for the rules of an arm: the arm's cost, or the default of each rule."""
+
+    def cost_of(usual: str) -> Cost:
+        return COSTS.make(strategy.cost or usual, {}, strategy.cost_options, model=model)
+
+    return cost_of
+
+
+def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
+    """Build the recovery of an arm, for KV that reaches deeper than a state."""
+    return RECOVERIES.make(strategy.recovery, {}, strategy.recovery_options, model=model)
+
+
+def build_state_format(model: ModelSpec, strategy: Strategy) -> StateFormat:
+    """Build the storage format of an arm's states."""
+    return STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
+
+
+def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str] | Registry[Placer]) -> list[Placer]:
+    """Build the placements of an arm that are among `kinds`."""
+    settings = strategy.placement
+    keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]
+    keys += [(name, {}, {}) for name in settings.also]
+    return [_placer(kind, own_keys, options, facts) for kind, own_keys, options in keys if kind in kinds]
+
+
+def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:
+    placer = PLACEMENTS.make(kind, keys, options, facts=facts)
+    return Checked(placer, f"placement.kind={kind}") if PLACEMENTS.is_plugin(kind) else placer
+
+
+# ------------------------------------------------------------------------------
+# Builders of the engine: the model on its device, and one arm with its own pools; both import
+# torch.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Settings of an engine without a study; the store has no limit unless it is set."""
+
+    model: ModelSpec
+    engine: EngineSettings
+    batch: BatchRules
+    store: StoreSettings = field(default_factory=StoreSettings)
+
+
+def build_model(study: Parts) -> SpanModel:
+    """Load the model on its device; ValueError if its sizes differ from those of the study's model."""
+    from spanlab.engine.load import load_model
+
+    return load_model(study.engine, study.model)
+
+
+def build_engine(
+    study: Parts, strategy: Strategy, model: SpanModel, policy: TreePolicy, requests: Sequence[Request], **more: Any
+) -> Engine:
+    """Build the engine of one arm, with page and state pools that hold all that its policy may store."""
+    from spanlab.engine.engine import Engine
+    from spanlab.engine.graphs import spare_pages
+    from spanlab.engine.load import pool_pages
+    from spanlab.engine.maps import MapShape, SpanMaps, form_of
+    from spanlab.engine.outputs import Sampler
+    from spanlab.engine.pages import PagePool, PoolShape
+    from spanlab.engine.slots import StatePool
+
+    pages = pool_pages(policy, study.batch, requests, model.context) + spare_pages(study.engine.decode)
+    shape = PoolShape(model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim)
+    pool = PagePool(shape, model.dtype, model.device)
+    if model.state_shape is not None:
+        more["states"] = StatePool(model.state_shape, model.dtype, model.device)
+        if policy.rules.maps is not None:
+            form, repaired = form_of(policy.rules.maps), policy.rules.repair.tokens
+            more["maps"] = SpanMaps(MapShape(model.state_shape, form, model.dtype, repaired), model.device)
+    sampler = Sampler(study.engine.temperature, study.engine.seed)
+    positions = max(request.num_tokens + request.longest_output for request in requests)
+    more |= {"positions": positions, "sampler": sampler, "decode": study.engine.decode}
+    return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, **more)
+
+
+# ------------------------------------------------------------------------------
+# Builders of memory tiers below the store, and of the policy over them.
+# ------------------------------------------------------------------------------
+
+
+def build_tiered(
+    study: Study, strategy: Strategy, policy: Policy, batch: BatchRules
+) -> TieredPolicy | BackfilledPolicy | None:
+    """Build an arm's policy over the tiers of the study; None if the arm uses no tier."""
+    used = tiers_of(study, strategy)
+    if not used:
+        return None
+    model, backfill = study.model, build_recovery(study.model, strategy).backfill
+    if isinstance(policy, TreePolicy):
+        assert backfill is not None, "no other tree of prefixes looks at tiers"
+        steps = None if backfill == "always" else build_prefill_time(study, policy, batch)
+        return BackfilledPolicy(policy, _tiers(used, policy.store.state_bytes, model), steps)
+    assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
+    always = strategy.pool is not None and strategy.pool.load_when == "always"
+    steps = None if always else build_prefill_time(study, policy, batch)
+    return TieredPolicy(policy, _tiers(used, policy.store.block_bytes, model), steps, model.num_layers)
+
+
+def _tiers(used: Mapping[str, TierRules], size: int, model: ModelSpec) -> Tiers:
+    """Build tiers of blocks or states of `size` bytes."""
+    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
+    return Tiers(tiers, [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()])
+
+
+def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> PrefillTime:
+    """Return the prefill time of a part of a prompt, by the study's timing model."""
+    return PrefillTime(build_timing(study), batch, policy.rules)
+
+
+def tiers_of(study: Study, strategy: Strategy) -> dict[str, TierRules]:
+    """Return the tiers that an arm uses, the nearest first."""
+    if strategy.pool is None:
+        return study.store.tiers if build_recovery(study.model, strategy).backfill is not None else {}
+    return {} if strategy.pool.load_when == "never" else study.store.tiers
+
+
+def tier_bytes(study: Study, strategy: Strategy) -> int:
+    """Return the capacity of an arm's tiers in bytes of unquantised blocks."""
+    block = study.model.kv_bytes_per_token * (1 << 20)  # of any size
+    tiers = tiers_of(study, strategy).values()
+    return sum(rules.num_bytes * block // rules.least_bytes(block, study.model.kv_itemsize) for rules in tiers)

@@ -1,0 +1,593 @@
+"""The command line: entries of conf/, their settings, descriptions, environments and errors."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import logging
+import os
+import re
+import signal
+import sys
+from argparse import ArgumentError, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from spanlab.compiled import CONF, HOME, restart_as
+from spanlab.errors import is_user_error, sentence, use_ascii_fallback, with_notes
+from spanlab.model_files import ENVIRONMENT
+from spanlab.plugins import load_plugins
+from spanlab.registry import Registry, one_of
+from spanlab.settings.composition import (
+    as_settings,
+    check_folder,
+    compose_entry,
+    explained,
+    keep_booleans,
+    schema_of,
+    with_sections,
+    without_sections,
+)
+from spanlab.settings.entries import Compare, Conformance, Export, FirstLight, MakeShape, Schedule, schemas
+from spanlab.settings.probe import HybridAnswers, TrainProbe
+from spanlab.settings.server import OutputSettings, lacks_package
+from spanlab.settings.study import Study, register_models
+from spanlab.settings.tail_replay import TailReplay
+from spanlab.study.folder import commit, folder_name
+
+# ------------------------------------------------------------------------------
+# Text of --list and --help: entries, groups, registered names, and the keys of an entry with
+# their meanings.
+# ------------------------------------------------------------------------------
+
+MEANING = re.compile(r"^((?:`[\w*]+`(?:, )?)+) +(\S.*)$")
+_USAGE = """\
+spanlab: a laboratory for KV-cache reuse in LLM serving
+
+    bash runall.sh -cn ENTRY [GROUP=CHOICE ...] [KEY=VALUE ...]
+
+    --dry        check the settings and say what would run
+    --list WHAT  list {kinds}
+    --cfg job    print the settings as YAML
+    -m           run every combination of KEY=A,B,C
+    --version    print version and commit
+
+Entries:
+{entries}
+
+Groups and their choices (--list GROUP explains them):
+{groups}
+
+Keys of {entry}, with their values there:
+{keys}"""
+
+
+def first_sentence(path: Path) -> str:
+    """Return the first sentence of a file's first comment."""
+    lines: list[str] = []
+    for line in path.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @package"):
+            lines.append(line.lstrip("# "))
+        elif lines:
+            break
+    return re.split(r"(?<=\.) ", " ".join(lines))[0]
+
+
+def meanings_of(schema: type[Any]) -> dict[str, str]:
+    """Return the meaning of each key from the docstrings of a schema and its bases; the schema takes precedence."""
+    meanings: dict[str, str] = {}
+    for base in schema.__mro__[:-1]:
+        names: list[str] = []
+        for line in inspect.cleandoc(base.__doc__ or "").splitlines():
+            if entry := MEANING.match(line):
+                names = [name for name in re.findall(r"`([\w*]+)`", entry[1]) if name not in meanings]
+                meanings |= dict.fromkeys(names, entry[2])
+            elif line.startswith("  "):
+                meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
+            else:
+                names = []
+    return meanings
+
+
+def meaning_of(meanings: dict[str, str], key: str) -> str:
+    """Return the meaning of a key; empty if no pattern of the docstrings matches it."""
+    return next((meaning for pattern, meaning in meanings.items() if fnmatchcase(key, pattern)), "")
+
+
+def dataclass_in(hint: Any) -> type[Any] | None:
+    """Return the dataclass in a type annotation; None if there is none."""
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and is_dataclass(kind):
+            return kind
+    return None
+
+
+def entries() -> list[str]:
+    """Return the names of all entries: the files of conf/."""
+    return sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
+
+
+def groups() -> list[str]:
+    """Return the names of all config groups: the folders of conf/."""
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+
+
+def listing(kind: str) -> str:
+    """Return one line per entry, choice of a group, or name that a key takes; the plural of a group is accepted."""
+    kind = next((group for group in groups() if kind in (f"{group}s", f"{group[:-1]}ies")), kind)
+    if kind == "entries":
+        return _lines(_entries())
+    if kind in groups():
+        return _lines(_choices(CONF / kind))
+    names = registries()
+    one_of("--list", kind, ("entries", *names, *groups()))
+    return _lines(registered(names[kind]))
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """Return what a plugin can extend: the registries by the key that takes their names; figures have no key."""
+    # here, because most commands need none of these modules
+    from spanlab.core.admission import ADMISSIONS
+    from spanlab.core.eviction.orders import EVICTION_ORDERS
+    from spanlab.core.placement.rules import PLACEMENTS
+    from spanlab.core.policies.named import POLICIES
+    from spanlab.core.rules import COSTS, RECOVERIES
+    from spanlab.report.figures import FIGURES
+    from spanlab.settings.analyses import ANALYSES, SEARCHES
+    from spanlab.workloads.logs.source import LOG_FORMATS
+    from spanlab.workloads.workload import WORKLOADS
+    from spanlab.workloads.writers import WRITERS
+    from spanlab_sim.arrivals import ARRIVALS
+    from spanlab_sim.routing import ROUTERS
+    from spanlab_sim.timings import TIMINGS
+
+    return {
+        "figures": FIGURES,
+        "arms.NAME.policy": POLICIES,
+        "arms.NAME.placement.kind": PLACEMENTS,
+        "arms.NAME.eviction": EVICTION_ORDERS,
+        "arms.NAME.admission": ADMISSIONS,
+        "arms.NAME.recovery": RECOVERIES,
+        "arms.NAME.cost": COSTS,
+        "workload.kind": WORKLOADS,
+        "workload.log.format": LOG_FORMATS,
+        "arrivals.kind": ARRIVALS,
+        "replicas.routing": ROUTERS,
+        "timing.kind": TIMINGS,
+        "analyses": ANALYSES,
+        "plan.search": SEARCHES,
+        "writer.format": WRITERS,
+    }
+
+
+def registered(registry: Registry[Any]) -> dict[str, str]:
+    """Return the names of a registry, also those of loaded plugins, with the first line of their docstrings."""
+    return {name: (inspect.getdoc(registry[name]) or "").partition("\n")[0] for name in registry}
+
+
+def usage(entry: str, config: Any) -> str:
+    """Return the text of --help; `config` is the composed entry."""
+    schema = config._metadata.object_type
+    return _USAGE.format(
+        kinds="the entries, the choices of a group, or the names that a KEY takes, with those of plugins",
+        entries=_lines(_entries()),
+        groups="\n".join(f"{name}: {', '.join(_choices(CONF / name))}" for name in groups()),
+        entry=entry,
+        keys=_lines(dict(_keys(schema, config))),
+    )
+
+
+def list_keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a schema that hold lists; `*` stands for the name of an arm."""
+    for name, hint in get_type_hints(schema).items():
+        if get_origin(hint) is list:
+            yield prefix + name
+        elif (schema_below := dataclass_in(hint)) is not None:
+            yield from list_keys(schema_below, f"{prefix}{name}.{'*.' if get_origin(hint) is dict else ''}")
+
+
+def _entries() -> dict[str, str]:
+    return {name: first_sentence(CONF / f"{name}.yaml") for name in entries()}
+
+
+def _choices(folder: Path) -> dict[str, str]:
+    return {path.stem: first_sentence(path) for path in sorted(folder.glob("*.yaml"))}
+
+
+def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield KEY=VALUE and the meaning of each key; for arms, the names of the arms."""
+    hints, meanings = get_type_hints(schema), meanings_of(schema)
+    for name in (field.name for field in fields(schema)):
+        value = None if config is None else config._get_node(name)
+        meaning, below = meaning_of(meanings, name), dataclass_in(hints[name])
+        if get_origin(hints[name]) is dict:
+            yield f"{prefix}{name}", f"{meaning}: {', '.join(() if value is None else value)}"
+        elif below is not None and value is not None and not value._is_none():
+            yield from _keys(below, value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={'null' if value is None else value}", meaning
+
+
+def _lines(rows: dict[str, str]) -> str:
+    width = min(44, max(map(len, rows), default=0))
+    return "\n".join(f"  {name:{width}}  {text}".rstrip() for name, text in rows.items())
+
+
+# ------------------------------------------------------------------------------
+# Parse the command line before Hydra: options that start no run, and overrides with unclear
+# Hydra errors.
+# ------------------------------------------------------------------------------
+
+_QUOTED = """a value with spaces, commas or brackets needs two pairs of quotes, as in 'output.root="my folder"'"""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The parsed command line.
+
+    `arguments`  arguments for Hydra
+    `overrides`  KEY=VALUE arguments
+    `entry`      name of the entry
+    `many`       -m: several jobs
+    `asks`       an option instead of a run: dry, version, help or list; empty: run
+    `kind`       the argument of --list
+    `searched`   a folder of further choices (--config-dir)
+    """
+
+    arguments: list[str]
+    overrides: list[str]
+    entry: str
+    many: bool
+    asks: str
+    kind: str
+    searched: str | None
+
+
+def read(arguments: list[str]) -> CommandLine:
+    """Parse a command line; ValueError for an argument that is no KEY=VALUE."""
+    for_hydra, asks, kind = _split_options(arguments)
+    parsed = _parsed(for_hydra)
+    keys = {key for (group, _), schema in schemas().items() if group is None for key in list_keys(schema)}
+    spelled = {word: _as_list(word, keys, parsed.multirun) for word in parsed.overrides}
+    for word in spelled.values():
+        _check(word)
+    asks = asks or ("help" if parsed.help else "")
+    words = [spelled.get(word, word) for word in for_hydra]
+    entry = parsed.config_name or "smoke"
+    return CommandLine(words, list(spelled.values()), entry, parsed.multirun, asks, kind, parsed.config_dir)
+
+
+def _split_options(arguments: list[str]) -> tuple[list[str], str, str]:
+    """Return the arguments for Hydra, the option that starts no run (dry, version, list), and the kind of --list."""
+    if "--version" in arguments:
+        return [], "version", ""
+    if "--list" in arguments:
+        index = arguments.index("--list")
+        kind = arguments[index + 1] if index + 1 < len(arguments) else ""
+        return arguments[:index] + arguments[index + 2 :], "list", kind
+    others = [word for word in arguments if word != "--dry"]
+    return others, "dry" if len(others) < len(arguments) else "", ""
+
+
+def _parsed(arguments: list[str]) -> Namespace:
+    parser = get_args_parser()
+    parser.exit_on_error = False  # which Hydra's function has no parameter for
+    try:
+        parsed, unknown = parser.parse_known_intermixed_args(arguments)
+    except ArgumentError as error:
+        raise ValueError(str(error).removeprefix("argument ")) from error
+    if unknown:
+        raise ValueError(f"{unknown[0]}: no such option; expected --dry, --list, --version, --help, --cfg or -m")
+    return parsed
+
+
+def _check(word: str) -> None:
+    """Raise ValueError for an argument that sets no key, with the probable intention."""
+    if "=" in word or word.startswith("~"):
+        try:
+            OverridesParser.create().parse_override(word)
+        except HydraException as error:
+            raise ValueError(f"{word}: expected KEY=VALUE; {_QUOTED}") from error
+        return
+    if word in entries():
+        raise ValueError(f"{word} is an entry: expected -cn {word}")
+    if word == "help":
+        raise ValueError("help: expected --help, or -cn ENTRY --help for the keys of an entry")
+    raise ValueError(f"{word}: expected KEY=VALUE, GROUP=CHOICE or -cn ENTRY; {_QUOTED}")
+
+
+def _as_list(word: str, keys: set[str], many: bool) -> str:
+    """Return `only=dp_3` as `only=[dp_3]`; with -m `seeds=0,1` becomes `seeds=[0],[1]`."""
+    key, _, value = word.partition("=")
+    if key == "fail_on" and set(value) & set("<>") and value[0] not in "'\"":
+        return f"{key}='{value}'"  # Hydra has no < in words
+    is_list = any(fnmatchcase(key.lstrip("+"), pattern) for pattern in keys)
+    if not is_list or not value or value == "null" or set(value) & set("[{(\"'$"):
+        return word
+    if "=" in value:
+        return f'{key}=["{value}"]'
+    lists = [f"[{item}]" for item in value.split(",")] if many else [f"[{value}]"]
+    return f"{key}={','.join(lists)}"
+
+
+# ------------------------------------------------------------------------------
+# Choose the environment with the packages that settings need, and restart the program in it.
+# ------------------------------------------------------------------------------
+
+
+def ensure_environment(settings: object) -> None:
+    """Restart the program if the settings need another environment, or compiled modules."""
+    environment = needed_environment(settings)
+    if environment is not None:
+        start_in(environment)
+    if isinstance(settings, Study):
+        restart_as(settings.compiled)
+
+
+def needed_environment(settings: object) -> str | None:
+    """Return the environment that settings need; None if this one has all packages."""
+    if isinstance(settings, (TrainProbe, HybridAnswers, TailReplay, Conformance, FirstLight)):
+        return None if find_spec("torch") else "engine"
+    if not isinstance(settings, Study):
+        return None
+    if lacks_package(settings):
+        return ENVIRONMENT
+    if settings.backend == "engine":
+        return None if find_spec("torch") else "engine"
+    if settings.executor.kind == "dask":
+        return None if find_spec("distributed") else "cluster"
+    return None
+
+
+def start_in(environment: str) -> None:
+    """Restart by runall.sh in another environment; return if runall.sh did not start this program."""
+    if os.environ.get("SPANLAB_ENVIRONMENT", environment) != environment:
+        script = str(HOME / "runall.sh")
+        os.execvpe("bash", ["bash", script, *sys.argv[1:]], os.environ | {"SPANLAB_ENVIRONMENT": environment})
+
+
+# ------------------------------------------------------------------------------
+# The command line program: compose an entry of conf/ with Hydra, run it, and report user errors
+# in one sentence.
+# ------------------------------------------------------------------------------
+
+#: Further schemas by (config group, name): the command line does not complete the brackets of their lists.
+_SCHEMAS: dict[tuple[str | None, str], type[Any]] = {
+    (None, "base_train_probe"): TrainProbe,
+    (None, "base_hybrid_answers"): HybridAnswers,
+    (None, "base_tail_replay"): TailReplay,
+    (None, "base_conformance"): Conformance,
+    (None, "base_first_light"): FirstLight,
+}
+
+
+def register() -> None:
+    """Register schemas, models and the resolver with Hydra; safe to call again."""
+    OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
+    keep_booleans()
+    register_models()
+    _register_schemas()
+
+
+@cache
+def _register_schemas() -> None:
+    """Register the schemas once per process, for converting all of them to config nodes is slow."""
+    store = ConfigStore.instance()
+    for (group, name), schema in (schemas() | _SCHEMAS).items():
+        store.store(name=name, node=schema, group=group)
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="smoke")
+def _entry(config: DictConfig) -> None:
+    with _in_one_sentence():
+        settings = as_settings(config)
+        if HydraConfig.get().mode == RunMode.RUN:  # jobs of -m run in processes that cannot restart
+            ensure_environment(settings)
+        _run_entry(settings)
+
+
+def _run_entry(settings: object) -> None:
+    """Run an entry by the type of its settings; each type imports its program on first use."""
+    passed = True
+    match settings:
+        case Study():
+            run, hydra_run = _run_name(settings.output), HydraConfig.get()
+            settings.output.run = run
+            run_settings(settings, str(hydra_run.job.config_name), hydra_run.overrides.task)
+        case MakeShape():
+            from spanlab.workloads.make_shape import make_shape
+
+            print(make_shape(**vars(settings)))
+        case Schedule():
+            from spanlab.schedule import run_schedule
+
+            run_schedule(settings)
+        case Compare():
+            from spanlab.study.compare import run_compare
+
+            run_compare(settings, _run_name(settings.output), HOME / settings.output.root)
+        case Export():
+            from spanlab.study.entries.export import run_export
+
+            print(run_export(settings, HOME / "outputs"))
+        case TrainProbe():
+            from spanlab.study.entries.train_probe import run_train_probe
+
+            run_train_probe(settings, _run_name(settings.output), HOME / settings.output.root)
+        case HybridAnswers():
+            from spanlab.study.entries.hybrid_answers import run_hybrid_answers
+
+            run_hybrid_answers(settings, _run_name(settings.output), HOME / settings.output.root)
+        case TailReplay():
+            from spanlab.study.entries.tail_replay import run_tail_replay
+
+            run_tail_replay(settings, _run_name(settings.output), HOME / settings.output.root)
+        case Conformance():
+            from spanlab.study.conformance import run_conformance
+
+            passed = run_conformance(settings, _run_name(settings.output), HOME / settings.output.root)
+        case FirstLight():
+            from spanlab.study.entries.first_light import run_first_light
+
+            passed = run_first_light(settings, HOME)
+        case _:
+            raise TypeError(f"{type(settings).__name__}: no entry has these settings")
+    if not passed:
+        sys.exit(1)
+
+
+def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool = True) -> Path:
+    """Run a study or a sweep, and return its folder; Hydra has to be initialized, for the points of a sweep.
+
+    `overrides`  overrides of the command line, which the points of a sweep have too
+    `show`       print the tables of a study
+    """
+    from spanlab.study.run import run_study
+    from spanlab.study.sweep import PointComposer, run_sweep
+
+    root = HOME / study.output.root  # an absolute root replaces HOME
+    if study.sweep:
+        return run_sweep(study, entry, root, PointComposer(entry, overrides, as_settings))
+    return run_study(study, entry, root, show)
+
+
+def _run_name(output: OutputSettings, hydra_run: Any = None) -> str:
+    """Return the name of the run folder: the chosen name, or the entry with its overrides.
+
+    Other settings thus never replace this run. With `-m` a chosen name gets the overrides too, for all jobs share it.
+    """
+    hydra_run = hydra_run or HydraConfig.get()
+    if output.run and hydra_run.mode != RunMode.MULTIRUN:
+        return output.run
+    name = output.run or str(hydra_run.job.config_name)
+    return folder_name(",".join(filter(None, (name, without_sections(hydra_run.job.override_dirname)))))
+
+
+def main() -> None:
+    """Run the console script; exit code 0, 1 after a user error, 130 after Ctrl-C, 143 after SIGTERM."""
+    signal.signal(signal.SIGTERM, _terminate)
+    use_ascii_fallback()
+    logging.raiseExceptions = False  # a log that cannot be written, such as wandb's on a full disk, is no error
+    with _in_one_sentence():
+        register()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+        line = read(sys.argv[1:])
+        if line.asks:
+            print(_answer(line))
+            return
+        if line.many:
+            ensure_environment(_first_job(line))
+        if line.searched:
+            check_folder(line.searched)
+        sys.argv[1:] = with_sections(line.arguments)
+        try:
+            with explained(line.entry, line.overrides, line.searched):
+                _entry()
+        except MissingConfigException as missing:  # a launcher that only another environment has
+            if "submitit" in str(missing):
+                start_in("cluster")
+            raise
+
+
+def _answer(line: CommandLine) -> str:
+    """Return the text of an option that starts no run: --version, --list, --help or --dry."""
+    if line.asks == "version":
+        return f"spanlab {importlib.metadata.version('spanlab')}, commit {commit()}"
+    if line.asks == "list" and line.kind == "arms" and "-cn" in line.arguments:
+        return "\n".join(compose(line.entry, line.overrides, line.searched).arms)
+    if line.asks == "list":
+        load_plugins(_composed(line.entry, line.overrides, line.searched).get("plugins") or ())
+        return listing(line.kind)
+    if line.asks == "help":
+        return usage(line.entry, _composed(line.entry, line.overrides, line.searched))
+    if line.many:
+        raise ValueError("--dry with -m: expected one study, or sweep=[KEY=A,B,C]")
+    return _dry(line)
+
+
+def _dry(line: CommandLine) -> str:
+    """Check all that a run checks before it starts, and return a description of the run."""
+    from spanlab.study.dry import check_entry, describe_run
+    from spanlab.study.sweep import PointComposer
+
+    config = _composed(line.entry, line.overrides, line.searched, return_hydra_config=True)
+    hydra_run = config.hydra
+    with open_dict(config):
+        del config["hydra"]
+    settings = as_settings(config)
+    output = getattr(settings, "output", OutputSettings())
+    output.run, root = _run_name(output, hydra_run), HOME / output.root
+    if not isinstance(settings, Study):
+        return check_entry(settings, line.entry, output.run, root)
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return describe_run(settings, line.entry, root, PointComposer(line.entry, line.overrides, as_settings))
+
+
+def _first_job(line: CommandLine) -> object:
+    """Return the settings of the first job of -m, whose environment all jobs use."""
+    parsed = OverridesParser.create().parse_overrides(line.overrides)
+    first = [next(item.sweep_string_iterator()) if item.is_sweep_override() else None for item in parsed]
+    chosen = [
+        word if value is None else f"{word.partition('=')[0]}={value}"
+        for word, value in zip(line.overrides, first, strict=True)
+    ]
+    return compose(line.entry, chosen, line.searched)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which `timeout`, Slurm and container hosts send before they kill a process."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise _Terminated
+
+
+@contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Exit with one line after a user error; SPANLAB_TRACEBACK=1 raises it instead."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        code = 128 + (signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT)
+        text = "interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"
+        _exit(with_notes(text, interrupt), code)
+    except Exception as mistake:  # all but user errors are raised again
+        if os.environ.get("SPANLAB_TRACEBACK") or not is_user_error(mistake):
+            raise
+        _exit(sentence(mistake), 1)
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    print(f"spanlab: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def compose(entry: str, overrides: list[str], searched: str | None = None) -> Any:
+    """Compose the settings of an entry as the command line does; `searched` is Hydra's --config-dir."""
+    return as_settings(_composed(entry, overrides, searched))
+
+
+def _composed(entry: str, overrides: list[str], searched: str | None = None, **options: Any) -> DictConfig:
+    register()
+    keys = overrides if options else [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
+    if searched:
+        check_folder(searched)
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        config = compose_entry(entry, keys, searched, **options)
+    schema_of(config)
+    return config

@@ -1,1 +1,0 @@
-"""Memory tiers below the device: their contents, and the transfers between them."""

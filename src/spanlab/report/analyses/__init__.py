@@ -1,1 +1,0 @@
-"""Tables and figures of analyses, one or two files each."""

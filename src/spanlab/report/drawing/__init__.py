@@ -1,1 +1,0 @@
-"""Shared code of all figures: style, scales, labels, files."""

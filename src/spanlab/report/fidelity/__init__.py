@@ -1,1 +1,0 @@
-"""Tables and figures of calibrations, and of comparisons between engine and simulator."""

@@ -1,1 +1,0 @@
-"""Tables and the figure of the analysis `policies`."""

@@ -1,0 +1,340 @@
+"""Tables: their model, fields, and faces for terminal, Markdown, CSV, HTML and the tracker."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from spanlab.report.cells import Cell, Column, Table, Value, hidden
+
+# ------------------------------------------------------------------------------
+# Tables by declaration: a field is a column, the value that it reads from a row, and the format
+# of its cell.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of a table, and its cell of any row.
+
+    name, heading, keep, left, explains  as in `Column`
+    cell   the format: makes the cell of a value, also of a missing one
+    value  the value of a row: a path such as `ttft_s.mean` or `speedup.-1` of keys, attributes and indices, which is
+           None where an entry on the way is None; or a function of the row. The path is `name` where it is not given
+    empty  values without information: a column with these alone is in CSV and the tracker only
+    """
+
+    name: str
+    heading: str
+    cell: Callable[[Any], Cell]
+    value: str | Callable[[Any], Any] = ""
+    keep: int = 0
+    left: bool = False
+    empty: tuple[Value, ...] = ()
+    explains: bool = False
+
+    def of(self, row: Any) -> Cell:
+        """Return the cell of a row."""
+        if callable(self.value):
+            return self.cell(self.value(row))
+        for key in self.value.split(".") if self.value else [self.name]:
+            row = _entry(row, key)
+        return self.cell(row)
+
+    def column(self, cells: Sequence[Cell]) -> Column:
+        """Return the column of these cells, hidden where none has information."""
+        shown = not cells or any(cell.value not in self.empty for cell in cells)
+        return Column(self.name, self.heading if shown else "", self.keep, self.left, self.explains)
+
+
+def _entry(row: Any, key: str) -> Any:
+    if row is None:
+        return None
+    if isinstance(row, Sequence) and key.lstrip("-").isdigit():
+        return row[int(key)]
+    return row[key] if isinstance(row, Mapping) else getattr(row, key)
+
+
+def whole(row: Any) -> Any:
+    """Return the row itself: the value of a field whose format reads several entries."""
+    return row
+
+
+def with_ends(field: Field, names: str = "") -> tuple[Field, ...]:
+    """Return the field of an estimate, and both ends of its interval for CSV and the tracker.
+
+    `names`  pattern of the names of the ends; {} stands for `low` or `high`
+    """
+    pattern = names or f"{field.name}_{{}}"
+    return field, *(_end_of(field, pattern.format(end), end) for end in ("low", "high"))
+
+
+def _end_of(field: Field, name: str, end: str) -> Field:
+    return replace(
+        field,
+        name=name,
+        heading="",
+        cell=lambda estimate: hidden(_entry(estimate, end)),
+        value=field.value or field.name,
+        keep=0,
+        left=False,
+    )
+
+
+def tabulate(name: str, title: str, fields: Sequence[Field], rows: Iterable[Any], notes: Sequence[str] = ()) -> Table:
+    """Return the table with a row of cells for each of `rows`."""
+    lines = tuple(tuple(field.of(row) for field in fields) for row in rows)
+    columns = tuple(field.column([line[number] for line in lines]) for number, field in enumerate(fields))
+    return Table(name, title, columns, lines, tuple(notes))
+
+
+# ------------------------------------------------------------------------------
+# Tables as Markdown, CSV, HTML, JSON and rows for the tracker.
+# ------------------------------------------------------------------------------
+
+#: File with all tables of a run in full, for publishing.
+STORED = "tables.json"
+
+
+def markdown(table: Table) -> str:
+    """Return the visible columns as a Markdown table, without title and notes; names of rows are code."""
+    shown = table.shown()
+    head = [_escaped(column.heading) for column in shown.columns]
+    marks = ["---" if column.left else "---:" for column in shown.columns]
+    rows = [[_markdown_cell(cell, column, n == 0) for n, (cell, column) in _pairs(shown, row)] for row in shown.rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, marks, *rows))
+
+
+def _markdown_cell(cell: Cell, column: Column, first: bool) -> str:
+    text = _escaped(cell.text)
+    return f"`{text}`" if first and column.left else text
+
+
+def _escaped(text: str) -> str:
+    return _one_line(text).replace("|", "\\|")
+
+
+def csv_text(table: Table) -> str:
+    """All columns as comma-separated values; an absent value is an empty field."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    writer.writerows([cell.value for cell in row] for row in table.rows)
+    return file.getvalue()
+
+
+def write(tables: Sequence[Table], folder: Path) -> None:
+    """Write each table to `tables/NAME.csv`, and all tables in full to `tables.json`."""
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        (folder / "tables" / f"{table.name}.csv").write_text(csv_text(table))
+    (folder / STORED).write_bytes(orjson.dumps([asdict(table) for table in tables]) + b"\n")
+
+
+def read(folder: Path) -> dict[str, Table]:
+    """Return the tables of a finished run by name."""
+    return {stored["name"]: _table(stored) for stored in orjson.loads((folder / STORED).read_bytes())}
+
+
+def _table(stored: dict[str, Any]) -> Table:
+    rows = tuple(tuple(Cell(**cell) for cell in row) for row in stored["rows"])
+    columns = tuple(Column(**column) for column in stored["columns"])
+    return Table(stored["name"], stored["title"], columns, rows, tuple(stored["notes"]))
+
+
+def html(table: Table) -> str:
+    """Return the visible columns as an HTML table; `data-value` of a cell is its sort key."""
+    shown = table.shown()
+    head = "".join(f"<th{_class(column)}>{_lines(column.heading)}</th>" for column in shown.columns)
+    rows = ["".join(_html_cell(cell, column) for _, (cell, column) in _pairs(shown, row)) for row in shown.rows]
+    body = "".join(f"<tr>{row}</tr>\n" for row in rows)
+    return f'<table class="sortable">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n'
+
+
+def _html_cell(cell: Cell, column: Column) -> str:
+    value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+    return f"<td{_class(column)}{value}>{_lines(cell.text)}</td>"
+
+
+def _class(column: Column) -> str:
+    return ' class="name"' if column.left else ""
+
+
+def _lines(text: str) -> str:
+    return escape(text).replace("\n", "<br>")
+
+
+def tracker_rows(table: Table) -> tuple[list[str], list[list[Value]]]:
+    """Return the names of all columns and the rows of their values, for the tracker."""
+    return [column.name for column in table.columns], [[cell.value for cell in row] for row in table.rows]
+
+
+def _pairs(table: Table, row: tuple[Cell, ...]) -> enumerate[tuple[Cell, Column]]:
+    return enumerate(zip(row, table.columns, strict=True))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n"))
+
+
+# ------------------------------------------------------------------------------
+# Tables as terminal text, with as many columns as the width allows.
+# ------------------------------------------------------------------------------
+
+DEFAULT_WIDTH = 160
+_GAP = 3  # padding, and a blank in place of the vertical line of a box
+_SHORTEST_NAME = 4
+
+
+def as_renderable(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> Group:
+    """Title and rows of each table, then the notes of all, each note once."""
+    parts: list[RenderableType] = []
+    notes: dict[str, None] = {}
+    for table in tables:
+        shown, dropped = fitted(table, width)
+        parts += [Text(table.title), Text(), _rich(shown, width), Text()]
+        names = [column.heading.replace("\n", " ") for column in dropped if not column.explains]
+        too_narrow = [f"too narrow for: {', '.join(names)}"] if names else []
+        notes |= dict.fromkeys([*table.notes, *too_narrow, *_explanations(table, dropped)])
+    return Group(*parts, Text("\n".join(notes), style="dim"))
+
+
+def _explanations(table: Table, dropped: Sequence[Column]) -> list[str]:
+    """Return a note for each row about the cells of dropped columns that explain rows."""
+    numbers = [number for number, column in enumerate(table.columns) if column in dropped and column.explains]
+    return [f"{row[0].text}: {row[number].text}" for number in numbers for row in table.rows]
+
+
+def as_text(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> str:
+    """The tables as plain text, no line longer than `width`."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(as_renderable(tables, width))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def print_tables(tables: Sequence[Table], console: Console) -> None:
+    """Print the tables at the width of the terminal or COLUMNS, and with all columns to a file or a pipe."""
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(console.width, *(sum(_widths(table.shown())) + _gaps(table) for table in tables))
+    console.print(as_renderable(tables, console.width))
+
+
+def _gaps(table: Table) -> int:
+    return _GAP * (len(table.shown().columns) - 1)
+
+
+def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
+    """The table with the columns that fit into `width` characters, and the other columns."""
+    shown = table.shown()
+    numbers = list(range(len(shown.columns)))
+    widths = _widths(shown)
+    while sum(widths[n] for n in numbers) + _GAP * (len(numbers) - 1) > width:
+        last = max(shown.columns[n].keep for n in numbers)
+        if last == 0:
+            break
+        numbers = [n for n in numbers if shown.columns[n].keep < last]
+    dropped = [column for n, column in enumerate(shown.columns) if n not in numbers]
+    return shown.with_columns(numbers), dropped
+
+
+def _widths(table: Table) -> list[int]:
+    """Characters of the widest line of each column."""
+    texts = [
+        [*column.heading.split("\n"), *(row[n].text for row in table.rows)] for n, column in enumerate(table.columns)
+    ]
+    return [max(map(len, lines)) for lines in texts]
+
+
+def _rich(table: Table, width: int) -> RichTable:
+    rich = RichTable(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+    available = width - sum(_GAP + column_width for column_width in _widths(table)[1:])
+    for number, column in enumerate(table.columns):
+        if number == 0:
+            name_width = max(min(_widths(table)[0], available), _SHORTEST_NAME)
+            rich.add_column(column.heading, no_wrap=True, overflow="ellipsis", max_width=name_width, style="bold")
+        else:
+            rich.add_column(column.heading, justify="left" if column.left else "right", no_wrap=True)
+    for row in table.rows:
+        rich.add_row(*(Text(cell.text) for cell in row))
+    return rich
+
+
+# ------------------------------------------------------------------------------
+# A study, a sweep or a comparison as one HTML file that needs no other file and no network.
+# ------------------------------------------------------------------------------
+
+NAME = "report.html"
+_TEMPLATE = Path(__file__).with_name("page.html")
+
+
+@dataclass(frozen=True)
+class Page:
+    """Content of `report.html`.
+
+    about    lines under the title that describe the run
+    caveats  limits of the numbers, for their readers
+    failed   one sentence for each arm or point that failed
+    tables   tables without a visible column are omitted
+    figures  PNG files
+    config   the settings, as text
+    facts    provenance: commit, machine, versions
+    """
+
+    title: str
+    tables: Sequence[Table]
+    about: Sequence[str] = ()
+    caveats: Sequence[str] = ()
+    failed: Sequence[str] = ()
+    figures: Sequence[Path] = ()
+    config: str = ""
+    facts: Mapping[str, str] | None = None
+
+
+def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return commit, machine, versions and wall time of a summary as text."""
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    return {
+        "commit": summary["commit"],
+        "machine": summary["machine"],
+        "versions": versions,
+        "wall time": f"{summary['wall_s']:.1f} s",
+    }
+
+
+def write_page(page: Page, folder: Path) -> Path:
+    """Write `report.html` into `folder` and return its path."""
+    from jinja2 import Environment  # slow to import: a tenth of a second
+
+    template = Environment(autoescape=True, trim_blocks=True).from_string(_TEMPLATE.read_text())
+    path = folder / NAME
+    path.write_text(template.render(page=page, tables=list(_tables(page)), figures=list(_figures(page))))
+    return path
+
+
+def _tables(page: Page) -> Iterator[dict[str, Any]]:
+    from markupsafe import Markup
+
+    for table in page.tables:
+        if table.shown().columns:
+            heading, *lines = table.title.split("\n")
+            shown = {"heading": heading, "lines": lines, "html": Markup(html(table))}
+            yield {"name": table.name, "notes": table.notes, **shown}
+
+
+def _figures(page: Page) -> Iterator[dict[str, str]]:
+    for path in page.figures:
+        yield {"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode()}

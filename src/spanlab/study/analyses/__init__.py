@@ -1,1 +1,0 @@
-"""Analyses of a finished study in one file each; `explain`, `plan`, `twin` and `fidelity` hold the larger ones."""

@@ -1,0 +1,227 @@
+"""Backends that run one job; policy, scheduler and record types are the same for simulator and engine."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spanlab.analyses.answers import read_outputs
+from spanlab.build import (
+    build_engine,
+    build_model,
+    build_passages,
+    build_policy,
+    build_route,
+    build_span_reads,
+    build_tiered,
+    build_timing,
+)
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.request import Request
+from spanlab.core.step import ScheduledStep, StepResult
+from spanlab.records import Record, RunRow
+from spanlab.settings import Study
+from spanlab.study.jobs import Backend, Job, RunLogs, Running, warm_requests
+from spanlab.study.logs import StepLog
+from spanlab.study.machine import FixedStep, record_reading, release_memory
+from spanlab.study.real_server import RemoteServer
+
+if TYPE_CHECKING:
+    from spanlab.engine.engine import Engine
+
+
+@contextmanager
+def _infrequent_gc() -> Iterator[None]:
+    """Collect garbage every 50,000 allocations instead of 700, and only among objects of the run.
+
+    A simulation allocates trees, which stay alive; older objects, such as the requests, stay alive longer.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(50_000, *usual[1:])
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+
+
+class Simulator(Backend):
+    """Backend `sim`: step durations come from the timing model."""
+
+    def run(self, job: Job, write: Callable[[Record], None]) -> Running:
+        """Run `simulate`, without pauses."""
+        yield from ()
+        return self.simulate(job, write)
+
+    @_infrequent_gc()
+    def simulate(self, job: Job, write: Callable[[Record], None]) -> RunRow:
+        """Simulate one run."""
+        from spanlab_sim.backend import DemandMeter
+        from spanlab_sim.run import simulate_all
+        from spanlab_sim.tier_rows import tiered_record, tiered_row
+        from spanlab_sim.timings import CalibratedTiming
+
+        timing, rules = build_timing(self._study), job.rules
+        meter = DemandMeter(timing)
+        strategy, count = job.strategy, self._study.replicas.count
+        job_sizes = job.warmup, job.max_tokens, job.requests
+        policies = [build_policy(self._study, strategy, *job_sizes) for _ in range(count)]
+        tiered = build_tiered(self._study, strategy, policies[0], rules)
+
+        def finished(record: Record) -> None:
+            meter.finished(record)
+            logs.finished(record)
+            write(record if tiered is None else tiered_record(record, tiered))
+
+        with RunLogs(job, policies[0].store) as logs:
+            row = simulate_all(
+                job.requests,
+                policies if tiered is None else [tiered],
+                rules,
+                logs.timing(meter),
+                finished,
+                route=build_route(self._study, job.seed),
+                seed=job.seed,
+                rate_rps=job.rate_rps,
+                warmup=job.warmup,
+                group=job.group,
+                clients=job.clients,
+                seen=job.seen,
+                reads=build_span_reads(job.strategy),
+                loads=tiered,
+                on_step=logs.ran,
+                passages=build_passages(strategy),
+            )
+        if tiered is not None:
+            row = tiered_row(row, tiered)
+        if isinstance(timing, CalibratedTiming):
+            row.beyond.update(timing.extrapolated)
+        return replace(row, demand_s=meter.demand_s(rules))
+
+
+class RealEngine(Backend):
+    """Backend `engine`: step durations are measured on the device; arrivals follow the clock `engine.clock`."""
+
+    interleaved = True
+
+    def __init__(self, study: Study, shared: RealEngine | None = None) -> None:
+        super().__init__(study)
+        self._shared = shared
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """Model on its device, loaded at first use, or the model of `shared`."""
+        return build_model(self._study) if self._shared is None else self._shared.model
+
+    @functools.cached_property
+    def _fixed(self) -> FixedStep:
+        return FixedStep(self._study.model, self._study.engine, self.model)
+
+    def run(self, job: Job, write: Callable[[Record], None]) -> Running:
+        """Run one job from an empty cache; before it, append a reading of the machine to `job.readings`."""
+        release_memory()  # the pools of the previous run are in a reference cycle
+        if job.readings is not None:
+            self.record_reading(job.readings)
+        return (yield from self._serve(job, write, self._study.engine.clock))
+
+    def record_reading(self, path: Path) -> None:
+        """Append a reading of the machine to `path`."""
+        record_reading(path, self._fixed.measure)
+
+    def warm_up(self, requests: Ordered[Request]) -> None:
+        """Serve a few requests with every arm of the study from an empty cache, without records or logs."""
+        study, selected = self._study, warm_requests(requests)
+        longest = max(request.num_tokens for request in requests)
+        for arm in study.chosen():
+            job = Job(study.arms[arm], selected, study.batch, 0, None, 0, longest, 0, Path(os.devnull))
+            deque(self._serve(job, lambda record: None, "virtual"), maxlen=0)
+            release_memory()
+
+    def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> Running:
+        from spanlab.engine.outputs import Recording, Scorer
+        from spanlab_sim.run import serving
+
+        policy = build_policy(self._study, job.strategy, job.warmup, job.max_tokens, job.requests)
+        assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
+        requests = self._with_teacher_outputs(self.served(job.requests), job.teacher)
+        scorer = None
+        if job.logits is not None:
+            scorer = Scorer(requests, self.model.vocab_size, job.logits, job.reference)
+        recording = Recording(self._study.engine.record, scorer)
+        callbacks = {"on_logits": recording.note, "on_finished": recording.finished, "at_once": scorer is not None}
+        engine = build_engine(self._study, job.strategy, self.model, policy, requests, **callbacks)
+        if job.touched:
+            _touch_memory(
+                engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
+            )
+
+        def ran(step: ScheduledStep, now: int, result: StepResult) -> None:
+            log.ran(step, now, result)
+            logs.ran(step, now, result)
+
+        def finished(record: Record) -> None:
+            logs.finished(record)
+            write(record)
+
+        reads = build_span_reads(job.strategy)
+        with closing(StepLog(job.steps, policy, reads)) as log, RunLogs(job, policy.store) as logs:
+            row = yield from serving(
+                requests,
+                policy,
+                job.rules,
+                engine,
+                finished,
+                seed=job.seed,
+                rate_rps=job.rate_rps,
+                warmup=job.warmup,
+                group=job.group,
+                clients=job.clients,
+                clock=clock,
+                on_step=ran,
+                passages=build_passages(job.strategy),
+            )
+        if job.outputs is not None:
+            recording.write(job.outputs, engine.outputs)
+        return row
+
+    @staticmethod
+    def _with_teacher_outputs(requests: Ordered[Request], teacher: Path | None) -> Ordered[Request]:
+        """Return the requests with the outputs of the teacher's run; the engine generates these tokens."""
+        if teacher is None:
+            return requests
+        outputs = read_outputs(teacher).tokens
+        return [
+            replace(request, output=outputs[request.id], output_len=len(outputs[request.id])) for request in requests
+        ]
+
+    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
+        """Return the requests with token ids of the model's vocabulary."""
+        from spanlab.engine.settings import remap_tokens
+
+        return remap_tokens(requests, self.model.vocab_size)
+
+    def recover(self) -> None:
+        """Release device memory; the model stays loaded."""
+        release_memory()
+
+
+def _touch_memory(engine: Engine, states: int) -> None:
+    """Write to the memory of all KV and of `states` states, as in a store that has been full once."""
+    for layer in range(engine.pool.shape.layers):
+        engine.pool.keys(layer).zero_()
+        engine.pool.values(layer).zero_()
+    if engine.memory is not None:
+        pool = engine.memory.states.pool
+        pool.free([pool.allocate() for _ in range(states)])
+
+
+BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "engine": RealEngine, "server": RemoteServer}

@@ -1,0 +1,496 @@
+"""Conformance of a model on our engine: one verdict per property of reuse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spanlab.build import GIB, EngineParts, build_engine, build_policy
+from spanlab.core.admission import BatchRules
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.repair import MapRules, Repair, SpanSettings
+from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import Scheduler
+from spanlab.core.step import ScheduledSequence as Admitted
+from spanlab.engine.engine import Engine
+from spanlab.engine.load import check_support, load_model, read_config, require_exact
+from spanlab.engine.model import SpanModel
+from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, distance, eager_twin, map_errors
+from spanlab.report.cells import MISSING, Cell, Column, Table
+from spanlab.report.units import significant
+from spanlab.settings.arms import PlacementSettings, Strategy
+from spanlab.settings.entries import PROPERTIES, Conformance
+from spanlab.settings.server import StoreSettings
+from spanlab.study.folder import PACKAGES_OF, entry_folder, publish, run_facts, write_results
+
+# ------------------------------------------------------------------------------
+# A model under test: prompts, serving with any strategy, and the dense forward of transformers
+# as reference.
+# ------------------------------------------------------------------------------
+
+ONE_BY_ONE = BatchRules(max_num_batched_tokens=8192, max_num_seqs=1)
+TOGETHER = BatchRules(max_num_batched_tokens=8192, max_num_seqs=64)
+
+
+@dataclass
+class Served:
+    """An engine with its outputs: logits by request and token, and the sequences of all requests."""
+
+    engine: Engine
+    policy: TreePolicy
+    rules: BatchRules
+    logits: dict[int, list[Tensor]] = field(default_factory=dict)
+    sequences: dict[int, Admitted] = field(default_factory=dict)
+
+    def serve(self, requests: Sequence[Request]) -> None:
+        """Serve requests that arrive together; entries of earlier calls stay in the store."""
+        scheduler = Scheduler(self.policy, self.rules)
+        for request in requests:
+            scheduler.add(request)
+        self.sequences |= {sequence.request.id: sequence for sequence in scheduler.waiting}
+        while not scheduler.idle:
+            step = scheduler.schedule(0)
+            assert step is not None, "requests wait, and each of them fits in the store"
+            result = self.engine.execute(step, None)
+            scheduler.complete(step, 0, result.finished)
+            self.engine.completed(step)
+        self.engine.close()
+
+    def note(self, sequence: Admitted, row: Tensor) -> None:
+        """Store the logits of a token; after a preemption, logits of the new pass replace the old ones."""
+        self.logits.setdefault(sequence.request.id, [])[sequence.generated :] = [row.cpu()]
+
+    def logits_of(self, request: Request) -> Tensor:
+        """Logits of all output tokens, shape [output, V]."""
+        return torch.stack(self.logits[request.id])
+
+    def output(self, request: Request) -> list[int]:
+        """Generated tokens."""
+        return self.engine.outputs[request.id]
+
+    def reused(self, request: Request) -> int:
+        """Prompt tokens that the request reused at its first admission."""
+        plan = self.sequences[request.id].first_plan
+        assert plan is not None, "the request was served"
+        return plan.reused
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The model under test, and the settings of the prompts."""
+
+    model: SpanModel
+    settings: Conformance
+
+    @cached_property
+    def reference_model(self) -> PreTrainedModel:
+        """The same weights with the attention of transformers."""
+        return eager_twin(self.model)
+
+    @property
+    def limit(self) -> float:
+        """Largest relative difference of logits that rounding explains."""
+        return 1e-3 if self.model.dtype == torch.float32 else 5e-2
+
+    @property
+    def output(self) -> int:
+        """Output tokens of each prompt."""
+        return self.settings.output_tokens
+
+    def random_span(self, name: int, length: int) -> Span:
+        """Dependent span of random tokens, equal for equal name and length."""
+        draw = np.random.default_rng([name, length])
+        return Span(draw.integers(0, self.model.vocab_size, length).astype(np.int32))
+
+    def document(self, name: int) -> Span:
+        """Independent span of random tokens; documents differ in length."""
+        longest = self.settings.document_tokens
+        return Span(self.random_span(1000 + name, max(2, longest - 5 * name % longest)).tokens, independent=True)
+
+    def questions(self, head: int = 7) -> list[Request]:
+        """Prompts of the same documents, each in another order and with a different question."""
+        documents = [self.document(number) for number in range(self.settings.documents)]
+        opening = (self.random_span(0, head),) if head else ()
+        return [
+            self.request(
+                number, *opening, *np.roll(np.array(documents, object), number), self.random_span(1 + number, 9)
+            )
+            for number in range(self.settings.prompts)
+        ]
+
+    def request(self, number: int, *spans: Span, salt: str = "") -> Request:
+        """Request of these spans with id `number`."""
+        return Request(number, 0, spans, self.output, cache_salt=salt)
+
+    def start(
+        self, strategy: Strategy, requests: Sequence[Request], rules: BatchRules = ONE_BY_ONE, tokens: int | None = None
+    ) -> Served:
+        """Build an engine with an empty store for the requests; `tokens` limits the KV of running and stored tokens."""
+        spec = self.settings.model
+        gib = None if tokens is None else (tokens * spec.kv_bytes_per_token + 1) / GIB
+        config = EngineParts(spec, self.settings.engine, rules, StoreSettings(kv_gib=gib))
+        longest = max(request.num_tokens for request in requests)
+        policy = build_policy(config, strategy, 0, longest)
+        assert isinstance(policy, TreePolicy), "these strategies are served by trees"
+
+        def note(sequence: Admitted, row: Tensor) -> None:
+            served.note(sequence, row)
+
+        served = Served(build_engine(config, strategy, self.model, policy, requests, on_logits=note), policy, rules)
+        return served
+
+    def serve(self, strategy: Strategy, requests: Sequence[Request], rules: BatchRules = ONE_BY_ONE) -> Served:
+        """Serve requests from an empty store."""
+        served = self.start(strategy, requests, rules)
+        served.serve(requests)
+        return served
+
+    def max_difference(self, served: Served, requests: Sequence[Request], *, blocks: bool = False) -> float:
+        """Largest relative difference of the requests' logits to the dense forward of the same tokens."""
+        return max(
+            distance(served.logits_of(request), self.dense(request, served.output(request), blocks=blocks))
+            for request in requests
+        )
+
+    def dense(self, request: Request, output: Sequence[int], *, blocks: bool = False) -> Tensor:
+        """Logits [output, V] of a dense forward of prompt and output: causal, or block-masked where `blocks`."""
+        ids = torch.from_numpy(np.concatenate([request.tokens, np.array(output[:-1], np.int64)]).astype(np.int64))
+        device = self.model.device
+        mask = block_mask(_segments(request, len(ids)), device=device) if blocks else causal_mask(len(ids), device)
+        positions = torch.arange(len(ids), device=device)
+        return dense_logits(self.reference_model, ids.to(device), mask, positions)[request.num_tokens - 1 :].cpu()
+
+
+def _segments(request: Request, length: int) -> list[Segment]:
+    """Spans of a prompt as ranges of rows; the last span extends to `length`."""
+    ends = np.cumsum([len(span.tokens) for span in request.spans]).tolist()
+    starts, ends = [0, *ends[:-1]], [*ends[:-1], length]
+    return [Segment(start, end, span.independent) for start, end, span in zip(starts, ends, request.spans, strict=True)]
+
+
+# ------------------------------------------------------------------------------
+# Measurements of properties and the verdicts on them.
+# ------------------------------------------------------------------------------
+
+PASSED, FAILED, REFUSED, ABSENT = "passed", "failed", "refused", "not applicable"
+SUPPORTED = "supported_layers"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Result of a property function.
+
+    `value`  measured value; None where the precondition, such as reuse, did not occur
+    `limit`  largest value that passes; None where the property does not apply to the model
+    `what`   description of the value, or the reason why there is none
+    `refused`  the model fails the support check
+    """
+
+    value: float | None
+    limit: float | None
+    what: str
+    refused: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Passed, failed, refused or not applicable; NaN and None fail."""
+        if self.limit is None:
+            return REFUSED if self.refused else ABSENT
+        return PASSED if self.value is not None and self.value <= self.limit else FAILED
+
+
+def not_applicable(reason: str) -> Measurement:
+    """Measurement of a property that does not apply to the model."""
+    return Measurement(None, None, reason)
+
+
+# ------------------------------------------------------------------------------
+# Properties of plain serving: answers, prefixes, chunks and preemption, compared with forwards
+# of transformers.
+# ------------------------------------------------------------------------------
+
+CHUNK = 17  # tokens per step: chunks end inside documents, blocks and grid intervals
+OF_LOGITS = "relative difference of logits to a full forward"
+
+
+def no_reuse() -> Strategy:
+    """Strategy that stores nothing."""
+    return Strategy(keep=False)
+
+
+def prefixes(subject: Subject) -> Strategy:
+    """Radix tree strategy; for a hybrid, with a state at every grid position."""
+    if not subject.settings.model.is_hybrid:
+        return Strategy()
+    return Strategy(placement=PlacementSettings(kind="block", interval=subject.settings.model.grid))
+
+
+@PROPERTIES.register("greedy_generation")
+def greedy_generation(subject: Subject) -> Measurement:
+    """Greedy tokens equal those of transformers' `generate`, except where two logits tie."""
+    requests = subject.questions()
+    served = subject.serve(no_reuse(), requests, TOGETHER)
+    gaps, equal, compared = [0.0], 0, 0
+    for request in requests:
+        ours, theirs = served.output(request), _generated(subject, request)
+        difference_at = next(
+            (index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None
+        )
+        equal, compared = equal + (difference_at is None), compared + len(theirs)
+        if difference_at is not None:
+            gaps.append(_gap(served.logits_of(request)[difference_at], theirs[difference_at]))
+    description = f"{equal} of {len(requests)} answers equal, {compared:,} tokens"
+    return Measurement(max(gaps), subject.limit, f"gap of logits ÷ their RMS at the first other token; {description}")
+
+
+@PROPERTIES.register("prefix_reuse")
+def prefix_reuse(subject: Subject) -> Measurement:
+    """Logits after a stored prefix equal those of a full forward."""
+    requests = _forks(subject)
+    served = subject.serve(prefixes(subject), requests)
+    reused = [served.reused(request) for request in requests[1:]]
+    value = subject.max_difference(served, requests) if all(reused) else None
+    return Measurement(value, subject.limit, f"{OF_LOGITS}; {sum(reused):,} tokens reused")
+
+
+@PROPERTIES.register("chunked_prefill")
+def chunked_prefill(subject: Subject) -> Measurement:
+    """Logits of a prompt in small chunks, batched with other decodes, equal those of a full forward."""
+    requests = subject.questions()
+    served = subject.serve(no_reuse(), requests, BatchRules(max_num_batched_tokens=CHUNK, max_num_seqs=len(requests)))
+    return Measurement(
+        subject.max_difference(served, requests), subject.limit, f"{OF_LOGITS}; chunks of {CHUNK} tokens"
+    )
+
+
+@PROPERTIES.register("preemption")
+def preemption(subject: Subject) -> Measurement:
+    """A request that is preempted during decode resumes with the same logits."""
+    first, second, *_ = subject.questions()
+    tokens = first.num_tokens + second.num_tokens + subject.output // 2 + 2
+    served = subject.start(no_reuse(), [first, second], TOGETHER, tokens)
+    served.serve([first, second])
+    times = sum(sequence.preemptions for sequence in served.sequences.values())
+    value = subject.max_difference(served, [first, second]) if times else None
+    return Measurement(value, subject.limit, f"{OF_LOGITS}; preempted {times} times")
+
+
+def _forks(subject: Subject) -> list[Request]:
+    """Prompts that share prefixes of different lengths with the first, each with a different suffix."""
+    grid = subject.settings.model.grid
+    longest = subject.random_span(0, 2 * grid + subject.settings.document_tokens)
+    cuts = np.linspace(grid + 1, len(longest.tokens) - 1, subject.settings.prompts - 1).astype(int)
+    forks = [
+        subject.request(number, Span(longest.tokens[:cut]), subject.random_span(100 + number, 11))
+        for number, cut in enumerate(cuts.tolist(), 1)
+    ]
+    return [subject.request(0, longest), *forks]
+
+
+@torch.no_grad()
+def _generated(subject: Subject, request: Request) -> list[int]:
+    """Greedy tokens of transformers; generation may stop early at the model's end-of-text token."""
+    ids = torch.from_numpy(request.tokens).long()[None].to(subject.model.device)
+    options = {"do_sample": False, "max_new_tokens": subject.output, "attention_mask": torch.ones_like(ids)}
+    generated: Tensor = subject.reference_model.generate(ids, **options)  # type: ignore[operator]
+    tokens: list[int] = generated[0, ids.shape[1] :].tolist()
+    return tokens
+
+
+def _gap(row: Tensor, other: int) -> float:
+    """Difference of the largest logit and the logit of `other`, relative to the RMS of all logits."""
+    return float((row.max() - row[other]) / row.square().mean().sqrt())
+
+
+# ------------------------------------------------------------------------------
+# Properties of recurrent layers: resume from states at each depth, and composition of span
+# maps.
+# ------------------------------------------------------------------------------
+
+NO_STATES = "the model has no recurrent layers"
+DEPTHS = 3  # number of grid positions
+
+
+@PROPERTIES.register("state_depth")
+def state_depth(subject: Subject) -> Measurement:
+    """A prompt resumes from the last shared state, with the logits of a full forward."""
+    grid = subject.settings.model.grid
+    if not subject.settings.model.is_hybrid:
+        return not_applicable(NO_STATES)
+    long = subject.random_span(0, DEPTHS * grid + 5)
+    requests = [subject.request(0, long)]
+    for depth in range(1, DEPTHS + 1):
+        shared = Span(long.tokens[: depth * grid + 3])
+        requests.append(subject.request(depth, shared, subject.random_span(100 + depth, 7)))
+    served = subject.serve(prefixes(subject), requests)
+    reused = [served.reused(request) for request in requests[1:]]
+    exact = reused == [depth * grid for depth in range(1, DEPTHS + 1)]
+    value = subject.max_difference(served, requests) if exact else None
+    return Measurement(value, subject.limit, f"{OF_LOGITS}; resumed at {', '.join(map(str, reused))}")
+
+
+@PROPERTIES.register("map_composition")
+def map_composition(subject: Subject) -> Measurement:
+    """A span's map gives the same state as its rows in every recurrent layer; stored maps give equal answers."""
+    if not subject.settings.model.is_hybrid:
+        return not_applicable(NO_STATES)
+    description = "relative difference of states by maps to states by rows, and warm to cold"
+    errors = max(map_errors(subject.model))
+    if errors > subject.limit:  # the engine would raise
+        return Measurement(errors, subject.limit, description)
+    strategy = Strategy(placement=PlacementSettings(kind="boundary"), spans=SpanSettings(maps=MapRules()))
+    requests = subject.questions()
+    warm = subject.serve(strategy, requests)
+    cold = [subject.serve(strategy, [request]).logits_of(request) for request in requests]
+    answers = [distance(warm.logits_of(request), answer) for request, answer in zip(requests, cold, strict=True)]
+    reused = all(warm.reused(request) for request in requests[1:])
+    return Measurement(max(errors, *answers) if reused else None, subject.limit, description)
+
+
+# ------------------------------------------------------------------------------
+# Run the entry `conformance`: one verdict per property, a table, a summary.
+# ------------------------------------------------------------------------------
+
+FOLDER = "conformance"
+Measurements = dict[str, Measurement]
+_COLUMNS = (
+    Column("property", "property", left=True),
+    Column("verdict", "verdict", left=True),
+    *(Column("measured", "measured"), Column("limit", "limit")),
+    Column("what", "what", keep=1, left=True),
+)
+
+
+def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
+    """Check all properties, write a run folder and print the table; return whether no property failed."""
+    started = time.perf_counter()
+    with entry_folder(settings, FOLDER, run, root) as folder:
+        measured = _measure(settings)
+        table = verdict_table(settings.model.name, measured)
+        write_results(_summary(settings, measured, started), [table], folder.work)
+        publish(folder, [table])
+    return all(measurement.verdict != FAILED for measurement in measured.values())
+
+
+def _measure(settings: Conformance) -> Measurements:
+    """Measure all properties, by name in order; for a model that fails the support check, only that property."""
+    name = settings.engine.name or settings.model.name
+    layers = check_support(read_config(settings.engine, name))
+    try:
+        require_exact(name, layers)
+    except ValueError as error:
+        return {SUPPORTED: Measurement(None, None, str(error), refused=True)}
+    supported = Measurement(0.0, 0.0, f"layers that spans cannot be reused in, of {len(layers)}")
+    return {SUPPORTED: supported} | measure(Subject(load_model(settings.engine, settings.model), settings))
+
+
+def measure(subject: Subject) -> Measurements:
+    """Measure each chosen property of a loaded model."""
+    return {name: PROPERTIES[name](subject=subject) for name in subject.settings.chosen}
+
+
+def verdict_table(model: str, measured: Measurements) -> Table:
+    """One row per property."""
+    rows = [
+        (Cell(name, name), Cell(measurement.verdict, measurement.verdict),
+         _number(measurement.value), _number(measurement.limit), Cell(measurement.what, measurement.what))
+        for name, measurement in measured.items()
+    ]  # fmt: skip
+    return Table("properties", f"Conformance of {model}", _COLUMNS, tuple(rows))
+
+
+def _number(value: float | None) -> Cell:
+    return MISSING if value is None else Cell(value, significant(value))
+
+
+def _summary(settings: Conformance, measured: Measurements, started: float) -> dict[str, object]:
+    properties = {
+        name: {
+            "verdict": measurement.verdict,
+            "measured": measurement.value,
+            "limit": measurement.limit,
+            "what": measurement.what,
+        }
+        for name, measurement in measured.items()
+    }
+    return {
+        "model": settings.model.name,
+        "engine": {"weights": settings.engine.weights, "threads": torch.get_num_threads()},
+        "properties": properties,
+        **run_facts(time.perf_counter() - started, PACKAGES_OF["engine"]),
+    }
+
+
+# ------------------------------------------------------------------------------
+# Properties of spans that are reused at other positions (PIC).
+# ------------------------------------------------------------------------------
+
+FORMS = {
+    "rotate_queries": SpanSettings(),
+    "rotate_keys": SpanSettings(keys="raw", kernel="rotate_keys"),
+    "pre_rotated": SpanSettings(kernel="pre_rotated", sharing="private"),
+}
+
+
+@PROPERTIES.register("span_reuse")
+def span_reuse(subject: Subject) -> Measurement:
+    """In every form of rotation, stored or not, logits equal those of a dense forward with a block-diagonal mask."""
+    if subject.settings.model.is_hybrid:
+        return not_applicable("spans of hybrids are composed, see map_composition")
+    requests, worst, reused = subject.questions(), 0.0, []
+    for form in FORMS.values():
+        alone, packed = (subject.serve(Strategy(spans=form), requests, rules) for rules in (ONE_BY_ONE, TOGETHER))
+        worst = max(worst, *(subject.max_difference(served, requests, blocks=True) for served in (alone, packed)))
+        reused += [alone.reused(request) for request in requests[1:]]
+    value = worst if all(reused) else None
+    return Measurement(
+        value, subject.limit, f"relative difference of logits to a block-masked forward; {', '.join(FORMS)}"
+    )
+
+
+# ------------------------------------------------------------------------------
+# Properties of stored entries: tenant isolation, and copy-on-write.
+# ------------------------------------------------------------------------------
+
+BLOCK = 16  # tokens; a repair then writes to a part of a page
+
+
+@PROPERTIES.register("tenant_isolation")
+def tenant_isolation(subject: Subject) -> Measurement:
+    """A prompt reuses entries of its tenant, and no entry of another tenant."""
+    spans = (subject.random_span(0, 2 * subject.settings.model.grid + 9), subject.random_span(1, 5))
+    requests = [subject.request(number, *spans, salt=salt) for number, salt in enumerate(("a", "a", "b"))]
+    served = subject.serve(prefixes(subject), requests)
+    own_tokens, other_tokens = (served.reused(request) for request in requests[1:])
+    return Measurement(
+        float(other_tokens) if own_tokens else None,
+        0.0,
+        f"tokens reused of another tenant; {own_tokens:,} of its own are",
+    )
+
+
+@PROPERTIES.register("copy_on_write")
+def copy_on_write(subject: Subject) -> Measurement:
+    """Stored pages do not change while requests repair the spans in them."""
+    if subject.settings.model.is_hybrid:
+        return not_applicable("spans of hybrids are not repaired")
+    requests = subject.questions()
+    strategy = Strategy(block_size=BLOCK, spans=SpanSettings(repair=Repair(kind="first", k=4)))
+    served = subject.start(strategy, requests)
+    served.serve(requests[:1])
+    engine = served.engine
+    stored = {page: engine.pool.checksum([page]) for page in engine.nodes.all()}
+    served.serve(requests[1:])
+    remaining = stored.keys() & set(engine.nodes.all())
+    changed = sum(engine.pool.checksum([page]) != stored[page] for page in remaining)
+    reused = sum(served.reused(request) for request in requests[1:])
+    value = float(changed) if remaining and reused else None
+    return Measurement(value, 0.0, f"stored pages that changed, of {len(remaining)}")

@@ -1,1 +1,0 @@
-"""Execution of arms: executors, workers, cells, jobs, backends."""

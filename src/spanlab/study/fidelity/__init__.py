@@ -1,1 +1,0 @@
-"""Calibration of timing models, and comparison of simulator and engine."""

@@ -1,0 +1,496 @@
+"""Jobs: the requests of one run with their arrival times, and the settings of the run."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import orjson
+
+from spanlab.build import build_arrivals
+from spanlab.core.admission import BatchRules
+from spanlab.core.protocol import PassageRules, StoredBytes
+from spanlab.core.request import Request
+from spanlab.core.step import ScheduledStep, StepResult
+from spanlab.engine.settings import BASELINE, reads_baseline
+from spanlab.metrics import seen_tokens
+from spanlab.records import Record, RunRow, ServedRecord, ServedRun
+from spanlab.settings.analyses import DESIGNED, TOKENS, needed
+from spanlab.settings.arms import Strategy
+from spanlab.settings.server import ArrivalSettings, LoadSweep, StoreSettings, TimingSettings
+from spanlab.settings.study import Study
+from spanlab.study.logs import LastSpanTiming, ServingLog, TraceFile
+from spanlab.study.numbers import ArmFiles, RunCell
+from spanlab.workloads.load import WorkloadSettings
+from spanlab.workloads.synthetic import Shape, design
+from spanlab.workloads.workload import Provenance, Workload
+from spanlab_sim.timing import TimingModel
+
+# ------------------------------------------------------------------------------
+# Calibration as a study: designed shapes with the arms, the scheduler and the engine of another
+# study.
+# ------------------------------------------------------------------------------
+
+
+def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
+    """Return the calibration of a study: prompts and outputs up to its longest, with an unlimited store."""
+    limits = {
+        "longest": study.design.longest or max(request.num_tokens for request in requests),
+        "outputs": study.design.outputs or max(request.output_len for request in requests),
+    }
+    return replace(
+        study,
+        workload=WorkloadSettings(kind=DESIGNED, source="modelled"),
+        arrivals=ArrivalSettings(kind="as_given"),
+        arms={name: replace(arm, passages=PassageRules()) for name, arm in study.arms.items()},
+        timing=TimingSettings(),
+        store=StoreSettings(),
+        seeds=[0],
+        warmup_fraction=0.0,
+        load=LoadSweep(),
+        sweep=[],
+        repeats=1,
+        analyses=None,
+        engine=replace(study.engine, clock="virtual", record="nothing", teacher=None),
+        design=replace(study.design, **limits),
+    )
+
+
+def shapes_of(study: Study) -> list[Shape]:
+    """Shapes of a calibration, by number."""
+    arms = {name: study.arms[name].spans is not None for name in study.chosen()}
+    return design(study.design, arms, study.batch, study.model.vocab_size)
+
+
+def shape_numbers(study: Study, arm: str) -> range:
+    """Numbers of the shapes that an arm runs."""
+    arms = study.chosen()
+    return range(arms.index(arm), study.design.shapes, len(arms))
+
+
+def designed_workload(study: Study) -> Workload:
+    """Workload with the requests of all shapes."""
+    requests = [request for shape in shapes_of(study) for request in shape.requests]
+    longest = max(request.num_tokens for request in requests)
+    detail = f"{study.design.shapes} designed shapes of {len(requests):,} requests, prompts of up to {longest:,} tokens"
+    numbered = (replace(request, id=index) for index, request in enumerate(requests))
+    return Workload("designed shapes", tuple(numbered), Provenance("modelled", detail))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: `requests` with their arrival times; the first `warmup` of them are not counted.
+
+    `max_tokens`  tokens of the workload's longest prompt
+    `group`       group of requests whose visits are recorded one by one
+    `steps`       file of the step log, for a backend that measures steps
+    `readings`    file of the machine readings before each run; None: not written
+    `outputs`     file of the generated tokens; None: not written
+    `serving`     file of the gaps between tokens; None: not written
+    `trace`       trace file; None: not written
+    `title`       name of the run in the trace file
+    `teacher`     outputs of another arm's run, for teacher forcing; None: outputs of the requests, or generated ones
+    `logits`      file of the logits that scores are relative to; None where nothing is scored
+    `reference`   whether this run writes these logits
+    `clients`     maximum number of requests in flight; None: no limit
+    `seen`        longest seen prefix of each request by id; None where the order of arrival follows from the run
+    `touched`     memory of KV and states is touched before the run, as in a store that has been full once
+    """
+
+    strategy: Strategy
+    requests: Sequence[Request]
+    rules: BatchRules
+    seed: int
+    rate_rps: float | None
+    warmup: int
+    max_tokens: int
+    group: int
+    steps: Path
+    readings: Path | None = None
+    outputs: Path | None = None
+    serving: Path | None = None
+    trace: Path | None = None
+    title: str = ""
+    teacher: Path | None = None
+    logits: Path | None = None
+    reference: bool = False
+    clients: int | None = None
+    seen: Mapping[int, int] | None = None
+    touched: bool = False
+
+
+class Jobs:
+    """Jobs of one study over one workload; arrivals of each cell, and their seen prefixes, are generated once."""
+
+    def __init__(self, study: Study, requests: tuple[Request, ...]) -> None:
+        self.study, self.requests = study, requests
+        self.arrivals = cache(self._arrivals)
+        self._seen = cache(self._find_seen)
+
+    def job(self, arm: str, cell: RunCell, files: ArmFiles, rules: BatchRules | None = None) -> Job:
+        """Return the job of one cell, with `rules` or the study's batch limits; in a calibration, `cell.seed` is the
+        number of the shape."""
+        study, designed = self.study, self.study.workload.kind == DESIGNED
+        shape = self._shapes[cell.seed] if designed else None
+        requests = list(shape.requests) if shape else self.arrivals(cell.first_repeat)
+        engine = study.engine
+        base = study.baseline
+        records, has_teacher = engine.record != "nothing", engine.teacher == BASELINE and arm != base
+        return Job(
+            strategy=study.arms[arm],
+            requests=requests,
+            rules=shape.rules if shape else rules or study.batch,
+            seed=cell.seed,
+            rate_rps=cell.rate_rps,
+            warmup=int(study.warmup_fraction * len(requests)),
+            max_tokens=max(request.num_tokens for request in (requests if designed else self.requests)),
+            group=self.requests[0].group_id,
+            steps=files.log(arm, cell),
+            readings=files.readings,
+            outputs=files.outputs(arm, cell) if records else None,
+            serving=files.serving(arm, cell) if needed(study, TOKENS) else None,
+            trace=files.trace(arm, cell) if study.output.trace and self._has_trace(cell) else None,
+            title=f"{arm}, {cell.name}",
+            teacher=files.outputs(base, cell) if has_teacher else None,
+            logits=files.logits(base, cell) if engine.record == "scores" else None,
+            reference=arm == base and files.arm_logs is None,
+            clients=study.arrivals.clients,
+            seen=None if shape else self._seen(cell.first_repeat),
+            touched=designed,
+        )
+
+    def _has_trace(self, cell: RunCell) -> bool:
+        """Whether the run writes a trace file: the first seed at the study's load."""
+        return cell == RunCell(self.study.seeds[0], self.study.arrivals.rate_rps)
+
+    @cached_property
+    def _shapes(self) -> list[Shape]:
+        return shapes_of(self.study)
+
+    def _find_seen(self, cell: RunCell) -> dict[int, int] | None:
+        requests = self.arrivals(cell)
+        depends = self.study.arrivals.clients is not None or any(request.after for request in requests)
+        return None if depends else seen_tokens(requests)
+
+    def _arrivals(self, cell: RunCell) -> list[Request]:
+        return build_arrivals(self.study, self.requests, cell.seed, cell.rate_rps)
+
+
+# ------------------------------------------------------------------------------
+# What every backend of a study does.
+# ------------------------------------------------------------------------------
+
+#: A run in progress, which yields at its pauses: times when it serves no request, so that another may run.
+Running = Generator[None, None, RunRow | ServedRun]
+
+
+class Backend:
+    """Runs jobs of one study; expensive objects, such as a model, may be reused from one job to the next.
+
+    `interleaved`  times are measured: runs of the arms are interleaved, and the baseline runs twice in each round
+    """
+
+    interleaved = False
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def run(self, job: Job, write: Callable[[Any], None]) -> Running:
+        """Run a job and return its row; `write` gets the record of each request: Record, or ServedRecord."""
+        raise NotImplementedError
+
+    def served(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Return the requests with the token ids that runs use."""
+        return requests
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Serve a few requests with every arm before the first measurement, where times are measured."""
+
+    def recover(self) -> None:
+        """Release the memory of a run that ran out of memory."""
+
+
+# ------------------------------------------------------------------------------
+# Run the cells of one arm in order, and append each finished cell to the arm's files.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Cells of one arm that a worker runs in one call.
+
+    `row`         index of its progress count; several tasks may run cells of one row
+    `last`        no task of this row follows
+    `calibrates`  the cells belong to the study's calibration
+    `rules`       batch limits of a step; None: those of the study
+    """
+
+    row: int
+    arm: str
+    files: ArmFiles
+    cells: tuple[RunCell, ...]
+    last: bool = True
+    calibrates: bool = False
+    rules: BatchRules | None = None
+
+
+def run_cells(study: Study, arm: str) -> list[RunCell]:
+    """Return the runs of one arm: every seed at the study's load, then the load sweep, for each repeat.
+
+    For a calibration: the numbers of its shapes, for each repeat.
+    """
+    if study.workload.kind == DESIGNED:
+        return [RunCell(n, None, repeat) for repeat in range(study.design.repeats) for n in shape_numbers(study, arm)]
+    base = [RunCell(seed, study.arrivals.rate_rps) for seed in study.seeds]
+    if arm in study.load.arms:
+        sweep = [RunCell(seed, rate) for rate in study.load.rates_rps for seed in study.load.seeds]
+        base += [cell for cell in sweep if cell not in base]
+    return [RunCell(cell.seed, cell.rate_rps, repeat) for repeat in range(study.repeats) for cell in base]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Jobs of a study and the backend that runs them; all arms share them."""
+
+    jobs: Jobs
+    backend: Backend
+
+
+def run_arm(runtime: Runtime, task: Task, progress: Callable[[int], None]) -> Generator[None, None, None]:
+    """Run the unfinished cells of a task, and yield at their pauses.
+
+    `progress`  gets the number of requests finished since the last call
+    """
+    files = task.files
+    for path in (files.records, files.runs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
+        fcntl.flock(runs, fcntl.LOCK_EX)  # a cancelled worker on another machine may still be writing
+        finished = _truncate_unfinished(files, records, runs)
+        progress(sum(finished[cell] for cell in task.cells if cell in finished))
+        for cell in task.cells:
+            if cell not in finished:
+                yield from _run_cell(runtime, task, cell, records, runs, progress)
+
+
+def _truncate_unfinished(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[RunCell, int]:
+    """Truncate the files after the last finished cell; return the number of requests of each finished cell."""
+    rows = files.finished()
+    runs.truncate(files.runs.read_bytes().rfind(b"\n") + 1)
+    records.truncate(rows[-1]["records_end"] if rows else 0)
+    return {RunCell.of(row): row["requests"] for row in rows}
+
+
+def _run_cell(
+    runtime: Runtime,
+    task: Task,
+    cell: RunCell,
+    records: IO[bytes],
+    runs: IO[bytes],
+    progress: Callable[[int], None],
+) -> Generator[None, None, None]:
+    def write(record: Record) -> None:
+        records.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+        progress(1)
+
+    job = runtime.jobs.job(task.arm, cell, task.files, task.rules)
+    row = asdict((yield from runtime.backend.run(job, write)))
+    if row.get("replicas") == []:
+        del row["replicas"]
+    if cell.repeat:
+        row["repeat"] = cell.repeat
+    records.flush()
+    runs.write(orjson.dumps(row | {"records_end": records.tell()}) + b"\n")
+    runs.flush()
+
+
+# ------------------------------------------------------------------------------
+# Optional logs of a run, in addition to its records and its row.
+# ------------------------------------------------------------------------------
+
+OnStep = Callable[[ScheduledStep, int, StepResult], None]
+
+
+class RunLogs:
+    """Logs of one run; they are complete if it ends without an error.
+
+    `store`  store whose resident bytes a trace has; None where they are unknown
+    """
+
+    def __init__(self, job: Job, store: StoredBytes | None) -> None:
+        self._job = job
+        self._serving = None if job.serving is None else ServingLog()
+        self._trace = None if job.trace is None else TraceFile(job.trace, job.title, store)
+        self._followers: list[OnStep] = [log.ran for log in (self._serving, self._trace) if log is not None]
+
+    def timing(self, timing: TimingModel) -> TimingModel:
+        """Wrap the timing model of a run, so that the serving log reads the durations of its steps."""
+        if self._serving is None:
+            return timing
+        self._serving.spans = LastSpanTiming(timing)
+        return self._serving.spans
+
+    def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
+        """Log a step; called before the scheduler advances its sequences."""
+        for follow in self._followers:
+            follow(step, now, result)
+
+    def finished(self, record: Record | ServedRecord) -> None:
+        """Log a record."""
+        if self._serving is not None:
+            self._serving.finished(record)
+        if self._trace is not None:
+            self._trace.finished(record)
+
+    def __enter__(self) -> RunLogs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._serving is not None and self._job.serving is not None and error is None:
+            self._serving.write(self._job.serving)
+        if self._trace is not None:
+            self._trace.close()
+
+
+# ------------------------------------------------------------------------------
+# Warm-up of an engine study: every arm serves a few requests before the first measurement.
+#
+# This loads code, starts thread pools, touches memory, and on a card compiles kernels and chooses
+# algorithms. Without it,
+# the first arm, usually the baseline, would include this time.
+# ------------------------------------------------------------------------------
+
+_WAVE_NS = 3_600 * 10**9  # idle time between waves, which the clock of a warm-up skips
+
+_ROWS = (2, 4, 8, 16, 32, 64)  # more rows fill the largest tile
+
+
+def warm_requests(requests: Sequence[Request]) -> list[Request]:
+    """Return waves of requests: the first, shortest and longest request together, the same again, and short suffixes.
+
+    The second wave reuses the stored prompts of the first. The suffixes are the last 2, 4, … tokens of the longest
+    request, one prompt per wave: kernels have tiles for the number of rows that a prefill computes, and each size is
+    compiled separately.
+    """
+    by_length = sorted(requests, key=lambda request: request.num_tokens)
+    selected = list({request.id: request for request in (requests[0], by_length[0], by_length[-1])}.values())
+    waves = [selected, selected, *([suffix] for suffix in _short_suffixes(by_length[-1]))]
+    numbered = [(wave, request) for wave, together in enumerate(waves) for request in together]
+    return [replace(request, id=index, arrived_at=wave * _WAVE_NS) for index, (wave, request) in enumerate(numbered)]
+
+
+def _short_suffixes(request: Request) -> list[Request]:
+    """Replace the last span by its last 2, 4, … tokens, which do not match the start of the stored span."""
+    *before, last = request.spans
+    sizes = [size for size in _ROWS if size < len(last.tokens)]
+    ends = [replace(last, tokens=last.tokens[-size:]) for size in sizes]
+    return [replace(request, spans=(*before, end), output_len=1) for end in ends]
+
+
+# ------------------------------------------------------------------------------
+# Order of a study's runs: interleaved on the engine, with the baseline first and last in each
+# round (A/A).
+# ------------------------------------------------------------------------------
+
+REPEAT_ROW = "A/A"  # name of the repeated baseline in lists of arms
+CALIBRATION_PREFIX = "calibration of "
+
+
+@dataclass(frozen=True)
+class Row:
+    """Named cells of one arm with separate files.
+
+    `is_repeat`   the repeated baseline
+    `calibrates`  the cells are calibration shapes, not the study's requests
+    `rules`       batch limits of its steps; None: those of the study
+    """
+
+    name: str
+    arm: str
+    files: ArmFiles
+    cells: tuple[RunCell, ...]
+    is_repeat: bool = False
+    calibrates: bool = False
+    rules: BatchRules | None = None
+
+    def is_unfinished(self) -> bool:
+        """Whether any cell is unfinished."""
+        return not {RunCell.of(row) for row in self.files.finished()}.issuperset(self.cells)
+
+
+def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[tuple[Task, ...]]:
+    """Return the tasks in order, those that alternate together: one per arm for simulations, runs on the engine.
+
+    Calibration shapes run before each repeat and once after the last, so that drift affects both.
+    """
+    if study.backend != "engine":
+        return [(_task(rows, row, row.cells),) for row in rows]
+    calibrations, arms = ([row for row in rows if row.calibrates == calibrates] for calibrates in (True, False))
+    rounds = [interleave(study, arms)] if any(row.is_repeat for row in arms) else by_repeat(study, arms)
+    if reads_baseline(study.engine):  # other arms read files of the baseline
+        rounds = [sorted(runs, key=lambda run: run[0].name != study.baseline) for runs in rounds]
+    single: list[Task] = []
+    for repeat, runs in enumerate([*rounds, []]):
+        single += [_task(rows, row, (cell,)) for row, cell in (*_shuffled(study, calibrations, repeat), *runs)]
+    last = {task.row: number for number, task in enumerate(single)}
+    tasks = [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
+    return _by_cell(tasks) if study.engine.alternate else [(task,) for task in tasks]
+
+
+def _by_cell(tasks: Sequence[Task]) -> list[tuple[Task, ...]]:
+    """Group the runs of all arms on the same arrivals."""
+    groups: dict[tuple[bool, RunCell], list[Task]] = {}
+    for task in tasks:
+        groups.setdefault((task.calibrates, task.cells[0]), []).append(task)
+    return [tuple(group) for group in groups.values()]
+
+
+def _task(rows: Sequence[Row], row: Row, cells: tuple[RunCell, ...]) -> Task:
+    return Task(rows.index(row), row.arm, row.files, cells, calibrates=row.calibrates, rules=row.rules)
+
+
+def interleave(study: Study, rows: Sequence[Row]) -> list[tuple[Row, RunCell]]:
+    """Order cells in rounds: the first cell of every arm, then the second of every arm, and so on.
+
+    Drift of the machine then affects all arms equally. The order within a round is random. The baseline and its repeat
+    are first and last, and swap from round to round, so that drift favours neither.
+    """
+    (repeat,) = (row for row in rows if row.is_repeat)
+    order: list[Row] = []
+    for round_index in range(max(len(row.cells) for row in rows)):
+        others = [row for row in rows if row.arm != repeat.arm and round_index < len(row.cells)]
+        middle = [
+            others[index]
+            for index in np.random.default_rng([study.seeds[0], round_index]).permutation(len(others)).tolist()
+        ]
+        ends = [row for row in rows if row.arm == repeat.arm and round_index < len(row.cells)]
+        first, last = (ends[:1], ends[1:]) if round_index % 2 == 0 else (ends[1:], ends[:1])
+        order += [*first, *middle, *last]
+    remaining = {row.name: iter(row.cells) for row in rows}
+    return [(row, next(remaining[row.name])) for row in order]
+
+
+def by_repeat(study: Study, rows: Sequence[Row]) -> list[list[tuple[Row, RunCell]]]:
+    """Shuffle all arms and loads within each repeat, so that a slow minute affects a random run."""
+    repeats = 1 + max(cell.repeat for row in rows for cell in row.cells)
+    return [_shuffled(study, rows, repeat) for repeat in range(repeats)]
+
+
+def _shuffled(study: Study, rows: Iterable[Row], repeat: int) -> list[tuple[Row, RunCell]]:
+    pairs = [(row, cell) for row in rows for cell in row.cells if cell.repeat == repeat]
+    order = np.random.default_rng([study.seeds[0], repeat]).permutation(len(pairs)).tolist()
+    return [pairs[index] for index in order]
+
+
+def repeated_arm(study: Study) -> str:
+    """The arm that runs twice: the baseline, or the first chosen arm where the baseline does not run."""
+    chosen = study.chosen()
+    return study.baseline if study.baseline in chosen else chosen[0]

@@ -1,1 +1,0 @@
-"""The machine that an engine study runs on, and its noise."""

@@ -1,1 +1,0 @@
-"""Records of an arm to numbers: summary, bounds, loads."""

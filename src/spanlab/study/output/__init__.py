@@ -1,1 +1,0 @@
-"""Output of a run: its folder, files of arms, logs, provenance, report."""

@@ -1,1 +1,0 @@
-"""The analysis `plan`: the least memory, the highest load and the best split that meet latency targets."""

@@ -1,0 +1,496 @@
+"""Sweeps: the points of a study, in parallel lanes, and their common report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.text import Text
+
+from spanlab.analyses.base import Findings
+from spanlab.build import build_workload, copy_pipe
+from spanlab.errors import is_user_error, printed, sentence
+from spanlab.report.cells import Table
+from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
+from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
+from spanlab.settings.analyses import OF_POINTS
+from spanlab.settings.composition import compose_entry, with_sections
+from spanlab.settings.server import ExecutorSettings
+from spanlab.settings.study import Study, worker_count
+from spanlab.study.bounds import ArmsFailedError, BarMissedError
+from spanlab.study.folder import (
+    CONFIG,
+    GROWING,
+    RunFolder,
+    draw_figures,
+    finish_report,
+    folder_name,
+    print_line,
+    run_facts,
+    settings_key,
+    settings_yaml,
+    write_before_report,
+)
+from spanlab.study.run import Host, run_study
+from spanlab.study.worker import KILLED, Executor, executor
+from spanlab.tracking import Tracker, check_login, tracked
+from spanlab.workloads.load import WorkloadSettings
+from spanlab.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# ------------------------------------------------------------------------------
+# Lanes that run points of a sweep concurrently, where a study has fewer arms than there are
+# cores.
+# ------------------------------------------------------------------------------
+
+
+class LastWorkload:
+    """`build_workload` with a cache of the last result."""
+
+    def __init__(self) -> None:
+        self._last_arguments: Any = None
+        self._last: Workload | None = None
+
+    def __call__(self, settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
+        """Return the workload of these settings."""
+        arguments = asdict(settings), cache_dir, serves
+        if self._last is None or arguments != self._last_arguments:
+            self._last = None  # else both would be in memory
+            self._last_arguments, self._last = arguments, build_workload(settings, cache_dir, serves)
+        return self._last
+
+
+@dataclass(frozen=True)
+class PointOutcome:
+    """Outcome of a point: `ran` where its run folder is complete; `failure` is one sentence, or empty."""
+
+    ran: bool
+    failure: str = ""
+
+
+class Lane:
+    """Runs points one after another, and loads the workload once for consecutive points that share it.
+
+    `concurrent`  other lanes run at the same time: progress bars would overwrite one another
+    """
+
+    def __init__(self, name: str, root: Path, concurrent: bool) -> None:
+        self._arguments = name, root, concurrent
+        self._name, self._root = name, root
+        self._host = Host(LastWorkload(), Console(stderr=True, force_terminal=False if concurrent else None))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lane, self._arguments
+
+    def run(self, study: Study, point: str) -> PointOutcome:
+        """Run the study of a point; `point` is its name in messages."""
+        try:
+            run_study(study, self._name, self._root, show=False, host=self._host)
+        except (ArmsFailedError, BarMissedError) as error:
+            return PointOutcome(True, f"{point}: {error}")  # the run folder is complete
+        except Exception as mistake:  # all but user errors are raised again
+            if not is_user_error(mistake):
+                raise
+            text = f"{point}: {sentence(mistake)}"
+            print_line(self._host.console, f"failed: {text}")
+            return PointOutcome(False, text)
+        return PointOutcome(True)
+
+    def run_here(self, study: Study, point: str) -> PointOutcome:
+        """Run the study of a point with all its arms in this process."""
+        study.executor, study.workers = ExecutorSettings("here"), None
+        return self.run(study, point)
+
+
+class ConcurrentPoints:
+    """Points that run concurrently; each starts as soon as a lane is free."""
+
+    def __init__(self, lanes: Executor[Lane]) -> None:
+        self._lanes, self._running = lanes, dict[str, Future[PointOutcome]]()
+
+    def start(self, study: Study, point: str) -> None:
+        """Submit a point; `point` is its name."""
+        self._running[point] = self._lanes.submit(Lane.run_here, study, point)
+
+    def outcomes(self) -> dict[str, PointOutcome]:
+        """Wait for all points, and return their outcomes by name."""
+        return {point: self._outcome(point, future) for point, future in self._running.items()}
+
+    def _outcome(self, point: str, future: Future[PointOutcome]) -> PointOutcome:
+        try:
+            return future.result()
+        except self._lanes.lost:
+            return PointOutcome(False, f"{point}: its process {KILLED}")
+
+
+class SequentialPoints:
+    """Points that run one by one in this process, with the executor of their study."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane, self._outcomes = lane, dict[str, PointOutcome]()
+
+    def start(self, study: Study, point: str) -> None:
+        """Run a point; `point` is its name."""
+        self._outcomes[point] = self._lane.run(study, point)
+
+    def outcomes(self) -> dict[str, PointOutcome]:
+        """Return the outcomes by name."""
+        return self._outcomes
+
+
+@contextmanager
+def points_of(study: Study, count: int, name: str, root: Path) -> Iterator[ConcurrentPoints | SequentialPoints]:
+    """The runner of `count` points of a study: concurrent where the arms of one point would leave cores idle."""
+    lanes = _lanes(study, count)
+    if lanes == 1:
+        yield SequentialPoints(Lane(name, root, concurrent=False))
+        return
+    with executor(ExecutorSettings(), Lane(name, root, concurrent=True), lanes) as pool:
+        yield ConcurrentPoints(pool)
+
+
+def _lanes(study: Study, count: int) -> int:
+    """Number of concurrent points: as many as leave each arm a core."""
+    arms = max(1, len(study.chosen()))
+    return 1 if study.executor.kind == "dask" else max(1, worker_count(study, count * arms) // arms)
+
+
+# ------------------------------------------------------------------------------
+# A sweep: one study at several values of some settings, axis by axis.
+#
+# An axis varies one setting, or runs every combination of several. Every point is an ordinary run
+# in a separate folder,
+# `<run>,<key>=<value>`.
+# ------------------------------------------------------------------------------
+
+FIGURES = {"sweep_tokens": "token_hit_rate", "sweep_ttft": "ttft_mean_s"}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Swept settings: their keys, and the values of each as on the command line."""
+
+    keys: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+
+    @property
+    def name(self) -> str:
+        """The keys, joined by spaces."""
+        return " ".join(self.keys)
+
+    def combinations(self) -> Iterator[tuple[str, ...]]:
+        """Iterate over tuples of one value per key; the last key varies fastest."""
+        return product(*self.values)
+
+
+Compose = Callable[..., Study]  # returns the study with further overrides
+
+
+def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
+    """Run every point, write table, CSV and figures, and return the folder.
+
+    `name`  name of the entry
+    `root`  folder of all outputs
+
+    Other points continue after a failure. The ValueError at the end names every point that failed.
+    """
+    axes, run, config = parse_axes(study.sweep), study.output.run, asdict(study)
+    check_login(study.tracking)
+    copy_pipe(study.workload)
+    console = Console(stderr=True)
+    with RunFolder(*sweep_names(study, root)) as folder:
+        points = list(_Points(study, name, root, compose, console).run(axes))
+        _check_any_completed(points)
+        ran = [point for point in points if point.summary is not None]
+        findings = [OF_POINTS[name](ran) for name in study.chosen_analyses() if name in OF_POINTS]
+        tables = (
+            *sweep_tables(points),
+            *(table for analysis_findings in findings for table in analysis_findings.every_table),
+        )
+        summary = _write(points, findings, tables, folder)
+        figures = _draw(points, findings, folder.work / "figures") if study.output.figures else []
+        write_page(_page(name, points, tables, figures, summary, folder), folder.work)
+        finish_report(summary, folder)
+        _print(points, findings)
+        with tracked(study.tracking, run, name, config, folder.path) as tracker:
+            _track(tables, folder.path, tracker)
+    print_line(console, str(folder.path))
+    _raise_failures(points)
+    return folder.path
+
+
+def sweep_names(study: Study, root: Path) -> tuple[Any, ...]:
+    """Return the arguments of `RunFolder`, and of the check of its names, for a sweep."""
+    config = settings_yaml(asdict(study))
+    return root, study.workload.kind, study.output.run, study.output.if_exists, config, GROWING
+
+
+def points_of_sweep(study: Study, compose: Compose) -> Iterator[tuple[str, Study]]:
+    """Yield name and study of each point, equal settings once; ValueError for the first that cannot be composed."""
+    known = set()
+    for axis in parse_axes(study.sweep):
+        for values in axis.combinations():
+            overrides = [f"{key}={value}" for key, value in zip(axis.keys, values, strict=True)]
+            with named_point(study, ",".join(overrides)):
+                point = _of_point(study, compose(*overrides), overrides)
+            if (key := settings_key(asdict(point))) not in known:
+                known.add(key)
+                yield ",".join(overrides), point
+
+
+@contextmanager
+def named_point(study: Study, point: str) -> Iterator[None]:
+    """Name the point of a sweep in a user error of the block."""
+    try:
+        yield
+    except Exception as mistake:  # all but user errors are raised again
+        if not is_user_error(mistake):
+            raise
+        raise ValueError(f"sweep={study.sweep}: {point}: {sentence(mistake)}") from mistake
+
+
+def _of_point(study: Study, point: Study, overrides: Sequence[str]) -> Study:
+    """Return the study of a point with its own run folder."""
+    run = folder_name(",".join([study.output.run, *overrides]))
+    point.output = replace(study.output, run=run, figures=False)
+    return point
+
+
+def parse_axes(texts: list[str]) -> list[Axis]:
+    """Parse axes in Hydra's sweep syntax: KEY=A,B,C, further keys after spaces; ValueError for any other text."""
+    return [_parse_axis(text) for text in texts]
+
+
+def _parse_axis(text: str) -> Axis:
+    expected = f"sweep={text}: expected KEY=A,B,... with two values or more"
+    try:
+        overrides = OverridesParser.create().parse_overrides(text.split())
+    except HydraException as error:
+        raise ValueError(expected) from error
+    keys = tuple(assignment.partition("=")[0] for assignment in text.split())
+    if not keys or not all(keys) or not all(override.is_sweep_override() for override in overrides):
+        raise ValueError(expected)
+    return Axis(keys, tuple(tuple(map(str, override.sweep_string_iterator())) for override in overrides))
+
+
+class _Points:
+    """The points of a sweep; points with equal settings run once, even on different axes."""
+
+    def __init__(self, study: Study, entry: str, root: Path, compose: Compose, console: Console) -> None:
+        self._study, self._entry, self._root, self._compose, self._console = study, entry, root, compose, console
+        self._names: dict[str, str] = {}  # name of the first point with given settings, by settings key
+        self._studies: dict[str, Study] = {}  # studies of the points that run, by name
+        self._points: dict[str, SweepPoint] = {}  # by name
+
+    def run(self, axes: list[Axis]) -> Iterator[SweepPoint]:
+        """Run all points, and yield their results axis by axis."""
+        combinations = [(axis, values) for axis in axes for values in axis.combinations()]
+        with points_of(self._study, len(combinations), self._entry, self._root) as running:
+            names = [self._start(self._settings(*combination), running) for combination in combinations]
+            outcomes = running.outcomes()
+        for name, outcome in outcomes.items():
+            self._points[name] = self._read(self._studies[name], outcome)
+        for (axis, values), name in zip(combinations, names, strict=True):
+            value, settings = as_value(", ".join(values)), self._settings(axis, values)
+            yield replace(self._points[name], axis=axis.name, value=value, settings=settings)
+
+    @staticmethod
+    def _settings(axis: Axis, values: tuple[str, ...]) -> dict[str, str]:
+        return dict(zip(axis.keys, values, strict=True))
+
+    def _start(self, settings: dict[str, str], running: ConcurrentPoints | SequentialPoints) -> str:
+        """Start a point, or record why its settings are invalid; return the name of the point with these settings."""
+        overrides = [f"{key}={value}" for key, value in settings.items()]
+        point = ",".join(overrides)
+        try:
+            study = self._compose(*overrides)
+        except Exception as mistake:  # all but user errors are raised again
+            if not is_user_error(mistake):
+                raise
+            failure = f"{point}: {sentence(mistake)}"
+            print_line(self._console, f"failed: {failure}")
+            self._points[point] = SweepPoint("", "", "", None, failure)
+            return point
+        study = _of_point(self._study, study, overrides)
+        name = self._names.setdefault(settings_key(asdict(study)), point)
+        if name not in self._studies:
+            self._studies[name] = study
+            running.start(study, name)
+        return name
+
+    def _read(self, study: Study, outcome: PointOutcome) -> SweepPoint:
+        """Read the results of a point; its summary is None where the run did not complete."""
+        if not outcome.ran:
+            return SweepPoint("", "", "", None, outcome.failure)
+        run = study.output.run
+        summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()
+        return SweepPoint("", "", run, orjson.loads(summary), outcome.failure)
+
+
+def _check_any_completed(points: list[SweepPoint]) -> None:
+    if all(point.summary is None for point in points):
+        raise ValueError(f"no point of the sweep completed, the first error: {points[0].failure}")
+
+
+def _write(
+    points: list[SweepPoint], findings: list[Findings], tables: Sequence[Table], folder: RunFolder
+) -> dict[str, Any]:
+    """Write summary and tables of all points that ran, and return the summary."""
+    summary = sweep_summary(points)
+    for analysis_findings in findings:
+        summary |= analysis_findings.summary
+    write_before_report(summary, tables, folder)
+    return summary
+
+
+def _page(
+    name: str,
+    points: list[SweepPoint],
+    tables: tuple[Table, ...],
+    figures: list[Path],
+    summary: dict[str, Any],
+    folder: RunFolder,
+) -> Page:
+    workload = summary["workload"]
+    return Page(
+        title=f"{name}, swept",
+        tables=tables,
+        about=(
+            f"first point: {workload['provenance']}: {workload['detail']}",
+            f"{summary['model']}, seeds {summary['seeds']}",
+        ),
+        caveats=summary["caveats"],
+        failed=failures(points),
+        figures=figures,
+        config=(folder.work / CONFIG).read_text(),
+        facts=facts_of(summary),
+    )
+
+
+def _print(points: list[SweepPoint], findings: list[Findings]) -> None:
+    with printed() as console:
+        print_tables(rate_tables(points), console)
+        for analysis_findings in findings:
+            console.print()
+            print_tables(analysis_findings.tables, console)
+        console.print(Text("\n".join(failures(points)), style="dim"))
+
+
+def _track(tables: Sequence[Table], folder: Path, tracker: Tracker) -> None:
+    for table in tables:
+        tracker.table(table.name, *tracker_rows(table))
+    tracker.figures(sorted(folder.glob("figures/*.png")))
+
+
+def _draw(points: list[SweepPoint], findings: list[Findings], folder: Path) -> list[Path]:
+    """Draw one figure per measure and those of the analyses, and return the PNG files."""
+    figures: dict[str, Callable[[], Figure | None]] = {}
+    for name, measure in FIGURES.items():
+        figures[name] = partial(draw_sweep, points, measure)
+    for analysis_findings in findings:
+        figures |= analysis_findings.figures
+    return draw_figures(figures, folder)
+
+
+def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
+    """Contents of a sweep's `summary.json`: keys that all points share, every point, every row."""
+    first = next(point.summary for point in points if point.summary is not None)
+    shared = ("study", "workload", "model", "hardware", "timing", "backend", "engine", "store", "seeds")
+    caveats = dict.fromkeys(caveat for point in points if point.summary for caveat in point.summary["caveats"])
+    walls = {point.run: point.summary["wall_s"] for point in points if point.summary is not None}
+    return {
+        **{key: first[key] for key in shared},
+        "caveats": list(caveats),
+        "points": [_point_summary(point) for point in points],
+        "rows": [asdict(row) for row in sweep_rows(points)],
+        **run_facts(sum(walls.values())),
+    }
+
+
+def _point_summary(point: SweepPoint) -> dict[str, Any]:
+    return {
+        "axis": point.axis,
+        "value": point.value,
+        "settings": dict(point.settings),
+        "workload": None if point.summary is None else point.summary["workload"]["kind"],
+        "run": point.run,
+        "failed": point.failure,
+    }
+
+
+def _raise_failures(points: list[SweepPoint]) -> None:
+    failed = failures(points)
+    if failed:
+        counts = f"{len(failed)} of {len(points)} points failed, the others are reported"
+        raise ValueError(f"{counts}: {'; '.join(failed)}")
+
+
+# ------------------------------------------------------------------------------
+# Settings of the points of a sweep, without a full Hydra composition for every point.
+# ------------------------------------------------------------------------------
+
+
+class PointComposer:
+    """Composes an entry with further overrides, as the command line does.
+
+    Overrides that set values are applied to a copy of the composed entry, as in Hydra's last step. Overrides that
+    choose files, add keys or remove keys need a full composition. So do invalid overrides, for Hydra's error message.
+
+    `overrides`  overrides of the command line; a point's override of the same key replaces them
+    `make`       function that converts a composed config to checked settings
+    """
+
+    def __init__(self, entry: str, overrides: Sequence[str], make: Callable[[DictConfig], Any]) -> None:
+        self._entry, self._overrides, self._make = entry, overrides, make
+
+    def __call__(self, *point_overrides: str) -> Any:
+        """Return the settings with these overrides, each KEY=VALUE."""
+        keys = tuple(f"{override.partition('=')[0]}=" for override in point_overrides)
+        remaining = [override for override in self._overrides if not override.startswith(keys)]
+        parsed = OverridesParser.create().parse_overrides(with_sections(point_overrides))
+        if len(remaining) == len(self._overrides) and all(map(_sets_value, parsed)):
+            changed = self._with_values(parsed)
+            if changed is not None:
+                return self._make(changed)
+        return self._make(self._compose([*remaining, *point_overrides]))
+
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+        return compose_entry(self._entry, [*overrides, "sweep=[]"])
+
+    @cached_property
+    def _base_config(self) -> DictConfig:
+        return self._compose(self._overrides)
+
+    def _with_values(self, overrides: Sequence[Override]) -> DictConfig | None:
+        """Return the entry's config with these values; None where OmegaConf rejects them."""
+        config = deepcopy(self._base_config)
+        try:
+            for override in overrides:
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        except Exception:  # of any type: the full composition says what is wrong
+            return None
+        return config
+
+
+def _sets_value(override: Override) -> bool:
+    """Whether an override changes an existing value and does not choose a file of a group."""
+    loader = GlobalHydra.instance().config_loader()
+    plain = not (override.is_add() or override.is_force_add() or override.is_delete())
+    return plain and not loader.get_group_options(override.key_or_group)

@@ -1,1 +1,0 @@
-"""One study at several values of some settings."""

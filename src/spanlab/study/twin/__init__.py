@@ -1,1 +1,0 @@
-"""The analysis `twin`: a server model fitted to a log, and its prediction errors on held-out requests."""

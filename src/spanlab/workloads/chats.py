@@ -1,0 +1,248 @@
+"""Workloads of conversations: recorded ones, and modelled chat sessions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spanlab.core.request import Request, Span
+from spanlab.registry import not_negative, positive
+from spanlab.workloads.files import LARGEST_TOKEN, JsonRow, file_sha256, read_jsonl, shorten
+from spanlab.workloads.selection import Selection, refuse_length_limit
+from spanlab.workloads.shape import FORMAT_VERSION, REUSABLE, Shape, committed
+from spanlab.workloads.workload import Corpus, FreshIds, Provenance, ProvenanceKind, Workload, workload
+
+# ------------------------------------------------------------------------------
+# Conversations of the Mooncake trace: prompt lengths and shared prefixes by block, without
+# text.
+#
+# The trace (FAST'25, Apache-2.0) lists for each prompt the ids of its blocks of 512 tokens. An id
+# identifies a block and
+# its whole prefix, so two prompts share exactly the blocks whose ids they have in common. Arrival
+# times are not used:
+# they are rounded to three seconds, and the sample below is a part of the load.
+# ------------------------------------------------------------------------------
+
+KEY = "workload.path"
+EXPECTED = "conversation_trace.jsonl of Mooncake, FAST'25"
+BLOCK = 512  # tokens
+LONGEST = 65_536  # tokens of a prompt; conversations with a longer prompt are excluded
+SAMPLE = 1_000  # requests; complete conversations are drawn until the sample has this many
+SEED = 0
+
+Ids = tuple[int, ...]
+
+
+@workload("conversation", "shape")
+def measured(selection: Selection, path: Path | None = None) -> Corpus:
+    """Return the committed sample, or the shape that make_shape wrote to `path`."""
+    return _without_limit(committed("conversation", path), selection)
+
+
+@workload("conversation", "local")
+def local(path: Path, selection: Selection) -> Corpus:
+    """Return the same sample, read from the original file."""
+    return _without_limit(read_trace(path, "local trace"), selection)
+
+
+def _without_limit(shape: Shape, selection: Selection) -> Corpus:
+    refuse_length_limit("conversation", selection, "no limit on recorded prompts")
+    return shape.corpus()
+
+
+def read_trace(path: Path, kind: ProvenanceKind) -> Shape:
+    """Return a sample of complete conversations in the order of the trace; groups are conversations.
+
+    The first block, which all prompts share, is marked reusable; the trace has no other boundaries.
+    """
+    rows = read_jsonl(path, KEY, EXPECTED)
+    lengths = np.array([_count(row, "input_length", 1) for row in rows], dtype=np.int64)
+    prompts = [_block_ids(row, length) for row, length in zip(rows, lengths.tolist(), strict=True)]
+    sample = _sample(prompts, lengths)
+    spans, requests = _spans([prompts[index] for index in sample], lengths[sample])
+    flags = np.zeros(len(spans), dtype=np.uint8)
+    flags[list({request[0] for request in requests})] = REUSABLE
+    return Shape(
+        lengths=np.array(spans, dtype=np.int64),
+        lcps=np.zeros(len(spans), dtype=np.int64),
+        flags=flags,
+        request_spans=np.array([span for request in requests for span in request], dtype=np.int64),
+        span_counts=np.array([len(request) for request in requests], dtype=np.int64),
+        groups=np.array(_conversations([prompts[index] for index in sample]), dtype=np.int64),
+        output_lens=np.array([_count(rows[index], "output_length", 0) for index in sample]),
+        meta=_metadata(path, kind),
+    )
+
+
+def _count(row: JsonRow, name: str, least: int) -> int:
+    count: int = row.field(name, int)
+    if not least <= count <= LARGEST_TOKEN:
+        raise row.error(f"{name}={count}", f"a whole number from {least} up, as {EXPECTED}")
+    return count
+
+
+def _block_ids(row: JsonRow, length: int) -> Ids:
+    ids, count = row.field("hash_ids", list), -(-length // BLOCK)
+    if len(ids) != count or not all(isinstance(block, int) for block in ids):
+        expected = f"{count} whole numbers, one for each {BLOCK} of {length} tokens, as {EXPECTED}"
+        raise row.error(f"hash_ids={shorten(ids)}", expected)
+    return tuple(ids)
+
+
+def _metadata(path: Path, kind: ProvenanceKind) -> dict[str, Any]:
+    detail = "Mooncake conversation trace, {requests} requests of {documents} sampled conversations"
+    metadata = {"format": FORMAT_VERSION, "name": "conversation", "kind": kind, "detail": detail}
+    return metadata | {"inputs": {path.name: file_sha256(path)}}
+
+
+def _sample(prompts: Sequence[Ids], lengths: np.ndarray) -> list[int]:
+    """Return the request indexes of randomly drawn components: prompts that share more than the first block."""
+    members: dict[Ids, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        members.setdefault(prompt[:2] if len(prompt) > 1 else (-1, index), []).append(index)
+    fitting = [indexes for indexes in members.values() if lengths[indexes].max() <= LONGEST]
+    drawn: list[int] = []
+    for number in np.random.default_rng(SEED).permutation(len(fitting)).tolist():
+        if len(drawn) >= SAMPLE:
+            break
+        drawn += fitting[number]
+    return sorted(drawn)
+
+
+def _conversations(prompts: Sequence[Ids]) -> list[int]:
+    """Return the conversation number of each prompt: the number of the latest prompt that it continues.
+
+    A prompt continues another if it contains all blocks of the other but the last one, which may be partial.
+    """
+    ends: dict[int, int] = {}
+    numbers: list[int] = []
+    for prompt in prompts:
+        number = next((ends[block] for block in reversed(prompt[1:]) if block in ends), None)
+        numbers.append(len(set(numbers)) if number is None else number)
+        if len(prompt) > 2:
+            ends[prompt[-2]] = numbers[-1]
+    return numbers
+
+
+def _spans(prompts: Sequence[Ids], lengths: np.ndarray) -> tuple[list[int], list[list[int]]]:
+    """Return span lengths and the span numbers of each prompt; consecutive blocks of the same prompts form a span."""
+    uses = Counter(block for prompt in prompts for block in prompt)
+    numbers: dict[tuple[int, int], int] = {}
+    sizes: list[int] = []
+    requests = []
+    for prompt, length in zip(prompts, lengths.tolist(), strict=True):
+        request = []
+        for first, size in _runs(prompt, length, uses):
+            if (first, size) not in numbers:
+                numbers[first, size] = len(sizes)
+                sizes.append(size)
+            request.append(numbers[first, size])
+        requests.append(request)
+    return sizes, requests
+
+
+def _runs(prompt: Ids, length: int, uses: Counter[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first block id and the tokens of each run of blocks with equal use counts.
+
+    Ids are chained, so blocks of a run belong to the same prompts.
+    """
+    start = 0
+    for _, run in groupby(enumerate(prompt), key=lambda block: uses[block[1]]):
+        blocks = list(run)
+        stop = min(length, (blocks[-1][0] + 1) * BLOCK)
+        yield blocks[0][1], stop - start
+        start = stop
+
+
+# ------------------------------------------------------------------------------
+# Synthetic conversations: the prompt of each turn is the history, with answers, plus a new
+# message.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class ChatSessions:
+    """Conversations of several tenants; lengths and think times are drawn from exponential distributions.
+
+    `sessions`        conversations
+    `turns`           mean number of turns, geometric, at least one
+    `tenants`         tenants; each has its own system prompt
+    `tenant_zipf`     exponent of the tenants' popularity; 0: uniform
+    `system_tokens`   length of every system prompt
+    `message_tokens`  mean length of a message
+    `answer_tokens`   mean length of an answer
+    `think_s`         mean seconds between an answer and the next message
+    `seed`            seed of the draws
+    """
+
+    sessions: int = 100
+    turns: float = 6.0
+    tenants: int = 4
+    tenant_zipf: float = 0.0
+    system_tokens: int = 1024
+    message_tokens: float = 256.0
+    answer_tokens: float = 128.0
+    think_s: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("sessions", "tenants", "system_tokens", "message_tokens", "answer_tokens"):
+            positive(f"workload.chat_sessions.{key}", getattr(self, key))
+        for key in ("tenant_zipf", "think_s"):
+            not_negative(f"workload.chat_sessions.{key}", getattr(self, key))
+        if self.turns < 1:
+            raise ValueError(f"workload.chat_sessions.turns={self.turns}: expected 1 or more")
+
+
+@workload("chat_sessions")
+def modelled(chat_sessions: ChatSessions) -> Workload:
+    """Return the turns of each conversation, one group per conversation; `wait_ns` holds the think times."""
+    options, ids = chat_sessions, FreshIds()
+    systems = [Span(ids.take(options.system_tokens), reusable=True) for _ in range(options.tenants)]
+    requests: list[Request] = []
+    seeds = np.random.SeedSequence(options.seed).spawn(options.sessions + 1)
+    for group, tenant in enumerate(_tenants(options, np.random.default_rng(seeds[-1]))):
+        draw = np.random.default_rng(seeds[group])
+        requests += _conversation(options, len(requests), group, systems[tenant], ids, draw)
+    detail = (
+        f"{options.sessions:,} conversations of {options.tenants} tenants, {len(requests):,} turns, "
+        f"mean think time {options.think_s:g} s"
+    )
+    return Workload("chat sessions", tuple(requests), Provenance("modelled", detail))
+
+
+def _tenants(options: ChatSessions, rng: np.random.Generator) -> list[int]:
+    weights = np.arange(1, options.tenants + 1, dtype=np.float64) ** -options.tenant_zipf
+    drawn: list[int] = rng.choice(options.tenants, options.sessions, p=weights / weights.sum()).tolist()
+    return drawn
+
+
+def _conversation(
+    options: ChatSessions, first_id: int, group: int, system: Span, ids: FreshIds, draw: np.random.Generator
+) -> list[Request]:
+    """Return the requests of one session; every message but the last is marked reusable, so its end is a boundary."""
+    turns = int(draw.geometric(1 / options.turns))
+    messages = _lengths(draw, options.message_tokens, turns)
+    answers = _lengths(draw, options.answer_tokens, turns)
+    waits = np.rint(draw.standard_exponential(turns) * options.think_s * 1e9).astype(np.int64).tolist()
+    history: tuple[Span, ...] = (system,)
+    requests = []
+    for turn in range(turns):
+        history += (Span(ids.take(messages[turn]), reusable=turn + 1 < turns),)
+        answer = ids.take(answers[turn])
+        wait = waits[turn] if turn else 0
+        requests.append(Request(first_id + turn, group, history, len(answer), output=answer, wait_ns=wait))
+        history += (Span(answer),)
+    return requests
+
+
+def _lengths(draw: np.random.Generator, mean: float, count: int) -> list[int]:
+    """Return `count` exponential lengths in tokens, at least 1 each."""
+    drawn: list[int] = np.maximum(1, np.rint(draw.standard_exponential(count) * mean)).astype(np.int64).tolist()
+    return drawn

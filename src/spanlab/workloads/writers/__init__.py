@@ -1,1 +1,0 @@
-"""Writers: requests as lines of traces and request files that other tools replay."""
