@@ -26,8 +26,6 @@ from spanlab.cli import dataclass_in, first_sentence, meaning_of, meanings_of, r
 from spanlab.registry import REQUIRED
 from spanlab.settings import Compare, MakeShape, Schedule, Study
 from spanlab.settings.entries import Conformance, Export, FirstLight
-from spanlab.settings.probe import HybridAnswers, TrainProbe
-from spanlab.settings.tail_replay import TailReplay
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MAX_VALUES = 11  # a choice with more values is shown without them
@@ -58,9 +56,6 @@ ROOTS: dict[str, type[Any]] = {
     "schedule": Schedule,
     "compare": Compare,
     "export": Export,
-    "train_probe": TrainProbe,
-    "hybrid_answers": HybridAnswers,
-    "tail_replay": TailReplay,
     "conformance": Conformance,
     "first_light": FirstLight,
 }
@@ -83,7 +78,6 @@ GROUPS = {
     "strategy": "Strategies. Add one as an arm: `+strategy@arms.NAME=CHOICE`.",
     "timing": "Timing models of the simulator.",
     "tracking": "Experiment tracking.",
-    "training": "Presets for `train_probe`: new weights, more steps on separately encoded spans, or a quick check.",
     "workload": "Workloads.",
 }
 

@@ -44,10 +44,8 @@ from spanlab.settings.composition import (
     without_sections,
 )
 from spanlab.settings.entries import Compare, Conformance, Export, FirstLight, MakeShape, Schedule, schemas
-from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.server import OutputSettings, lacks_package
 from spanlab.settings.study import Study, register_models
-from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.folder import commit, folder_name
 
 # ------------------------------------------------------------------------------
@@ -341,7 +339,7 @@ def ensure_environment(settings: object) -> None:
 
 def needed_environment(settings: object) -> str | None:
     """Return the environment that settings need; None if this one has all packages."""
-    if isinstance(settings, (TrainProbe, HybridAnswers, TailReplay, Conformance, FirstLight)):
+    if isinstance(settings, (Conformance, FirstLight)):
         return None if find_spec("torch") else "engine"
     if not isinstance(settings, Study):
         return None
@@ -368,9 +366,6 @@ def start_in(environment: str) -> None:
 
 #: Further schemas by (config group, name): the command line does not complete the brackets of their lists.
 _SCHEMAS: dict[tuple[str | None, str], type[Any]] = {
-    (None, "base_train_probe"): TrainProbe,
-    (None, "base_hybrid_answers"): HybridAnswers,
-    (None, "base_tail_replay"): TailReplay,
     (None, "base_conformance"): Conformance,
     (None, "base_first_light"): FirstLight,
 }
@@ -422,27 +417,15 @@ def _run_entry(settings: object) -> None:
 
             run_compare(settings, _run_name(settings.output), HOME / settings.output.root)
         case Export():
-            from spanlab.study.entries.export import run_export
+            from spanlab.study.export import run_export
 
             print(run_export(settings, HOME / "outputs"))
-        case TrainProbe():
-            from spanlab.study.entries.train_probe import run_train_probe
-
-            run_train_probe(settings, _run_name(settings.output), HOME / settings.output.root)
-        case HybridAnswers():
-            from spanlab.study.entries.hybrid_answers import run_hybrid_answers
-
-            run_hybrid_answers(settings, _run_name(settings.output), HOME / settings.output.root)
-        case TailReplay():
-            from spanlab.study.entries.tail_replay import run_tail_replay
-
-            run_tail_replay(settings, _run_name(settings.output), HOME / settings.output.root)
         case Conformance():
             from spanlab.study.conformance import run_conformance
 
             passed = run_conformance(settings, _run_name(settings.output), HOME / settings.output.root)
         case FirstLight():
-            from spanlab.study.entries.first_light import run_first_light
+            from spanlab.study.first_light import run_first_light
 
             passed = run_first_light(settings, HOME)
         case _:

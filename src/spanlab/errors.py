@@ -127,11 +127,19 @@ def _missing_value(error: BaseException) -> str:
     return f"{key} is not set: give it on the command line as {key}=VALUE"
 
 
+#: Entries of earlier versions, and the scripts that have taken their place.
+MOVED_ENTRIES = {
+    name: f"benchmarks/hybrid_answers/{name}.py" for name in ("train_probe", "hybrid_answers", "tail_replay")
+}
+
+
 def _missing_config(error: BaseException) -> str:
     missing = getattr(error, "missing_cfg_file", None)
     if not missing:
         return _one_line(str(error))
     group, _, name = str(missing).rpartition("/")
+    if not group and name in MOVED_ENTRIES:
+        return f"entry {name}: now a script; expected .venvs/engine/bin/python {MOVED_ENTRIES[name]} KEY=VALUE ..."
     choices = sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "config")
     choice = f"{group}={name}" if group else f"entry {name}"
     return f"{choice}: not in conf/{group}; expected {among(name, choices)}"

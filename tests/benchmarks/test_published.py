@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import probe_report
+import probe_settings
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -18,7 +20,6 @@ from omegaconf import OmegaConf
 from spanlab.cli import compose
 from spanlab.report.sweep import SweepRow
 from spanlab.settings import Study
-from spanlab.study.entries import probe_run
 from spanlab.study.folder import CONFIG
 from spanlab.study.run import run_study
 
@@ -35,6 +36,11 @@ OUTDATED = {
 }
 
 
+PROGRAMS = {
+    "train_probe": probe_settings.TrainProbe,
+    "hybrid_answers": probe_settings.HybridAnswers,
+    "tail_replay": probe_settings.TailReplay,
+}
 MEASURED = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.json"))
 #: Measured from a tree with changes that were not committed.
 DIRTY = {"kernels/results_cpu.json"}
@@ -49,7 +55,11 @@ def current(names: list[str], outdated: set[str]) -> list[Any]:
 def composed(command: str) -> tuple[str, Any]:
     """Entry and settings of a command."""
     words = shlex.split(command)
-    entry, overrides = words[words.index("-cn") + 1], [word for word in words if "=" in word]
+    overrides = [word for word in words if "=" in word]
+    if "-cn" not in words:
+        program = next(Path(word).stem for word in words if word.endswith(".py"))
+        return program, probe_report.settings_of(PROGRAMS[program], overrides)
+    entry = words[words.index("-cn") + 1]
     return entry, compose(entry, overrides)
 
 
@@ -57,7 +67,7 @@ def composed(command: str) -> tuple[str, Any]:
 def test_commands_compose_and_write_the_run(name: str):
     for command in MANIFEST[name]["commands"]:
         entry, settings = composed(command)
-        folder = settings.folder if isinstance(settings, Study) else probe_run.FOLDER
+        folder = settings.folder if isinstance(settings, Study) else probe_report.FOLDER
         assert MANIFEST[name]["run"] == f"{settings.output.root}/{folder}/{settings.output.run or entry}"
 
 

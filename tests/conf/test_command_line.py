@@ -10,7 +10,8 @@ import pytest
 
 from spanlab import cli
 from spanlab.cli import entries, read
-from spanlab.errors import is_user_error, sentence
+from spanlab.compiled import CONF
+from spanlab.errors import MOVED_ENTRIES, is_user_error, sentence
 
 from ..support.files import write_lines
 
@@ -92,18 +93,6 @@ def test_dry_says_what_a_run_says(entry, typed, words, spanlab, one_sentence, to
     one_sentence(said[0], "")
     assert words in said[0].ours[0]
     assert said[0].ours == said[1].ours
-
-
-@pytest.mark.parametrize(
-    ("entry", "typed", "words"),
-    [
-        ("tail_replay", "weights=[nope]", "weights=nope: expected a folder with a config.json and weights"),
-        ("tail_replay", "models=[nope]", "model=nope: there is no nope; expected a choice of conf/model"),
-        ("train_probe", "start=nope", "start=nope: expected a folder with a config.json and weights"),
-    ],
-)
-def test_dry_checks_models_on_disk(entry, typed, words, spanlab, one_sentence):
-    one_sentence(spanlab("-cn", entry, "--dry", typed), words)
 
 
 def test_dry_checks_each_point_of_a_sweep_as_its_run(spanlab, one_sentence, toy, tmp_path):
@@ -214,3 +203,9 @@ def test_slurm_jobs_without_slurm_are_explained():
     assert is_user_error(error)
     assert sentence(error).startswith("hydra/launcher: expected a machine with Slurm")
     assert not is_user_error(RuntimeError("a fault of the program"))
+
+
+@pytest.mark.parametrize("name", MOVED_ENTRIES)
+def test_a_moved_entry_names_its_script(name, spanlab, one_sentence):
+    one_sentence(spanlab("-cn", name), f"entry {name}: now a script", f"benchmarks/hybrid_answers/{name}.py")
+    assert (CONF.parent / MOVED_ENTRIES[name]).is_file()

@@ -16,10 +16,9 @@ from spanlab.study.jobs import run_cells
 from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-OF_PROBE = ("train_probe", "hybrid_answers", "tail_replay")  # run small by tests/study
 OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
-OF_CARDS = ("first_light",)  # run small by tests/study/entries/test_first_light.py
-NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_PROBE, *OF_MODELS, *OF_CARDS)
+OF_CARDS = ("first_light",)  # run small by tests/study/test_first_light.py
+NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_MODELS, *OF_CARDS)
 STUDIES = [entry for entry in ENTRIES if entry not in NO_STUDIES]
 OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay", "pic_decay_answers")  # small in tests/study
 SWEEPS = (

@@ -68,7 +68,7 @@ def test_turns_that_wait_are_not_exported(spanlab, one_sentence, tmp_path: Path,
         first, second, *others = drawn(*given)
         return [first, replace(second, after=(first.id,)), *others]
 
-    monkeypatch.setattr("spanlab.study.entries.export.build_arrivals", in_a_session)
+    monkeypatch.setattr("spanlab.study.export.build_arrivals", in_a_session)
     path = tmp_path / "trace.jsonl"
     done = spanlab("-cn", "export", *FEW, "writer.format=mooncake", f"writer.path={path}")
     one_sentence(done, "arrivals: request ", "waits for request", "expected arrivals with times")

@@ -38,10 +38,9 @@ ROUNDS = [
     for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
 ]
 OF_TIERS = "state_backfill"  # of a tree, whose states are loaded from a tier
-OF_PROBE = "training"  # of an entry that is no study; run by tests/study/entries/test_probe.py
 OF_ANSWERS = "answers"  # sizes of pic_answers, whose arms need gold passages; composed by tests/docs
-OF_FIRST_LIGHT = "stages"  # of an entry that is no study; composed by tests/study/entries/test_first_light.py
-_APART = (*FREE, OF_PROBE, OF_ANSWERS, OF_FIRST_LIGHT)
+OF_FIRST_LIGHT = "stages"  # of an entry that is no study; composed by tests/study/test_first_light.py
+_APART = (*FREE, OF_ANSWERS, OF_FIRST_LIGHT)
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in _APART]
 for _choice in (BY_ARM, PLUGIN, ("arms", "answers"), ("arms", "repair_budgets")):
     BOUND.remove(_choice)

@@ -6,14 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanlab.model_files import find_spec
 from spanlab.schedule import checked_cases
 from spanlab.settings import Compare, Schedule, Study
 from spanlab.settings.entries import Export
-from spanlab.settings.probe import HybridAnswers, TrainProbe, check_weights
-from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.compare import FOLDER, compare, finished_runs
-from spanlab.study.entries.export import arrived_requests
+from spanlab.study.export import arrived_requests
 from spanlab.study.folder import check_names, entry_names
 from spanlab.study.jobs import run_cells
 from spanlab.study.machine import installed
@@ -33,15 +30,6 @@ def check_entry(settings: object, entry: str, run: str, root: Path) -> str:
             arrived_requests(settings, root)
         case Schedule():
             checked_cases(settings)
-        case HybridAnswers():
-            check_weights("weights", settings.weights)
-        case TrainProbe() if settings.start is not None:
-            check_weights("start", settings.start)
-        case TailReplay():
-            for folder in settings.weights:
-                check_weights("weights", folder)
-            for model in settings.models:
-                find_spec(model)
     return f"{entry}: the settings are valid"
 
 

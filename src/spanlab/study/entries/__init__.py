@@ -1,1 +1,0 @@
-"""Entries that are not studies: separate programs."""
