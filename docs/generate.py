@@ -23,9 +23,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from spanlab.cli import dataclass_in, first_sentence, meaning_of, meanings_of, registered, registries
-from spanlab.registry import REQUIRED
-from spanlab.settings import Compare, MakeShape, Schedule, Study
-from spanlab.settings.entries import Conformance, Export, FirstLight
+from spanlab.registry import ENTRIES, REQUIRED
+from spanlab.settings import Study
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MAX_VALUES = 11  # a choice with more values is shown without them
@@ -51,14 +50,7 @@ An unknown key or choice ends the program with exit code 1. One sentence names t
 """
 
 #: Root schema of each entry that is not a study.
-ROOTS: dict[str, type[Any]] = {
-    "make_shape": MakeShape,
-    "schedule": Schedule,
-    "compare": Compare,
-    "export": Export,
-    "conformance": Conformance,
-    "first_light": FirstLight,
-}
+ROOTS: dict[str, type[Any]] = {name: entry.schema for name, entry in ENTRIES.items() if name != "study"}
 
 #: Description of each folder of conf/.
 GROUPS = {

@@ -28,8 +28,9 @@ from cases import CASES, DTYPES, ONE_SPAN, SDPA
 from pages import fill_page, table
 from timing import time_together
 
+from spanlab.compiled import commit
 from spanlab.engine.load import measure as measure_rates
-from spanlab.study.folder import commit, machine
+from spanlab.study.folder import machine
 
 HEAD = (
     *("case", "arm", "median, ms", "quartiles, ms"),

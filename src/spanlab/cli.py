@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 import logging
 import os
@@ -28,11 +27,11 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from spanlab.compiled import CONF, HOME, restart_as
+from spanlab.compiled import CONF, HOME, restart_as, version
 from spanlab.errors import is_user_error, sentence, use_ascii_fallback, with_notes
 from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
-from spanlab.registry import Registry, one_of
+from spanlab.registry import Registry, entry, entry_of, one_of
 from spanlab.settings.composition import (
     as_settings,
     check_folder,
@@ -43,10 +42,12 @@ from spanlab.settings.composition import (
     with_sections,
     without_sections,
 )
-from spanlab.settings.entries import Compare, Conformance, Export, FirstLight, MakeShape, Schedule, schemas
+from spanlab.settings.entries import schemas
 from spanlab.settings.server import OutputSettings, lacks_package
 from spanlab.settings.study import Study, register_models
-from spanlab.study.folder import commit, folder_name
+from spanlab.study import compare, conformance, export, first_light, schedule  # noqa: F401 - register their entries
+from spanlab.study.folder import folder_name
+from spanlab.workloads import make_shape  # noqa: F401 - registers its entry
 
 # ------------------------------------------------------------------------------
 # Text of --list and --help: entries, groups, registered names, and the keys of an entry with
@@ -339,10 +340,9 @@ def ensure_environment(settings: object) -> None:
 
 def needed_environment(settings: object) -> str | None:
     """Return the environment that settings need; None if this one has all packages."""
-    if isinstance(settings, (Conformance, FirstLight)):
-        return None if find_spec("torch") else "engine"
     if not isinstance(settings, Study):
-        return None
+        environment = entry_of(settings).environment
+        return environment if environment and not find_spec("torch") else None
     if lacks_package(settings):
         return ENVIRONMENT
     if settings.backend == "engine":
@@ -364,12 +364,6 @@ def start_in(environment: str) -> None:
 # in one sentence.
 # ------------------------------------------------------------------------------
 
-#: Further schemas by (config group, name): the command line does not complete the brackets of their lists.
-_SCHEMAS: dict[tuple[str | None, str], type[Any]] = {
-    (None, "base_conformance"): Conformance,
-    (None, "base_first_light"): FirstLight,
-}
-
 
 def register() -> None:
     """Register schemas, models and the resolver with Hydra; safe to call again."""
@@ -383,7 +377,7 @@ def register() -> None:
 def _register_schemas() -> None:
     """Register the schemas once per process, for converting all of them to config nodes is slow."""
     store = ConfigStore.instance()
-    for (group, name), schema in (schemas() | _SCHEMAS).items():
+    for (group, name), schema in schemas().items():
         store.store(name=name, node=schema, group=group)
 
 
@@ -396,42 +390,21 @@ def _entry(config: DictConfig) -> None:
         _run_entry(settings)
 
 
-def _run_entry(settings: object) -> None:
-    """Run an entry by the type of its settings; each type imports its program on first use."""
-    passed = True
-    match settings:
-        case Study():
-            run, hydra_run = _run_name(settings.output), HydraConfig.get()
-            settings.output.run = run
-            run_settings(settings, str(hydra_run.job.config_name), hydra_run.overrides.task)
-        case MakeShape():
-            from spanlab.workloads.make_shape import make_shape
-
-            print(make_shape(**vars(settings)))
-        case Schedule():
-            from spanlab.schedule import run_schedule
-
-            run_schedule(settings)
-        case Compare():
-            from spanlab.study.compare import run_compare
-
-            run_compare(settings, _run_name(settings.output), HOME / settings.output.root)
-        case Export():
-            from spanlab.study.export import run_export
-
-            print(run_export(settings, HOME / "outputs"))
-        case Conformance():
-            from spanlab.study.conformance import run_conformance
-
-            passed = run_conformance(settings, _run_name(settings.output), HOME / settings.output.root)
-        case FirstLight():
-            from spanlab.study.first_light import run_first_light
-
-            passed = run_first_light(settings, HOME)
-        case _:
-            raise TypeError(f"{type(settings).__name__}: no entry has these settings")
-    if not passed:
+def _run_entry(settings: Any) -> None:
+    """Run the program of an entry; exit code 1 where it reports a failure."""
+    if entry_of(settings).run(settings, _run_name(settings), HOME / _output(settings).root) is False:
         sys.exit(1)
+
+
+@entry("study", Study)
+def _run_study(study: Study, run: str, root: Path) -> None:
+    study.output.run, hydra_run = run, HydraConfig.get()
+    run_settings(study, str(hydra_run.job.config_name), hydra_run.overrides.task)
+
+
+def _output(settings: object) -> OutputSettings:
+    """Return where a program writes; the default where its settings have no such section."""
+    return getattr(settings, "output", None) or OutputSettings()
 
 
 def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool = True) -> Path:
@@ -449,12 +422,12 @@ def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool 
     return run_study(study, entry, root, show)
 
 
-def _run_name(output: OutputSettings, hydra_run: Any = None) -> str:
+def _run_name(settings: object, hydra_run: Any = None) -> str:
     """Return the name of the run folder: the chosen name, or the entry with its overrides.
 
     Other settings thus never replace this run. With `-m` a chosen name gets the overrides too, for all jobs share it.
     """
-    hydra_run = hydra_run or HydraConfig.get()
+    output, hydra_run = _output(settings), hydra_run or HydraConfig.get()
     if output.run and hydra_run.mode != RunMode.MULTIRUN:
         return output.run
     name = output.run or str(hydra_run.job.config_name)
@@ -490,7 +463,7 @@ def main() -> None:
 def _answer(line: CommandLine) -> str:
     """Return the text of an option that starts no run: --version, --list, --help or --dry."""
     if line.asks == "version":
-        return f"spanlab {importlib.metadata.version('spanlab')}, commit {commit()}"
+        return version()
     if line.asks == "list" and line.kind == "arms" and "-cn" in line.arguments:
         return "\n".join(compose(line.entry, line.overrides, line.searched).arms)
     if line.asks == "list":
@@ -513,8 +486,8 @@ def _dry(line: CommandLine) -> str:
     with open_dict(config):
         del config["hydra"]
     settings = as_settings(config)
-    output = getattr(settings, "output", OutputSettings())
-    output.run, root = _run_name(output, hydra_run), HOME / output.root
+    output = _output(settings)
+    output.run, root = _run_name(settings, hydra_run), HOME / output.root
     if not isinstance(settings, Study):
         return check_entry(settings, line.entry, output.run, root)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):

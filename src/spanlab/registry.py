@@ -8,7 +8,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
@@ -276,3 +276,50 @@ def _is_instance(value: object, annotation: Any) -> bool:
 def _type_name(annotation: Any) -> str:
     kinds = [get_origin(kind) or kind for kind in _kinds(annotation) if kind is not type(None)]
     return " or ".join(_TYPE_NAMES.get(kind, f"its keys ({kind.__name__})") for kind in kinds)
+
+
+# ------------------------------------------------------------------------------
+# Entries: what `-cn NAME` runs.
+# ------------------------------------------------------------------------------
+
+
+RunFunction = TypeVar("RunFunction", bound=Callable[[Any, str, Path], object])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kind of program that an entry of conf/ starts.
+
+    `schema`       dataclass of its settings; entries inherit `base_NAME`
+    `run`          function of the settings, the name of the run and the folder of outputs; False is exit code 1
+    `environment`  the environment that has its packages; None: any
+    `check`        function of the settings and the folder of outputs that `--dry` calls
+    """
+
+    schema: type[Any]
+    run: Callable[[Any, str, Path], object]
+    environment: str | None = None
+    check: Callable[[Any, Path], object] | None = None
+
+
+ENTRIES: dict[str, Entry] = {}
+
+
+def entry(
+    name: str,
+    schema: type[Any],
+    environment: str | None = None,
+    check: Callable[[Any, Path], object] | None = None,
+) -> Callable[[RunFunction], RunFunction]:
+    """Register a function as the program of the entries that inherit `base_NAME`."""
+
+    def register(run: RunFunction) -> RunFunction:
+        ENTRIES[name] = Entry(schema, run, environment, check)
+        return run
+
+    return register
+
+
+def entry_of(settings: object) -> Entry:
+    """Return the entry whose schema the settings have."""
+    return next(entry for entry in ENTRIES.values() if type(settings) is entry.schema)

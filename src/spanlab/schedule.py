@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from spanlab.core.admission import BatchRules, Speculation
@@ -22,8 +21,6 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request, Span
 from spanlab.core.step import ScheduledSequence, ScheduledStep, finished_prompts
-from spanlab.registry import one_of
-from spanlab.settings.entries import Schedule
 from spanlab.typed_json import first_mistake, shown
 
 # ------------------------------------------------------------------------------
@@ -264,29 +261,9 @@ class Decisions:
             self.steps.append({"empty": times})
 
 
-def run_schedule(settings: Schedule) -> None:
-    """Read the cases, schedule each, and write the decisions."""
-    cases = checked_cases(settings)
-    decided = {name: schedule(case, PRESETS[settings.preset](case)) for name, case in cases.items()}
-    Path(settings.out).write_bytes(orjson.dumps(decided))
-    print(f"{len(decided)} cases, {sum(case.num_steps for case in decided.values()):,} steps: {settings.out}")
-
-
-def checked_cases(settings: Schedule) -> dict[str, Case]:
-    """Return the cases; ValueError for an unknown preset, an unreadable file, or a request that exceeds the memory."""
-    one_of("preset", settings.preset, PRESETS)
-    cases = read_cases(Path(settings.cases))
-    for name, case in cases.items():
-        try:
-            _check_fits(case, PRESETS[settings.preset](case))
-        except ValueError as error:
-            raise ValueError(f"cases={settings.cases}: {shown(name)}.{error}") from error
-    return cases
-
-
 def schedule(case: Case, policy: Policy) -> Decisions:
     """Run one case: one step per second, empty or not, until all requests have ended."""
-    _check_fits(case, policy)
+    check_fits(case, policy)
     rules = BatchRules(
         case.max_num_batched_tokens,
         case.max_num_seqs,
@@ -352,7 +329,7 @@ def _record_outcomes(decisions: Decisions, ended: list[ScheduledSequence]) -> No
         decisions.preemptions += sequence.preemptions
 
 
-def _check_fits(case: Case, policy: Policy) -> None:
+def check_fits(case: Case, policy: Policy) -> None:
     for request in case.requests:
         need = policy.need(request)
         blocks = need.kv_bytes + need.state_bytes  # a block counts as one byte here

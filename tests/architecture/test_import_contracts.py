@@ -50,3 +50,11 @@ def test_the_console_script_keeps_the_repository_off_the_path(tmp_path):
     path, importable = json.loads(seen.read_text())
     assert ROOT not in [Path(entry).resolve() for entry in path]
     assert importable == []
+
+
+def test_version_imports_no_program():
+    start = "import sys; sys.argv = ['spanlab', '--version']; from spanlab.__main__ import main"
+    code = f"{start}; main(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert HEAVY.isdisjoint(loaded)
+    assert len([name for name in loaded if name.startswith("spanlab")]) < 10

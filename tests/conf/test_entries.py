@@ -11,9 +11,10 @@ import pytest
 from spanlab.build import build_policy, build_timing
 from spanlab.cli import compose
 from spanlab.compiled import CONF
-from spanlab.settings import MakeShape, Study
+from spanlab.settings import Study
 from spanlab.study.jobs import run_cells
 from spanlab.study.sweep import parse_axes
+from spanlab.workloads.make_shape import MakeShape
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py

@@ -136,7 +136,7 @@ def _ended(*words: str) -> Ended:
 
 def test_an_entry_without_a_schema_says_what_it_lacks(spanlab, one_sentence, tmp_path):
     (tmp_path / "mine.yaml").write_text("seeds: [0]\n")
-    words = ("defaults: expected in the entry's list an entry to extend, such as smoke, or one of base_study",)
+    words = ("defaults: expected in the entry's list an entry to extend, such as smoke, or one of base_",)
     for more in ([], ["--dry"], ["--help"]):
         one_sentence(spanlab("--config-dir", str(tmp_path), "-cn", "mine", *more), *words)
 

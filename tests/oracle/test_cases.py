@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from spanlab.schedule import read_cases, run_schedule, schedule, vllm_0_32
-from spanlab.settings import Schedule
+from spanlab.schedule import read_cases, schedule, vllm_0_32
+from spanlab.study.schedule import Schedule, run_schedule
 
 CASE: dict[str, Any] = {
     "block_size": 16,
@@ -130,7 +130,7 @@ def test_too_few_blocks_name_the_file(tmp_path):
     path.write_text(json.dumps({"a": CASE | {"num_blocks": 1}}))
     sentence = f"cases={path}: a.num_blocks=1: expected at least 2, for request 0 of 2 tokens alone"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        run_schedule(Schedule(cases=str(path), out=str(tmp_path / "out.json")))
+        run_schedule(Schedule(cases=str(path), out=str(tmp_path / "out.json")), "run", tmp_path)
 
 
 FULL = CASE | {

@@ -20,9 +20,18 @@ from spanlab.engine.request_state import RequestState
 from spanlab.engine.scan import ScanInputs
 from spanlab.engine.slots import Layers, StatePool
 from spanlab.engine.states import ApplyMap, MapScan, StoreMap
-from spanlab.settings.entries import PROPERTIES, Conformance
-from spanlab.study import conformance as entry
-from spanlab.study.conformance import ABSENT, FAILED, PASSED, REFUSED, Measurement, Subject, measure, run_conformance
+from spanlab.study.conformance import (
+    ABSENT,
+    FAILED,
+    PASSED,
+    PROPERTIES,
+    REFUSED,
+    Conformance,
+    Measurement,
+    Subject,
+    measure,
+    run_conformance,
+)
 
 SMALL = ["prompts=2", "output_tokens=4", "documents=2", "document_tokens=20", "engine.threads=1", "engine.device=cpu"]
 OF_LOGITS = ("prefix_reuse", "chunked_prefill", "preemption", "span_reuse")
@@ -189,7 +198,7 @@ def test_positions_that_move_with_length_are_refused(tmp_path: Path):
 
 def test_a_failure_is_the_exit_code(model: SpanModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wrong = replace(model, rotation=replace(model.rotation, frequencies=1.01 * model.rotation.frequencies))
-    monkeypatch.setattr(entry, "load_model", lambda *arguments: wrong)
+    monkeypatch.setattr("spanlab.engine.load.load_model", lambda *arguments: wrong)
     monkeypatch.setattr(cli, "_run_name", lambda *arguments: "run")
     with pytest.raises(SystemExit) as exit_info:
         cli._run_entry(settings("properties=[span_reuse]", f"output.root={tmp_path}"))

@@ -9,8 +9,7 @@ import pytest
 
 from spanlab.cli import compose
 from spanlab.compiled import HOME
-from spanlab.settings.entries import FirstLight, Stage
-from spanlab.study.first_light import run_first_light
+from spanlab.study.first_light import FirstLight, Stage, run_first_light
 
 ON_HUB = "model=HuggingFaceTB/SmolLM2-1.7B-Instruct"  # composed with a packaged model instead: there is no network
 WRITES = (

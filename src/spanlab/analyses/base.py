@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spanlab.analyses.leads import MeasuredArm
 from spanlab.build import build_recovery
+from spanlab.compiled import commit
 from spanlab.errors import printed
 from spanlab.offline.bound import DESCENT, LIMIT
 from spanlab.report.cells import Table
@@ -21,7 +22,7 @@ from spanlab.settings.analyses import TWIN
 from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, TOO_SHORT, UNSETTLED, describe_few
 from spanlab.study.bounds import ArmResult, describe_beaten
-from spanlab.study.folder import CONFIG, commit
+from spanlab.study.folder import CONFIG
 from spanlab.study.machine import EngineFacts, Noise
 from spanlab.study.numbers import ArmFiles
 from spanlab.tracking import tracked

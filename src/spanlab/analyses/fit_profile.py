@@ -18,7 +18,7 @@ from rich.console import Console
 from scipy.optimize import nnls
 
 from spanlab.analyses.base import Findings, Finished
-from spanlab.compiled import HOME
+from spanlab.compiled import HOME, commit
 from spanlab.core.request import Request
 from spanlab.core.step_features import StepFeatures
 from spanlab.engine.settings import dtype_of
@@ -28,7 +28,7 @@ from spanlab.report.table import Field, tabulate
 from spanlab.report.units import significant
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.study import Study
-from spanlab.study.folder import PACKAGES_OF, commit, machine, print_line
+from spanlab.study.folder import PACKAGES_OF, machine, print_line
 from spanlab.study.jobs import CALIBRATION_PREFIX, Row, calibration_of, run_cells, shape_numbers
 from spanlab.study.logs import read_steps
 from spanlab.study.machine import EngineFacts

@@ -24,12 +24,12 @@ from spanlab.analyses.twin_fit import (
     read_timed_log,
     server_of,
 )
+from spanlab.compiled import commit
 from spanlab.report import style
 from spanlab.report.cells import MISSING, Cell, Table, seconds, short, word
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
 from spanlab.settings.study import Study
-from spanlab.study.folder import commit
 from spanlab.workloads.logs.log import Log
 from spanlab_sim.timings import FittedProfile
 

@@ -10,7 +10,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.engine.settings import EngineSettings
 from spanlab.settings.analyses import PlanSettings, SloSettings
 from spanlab.settings.arms import PlacementSettings, Strategy
-from spanlab.settings.entries import Compare, MakeShape, Schedule, schemas
+from spanlab.settings.entries import schemas
 from spanlab.settings.server import (
     ArrivalSettings,
     ExecutorSettings,
@@ -25,14 +25,11 @@ from spanlab.workloads.load import WorkloadSettings
 __all__ = [
     "ArrivalSettings",
     "BatchRules",
-    "Compare",
     "EngineSettings",
     "ExecutorSettings",
     "LoadSweep",
-    "MakeShape",
     "PlacementSettings",
     "PlanSettings",
-    "Schedule",
     "SloSettings",
     "StoreSettings",
     "Strategy",

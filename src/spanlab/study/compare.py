@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from spanlab.registry import REQUIRED, entry
 from spanlab.report import cells, units
 from spanlab.report.cells import Cell, Column, Table
 from spanlab.report.table import Field, Page, facts_of, tabulate, whole, write_page
 from spanlab.settings.arms import differing
-from spanlab.settings.entries import Compare
+from spanlab.settings.server import OutputSettings
 from spanlab.stats import SATURATED, Clusters, Interval, describe_few, positive_ratio, ratio
 from spanlab.study.folder import (
     CONFIG,
@@ -462,6 +463,27 @@ def _delays(columns: dict[str, Any]) -> dict[str, Any]:
 FOLDER = "compare"
 
 
+@dataclass
+class Compare:
+    """Compare finished runs: the differences of each arm with intervals, and the settings that differ.
+
+    `runs`    folders of finished studies; the others are compared with the first
+    `output`  output folder of the comparison
+    """
+
+    runs: list[str] = REQUIRED
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        if len(self.runs) < 2:
+            raise ValueError(f"runs={self.runs}: expected two folders or more")
+
+
+def _check(settings: Compare, root: Path) -> None:
+    compare(finished_runs(settings.runs))
+
+
+@entry("compare", Compare, check=_check)
 def run_compare(settings: Compare, run: str, root: Path) -> Path:
     """Compare runs, print the tables, write a run folder, and return the folder."""
     started = time.perf_counter()

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from spanlab.build import GIB, EngineParts, build_engine, build_policy
 from spanlab.core.admission import BatchRules
@@ -20,16 +18,77 @@ from spanlab.core.repair import MapRules, Repair, SpanSettings
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step import ScheduledSequence as Admitted
-from spanlab.engine.engine import Engine
-from spanlab.engine.load import check_support, load_model, read_config, require_exact
-from spanlab.engine.model import SpanModel
-from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, distance, eager_twin, map_errors
+from spanlab.engine.settings import EngineSettings, dtype_of
+from spanlab.model_spec import ModelSpec
+from spanlab.registry import REQUIRED, Registry, entry, one_of, positive
 from spanlab.report.cells import MISSING, Cell, Column, Table
 from spanlab.report.units import significant
 from spanlab.settings.arms import PlacementSettings, Strategy
-from spanlab.settings.entries import PROPERTIES, Conformance
-from spanlab.settings.server import StoreSettings
+from spanlab.settings.server import OutputSettings, StoreSettings
 from spanlab.study.folder import PACKAGES_OF, entry_folder, publish, run_facts, write_results
+
+if TYPE_CHECKING:  # the settings are read where torch is not installed
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from spanlab.engine.engine import Engine
+    from spanlab.engine.model import SpanModel
+    from spanlab.engine.oracle import Segment
+
+# ------------------------------------------------------------------------------
+# Settings: the model, its properties and the test prompts.
+# ------------------------------------------------------------------------------
+
+#: Functions of a served model that return a measurement.
+PROPERTIES: Registry[Measurement] = Registry("properties", given=("subject",))
+
+_UNREAD = {"clock": "virtual", "record": "nothing", "teacher": None, "temperature": 0.0}
+
+
+@dataclass
+class Conformance:
+    """Check on a few prompts that reuse does not change a model's output: one verdict per property.
+
+    `model`            the model's sizes
+    `engine`           the model; its clock, record, teacher and temperature are not set
+    `properties`       properties to check; empty: all
+    `prompts`          prompts of each property
+    `output_tokens`    tokens that each prompt generates
+    `documents`        documents of a prompt
+    `document_tokens`  most tokens of a document
+    `output`           where the run is written
+    """
+
+    model: ModelSpec = REQUIRED
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    properties: list[str] = field(default_factory=list)
+    prompts: int = 4
+    output_tokens: int = 16
+    documents: int = 3
+    document_tokens: int = 48
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        for key in ("documents", "output_tokens"):
+            positive(key, getattr(self, key))
+        if self.prompts < 2:
+            raise ValueError(f"prompts={self.prompts}: expected 2 or more, for later prompts reuse earlier ones")
+        if self.document_tokens < 2:
+            raise ValueError(f"document_tokens={self.document_tokens}: expected 2 or more")
+        for name in self.properties:
+            one_of("properties", name, PROPERTIES)
+        for key, only in _UNREAD.items():
+            if (value := getattr(self.engine, key)) != only:
+                expected = "null" if only is None else only
+                raise ValueError(f"engine.{key}={value}: expected {expected}, for this entry chooses its own")
+        self.output.refuse_resuming()
+        dtype_of(self.model)
+
+    @property
+    def chosen(self) -> list[str]:
+        """Names of the properties to check, in the order of the registry."""
+        return [name for name in PROPERTIES if not self.properties or name in self.properties]
+
 
 # ------------------------------------------------------------------------------
 # A model under test: prompts, serving with any strategy, and the dense forward of transformers
@@ -70,6 +129,8 @@ class Served:
 
     def logits_of(self, request: Request) -> Tensor:
         """Logits of all output tokens, shape [output, V]."""
+        import torch
+
         return torch.stack(self.logits[request.id])
 
     def output(self, request: Request) -> list[int]:
@@ -93,12 +154,14 @@ class Subject:
     @cached_property
     def reference_model(self) -> PreTrainedModel:
         """The same weights with the attention of transformers."""
+        from spanlab.engine.oracle import eager_twin
+
         return eager_twin(self.model)
 
     @property
     def limit(self) -> float:
         """Largest relative difference of logits that rounding explains."""
-        return 1e-3 if self.model.dtype == torch.float32 else 5e-2
+        return 1e-3 if self.model.dtype.itemsize == 4 else 5e-2
 
     @property
     def output(self) -> int:
@@ -155,6 +218,8 @@ class Subject:
 
     def max_difference(self, served: Served, requests: Sequence[Request], *, blocks: bool = False) -> float:
         """Largest relative difference of the requests' logits to the dense forward of the same tokens."""
+        from spanlab.engine.oracle import distance
+
         return max(
             distance(served.logits_of(request), self.dense(request, served.output(request), blocks=blocks))
             for request in requests
@@ -162,6 +227,10 @@ class Subject:
 
     def dense(self, request: Request, output: Sequence[int], *, blocks: bool = False) -> Tensor:
         """Logits [output, V] of a dense forward of prompt and output: causal, or block-masked where `blocks`."""
+        import torch
+
+        from spanlab.engine.oracle import block_mask, causal_mask, dense_logits
+
         ids = torch.from_numpy(np.concatenate([request.tokens, np.array(output[:-1], np.int64)]).astype(np.int64))
         device = self.model.device
         mask = block_mask(_segments(request, len(ids)), device=device) if blocks else causal_mask(len(ids), device)
@@ -171,6 +240,8 @@ class Subject:
 
 def _segments(request: Request, length: int) -> list[Segment]:
     """Spans of a prompt as ranges of rows; the last span extends to `length`."""
+    from spanlab.engine.oracle import Segment
+
     ends = np.cumsum([len(span.tokens) for span in request.spans]).tolist()
     starts, ends = [0, *ends[:-1]], [*ends[:-1], length]
     return [Segment(start, end, span.independent) for start, end, span in zip(starts, ends, request.spans, strict=True)]
@@ -295,12 +366,14 @@ def _forks(subject: Subject) -> list[Request]:
     return [subject.request(0, longest), *forks]
 
 
-@torch.no_grad()
 def _generated(subject: Subject, request: Request) -> list[int]:
     """Greedy tokens of transformers; generation may stop early at the model's end-of-text token."""
+    import torch
+
     ids = torch.from_numpy(request.tokens).long()[None].to(subject.model.device)
     options = {"do_sample": False, "max_new_tokens": subject.output, "attention_mask": torch.ones_like(ids)}
-    generated: Tensor = subject.reference_model.generate(ids, **options)  # type: ignore[operator]
+    with torch.no_grad():
+        generated: Tensor = subject.reference_model.generate(ids, **options)  # type: ignore[operator]
     tokens: list[int] = generated[0, ids.shape[1] :].tolist()
     return tokens
 
@@ -340,6 +413,8 @@ def state_depth(subject: Subject) -> Measurement:
 @PROPERTIES.register("map_composition")
 def map_composition(subject: Subject) -> Measurement:
     """A span's map gives the same state as its rows in every recurrent layer; stored maps give equal answers."""
+    from spanlab.engine.oracle import distance, map_errors
+
     if not subject.settings.model.is_hybrid:
         return not_applicable(NO_STATES)
     description = "relative difference of states by maps to states by rows, and warm to cold"
@@ -369,6 +444,7 @@ _COLUMNS = (
 )
 
 
+@entry("conformance", Conformance, environment="engine")
 def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
     """Check all properties, write a run folder and print the table; return whether no property failed."""
     started = time.perf_counter()
@@ -382,6 +458,8 @@ def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
 
 def _measure(settings: Conformance) -> Measurements:
     """Measure all properties, by name in order; for a model that fails the support check, only that property."""
+    from spanlab.engine.load import check_support, load_model, read_config, require_exact
+
     name = settings.engine.name or settings.model.name
     layers = check_support(read_config(settings.engine, name))
     try:
@@ -412,6 +490,8 @@ def _number(value: float | None) -> Cell:
 
 
 def _summary(settings: Conformance, measured: Measurements, started: float) -> dict[str, object]:
+    import torch
+
     properties = {
         name: {
             "verdict": measurement.verdict,

@@ -6,12 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanlab.schedule import checked_cases
-from spanlab.settings import Compare, Schedule, Study
-from spanlab.settings.entries import Export
-from spanlab.study.compare import FOLDER, compare, finished_runs
-from spanlab.study.export import arrived_requests
-from spanlab.study.folder import check_names, entry_names
+from spanlab.registry import entry_of
+from spanlab.settings import Study
+from spanlab.study.folder import check_names
 from spanlab.study.jobs import run_cells
 from spanlab.study.machine import installed
 from spanlab.study.prepare import LoadFunction, load_workload
@@ -22,14 +19,9 @@ from spanlab.tracking import check_login
 
 def check_entry(settings: object, entry: str, run: str, root: Path) -> str:
     """Check an entry that is no study, and say so in one line; `root` is the folder of outputs."""
-    match settings:
-        case Compare():
-            compare(finished_runs(settings.runs))
-            check_names(*entry_names(settings, FOLDER, run, root))
-        case Export():
-            arrived_requests(settings, root)
-        case Schedule():
-            checked_cases(settings)
+    check = entry_of(settings).check
+    if check is not None:
+        check(settings, root)
     return f"{entry}: the settings are valid"
 
 

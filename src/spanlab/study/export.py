@@ -3,20 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from spanlab.build import build_arrivals, build_workload
 from spanlab.core.request import Request
 from spanlab.engine.settings import remap_tokens
-from spanlab.settings.entries import Export
+from spanlab.plugins import located
+from spanlab.registry import REQUIRED, entry, not_negative, one_of, positive
+from spanlab.settings.server import ArrivalSettings
 from spanlab.workloads import Workload
+from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.writers import WRITERS
 
 
-def run_export(settings: Export, root: Path) -> str:
-    """Write the file and return one line that describes it; `root` is the folder of outputs."""
+@dataclass
+class WriterSettings:
+    """Format and path of the exported file.
+
+    `format`        mooncake: milliseconds, lengths, ids of blocks; guidellm: likewise, seconds; openai: requests
+    `path`          the file; it must not exist
+    `block_size`    tokens per block; mooncake and guidellm only; null: 512
+    `prompts`       tokens: ids; text; messages: one message of a user; openai only; null: tokens
+    `tokenizer`     decodes prompts: tokenizer.json, its folder, a packaged model, or a hub name; openai only
+    `served_model`  name of the model in each request; openai only; null: none
+    `options`       options of a writer from a plugin, by name
+    """
+
+    format: str = REQUIRED
+    path: str = REQUIRED
+    block_size: int | None = None
+    prompts: str | None = None
+    tokenizer: str | None = None
+    served_model: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of("writer.format", self.format, WRITERS)
+        positive("writer.block_size", self.block_size)
+        WRITERS.check("writer", self.format, self.keys, self.options, f"format={self.format}")
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that are keys of this schema."""
+        return {key: value for key, value in vars(self).items() if key not in ("format", "path", "options")}
+
+
+@dataclass
+class Export:
+    """Write a workload with its arrival times for other tools; docs/replay.md describes the formats.
+
+    `workload`    the requests
+    `arrivals`    the arrival process
+    `seed`        seed of arrivals and popularity, as in a study
+    `vocab_size`  token ids are folded below this number, for prompts of token ids; null: unchanged ids
+    `writer`      format and path of the file
+    `plugins`     Python files (mine.py) or modules to import, which register further names
+    """
+
+    workload: WorkloadSettings = REQUIRED
+    arrivals: ArrivalSettings = REQUIRED
+    seed: int = 0
+    vocab_size: int | None = None
+    writer: WriterSettings = REQUIRED
+    plugins: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        not_negative("seed", self.seed)
+        positive("vocab_size", self.vocab_size)
+        self.plugins = [located(name) for name in self.plugins]
+        if self.arrivals.clients is not None:
+            raise ValueError(
+                f"arrivals.clients={self.arrivals.clients}: expected arrivals with times, for a closed loop has none"
+            )
+        if self.vocab_size is not None and self.writer.format != "openai":
+            raise ValueError(f"vocab_size={self.vocab_size} with writer.format={self.writer.format}: expected openai")
+
+
+def _check(settings: Export, root: Path) -> None:
+    arrived_requests(settings, root)
+
+
+@entry("export", Export, check=_check)
+def run_export(settings: Export, run: str, root: Path) -> None:
+    """Write the file, and print one line that describes it; `root` is the folder of outputs."""
     path, writer = Path(settings.writer.path), settings.writer
     workload, arrived = arrived_requests(settings, root)
     write = WRITERS.make(writer.format, writer.keys, writer.options)
@@ -27,7 +100,7 @@ def run_export(settings: Export, root: Path) -> str:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
     partial.rename(path)
     tokens = sum(request.num_tokens for request in arrived)
-    return f"{path}: {len(arrived):,} requests, {tokens:,} prompt tokens · {workload.provenance.line()}"
+    print(f"{path}: {len(arrived):,} requests, {tokens:,} prompt tokens · {workload.provenance.line()}")
 
 
 def arrived_requests(settings: Export, root: Path) -> tuple[Workload, list[Request]]:

@@ -9,18 +9,81 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import orjson
 from rich.console import Console
 
 from spanlab.analyses.fit_profile import slug
+from spanlab.compiled import HOME, commit
+from spanlab.registry import REQUIRED, entry, one_of, positive
 from spanlab.report.cells import Cell, Column, Table
 from spanlab.report.table import markdown
-from spanlab.settings.entries import FirstLight, Stage
+from spanlab.settings.server import OutputSettings
 from spanlab.study import folder as provenance
 from spanlab.study.folder import print_line
+
+PROGRAMS = ("spanlab", "python", "bash")
+
+
+@dataclass
+class Stage:
+    """One command, and the files to keep of its output.
+
+    `command`  a program (spanlab, python or bash) and its arguments; {out} is the stage's folder
+    `minutes`  time limit
+    `keep`     glob patterns of files below the stage's folder that are copied beside the log
+    """
+
+    command: list[str] = REQUIRED
+    minutes: float = REQUIRED
+    keep: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        one_of("command", self.command[0] if self.command else "", PROGRAMS)
+        positive("minutes", self.minutes)
+
+
+@dataclass
+class FirstLight:
+    """Run all stages for a new GPU in order, report the stages that fail, and skip finished ones on resume.
+
+    `stages`         commands by name, in order; one of the group `stages`
+    `only`           names of the stages to run; empty: all
+    `engine_device`  cuda or cpu
+    `pic_model`      model of calibration and of `pic_bench`, with random weights
+    `answers_model`  hub name of the model that answers, with trained weights
+    `minutes`        time limit of all stages together; later stages do not start
+    `name`           folder of the results; null: the name of the card
+    `cards`          folder of all cards; relative to the repository
+    `output`         output folder of the stages; resume continues after finished stages, replace starts again
+    """
+
+    stages: dict[str, Stage] = field(default_factory=dict)
+    only: list[str] = field(default_factory=list)
+    engine_device: str = "cuda"
+    pic_model: str = "llama-3.1-8b"
+    answers_model: str = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
+    minutes: float = 60.0
+    name: str | None = None
+    cards: str = "benchmarks/cards"
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        one_of("engine_device", self.engine_device, ("cuda", "cpu"))
+        one_of("output.if_exists", self.output.if_exists, ("resume", "replace"))
+        positive("minutes", self.minutes)
+        for name in self.only:
+            one_of("only", name, tuple(self.stages))
+        if self.name is not None and ("/" in self.name or self.name in ("", ".", "..")):
+            raise ValueError(f"name={self.name}: expected the name of one folder")
+
+    @property
+    def chosen(self) -> dict[str, Stage]:
+        """The stages that run, in order."""
+        return {name: stage for name, stage in self.stages.items() if not self.only or name in self.only}
+
 
 DONE, FAILED, LATE = "done", "failed", "left out: no time"
 STATE = "stages.json"
@@ -52,6 +115,11 @@ class Outcome:
     seconds: float
     commit: str
     command: list[str]
+
+
+@entry("first_light", FirstLight, environment="engine")
+def _run_entry(settings: FirstLight, run: str, root: Path) -> bool:
+    return run_first_light(settings, HOME)
 
 
 def run_first_light(settings: FirstLight, home: Path) -> bool:
@@ -90,10 +158,10 @@ def card_name(device: str) -> str:
 
 def _run(name: str, stage: Stage, folder: Path, home: Path, remaining_s: float) -> Outcome:
     """Run one stage in its folder, within its time limit and the remaining time of all stages."""
-    limit_s, commit = min(stage.minutes * 60, remaining_s), provenance.commit()
+    limit_s, at_commit = min(stage.minutes * 60, remaining_s), commit()
     if limit_s <= 0:
         _print(f"{name}: {LATE}")
-        return Outcome(LATE, 0.0, commit, stage.command)
+        return Outcome(LATE, 0.0, at_commit, stage.command)
     _print(f"{name}: at most {limit_s / 60:.1f} minutes, {' '.join(stage.command)}")
     folder.mkdir(parents=True, exist_ok=True)
     command = _PROGRAMS[stage.command[0]] + [word.replace("{out}", str(folder)) for word in stage.command[1:]]
@@ -103,7 +171,7 @@ def _run(name: str, stage: Stage, folder: Path, home: Path, remaining_s: float) 
         status = _wait(process, limit_s)
     seconds = time.monotonic() - started
     _print(f"{name}: {status} after {seconds / 60:.1f} minutes")
-    return Outcome(status, round(seconds, 1), commit, stage.command)
+    return Outcome(status, round(seconds, 1), at_commit, stage.command)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +25,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from spanlab.compiled import HOME, is_used
+from spanlab.compiled import commit, is_used
 from spanlab.core.request import Request
 from spanlab.errors import printed
 from spanlab.plugins import fingerprints
@@ -428,22 +427,6 @@ def publish(folder: RunFolder, tables: Sequence[Table]) -> None:
 
 PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
 PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers"), "server": ("httpx",)}
-
-
-def commit() -> str:
-    """The checkout's commit, with `-dirty` where files differ from it; `unknown` outside a checkout."""
-    try:
-        head = _git("rev-parse", "--short=12", "HEAD")
-        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _git(*arguments: str) -> str:
-    process = subprocess.run(
-        ["git", "-C", str(HOME), *arguments], capture_output=True, text=True, check=True, timeout=10
-    )
-    return process.stdout.strip()
 
 
 def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:

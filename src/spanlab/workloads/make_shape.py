@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spanlab.registry import REQUIRED, entry
 from spanlab.workloads import ragpulse
 from spanlab.workloads.chats import read_trace
 from spanlab.workloads.files import existing_file, file_sha256
@@ -15,7 +16,7 @@ from spanlab.workloads.reading import local_quality, local_system_prompts, model
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import JOINTS, Shape, measure, save
 from spanlab.workloads.text import LAYOUT_VERSION, TokenizerFile, find_tokenizer
-from spanlab.workloads.workload import Corpus, ProvenanceKind
+from spanlab.workloads.workload import WORKLOADS, Corpus, ProvenanceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +106,36 @@ TRACES: dict[str, Callable[[Path, ProvenanceKind], Shape]] = {
     "ragpulse": ragpulse.read_trace,
     "conversation": read_trace,
 }
+
+
+@dataclass
+class MakeShape:
+    """Measure the shape of a workload from its text, and write the shape without the text.
+
+    `kind`            as `workload.kind`
+    `path`            the text: file or folder
+    `out`             the shape: a file, or a folder for NAME.npz
+    `tokenizer`       a tokenizer.json or its folder; null for a trace
+    `queries_path`    user queries; system_prompts only
+    `questions_path`  table of questions; narrativeqa only
+    `words_path`      table of document lengths; narrativeqa only
+    """
+
+    kind: str = REQUIRED
+    path: str = REQUIRED
+    out: str = REQUIRED
+    tokenizer: str | None = None
+    queries_path: str | None = None
+    questions_path: str | None = None
+    words_path: str | None = None
+
+    def __post_init__(self) -> None:
+        local = f"{self.kind}/local"
+        if self.tokenizer is None and (local not in WORKLOADS or WORKLOADS.takes(local, "tokenizer")):
+            raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
+
+
+@entry("make_shape", MakeShape)
+def run_make_shape(settings: MakeShape, run: str, root: Path) -> None:
+    """Write the shape, and print its path."""
+    print(make_shape(**vars(settings)))
