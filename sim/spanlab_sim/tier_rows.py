@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from spanlab.core.policies.tiered import OverTiers
-from spanlab.records import Record, RunRow
-
-NS = 1e-9
+from spanlab.records import NS, Record, RunRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from spanlab.core.request import Request
 from spanlab.core.step import ScheduledSequence
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import Node, PrefixTree
-from spanlab.records import Record, RunRow
+from spanlab.records import NS, Record, RunRow
 
-NS = 1e-9
 _SAMPLES = 256
 
 

@@ -1,8 +1,16 @@
-"""The rows of a run: one per finished request, and one per finished run of an arm."""
+"""The rows of a run: one per finished request, and one per finished run of an arm; and the delays of requests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+NS = 1e-9  # seconds per nanosecond: clocks count nanoseconds, records hold seconds
+Times = TypeVar("Times", float, NDArray[np.float64], NDArray[np.int64])
 
 #: Causes of prompt tokens that were not reused; with `reused` they sum exactly to the prompt of each request.
 LOSS_CAUSES = (
@@ -74,6 +82,33 @@ class Record:
     captured_state_bytes: int
     preemptions: int
     recomputed_tokens: int  # tokens computed again after preemptions, prompt and output
+
+
+def ttft(arrived: Times, first_token: Times) -> Times:
+    """Time to first token, from the arrival, in the unit of the times."""
+    return first_token - arrived
+
+
+def e2e(arrived: Times, finished: Times) -> Times:
+    """End-to-end latency, from the arrival to the last token, in the unit of the times."""
+    return finished - arrived
+
+
+def tpot(first_token: Times, finished: Times, output_tokens: int | NDArray[Any]) -> NDArray[np.float64]:
+    """Time per output token after the first, of times on one clock, in their unit; NaN for one token."""
+    gaps = np.where(np.asarray(output_tokens) > 1, np.asarray(output_tokens) - 1, np.nan)
+    return np.asarray((finished - first_token) / gaps)
+
+
+def delays_of(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+    """Seconds per request, from columns of records: time in the queue, TTFT, E2E and TPOT.
+
+    A real server does not tell the time of admission: `queue_s` is then absent.
+    """
+    arrived, first, last = (columns[f"{name}_s"] for name in ("arrived", "first_token", "finished"))
+    queue = {"queue_s": columns["admitted_s"] - arrived} if "admitted_s" in columns else {}
+    waits = {"ttft_s": ttft(arrived, first), "e2e_s": e2e(arrived, last)}
+    return queue | waits | {"tpot_s": tpot(first, last, columns["output_tokens"])}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.records import ttft
+
 Values = Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
 
 
@@ -208,7 +210,7 @@ def _warmup(runs: Sequence[Run]) -> int | None:
 
 def _delays(run: Run) -> Times:
     order = np.argsort(run.arrived_s, kind="stable")
-    return run.first_token_s[order] - run.arrived_s[order]
+    return ttft(run.arrived_s[order], run.first_token_s[order])
 
 
 def drift_test(runs: Sequence[Run]) -> Drift | None:

@@ -9,13 +9,14 @@ import numpy as np
 
 from spanlab.analyses.base import Findings, Finished
 from spanlab.build import GIB, build_policy, build_prefill_time, held_token_bytes
+from spanlab.records import delays_of
 from spanlab.report.cells import Cell, Table, hidden, number_format, word
 from spanlab.report.sweep import SweepPoint, value_text
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES, BARS, OF_POINTS, whole_prompt_arms
 from spanlab.stats import Verdict, expected_prefix, t_interval, verdict_of
 from spanlab.study.bounds import ArmResult
-from spanlab.study.numbers import Columns, RunCell, delays_of, select
+from spanlab.study.numbers import Columns, RunCell, select
 
 
 def _outcome(verdict: Verdict) -> Cell:

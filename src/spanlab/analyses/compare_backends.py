@@ -32,7 +32,7 @@ from spanlab.analyses.fidelity import (
 from spanlab.build import build_policy, build_span_reads
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.engine.settings import remap_tokens
-from spanlab.records import Record
+from spanlab.records import Record, delays_of
 from spanlab.report import style, units
 from spanlab.report.cells import Cell, Table, number_format, percent, placeholder, seconds, short, signed_percent, word
 from spanlab.report.table import Field, tabulate, whole
@@ -40,7 +40,7 @@ from spanlab.settings.analyses import ANALYSES
 from spanlab.study.bounds import family
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.logs import read_steps
-from spanlab.study.numbers import Columns, delays_of, read_records, select
+from spanlab.study.numbers import Columns, read_records, select
 from spanlab_sim.run import simulate
 from spanlab_sim.timings import CalibratedTiming
 

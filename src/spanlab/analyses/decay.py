@@ -16,6 +16,7 @@ from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.build import build_arrivals
 from spanlab.core.protocol import novel_requests
 from spanlab.core.request import Request
+from spanlab.records import ttft
 from spanlab.report import style
 from spanlab.report.cells import (
     Cell,
@@ -158,8 +159,8 @@ class _PairedRun:
         return int(self.stream.novel[self.stream.windows <= window].sum())
 
     def ttft(self, columns: ColumnMap, window: int, with_novel: bool) -> float:
-        ttft = self.stream.aligned(columns, "first_token_s") - self.stream.aligned(columns, "arrived_s")
-        return float(ttft[self._rows(window, with_novel)].sum())
+        arrived, first = (self.stream.aligned(columns, name) for name in ("arrived_s", "first_token_s"))
+        return float(ttft(arrived, first)[self._rows(window, with_novel)].sum())
 
     def share(self, name: str, window: int) -> float:
         rows = self._rows(window, with_novel=False)

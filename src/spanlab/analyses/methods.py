@@ -36,6 +36,7 @@ from spanlab.analyses.method_data import (
     pair_changes,
 )
 from spanlab.core.request import Request
+from spanlab.records import delays_of
 from spanlab.report import style
 from spanlab.report.cells import (
     Cell,
@@ -58,7 +59,7 @@ from spanlab.stats import Floats, Groups, describe_few
 from spanlab.study.bounds import family
 from spanlab.study.jobs import run_cells
 from spanlab.study.machine import NAME, floor_files
-from spanlab.study.numbers import ArmFiles, at_rate, delays_of, read_records, select
+from spanlab.study.numbers import ArmFiles, at_rate, read_records, select
 from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.workload import Workload
 

@@ -20,7 +20,7 @@ from rich.progress import track
 
 from spanlab.build import build_arrivals
 from spanlab.core.request import Request
-from spanlab.records import Record, RunRow
+from spanlab.records import Record, RunRow, delays_of
 from spanlab.report.units import rounded_up
 from spanlab.settings.analyses import PlanSettings, SloSettings, Target
 from spanlab.settings.arms import Strategy
@@ -30,7 +30,7 @@ from spanlab.stats import SATURATED, Estimate, Interval, Run, assess, block_esti
 from spanlab.study.backends import Simulator
 from spanlab.study.folder import print_line
 from spanlab.study.jobs import Job
-from spanlab.study.numbers import Columns, delays_of, replace_file, select, utilisation_of
+from spanlab.study.numbers import Columns, replace_file, select, utilisation_of
 from spanlab.study.worker import Worker
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from spanlab.analyses.prefill_data import (
     prefill_entries,
 )
 from spanlab.model_spec import DeviceRates
+from spanlab.records import delays_of
 from spanlab.report import style, units
 from spanlab.report.cells import (
     Cell,
@@ -49,7 +50,7 @@ from spanlab.settings.study import Study
 from spanlab.study.bounds import family
 from spanlab.study.jobs import run_cells
 from spanlab.study.logs import LoggedStep, read_steps
-from spanlab.study.numbers import ArmFiles, Columns, RunCell, at_rate, delays_of, read_records, select
+from spanlab.study.numbers import ArmFiles, Columns, RunCell, at_rate, read_records, select
 from spanlab_sim.bounds import Bound
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _measured(
     """Return seconds by part, and lower bounds, of every request."""
     rows = []
     admitted, first = (np.rint(columns[name] * 1e9).astype(np.int64) for name in ("admitted_s", "first_token_s"))
-    waited = columns["first_token_s"] - columns["arrived_s"]
+    waited = delays_of(columns)["ttft_s"]
     for seed, start, end, ttft in zip(columns["seed"].tolist(), admitted.tolist(), first.tolist(), waited, strict=True):
         steps = _between(logs[seed], start, end)
         parts = [sum(step.phases[phase] for step in steps) for phase in PHASES]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
+from spanlab.records import delays_of
 from spanlab.report import cells, style, units
 from spanlab.report.cells import MISSING, Cell, Table
 from spanlab.report.table import Field, tabulate, with_ends
@@ -62,19 +63,16 @@ def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Go
 
     `columns` are fields of records, at least those that a client observes.
     """
-    arrived, first, last = (columns[f"{name}_s"] for name in ("arrived", "first_token", "finished"))
-    tokens = columns["output_tokens"]
-    several = tokens > 1
-    tpot = (last - first)[several] / (tokens[several] - 1)
-    values = _rates(columns, float(last.max() - arrived.min()))
-    values |= (
-        spread("ttft", (first - arrived) * _MS) | spread("tpot", tpot * _MS) | spread("e2el", (last - arrived) * _MS)
-    )
+    delays = delays_of(columns)
+    several = ~np.isnan(delays["tpot_s"])
+    values = _rates(columns, float(columns["finished_s"].max() - columns["arrived_s"].min()))
+    values |= spread("ttft", delays["ttft_s"] * _MS) | spread("tpot", delays["tpot_s"][several] * _MS)
+    values |= spread("e2el", delays["e2e_s"] * _MS)
     if gaps is not None:
         values |= _gap_spread(gaps)
-    if "admitted_s" in columns:
-        values |= spread("queue", (columns["admitted_s"] - arrived) * _MS)
-    values |= _goodput(columns, goals)
+    if "queue_s" in delays:
+        values |= spread("queue", delays["queue_s"] * _MS)
+    values |= _goodput(delays, values["duration"], goals)
     return values | _reuse(columns)
 
 
@@ -134,14 +132,11 @@ def pooled_percentile(values: Floats, counts: NDArray[np.int64], percent: float)
     return float(below + (above - below) * (position - np.floor(position)))
 
 
-def _goodput(columns: ColumnMap, goals: Mapping[str, Goal]) -> Values:
-    """Return requests per second that meet all limits of a goal, and their share."""
-    arrived, first, last = (columns[f"{name}_s"] for name in ("arrived", "first_token", "finished"))
-    tokens, duration_s = columns["output_tokens"], float(last.max() - arrived.min())
-    tpot = (last - first) / np.maximum(tokens - 1, 1)  # 0 for a single token
+def _goodput(delays: ColumnMap, duration_s: float, goals: Mapping[str, Goal]) -> Values:
+    """Return requests per second that meet all limits of a goal, and their share; one token has no TPOT to exceed."""
     values: Values = {}
     for name, goal in goals.items():
-        good = (first - arrived <= goal.ttft_s) & (tpot <= goal.tpot_s) & (last - arrived <= goal.e2e_s)
+        good = (delays["ttft_s"] <= goal.ttft_s) & ~(delays["tpot_s"] > goal.tpot_s) & (delays["e2e_s"] <= goal.e2e_s)
         values[f"slo_attainment:{name}"] = float(good.mean())
         if duration_s > 0:
             values[f"request_goodput:{name}"] = int(good.sum()) / duration_s

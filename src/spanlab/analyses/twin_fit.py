@@ -16,6 +16,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.core.policies.named import BLOCK
 from spanlab.core.request import Request, Span
 from spanlab.model_spec import HardwareSpec, ModelSpec
+from spanlab.records import NS, e2e, tpot, ttft
 from spanlab.registry import positive
 from spanlab.settings.study import Study
 from spanlab.typed_json import from_json, of_kind, reading
@@ -207,12 +208,6 @@ class TimedLog:
         return tpot(self.ttft_s, self.e2e_s, self.output_lens)
 
 
-def tpot(ttft_s: Floats, e2e_s: Floats, output_lens: NDArray[np.int64]) -> Floats:
-    """Return (E2E - TTFT) / (n - 1) for n output tokens; NaN for n = 1."""
-    more = np.where(output_lens > 1, output_lens - 1, np.nan)
-    return np.asarray((e2e_s - ttft_s) / more)
-
-
 def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
     """Return the log with its times; ValueError where it lacks the data that a fit needs."""
     prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
@@ -230,8 +225,8 @@ def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
         Request(number, number, (Span(tokens[:prompt]),), output, arrived, cache_salt=str(number))
         for number, (prompt, output, arrived) in enumerate(columns)
     )
-    ttft_s, e2e_s = observed.first_token - arrived_s, observed.last_token - arrived_s
-    return TimedLog(requests, arrived_s, ttft_s, e2e_s, outputs, trains, observed.notes)
+    waits = ttft(arrived_s, observed.first_token), e2e(arrived_s, observed.last_token)
+    return TimedLog(requests, arrived_s, *waits, outputs, trains, observed.notes)
 
 
 def _checked(log: Log, path: str, arrived_s: Floats, trains: NDArray[np.bool_]) -> Observed:
@@ -405,7 +400,6 @@ def descend(evaluate: Callable[[Floats], Linearised], start: Floats, prior: Prio
 # Fit of a server's rates to the times of its requests, by repeated simulation of the log.
 # ------------------------------------------------------------------------------
 
-NS = 1e-9
 #: Prior standard deviations of the logarithms: shares of a data sheet are known better than host times.
 PRIOR_SD = {"compute": 0.3, "bandwidth": 0.2, "host_s_with_prefill": 0.7}
 OTHER_SD = 1.0
@@ -491,7 +485,9 @@ class Fitting:
         def evaluate(point: Floats) -> Linearised:
             rates = replace(self._assumed, **_values(names, point))
             times = self.times(rates)
-            predicted = np.concatenate([self._training_delays(times.first_ns), self._training_delays(times.last_ns)])
+            predicted = np.concatenate(
+                [predicted_times(self.log, times)[name][self.log.trains] for name in ("ttft", "e2e")]
+            )
             changed = [replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names]
             slopes_ns = token_slopes(
                 self.log, times, [self._timing(changed_rates) for changed_rates in (rates, *changed)]
@@ -502,11 +498,6 @@ class Fitting:
             return Linearised(point, residuals / self._deviations, slopes / self._deviations[:, None], block_size)
 
         return evaluate
-
-    def _training_delays(self, token_ns: NDArray[np.int64]) -> Floats:
-        """Return seconds from arrival of the training requests."""
-        delays: Floats = (token_ns * NS - self.log.arrived_s)[self.log.trains]
-        return delays
 
 
 def _parameters(names: tuple[str, ...], best: Linearised, prior: Prior) -> dict[str, Parameter]:
@@ -533,7 +524,8 @@ METRICS = ("ttft", "tpot", "e2e")
 
 def predicted_times(log: TimedLog, times: Times) -> dict[str, Floats]:
     """Return predicted seconds of every request, by metric."""
-    ttft_s, e2e_s = times.first_ns * NS - log.arrived_s, times.last_ns * NS - log.arrived_s
+    first_s, last_s = (np.asarray(ns * NS, np.float64) for ns in (times.first_ns, times.last_ns))
+    ttft_s, e2e_s = ttft(log.arrived_s, first_s), e2e(log.arrived_s, last_s)
     return {"ttft": ttft_s, "tpot": tpot(ttft_s, e2e_s, log.output_lens), "e2e": e2e_s}
 
 

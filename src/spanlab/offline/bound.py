@@ -33,6 +33,7 @@ import numpy as np
 
 from spanlab.core.request import UNLIMITED, Budget
 from spanlab.offline.forest import Flags, Floats, Ints, Reuses
+from spanlab.records import NS
 
 # ------------------------------------------------------------------------------
 # The largest reuse of equal units under one capacity: evict the farthest next use first, with
@@ -556,7 +557,6 @@ def resources_of(reuses: Reuses, memory: CacheMemory) -> list[Resource]:
 # TTFT under load.
 # ------------------------------------------------------------------------------
 
-NS = 1e-9
 ERROR = 1e-12  # of sums in float64, relative to the sum of all times
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.records import ttft
 from spanlab.stats import SATURATED, UNSETTLED, Interval, Stationarity, t_interval
 
 
@@ -99,7 +100,7 @@ def half_width(values: NDArray[Any]) -> float:
 
 def ttft_s(arm: ArmData) -> NDArray[np.float64]:
     """Time from arrival to first token of every counted request, in seconds."""
-    return np.asarray(arm.columns["first_token_s"] - arm.columns["arrived_s"], dtype=np.float64)
+    return ttft(arm.columns["arrived_s"], arm.columns["first_token_s"])
 
 
 def resident_bytes(arm: ArmData) -> float:

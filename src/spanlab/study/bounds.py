@@ -17,7 +17,7 @@ from spanlab.core.protocol import in_view
 from spanlab.core.request import UNLIMITED, Budget, Request
 from spanlab.core.rules import StorageRules
 from spanlab.core.tree import whole
-from spanlab.offline.bound import NS, CacheMemory, Prefill, least_ttft, offline_bound
+from spanlab.offline.bound import CacheMemory, Prefill, least_ttft, offline_bound
 from spanlab.offline.forest import (
     Admissions,
     Forest,
@@ -31,6 +31,7 @@ from spanlab.offline.forest import (
     salted_parent,
     service_order,
 )
+from spanlab.records import NS, ttft
 from spanlab.report.data import ArmData, LoadPoint
 from spanlab.settings.analyses import parse_limit
 from spanlab.settings.arms import Strategy
@@ -153,7 +154,7 @@ def _in_seconds(arm: str, total: dict[str, Any], counted: Columns) -> dict[str, 
 def whole_ns(records: Columns) -> int:
     """Return the sum of TTFTs in nanoseconds; a clock of whole nanoseconds wrote the times."""
     first, arrived = (np.rint(records[name] / NS).astype(np.int64) for name in ("first_token_s", "arrived_s"))
-    return int((first - arrived).sum())
+    return int(ttft(arrived, first).sum())
 
 
 @dataclass

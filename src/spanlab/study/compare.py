@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from spanlab.records import delays_of
 from spanlab.registry import REQUIRED, entry
 from spanlab.report import cells, units
 from spanlab.report.cells import Cell, Column, Table
@@ -225,7 +226,7 @@ def differences(pairs: Pairs, saturated: bool) -> ArmDifferences:
         pairs.seeds,
         len(np.unique(first["group_id"])),
         (_hit_rate(first), _hit_rate(other)),
-        (float(_delay(first, "first_token_s").mean()), float(_delay(other, "first_token_s").mean())),
+        (float(delays_of(first)["ttft_s"].mean()), float(delays_of(other)["ttft_s"].mean())),
         token_hit_rate(pairs),
         *delays,
     )
@@ -246,24 +247,19 @@ def token_hit_rate(pairs: Pairs) -> Difference:
 
 def mean_ttft(pairs: Pairs) -> Difference:
     """Return the mean TTFT of the other run ÷ that of the first."""
-    return _mean_delay(pairs, "first_token_s")
+    return _mean_delay(pairs, "ttft_s")
 
 
 def mean_e2e(pairs: Pairs) -> Difference:
     """Return the mean E2E latency of the other run ÷ that of the first."""
-    return _mean_delay(pairs, "finished_s")
+    return _mean_delay(pairs, "e2e_s")
 
 
-def _mean_delay(pairs: Pairs, until: str) -> Difference:
+def _mean_delay(pairs: Pairs, name: str) -> Difference:
     clusters = pairs.clusters()
-    first, other = (_delay(columns, until) for columns in (pairs.first, pairs.other))
+    first, other = (delays_of(columns)[name] for columns in (pairs.first, pairs.other))
     interval = positive_ratio(clusters.sums(other), clusters.sums(first))
     return Difference(_differences_verdict(interval, 1.0, np.array_equal(first, other)), interval)
-
-
-def _delay(columns: PairedColumns, until: str) -> np.ndarray:
-    delay: np.ndarray = columns[until] - columns["arrived_s"]
-    return delay
 
 
 def _differences_verdict(interval: Interval, no_difference: float, same: bool) -> Verdict:
@@ -440,20 +436,15 @@ def _errors(first: FinishedRun, other: FinishedRun, arm: str) -> dict[str, tuple
         pairs = paired(first.records(arm), other.records(arm))
     except UnpairedError:
         return {}
-    ours, theirs = (_delays(columns) for columns in (pairs.first, pairs.other))
+    ours, theirs = (delays_of(columns) for columns in (pairs.first, pairs.other))
     errors = {}
-    for name, values in ours.items():
+    for delay, mean in (("ttft_s", "mean_ttft_ms"), ("e2e_s", "mean_e2el_ms")):
+        values = ours[delay]
         positive = values > 0
         if positive.any():
-            error = np.abs(theirs[name][positive] - values[positive]) / values[positive]
-            errors[name] = (float(np.median(error)), float(np.percentile(error, 95)))
+            error = np.abs(theirs[delay][positive] - values[positive]) / values[positive]
+            errors[mean] = (float(np.median(error)), float(np.percentile(error, 95)))
     return errors
-
-
-def _delays(columns: dict[str, Any]) -> dict[str, Any]:
-    """Client-side delays in seconds, by the name of their mean."""
-    arrived, first, last = (columns[f"{name}_s"] for name in ("arrived", "first_token", "finished"))
-    return {"mean_ttft_ms": first - arrived, "mean_e2el_ms": last - arrived}
 
 
 # ------------------------------------------------------------------------------

@@ -21,13 +21,14 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_spec import DeviceRates, ModelSpec
+from spanlab.records import delays_of
 from spanlab.report.data import StudyData
 from spanlab.settings.analyses import FLOOR, needed
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.folder import PACKAGES_OF, machine
 from spanlab.study.jobs import Row, run_cells
-from spanlab.study.numbers import ArmFiles, Columns, delays_of, select
+from spanlab.study.numbers import ArmFiles, Columns, select
 
 # ------------------------------------------------------------------------------
 # Noise of a machine that runs an engine study: readings, limits, and the texts for a report.

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from spanlab.records import LOSS_CAUSES, Record, ServedRecord
+from spanlab.records import LOSS_CAUSES, Record, ServedRecord, delays_of
 from spanlab.report.data import LoadPoint
 from spanlab.stats import CLOSED, SATURATED, Clusters, Interval, Run, Stationarity, assess, positive_ratio, share
 
@@ -100,21 +100,6 @@ def at_rate(columns: Columns, rate_rps: float | None) -> NDArray[np.bool_]:
     rates = columns["rate_rps"]
     mask: NDArray[np.bool_] = np.isnan(rates) if rate_rps is None else rates == rate_rps
     return mask
-
-
-def delays_of(columns: Columns) -> dict[str, NDArray[np.float64]]:
-    """Seconds per request: queue (admission − arrival), TTFT (first token − arrival), E2E (last token − arrival),
-    TPOT ((last − first token) / (tokens − 1), NaN for one token)."""
-    first, arrived = columns["first_token_s"], columns["arrived_s"]
-    gaps = columns["output_tokens"] - 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(gaps > 0, (columns["finished_s"] - first) / gaps, np.nan)
-    return {
-        "queue_s": columns["admitted_s"] - arrived,
-        "ttft_s": first - arrived,
-        "e2e_s": columns["finished_s"] - arrived,
-        "tpot_s": tpot,
-    }
 
 
 def requests_needed(percent: float) -> int:

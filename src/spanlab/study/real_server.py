@@ -19,7 +19,7 @@ import orjson
 from spanlab.core.request import Request
 from spanlab.engine.settings import remap_tokens
 from spanlab.judge import api_key
-from spanlab.records import ServedRecord, ServedRun
+from spanlab.records import NS, ServedRecord, ServedRun
 from spanlab.settings.study import Study
 from spanlab.study.jobs import Backend, Job, RunLogs
 from spanlab.study.logs import TokenGaps
@@ -31,8 +31,6 @@ from spanlab_sim.server import Source
 # A run on a real OpenAI-compatible server with its own scheduler and cache; records hold
 # client-side values.
 # ------------------------------------------------------------------------------
-
-_NS = 1e-9
 
 
 class RemoteServer(Backend):
@@ -100,9 +98,9 @@ class Answers:
                 request_id=sent.request.id,
                 group_id=sent.request.group_id,
                 counted=counted,
-                arrived_s=sent.request.arrived_at * _NS,
-                first_token_s=times[0] * _NS,
-                finished_s=times[-1] * _NS,
+                arrived_s=sent.request.arrived_at * NS,
+                first_token_s=times[0] * NS,
+                finished_s=times[-1] * NS,
                 prompt_tokens=answer.prompt_tokens,
                 output_tokens=answer.output_tokens,
                 reused_tokens=answer.cached_tokens,
@@ -119,9 +117,9 @@ class Answers:
             seed=self.job.seed,
             rate_rps=self.job.rate_rps,
             requests=self.served,
-            makespan_s=self._end_ns * _NS,
-            late_mean_s=float(np.mean(self._late_ns)) * _NS,
-            late_max_s=max(self._late_ns) * _NS,
+            makespan_s=self._end_ns * NS,
+            late_mean_s=float(np.mean(self._late_ns)) * NS,
+            late_max_s=max(self._late_ns) * NS,
             failures=self.failures,
             other_lengths=self.other_lengths,
         )
