@@ -31,7 +31,7 @@ from pages import table
 
 from spanlab.core.admission import BatchRules
 from spanlab.core.placement import no_states
-from spanlab.core.policies.block_pool import BlockRules, BlockStore, pool_of
+from spanlab.core.policies.block_pool import BlockRules, BlockShape, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Budget, Request, Span
@@ -93,7 +93,8 @@ def metadata(block_size: int) -> dict[str, float]:
     nodes, payload = len(below(root)), tree.num_tokens * KV
     requests = [Request(at, 0, (Span(np.frombuffer(one.tobytes(), np.int32)),)) for at, one in enumerate(prompts)]
     tracemalloc.start()
-    table = BlockPolicy(BlockRules(block_size), BlockStore(pool_of(1 << 50, block_size * KV), block_size * KV, 0))
+    shape = BlockShape(block_size, block_size * KV, 0)
+    table = BlockPolicy(BlockRules(block_size), BlockStore(shape.pool(1 << 50), shape.block_bytes, 0))
     for request in requests:
         allocation = table.allocate(table.match(request, 0), 0)
         assert allocation is not None and table.append(allocation, 0, request.num_tokens)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
 from spanlab.core.step import ScheduledSequence, ScheduledStep, StepResult, finished_after
 from spanlab.core.step_features import StepFeatures, features
-from spanlab.model_spec import HardwareSpec, ModelSpec
+from spanlab.model_spec import HardwareSpec, ModelSpec, block_tokens
 from spanlab.registry import Registry, not_negative, one_of, positive
 from spanlab.typed_json import from_json, reading
 from spanlab_sim.server import Replica, Server, Source
@@ -282,7 +281,7 @@ class Deployment:
             return usual
         kv = self.kv_bytes_per_token(model) / model.attention_layers
         state = model.state_bytes / model.recurrent_layers / self.tensor_parallel
-        return ceil(state / (kv * usual)) * usual
+        return block_tokens(kv, state, usual)
 
     def padded(self, tokens: int) -> int:
         """Return the tokens that a forward of `tokens` tokens computes."""

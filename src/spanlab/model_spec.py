@@ -45,6 +45,14 @@ def _wide(position: Positions | int) -> Counts | int:
     return position.astype(np.int64) if isinstance(position, np.ndarray) else int(position)
 
 
+def block_tokens(kv_bytes: float, state_bytes: float, multiple: int) -> int:
+    """Return the least multiple of `multiple` tokens whose KV in one layer is no smaller than one layer's state.
+
+    vLLM 0.32.0 sizes the blocks of hybrids so, since one pool of equal blocks holds both. `kv_bytes` is of one token.
+    """
+    return int(-(-state_bytes // (kv_bytes * multiple))) * multiple
+
+
 # Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; no code assigns to it.
 @dataclass
 class ModelSpec:
@@ -178,7 +186,7 @@ class ModelSpec:
         """
         kv = self.kv_bytes_per_token // self.attention_layers
         state = self.state_bytes // self.recurrent_layers + drafts * self._conv_column_bytes
-        return -(-state // (kv * multiple)) * multiple
+        return block_tokens(kv, state, multiple)
 
     @property
     def _state_size(self) -> int:

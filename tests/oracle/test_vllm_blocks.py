@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.core.policies.named import BLOCK
+from spanlab.core.policies.block_pool import BLOCK
 from spanlab.model_files import choices, find_config, find_spec
 from spanlab_sim.timings import Deployment
 

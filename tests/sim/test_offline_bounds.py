@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spanlab.build import GIB, build_arrivals, build_budget, build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.admission import BatchRules
-from spanlab.core.policies.block_pool import BlockRules, BlockStore, pool_of
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import UNLIMITED, Budget, Request, Span
 from spanlab.core.rules import ReuseRules, StorageRules
@@ -171,7 +171,7 @@ def test_no_run_of_a_block_pool_beats_its_bound(scenario, data):
     block_bytes = max(4 * KV, state)
     blocks = 2 * (max(r.num_tokens + r.output_len for r in requests) // 4 + 4)
     blocks += data.draw(st.integers(0, 40))
-    store = BlockStore(pool_of(blocks * block_bytes, block_bytes), block_bytes, state)
+    store = BlockStore(BlockPool(blocks - 1), block_bytes, state)
     policy, records = BlockPolicy(BlockRules(4, kind), store), []
     batch = BatchRules(data.draw(st.sampled_from([16, 64, 512])), scenario.rules.max_num_seqs)
     simulate(requests, policy, batch, TIMINGS[scenario.timing], records.append)

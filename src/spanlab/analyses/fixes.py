@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from spanlab.build import GIB, build_budget, build_placer
-from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, PrefillInfo, Rule
-from spanlab.core.policies.named import BLOCK
+from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Placer, PrefillInfo, Rule, retention
+from spanlab.core.policies.block_pool import BLOCK, block_shape
 from spanlab.model_spec import ModelSpec
 from spanlab.offline.bound import most_reused_tokens
 from spanlab.offline.forest import Ints, ServiceOrder, find_reuses
@@ -112,24 +112,11 @@ def _pool(study: Study, name: str) -> CacheRules:
 
 def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> CacheRules:
     """Return the rules of a pool with blocks of `block_size` tokens; None: vLLM's block size for the model."""
-    groups = model.state_groups
-    size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
-    state = -(-model.state_bytes // groups) if groups else 0
-    block_bytes = max(size * model.kv_bytes_per_token, state)
-    null_block = 1
-    rules = CacheRules(size, block_bytes, max(0, capacity // block_bytes - null_block) * block_bytes, pooled=True)
-    return replace(rules, state_bytes=groups * block_bytes, unit=size, placer=_align(size)) if groups else rules
-
-
-def _align(size: int) -> Rule:
-    """Place states at the last block boundary, and at the end of a matched prefix that has none."""
-
-    def positions(prefill: PrefillInfo) -> tuple[int, ...]:
-        last = (prefill.prompt - 1) // size * size
-        junction = min(prefill.matched, last)
-        return (last, junction) if junction > prefill.resume else (last,)
-
-    return Rule(positions)
+    shape = block_shape(model, model.kv_bytes_per_token, block_size)
+    size, block_bytes, groups = shape
+    rules = CacheRules(size, block_bytes, shape.pool(capacity).num_blocks * block_bytes, pooled=True)
+    placer = retention(facts=ArmFacts(size, size, 0, 0))
+    return replace(rules, state_bytes=groups * block_bytes, unit=size, placer=placer) if groups else rules
 
 
 def _tree(study: Study, name: str, longest: int) -> CacheRules:
@@ -508,7 +495,7 @@ def _fine_grained(arm: ExplainedArm) -> CacheRules:
     )
 
 
-def _placements(rules: CacheRules) -> dict[str, tuple[str, Rule]]:
+def _placements(rules: CacheRules) -> dict[str, tuple[str, Placer]]:
     unit = rules.unit
 
     def last(prefill: PrefillInfo) -> int:
@@ -522,7 +509,7 @@ def _placements(rules: CacheRules) -> dict[str, tuple[str, Rule]]:
         "last": ("a state at the prompt's last boundary alone", Rule(lambda prefill: (last(prefill),))),
         "last_and_branch": (
             "states at the last boundary, and where prompts part once it is stored",
-            Rule(lambda prefill: (last(prefill), *branch(prefill))),
+            retention(facts=ArmFacts(unit, unit, 0, 0)),
         ),
         "branch": ("a state where prompts part, alone", Rule(branch)),
         "seen": (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spanlab.build import GIB
 from spanlab.core.admission import BatchRules
-from spanlab.core.policies.named import BLOCK
+from spanlab.core.policies.block_pool import BLOCK
 from spanlab.core.request import Request, Span
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.records import NS, e2e, tpot, ttft

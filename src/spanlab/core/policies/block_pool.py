@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from spanlab.core.request import Request
 from spanlab.core.token_string import Tokens, TokenString
+from spanlab.model_spec import ModelSpec
 
 
 class BlockKey(NamedTuple):
@@ -421,16 +422,36 @@ class BlockStore:
         return self.pool.num_evicted.total() * self.block_bytes
 
 
-def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:
-    """Return the pool for a budget; one block of it is the null block, which stores nothing."""
-    return BlockPool(max(0, budget_bytes // block_bytes - 1))
-
-
 # ------------------------------------------------------------------------------
 # Rules of a pool of hashed blocks: block size, and which recurrent states are stored.
 # ------------------------------------------------------------------------------
 
+BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 StateMode = Literal["none", "align"]
+
+
+class BlockShape(NamedTuple):
+    """Blocks of a pool for one model: tokens and bytes of each, and blocks per recurrent state."""
+
+    size: int
+    block_bytes: int
+    state_groups: int
+
+    def pool(self, budget_bytes: int) -> BlockPool:
+        """Return the pool for a budget; one block of it is the null block, which stores nothing."""
+        return BlockPool(max(0, budget_bytes // self.block_bytes - 1))
+
+
+def block_shape(model: ModelSpec, token_bytes: int, block_size: int | None = None) -> BlockShape:
+    """Return the blocks of `block_size` tokens; None: vLLM's size for the model.
+
+    KV and states come from one pool, so that a block holds either. vLLM 0.32.0 therefore raises a hybrid's block size
+    until the KV of a layer is no smaller than the state of a layer, and pads the smaller of the two.
+    """
+    groups = model.state_groups
+    size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
+    state = -(-model.state_bytes // groups) if groups else 0
+    return BlockShape(size, max(size * token_bytes, state), groups)
 
 
 @dataclass(frozen=True, slots=True)

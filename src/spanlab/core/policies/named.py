@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spanlab.core.admission import Admission, SecondTouch, always
 from spanlab.core.placement import Placer
-from spanlab.core.policies.block_pool import BlockRules, BlockStore, pool_of
+from spanlab.core.policies.block_pool import BLOCK, BlockRules, BlockShape, BlockStore, block_shape
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy, CountedBlocks, UnsharedPolicy
 from spanlab.core.policies.tree_variants import (
@@ -25,7 +25,6 @@ from spanlab.model_spec import ModelSpec
 from spanlab.registry import Registry
 
 CHUNK = 256  # tokens, LMCache's usual chunk
-BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
 #: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; with `drops_last` the
@@ -77,14 +76,12 @@ def blocks(
     cut: bool = False,
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
-    groups = model.state_groups
-    size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
+    shape = block_shape(model, token_bytes, block_size)
+    size, block_bytes, groups = shape
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
     rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut, ahead, drops_last)
-    state = -(-model.state_bytes // groups) if groups else 0
-    block_bytes = max(size * token_bytes, state)
-    pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)
+    pool = shape.pool(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes))
     return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
 
 
@@ -93,9 +90,9 @@ def unshared(model: ModelSpec, budget: Budget, token_bytes: int, block_size: int
     """The pool of `blocks` for requests without common tokens, as in logs of lengths; for models of attention alone."""
     if model.is_hybrid:
         raise ValueError(f"policy=unshared with model.name={model.name}: expected a model of attention layers alone")
-    block_bytes = block_size * token_bytes
-    blocks = pool_of(min(budget.total_bytes, budget.kv_bytes), block_bytes).num_blocks
-    return UnsharedPolicy(block_size, CountedBlocks(blocks, block_bytes))
+    shape = BlockShape(block_size, block_size * token_bytes, 0)
+    blocks = shape.pool(min(budget.total_bytes, budget.kv_bytes)).num_blocks
+    return UnsharedPolicy(block_size, CountedBlocks(blocks, shape.block_bytes))
 
 
 @POLICIES.register("exact_hash")
@@ -111,6 +108,6 @@ def chunks(model: ModelSpec, budget: Budget, token_bytes: int, block_size: int =
     """A pool of chunks that stores prompts only, as in LMCache; for models of attention alone."""
     if model.is_hybrid:
         raise ValueError(f"policy=chunks with model.name={model.name}: expected a model of attention layers alone")
-    block_bytes = block_size * token_bytes
-    pool = pool_of(min(budget.total_bytes, budget.kv_bytes), block_bytes)
-    return ChunkPolicy(BlockRules(block_size), BlockStore(pool, block_bytes, 0))
+    shape = BlockShape(block_size, block_size * token_bytes, 0)
+    pool = shape.pool(min(budget.total_bytes, budget.kv_bytes))
+    return ChunkPolicy(BlockRules(block_size), BlockStore(pool, shape.block_bytes, 0))
