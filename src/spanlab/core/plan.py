@@ -48,6 +48,58 @@ class Losses(NamedTuple):
     repair: int = 0
 
 
+class Match(NamedTuple):
+    """A prompt or cache span beside the contents of a cache, in tokens from its start.
+
+    length     all its tokens
+    seen       longest beginning that was ever computed under its key
+    usable     of these, without a last token that is computed for its logits
+    aligned    of these, whole units of reuse
+    matched    longest beginning whose KV is present, at most `usable`
+    present    of these, whole units of reuse, at most `aligned`
+    resume     where computation starts
+    tombstone  the deepest position in [resume, present] whose state was stored once; `resume` without one
+    unit       tokens that are reused together: a block, or the grid of the recurrent kernel
+    """
+
+    length: int
+    seen: int
+    usable: int
+    aligned: int
+    matched: int
+    present: int
+    resume: int
+    tombstone: int
+    unit: int
+
+
+def losses_of(match: Match, evicted: int, refused: int = 0, stranded: int = 0) -> Losses:
+    """Attribute every token behind the resume position to one cause, so that reused + lost = length.
+
+    `evicted`   tokens behind the matched ones that were stored and evicted since
+    `refused`   tokens of the longest beginning that a store refused, because it was full of locked entries
+    `stranded`  tokens behind the matched ones that are stored, after a block that is missing
+
+    A token counts once. The causes are tried in this order, and each takes no more than the tokens that are left:
+    a unit of which only a part is present; a refusal; evictions; stranded blocks; the rest was never stored.
+    """
+    partial = min(match.matched % match.unit, match.aligned - match.present)
+    missing = match.aligned - match.present - partial
+    locked = min(max(0, refused - match.matched), missing)
+    kv_evicted = min(evicted, missing - locked)
+    unreachable = min(stranded, missing - locked - kv_evicted)
+    return Losses(
+        never_seen=match.length - match.seen,
+        never_stored=missing - locked - kv_evicted - unreachable,
+        kv_evicted=kv_evicted,
+        state_evicted=match.tombstone - match.resume,
+        state_never_placed=match.present - match.tombstone,
+        alignment=match.usable - match.aligned + partial + unreachable,
+        last_token=match.seen - match.usable,
+        locked=locked,
+    )
+
+
 class CacheSpanPlan(NamedTuple):
     """The plan of one cache span: lengths in its tokens, from its start, and the nodes that they are read from.
 

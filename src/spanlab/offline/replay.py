@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.placement.rules import Placer, PrefillInfo
+from spanlab.core.plan import Match, losses_of
 from spanlab.core.protocol import greedy
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import Node, PrefixTree
@@ -248,20 +249,10 @@ class _Cache:
         usable = min(prefill.seen, max(prefill.prompt - 1, 0))
         aligned = usable // unit * unit
         matched = min(prefill.matched, usable)
-        present = min(matched // unit * unit, aligned)
-        unaligned = min(matched % unit, aligned - present)  # stored, in a unit of which the rest is missing
-        missing = aligned - present - unaligned
-        kv_evicted = min(self._evicted(path, usable), missing)
-        tombstone = prefill.resume if self.rules.placer is None else self._tombstone(path, prefill.resume, present)
-        states = (0, 0) if self.rules.placer is None else (tombstone - prefill.resume, present - tombstone)
-        return (
-            prefill.prompt - prefill.seen,
-            missing - kv_evicted,
-            kv_evicted,
-            *states,
-            usable - aligned + unaligned,
-            prefill.seen - usable,
-        )
+        present, resume = min(matched // unit * unit, aligned), prefill.resume
+        tombstone = resume if self.rules.placer is None else self._tombstone(path, resume, present)
+        lengths = prefill.prompt, prefill.seen, usable, aligned, matched, present, resume, tombstone
+        return losses_of(Match(*lengths, unit), self._evicted(path, usable))[: len(CAUSES)]
 
     def _evicted(self, path: list[int], limit: int) -> int:
         """Return the tokens up to `limit` that the last use of their node stored, and that were evicted since."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spanlab.core.ledger import Ledger
-from spanlab.core.plan import Losses, Need, PrefillRange, ReusePlan, Work
+from spanlab.core.plan import Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
 from spanlab.core.policies.block_pool import (
     NULL_BLOCK,
     AttentionBlocks,
@@ -166,22 +166,13 @@ class BlockMatcher:
         usable = min(seen, length - 1)
         aligned = self._rules.usable(usable // size)
         present = min(self._rules.usable(matched), aligned)
-        evicted = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
-        tombstone = next(evicted, resume) if self._states else present
-        missing = aligned - present
-        kv_evicted = min(len(self.evicted(digests[matched : usable // size])), missing)
-        stored = sum([self._pool.find(0, digest) is not None for digest in digests[matched : usable // size]])
-        unreachable = min(stored, missing - kv_evicted)  # behind a block that is missing
-        return Losses(
-            never_seen=length - seen,
-            never_stored=(missing - kv_evicted - unreachable) * size,
-            kv_evicted=kv_evicted * size,
-            state_evicted=(tombstone - resume) * size,
-            state_never_placed=(present - tombstone) * size,
-            alignment=usable - (aligned - unreachable) * size,
-            last_token=seen - usable,
-            locked=0,
-        )
+        once = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
+        tombstone = next(once, resume) if self._states else present
+        behind = digests[matched : usable // size]
+        stranded = sum([self._pool.find(0, digest) is not None for digest in behind])
+        ends = min(matched, usable // size) * size, present * size, resume * size, tombstone * size
+        match = Match(length, seen, usable, aligned * size, *ends, size)
+        return losses_of(match, len(self.evicted(behind)) * size, stranded=stranded * size)
 
     def evicted(self, digests: Sequence[int]) -> list[int]:
         """Return the digests whose blocks were evicted and that no request has missed since."""

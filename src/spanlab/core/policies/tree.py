@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.placement.rules import Placer, PrefillInfo
 from spanlab.core.plan import (
     CacheSpanPlan,
     Losses,
+    Match,
     Need,
     ReusePlan,
     TreeAllocation,
     combine_plans,
+    losses_of,
     prefix_lengths,
     work_of,
 )
@@ -131,13 +132,19 @@ class Matcher:
         limit = length - 1 if last and not self._rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))
         resumable = resume if matched <= limit else self._resume(node, matched)[1]
-        unit = self._captures.unit(cache_span)
         usable = min(seen, limit)
         losses = Losses(length - seen, 0, 0, 0, 0, 0, seen - usable, 0)
         if usable > resume:
-            evicted = self._ledger.evicted(self._index.key(request, cache_span), cache_span.tokens, matched, usable)
-            match = _Match(unit, usable, min(matched, usable), resume, node)
-            losses = self._losses(losses, match, refused, evicted)
+            unit, present_tokens, evicted = self._captures.unit(cache_span), min(matched, usable), 0
+            if self._rules.keeps:
+                key = self._index.key(request, cache_span)
+                evicted = self._ledger.evicted(key, cache_span.tokens, matched, usable)
+            else:  # nothing is stored, so that nothing was evicted or refused
+                present_tokens = refused = 0
+            aligned, present = self._usable(usable, unit), self._usable(present_tokens, unit)
+            tombstone = node.deepest_loss(resume, present) if resume < present else resume
+            match = Match(length, seen, usable, aligned, present_tokens, present, resume, tombstone, unit)
+            losses = losses_of(match, evicted, refused)
         anchor = node
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
@@ -160,42 +167,6 @@ class Matcher:
     def _usable(self, tokens: int, unit: int) -> int:
         """Return how many of the matched tokens are reused: whole units, without the last one with `drops_last`."""
         return max(0, tokens // unit - self._rules.drops_last) * unit
-
-    def _losses(self, losses: Losses, match: _Match, refused: int, evicted: int) -> Losses:
-        """Attribute the tokens between the resume position and the end of the usable ones to causes.
-
-        `refused`  tokens of the longest prefix that the store refused; `evicted` tokens behind the matched ones
-        """
-        aligned = self._usable(match.usable, match.unit)
-        alignment = match.usable - aligned
-        if not self._rules.keeps:
-            return losses._replace(never_stored=aligned, alignment=alignment)
-        present = self._usable(match.matched, match.unit)
-        unaligned = min(
-            match.matched % match.unit, aligned - present
-        )  # present, in a unit of which the rest is missing
-        missing = aligned - present - unaligned
-        locked = min(max(0, refused - match.matched), missing)
-        kv_evicted = min(evicted, missing - locked)
-        tombstone = match.node.deepest_loss(match.resume, present) if match.resume < present else match.resume
-        return losses._replace(
-            never_stored=missing - locked - kv_evicted,
-            kv_evicted=kv_evicted,
-            state_evicted=tombstone - match.resume,
-            state_never_placed=present - tombstone,
-            alignment=alignment + unaligned,
-            locked=locked,
-        )
-
-
-class _Match(NamedTuple):
-    """A match: the unit of reuse, usable tokens, matched ones among them, the resume position and the deepest node."""
-
-    unit: int
-    usable: int
-    matched: int
-    resume: int
-    node: Node
 
 
 # ------------------------------------------------------------------------------
