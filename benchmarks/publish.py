@@ -1,8 +1,19 @@
-"""Publish finished runs: copy them to benchmarks/NAME and fill the pages. No number is typed by hand.
+"""Publish finished runs: write them below benchmarks/NAME and fill the pages. No number is typed by hand.
 
     .venvs/sim/bin/python benchmarks/publish.py NAME [NAME ...]
+    .venvs/sim/bin/python benchmarks/publish.py --check
+    .venvs/sim/bin/python benchmarks/publish.py --rehash [NAME ...]
 
-`manifest.yaml` lists the run of NAME, its commands, and the published tables and figures.
+`--check` names the results that were published by other settings than their command has now. `--rehash` takes
+the present settings for those of the results: after a change of the settings' form, and of no result.
+
+`manifest.yaml` lists the run of NAME, its commands, and the published tables and figures. A folder then has
+
+    overrides.yaml   what the command changes of its entry
+    headline.json    origin, hash of the settings, numbers that texts of the pages quote
+    TABLE.csv        each published table
+    FIGURE.png       each published figure
+
 Pages have marks, `<!-- MARK -->` to `<!-- /MARK -->`:
 
     NAME         origin (commands, data, device, commit), caveats, every table, every figure
@@ -18,20 +29,28 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
-from pages import ROOT, fill_mark
+from headline import config_hash, copy_figure, flat_rows, headline, write_headline, write_rows
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pages import HERE, ROOT, fill_mark
 from texts import TEXTS, texts_of
 
+from spanlab.cli import compose
+from spanlab.errors import sentence
 from spanlab.report.cells import Table
 from spanlab.report.table import markdown, read
+from spanlab.study.folder import CONFIG
 
 MARK = re.compile(r"<!-- ([^/ ][^ ]*) -->\n")
 
@@ -46,6 +65,8 @@ class Result:
     tables    published tables, each with the shown columns; none: all
     figures   published figures
     files     further files of the run to copy
+    numbers   dotted keys of the summary that texts of the pages quote
+    rows      lists of the summary that texts read, as CSV by name: a key, and a key inside its entries
     """
 
     name: str
@@ -54,6 +75,51 @@ class Result:
     tables: Mapping[str, Sequence[str]]
     figures: Sequence[str]
     files: Sequence[str] = ()
+    numbers: Sequence[str] = ()
+    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+class Command(NamedTuple):
+    """A command of the manifest: its entry, or the stem of its script, and what it changes."""
+
+    entry: str
+    overrides: tuple[str, ...]
+    is_script: bool
+
+
+def command_of(text: str) -> Command:
+    """Return the parts of a command line."""
+    words = shlex.split(text)
+    overrides = tuple(word for word in words if "=" in word)
+    if "-cn" in words:
+        return Command(words[words.index("-cn") + 1], overrides, False)
+    return Command(next(Path(word).stem for word in words if word.endswith(".py")), overrides, True)
+
+
+def settings_of(name: str, command: Command) -> Any:
+    """Return the settings of a published result as a run composes them.
+
+    Raises:
+        ValueError: the entry, or something that the command changes, is no longer known.
+    """
+    try:
+        if not command.is_script:
+            return compose(command.entry, list(command.overrides))
+        if (scripts := str(HERE / "hybrid_answers")) not in sys.path:
+            sys.path.append(scripts)
+        from probe_report import settings_of as settings_of_script
+        from probe_settings import HybridAnswers, TailReplay, TrainProbe
+
+        programs = {"train_probe": TrainProbe, "hybrid_answers": HybridAnswers, "tail_replay": TailReplay}
+        return settings_of_script(programs[command.entry], command.overrides)
+    except (ValueError, LookupError, HydraException, OmegaConfBaseException) as error:
+        raise ValueError(f"{name}: expected an entry and overrides that compose: {sentence(error)}") from error
+
+
+def stored_command(result: Result, root: Path = ROOT) -> Command:
+    """Return the entry of a published result with its stored overrides."""
+    stored = yaml.safe_load((root / "benchmarks" / result.name / "overrides.yaml").read_text())
+    return command_of(result.commands[0])._replace(overrides=tuple(stored))
 
 
 def manifest(root: Path = ROOT) -> dict[str, Result]:
@@ -129,7 +195,7 @@ class Published:
 
 
 def publish(result: Result, root: Path) -> Published:
-    """Copy a finished run below benchmarks/.
+    """Write a finished run below benchmarks/ in its published form.
 
     Raises:
         ValueError: the run is not from a committed tree.
@@ -139,15 +205,65 @@ def publish(result: Result, root: Path) -> Published:
     ago = commits_ago(summary["commit"], root)
     stored = read(run)
     tables = {name: select_columns(stored[name], columns) for name, columns in result.tables.items()}
+    found = headline(summary, result.numbers, run_settings(run, result), date_of(summary["commit"], root))
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / "figures", ignore_errors=True)  # earlier versions wrote figures there
     for path in folder.iterdir():
         if path.suffix in (".json", ".yaml", ".csv", ".png"):
             path.unlink()
-    files = ["config.yaml", "summary.json", *(f"tables/{name}.csv" for name in tables), *result.files]
-    for name in (*files, *(f"figures/{figure}.png" for figure in result.figures)):
+    write_headline(folder, found)
+    write_overrides(folder, command_of(result.commands[0]))
+    for name in (*(f"tables/{name}.csv" for name in tables), *result.files):
         shutil.copy(run / name, folder / Path(name).name)
+    for name, keys in result.rows.items():
+        write_rows(folder / f"{name}.csv", flat_rows(summary, keys))
+    for name in result.figures:
+        copy_figure(run / "figures" / f"{name}.png", folder / f"{name}.png")
     return Published(result, folder, summary, tables, ago)
+
+
+def run_settings(run: Path, result: Result) -> Any:
+    """Return the settings of a finished run: those of its config file."""
+    schema = type(settings_of(result.name, command_of(result.commands[0])))
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(run / CONFIG)))
+
+
+def write_overrides(folder: Path, command: Command) -> None:
+    """Write what a command changes of its entry, as Hydra does."""
+    (folder / "overrides.yaml").write_text(yaml.safe_dump(list(command.overrides), allow_unicode=True, width=1000))
+
+
+def date_of(commit: str, root: Path) -> str:
+    """Return the day of a commit."""
+    command = ["git", "-C", str(root), "show", "-s", "--format=%cs", commit]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def present_hashes(names: Sequence[str], root: Path) -> Iterator[tuple[Path, dict[str, Any], str]]:
+    """Yield the headline of each published result, where it is, and the hash of its present settings."""
+    for name, result in manifest(root).items():
+        path = root / "benchmarks" / name / "headline.json"
+        if path.exists() and (not names or name in names):
+            yield path, json.loads(path.read_text()), config_hash(settings_of(name, stored_command(result, root)))
+
+
+def check(root: Path = ROOT) -> list[str]:
+    """Return a sentence for each result that was published by other settings."""
+    return [
+        f"{path.parent.relative_to(root / 'benchmarks')}: published by other settings than its command has now"
+        for path, found, now in present_hashes((), root)
+        if found["config"] != now
+    ]
+
+
+def rehash(names: Sequence[str], root: Path = ROOT) -> list[str]:
+    """Store the hash of the present settings; without names, for all results whose settings are known."""
+    changed = []
+    for path, found, now in present_hashes(names, root):
+        if found["config"] not in (None, now):
+            write_headline(path.parent, found | {"config": now})
+            changed.append(f"{path.parent.relative_to(root / 'benchmarks')}: {found['config']} is now {now}")
+    return changed
 
 
 def select_columns(table: Table, columns: Sequence[str]) -> Table:
@@ -204,6 +320,12 @@ def main(names: Sequence[str], root: Path = ROOT) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        match sys.argv[1:]:
+            case ["--check"]:
+                print("\n".join(check()))
+            case ["--rehash", *given]:
+                print("\n".join(rehash(given)))
+            case given:
+                main(given)
     except (ValueError, OSError) as error:
         sys.exit(f"publish: {error}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from answer_texts import answers_claim, methods_of_answers
+from headline import read_data
 from limit_texts import coverage_table, in_turns, limits_table, million, sweep_speed
 from log_texts import explain_claim, plan_claim, twin_claim, twin_errors, twin_margins
 from pages import table
@@ -17,7 +17,7 @@ from policy_texts import policies_claim, policies_table
 from spanlab.analyses.families import NO_LEAD
 
 Value = str | float
-Summary = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
 #: Token hit rate in percent, by setting, value and arm.
 Rates = Mapping[str, Mapping[Value, Mapping[str, float]]]
 
@@ -33,7 +33,7 @@ EQUAL = 0.5  # largest difference in points of two rates that count as equal
 
 @dataclass(frozen=True)
 class Text:
-    """A text of the pages: its JSON files below benchmarks/, and the function that makes it from them."""
+    """A text of the pages: its JSON and CSV files below benchmarks/, and the function that makes it from them."""
 
     sources: tuple[str, ...]
     make: Callable[..., str]
@@ -50,14 +50,14 @@ def texts_of(names: set[str], root: Path) -> dict[str, str]:
     for mark, text in TEXTS.items():
         paths = [folder / source for source in text.sources]
         if text.reads(names) and all(path.exists() for path in paths):
-            texts[mark] = text.make(*(json.loads(path.read_text()) for path in paths))
+            texts[mark] = text.make(*map(read_data, paths))
     return texts
 
 
-def rates_of(summary: Summary) -> Rates:
+def rates_of(rows: Rows) -> Rates:
     """Return the rows of a sweep as nested mappings."""
     rates: dict[str, dict[Value, dict[str, float]]] = {}
-    for row in summary["rows"]:
+    for row in rows:
         arms = rates.setdefault(row["axis"], {}).setdefault(row["value"], {})
         arms[row["arm"]] = 100 * row["token_hit_rate"]
     return rates
@@ -68,38 +68,48 @@ def value_text(value: Value) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def winners_table(summary: Summary) -> str:
+def points_of(leads: Rows) -> dict[tuple[tuple[str, str], ...], Rows]:
+    """Return the rows of each point, one for each family, by the point's settings."""
+    points: dict[tuple[tuple[str, str], ...], list[Mapping[str, Any]]] = {}
+    for row in leads:
+        settings = [(key.removeprefix("settings."), value) for key, value in row.items() if key[:9] == "settings."]
+        point = tuple((key, value_text(value)) for key, value in settings if value is not None)
+        points.setdefault(point, []).append(row)
+    return dict(points)
+
+
+def winners_table(leads: Rows) -> str:
     """Return the leading families with mixed preambles: rows by the first two settings, columns by the others."""
-    mixed = [point for point in summary["winners"] if point["settings"].get("preamble") == PREAMBLE]
-    points = {tuple(point["settings"].values()): point for point in mixed}
-    row_keys, column_keys = (list(dict.fromkeys(key[half] for key in points)) for half in (slice(2), slice(2, None)))
-    head = (" · ".join(list(summary["winners"][0]["settings"])[:2]), *map(", ".join, column_keys))
+    points = points_of(leads)
+    mixed = {tuple(dict(point).values()): rows for point, rows in points.items() if ("preamble", PREAMBLE) in point}
+    row_keys, column_keys = (list(dict.fromkeys(key[half] for key in mixed)) for half in (slice(2), slice(2, None)))
+    head = (" · ".join(list(dict(next(iter(points))))[:2]), *map(", ".join, column_keys))
     rows = [
-        (" · ".join(row_key), *(winner_cell(points.get((*row_key, *column_key))) for column_key in column_keys))
+        (" · ".join(row_key), *(winner_cell(mixed.get((*row_key, *column_key))) for column_key in column_keys))
         for row_key in row_keys
     ]
     return table(head, rows)
 
 
-def winner_cell(point: Mapping[str, Any] | None) -> str:
+def winner_cell(families: Rows | None) -> str:
     """Return leading family, speedup over the first family and token hit rate; in brackets if no lead is shown."""
-    if point is None or point["lead"] is None:
+    if not families or families[0]["lead.family"] is None:
         return "failed"
-    best = next(entry for entry in point["entries"] if entry["family"] == point["lead"]["family"])
-    speedup = "–" if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
-    speedup = "1 ×" if best is point["entries"][0] else speedup
-    cell = f"{best['family'].replace('_', ' ')} {speedup}, {100 * best['token_hit_rate']:.0f} %"
-    return cell if point["lead"]["shown"] else f"({cell})"
+    best = next(row for row in families if row["entries.family"] == row["lead.family"])
+    speedup = "–" if best["entries.speedup.mean"] is None else f"{best['entries.speedup.mean']:.2f} ×"
+    speedup = "1 ×" if best is families[0] else speedup
+    cell = f"{best['entries.family'].replace('_', ' ')} {speedup}, {100 * best['entries.token_hit_rate']:.0f} %"
+    return cell if best["lead.shown"] else f"({cell})"
 
 
-def winners(summary: Summary) -> str:
+def winners(leads: Rows) -> str:
     """Return how often each family leads, alone and corrected, by how much, and how often no lead is shown."""
-    leads = [point["lead"] for point in summary["winners"] if point["lead"]]
-    count = len(summary["winners"])
+    count = len(points_of(leads))
+    led = [row for row in leads if row["lead.family"] and row["entries.family"] == row["lead.family"]]
     sentences = []
-    for family in dict.fromkeys(lead["family"] for lead in leads if lead["shown_alone"] or lead["shown"]):
-        alone = sum(lead["shown_alone"] for lead in leads if lead["family"] == family)
-        ratios = [lead["ratio"]["mean"] for lead in leads if lead["family"] == family and lead["shown"]]
+    for family in dict.fromkeys(row["lead.family"] for row in led if row["lead.shown_alone"] or row["lead.shown"]):
+        alone = sum(row["lead.shown_alone"] for row in led if row["lead.family"] == family)
+        ratios = [row["lead.ratio.mean"] for row in led if row["lead.family"] == family and row["lead.shown"]]
         sentences.append(f"`{family}` has the lowest mean TTFT at {alone} of {count} points, each judged alone")
         sentences.append(
             f"It leads at {len(ratios)} of {count} points after Holm's correction, with arms chosen on other seeds"
@@ -109,12 +119,12 @@ def winners(summary: Summary) -> str:
                 f"There, the next family takes {min(ratios):.2f} to {max(ratios):.2f} times as long; "
                 f"{CLEAR:g} times or more at {sum(ratio >= CLEAR for ratio in ratios)}"
             )
-    unclear = count - sum(lead["shown"] for lead in leads)
+    unclear = count - sum(row["lead.shown"] for row in led)
     sentences.append(f"{NO_LEAD.capitalize()} is shown at {unclear} of {count} points, corrected")
     return "".join(f"- {sentence}.\n" for sentence in sentences)
 
 
-def timing(small: Summary, large: Summary) -> str:
+def timing(small: Rows, large: Rows) -> str:
     """Return how token counts depend on step times, for a small and a large store under two rooflines."""
     (low, slow), (high, fast) = next(iter(rates_of(small).values())).items()
     (less, first), (more, second) = next(iter(rates_of(large).values())).items()
@@ -134,9 +144,9 @@ def timing(small: Summary, large: Summary) -> str:
     )
 
 
-def claims(summary: Summary) -> str:
+def claims(rows: Rows) -> str:
     """Return the findings of the sweep, each sentence with its range."""
-    rates = rates_of(summary)
+    rates = rates_of(rows)
     sentences = (dense(rates), tail(rates), learned(rates), hashed(rates))
     return "".join(f"- {sentence}\n" for sentence in sentences)
 
@@ -230,9 +240,9 @@ def ends(values: Iterable[Value]) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
 
 
-def pic_claims(summary: Summary) -> str:
+def pic_claims(rows: Rows) -> str:
     """Return the findings of `pic_sweep` on prefix caches and position-independent caches, with ranges."""
-    rates = rates_of(summary)
+    rates = rates_of(rows)
     orders, budgets = rates[PASSAGES], rates[BUDGET]
     anywhere = [arm for arm in orders["shuffled"] if arm not in ("none", "block_hash_16", "radix")]
     shuffled = [arms[arm] for arms in budgets.values() for arm in anywhere]
@@ -257,22 +267,22 @@ def conformance_total(results: dict[str, Any]) -> str:
 
 
 TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
-TWIN_SUMMARIES = tuple(f"twin/{name}/summary.json" for name in TWINS)
+TWIN_HEADLINES = tuple(f"twin/{name}/headline.json" for name in TWINS)
 TEXTS = {
-    "answers_table": Text(("pic_answers/summary.json",), methods_of_answers),
-    "answers_claim": Text(("pic_answers/summary.json",), answers_claim),
-    "policies_table": Text(("hybrid_policies_sim/summary.json",), policies_table),
-    "policies_claim": Text(("hybrid_policies_sim/summary.json",), policies_claim),
-    "explain_claim": Text(("explain/summary.json",), explain_claim),
-    "plan_claim": Text(("plan/summary.json",), plan_claim),
-    "twin_errors": Text(TWIN_SUMMARIES, twin_errors),
-    "twin_margins": Text(TWIN_SUMMARIES, twin_margins),
-    "twin_claim": Text(TWIN_SUMMARIES, twin_claim),
-    "claims": Text(("quality_sweep/summary.json",), claims),
-    "winners": Text(("families_sim/summary.json",), winners),
-    "winners_table": Text(("families_sim/summary.json",), winners_table),
-    "timing": Text(("quality_sweep/timing_small/summary.json", "quality_sweep/timing_large/summary.json"), timing),
-    "pic_claims": Text(("pic_sweep/summary.json",), pic_claims),
+    "answers_table": Text(("pic_answers/headline.json",), methods_of_answers),
+    "answers_claim": Text(("pic_answers/headline.json",), answers_claim),
+    "policies_table": Text(("hybrid_policies_sim/rules_by_seed.csv",), policies_table),
+    "policies_claim": Text(("hybrid_policies_sim/rules_by_seed.csv",), policies_claim),
+    "explain_claim": Text(("explain/headline.json",), explain_claim),
+    "plan_claim": Text(("plan/headline.json",), plan_claim),
+    "twin_errors": Text(TWIN_HEADLINES, twin_errors),
+    "twin_margins": Text(TWIN_HEADLINES, twin_margins),
+    "twin_claim": Text(TWIN_HEADLINES, twin_claim),
+    "claims": Text(("quality_sweep/sweep.csv",), claims),
+    "winners": Text(("families_sim/leads.csv",), winners),
+    "winners_table": Text(("families_sim/leads.csv",), winners_table),
+    "timing": Text(("quality_sweep/timing_small/sweep.csv", "quality_sweep/timing_large/sweep.csv"), timing),
+    "pic_claims": Text(("pic_sweep/sweep.csv",), pic_claims),
     "conformance_total": Text(("conformance/results.json",), conformance_total),
     "coverage": Text(("coverage/results.json",), coverage_table),
     "must_hold": Text(("must_hold/results.json",), limits_table),

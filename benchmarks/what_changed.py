@@ -1,8 +1,9 @@
-"""Compare published summaries with those of an earlier commit, and fill what_changed.md.
+"""Compare published numbers with those of an earlier commit, and fill what_changed.md.
 
     .venvs/sim/bin/python benchmarks/what_changed.py 6157aa2
 
-Compares every arm of every summary.json below benchmarks/ that both commits have; equal numbers are omitted.
+Compares every arm of every headline.json below benchmarks/ that both commits have; equal numbers are omitted. Commits
+before the headlines have a summary.json with the same keys.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pages import HERE, ROOT, fill_page, table
@@ -82,16 +84,20 @@ def main() -> None:
 
 
 def published(commit: str) -> list[str]:
-    """Return the paths of summaries with arms that exist both at the commit and now."""
+    """Return the paths of results with arms that exist both at the commit and now."""
     listed = _git("ls-tree", "-r", "--name-only", commit, "benchmarks").splitlines()
-    summaries = [path for path in listed if path.endswith("/summary.json") and (ROOT / path).is_file()]
-    return [path for path in summaries if "arms" in _at(commit, path)]
+    results = [path for path in listed if path.endswith(("/headline.json", "/summary.json"))]
+    return [path for path in results if _now(path).is_file() and "arms" in _at(commit, path)]
+
+
+def _now(path: str) -> Path:
+    return (ROOT / path).with_name("headline.json")
 
 
 def changes(path: str, commit: str) -> Iterator[tuple[str, ...]]:
     """Yield one row for each published number that differs in the study at `path`."""
-    then, now = _at(commit, path)["arms"], json.loads((ROOT / path).read_text())["arms"]
-    study = path.removeprefix("benchmarks/").removesuffix("/summary.json")
+    then, now = _at(commit, path)["arms"], json.loads(_now(path).read_text())["arms"]
+    study = path.removeprefix("benchmarks/").rpartition("/")[0]
     for arm in then:
         for measure in MEASURES:
             before = measure.text(then[arm])
