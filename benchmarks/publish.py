@@ -3,9 +3,12 @@
     .venvs/sim/bin/python benchmarks/publish.py NAME [NAME ...]
     .venvs/sim/bin/python benchmarks/publish.py --check
     .venvs/sim/bin/python benchmarks/publish.py --rehash [NAME ...]
+    .venvs/sim/bin/python benchmarks/publish.py --profiles outputs/designed_shapes/tiny{,-hybrid}
 
 `--check` names the results that were published by other settings than their command has now. `--rehash` takes
 the present settings for those of the results: after a change of the settings' form, and of no result.
+`--profiles` copies profiles of `-cn calibrate` to calibrate/, where simulations find them; a profile replaces an
+earlier one of the same model, machine and device.
 
 `manifest.yaml` lists the run of NAME, its commands, and the published tables and figures. A folder then has
 
@@ -43,14 +46,16 @@ from headline import config_hash, copy_figure, flat_rows, headline, write_headli
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pages import HERE, ROOT, fill_mark
+from pages import HERE, ROOT, fill_mark, fill_page, table
 from texts import TEXTS, texts_of
 
+from spanlab.analyses.fit_profile import file_name
 from spanlab.cli import compose
 from spanlab.errors import sentence
 from spanlab.report.cells import Table
 from spanlab.report.table import markdown, read
 from spanlab.study.folder import CONFIG
+from spanlab_sim.timings import Profile, read_profile
 
 MARK = re.compile(r"<!-- ([^/ ][^ ]*) -->\n")
 
@@ -266,6 +271,39 @@ def rehash(names: Sequence[str], root: Path = ROOT) -> list[str]:
     return changed
 
 
+PROFILES = HERE / "calibrate"
+PROFILE_FIGURES = ("predicted", "residuals")
+PROFILE_HEAD = ("profile", "measured on", "when", "shapes, steps", "error of steps left out: median", "p95", "mean")
+
+
+def publish_profiles(runs: Sequence[Path]) -> None:
+    """Copy the profiles of finished runs with their figures, and fill the page of all profiles."""
+    for run in runs:
+        path = PROFILES / file_name(read_profile(run / "profile.json"))
+        shutil.copy(run / "profile.json", path)
+        path.with_suffix("").mkdir(exist_ok=True)
+        for name in PROFILE_FIGURES:
+            copy_figure(run / "figures" / f"{name}.png", path.with_suffix("") / f"{name}.png")
+    paths = sorted(PROFILES.glob("*.json"))
+    rows = [profile_row(path, read_profile(path)) for path in paths]
+    images = "".join(
+        f"![Steps of {path.stem}, predicted against measured]({path.stem}/predicted.png)\n" for path in paths
+    )
+    fill_page(PROFILES / "README.md", "profiles", f"{table(PROFILE_HEAD, rows)}\n{images}")
+
+
+def profile_row(path: Path, profile: Profile) -> tuple[str, ...]:
+    """Return a profile's row of the page."""
+    versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
+    threads = f", {profile.threads} thread{'s' * (profile.threads > 1)}" if profile.device == "cpu" else ""
+    machine = f"{profile.machine}, {profile.device}{threads}, {profile.dtype}, {versions}"
+    errors = [
+        f"{100 * profile.left_out[name]:{sign}.1f} %" for name, sign in (("median", ""), ("p95", ""), ("bias", "+"))
+    ]
+    when = f"{profile.date}, commit {profile.commit}"
+    return f"[`{profile.model}`]({path.name})", machine, when, f"{profile.shapes}, {profile.steps}", *errors
+
+
 def select_columns(table: Table, columns: Sequence[str]) -> Table:
     """Return the table with its first column and the named ones, or with all columns if none is named."""
     names = [column.name for column in table.columns]
@@ -325,6 +363,8 @@ if __name__ == "__main__":
                 print("\n".join(check()))
             case ["--rehash", *given]:
                 print("\n".join(rehash(given)))
+            case ["--profiles", *given]:
+                publish_profiles([Path(run) for run in given])
             case given:
                 main(given)
     except (ValueError, OSError) as error:
