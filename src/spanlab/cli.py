@@ -27,6 +27,7 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from spanlab.analyses import every  # noqa: F401 - registers the analyses
 from spanlab.compiled import CONF, HOME, restart_as, version
 from spanlab.errors import is_user_error, sentence, use_ascii_fallback, with_notes
 from spanlab.model_files import ENVIRONMENT
@@ -141,13 +142,14 @@ def listing(kind: str) -> str:
 def registries() -> dict[str, Registry[Any]]:
     """Return what a plugin can extend: the registries by the key that takes their names; figures have no key."""
     # here, because most commands need none of these modules
+    from spanlab.analyses.plan import SEARCHES
     from spanlab.core.admission import ADMISSIONS
     from spanlab.core.eviction.orders import EVICTION_ORDERS
     from spanlab.core.placement.rules import PLACEMENTS
     from spanlab.core.policies.named import POLICIES
     from spanlab.core.rules import COSTS, RECOVERIES
     from spanlab.report.figures import FIGURES
-    from spanlab.settings.analyses import ANALYSES, SEARCHES
+    from spanlab.settings.analyses import ANALYSES
     from spanlab.workloads.logs.source import LOG_FORMATS
     from spanlab.workloads.workload import WORKLOADS
     from spanlab.workloads.writers import WRITERS

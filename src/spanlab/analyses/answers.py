@@ -22,7 +22,7 @@ from spanlab.report import cells
 from spanlab.report.cells import Table
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import Ends
-from spanlab.settings.analyses import ANALYSES
+from spanlab.settings.analyses import ANALYSES, LABELS, MEASURED, REPEAT, Analysis
 from spanlab.settings.study import Study
 from spanlab.stats import POSITIVE, SHARE, Interval, Kind, McNemar, mcnemar, mean_interval, share_interval
 from spanlab.study.jobs import run_cells
@@ -384,7 +384,6 @@ def read_scores(path: Path) -> dict[int, dict[str, float]]:
 Label = str | int
 
 
-@ANALYSES.register("answers")
 def score_answers(finished: Finished) -> Findings:
     """Return one entry per arm and combination of labels, over the requests with a gold answer."""
     study, labels = finished.study, finished.workload.labels
@@ -489,3 +488,33 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+def _check_study(study: Study) -> None:
+    """Raise ValueError for answers that are not recorded, and for a judge of others' answers."""
+    engine = study.engine
+    if engine.record not in ("tokens", "logits"):
+        raise ValueError(f"analyses=answers with engine.record={engine.record}: expected tokens or logits")
+    if engine.weights == "random" and engine.record == "tokens":
+        raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
+    if study.judge.base_url and (engine.teacher is not None or engine.weights == "random"):
+        answers = f"engine.teacher={engine.teacher}, engine.weights={engine.weights}"
+        raise ValueError(
+            f"judge.base_url={study.judge.base_url} with {answers}: expected engine.teacher=null and trained weights"
+        )
+
+
+def _refuse_unread(study: Study) -> None:
+    """Raise ValueError for a judge without answers."""
+    if study.judge.base_url:
+        raise ValueError(
+            f"judge.base_url={study.judge.base_url} with analyses={study.chosen_analyses()}: "
+            "expected answers among them"
+        )
+
+
+ANALYSES.add(
+    Analysis(
+        "answers", score_answers, needs=(MEASURED, REPEAT, LABELS), check=_check_study, check_unread=_refuse_unread
+    )
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,13 @@ import numpy as np
 from spanlab.analyses.base import Findings, Finished
 from spanlab.build import GIB, build_policy, build_prefill_time, held_token_bytes
 from spanlab.records import delays_of
+from spanlab.registry import Registry, one_of
 from spanlab.report.cells import Cell, Table, hidden, number_format, word
 from spanlab.report.sweep import SweepPoint, value_text
 from spanlab.report.table import Field, tabulate
-from spanlab.settings.analyses import ANALYSES, BARS, OF_POINTS, whole_prompt_arms
+from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
+from spanlab.settings.arms import check_names
+from spanlab.settings.study import Study
 from spanlab.stats import Verdict, expected_prefix, t_interval, verdict_of
 from spanlab.study.bounds import ArmResult
 from spanlab.study.numbers import Columns, RunCell, select
@@ -48,12 +51,14 @@ def bars_table(points: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Tab
 # The analysis `bars`: measured numbers compared with their bars, and a verdict for each.
 # ------------------------------------------------------------------------------
 
+#: Functions of a finished study and the name of an arm that yield verdicts.
+BARS: Registry[Iterable[Verdict]] = Registry("bars", given=("finished", "arm"))
+_REORDERED = "repeated_documents"  # the workload whose orders are known
 SHARE_OF_PREDICTED, SHARE_OF_INFINITE, MOST_EVICTED, MOST_THRASHED, LEAST_LEAD = 0.85, 0.95, 0.10, 0.05, 0.20
 TENFOLD, CLEARLY_TENFOLD = 10.0, 12.0  # the required speedup, and the predicted speedup from which it is required
 ROOMY = 1.2  # capacity ÷ working set
 
 
-@ANALYSES.register("bars")
 def bars_of_study(finished: Finished) -> Findings:
     """Return the verdicts of all bars over the arms that they name; failed arms have none."""
     verdicts = [
@@ -67,7 +72,6 @@ def bars_of_study(finished: Finished) -> Findings:
     return Findings({"bars": plain}, tables=(bars_table([(finished.study.workload.kind, plain)]),))
 
 
-@OF_POINTS.register("bars")
 def bars_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the verdicts of all points of a sweep."""
     verdicts_by_point = [(value_text(point.value), (point.summary or {})["bars"]) for point in points]
@@ -239,3 +243,51 @@ def _working_set(finished: Finished, result: ArmResult) -> float:
     runs = finished.files[result.data.name].columns().values()
     new = [columns["prompt_tokens"] - columns["seen_tokens"] + columns["output_tokens"] for columns in runs]
     return float(np.mean([tokens.sum() for tokens in new])) * held_token_bytes(finished.study)
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError for unknown bars and arms, and for workloads that a bar does not support."""
+    for name, arms in study.bars.items():
+        one_of("bars", name, BARS)
+        check_names(f"bars.{name}", arms, study.arms, is_read=True)
+    if not study.bars:
+        raise ValueError("bars={} with analyses=bars: expected arms of a bar, as in bars.near_infinite=[radix]")
+    if "expected_prefix" in study.bars and study.workload.kind != _REORDERED:
+        raise ValueError(f"bars.expected_prefix with workload.kind={study.workload.kind}: expected {_REORDERED}")
+    if "prefill_speedup" in study.bars:
+        _check_alone(study)
+    if "thrash" in study.bars and study.model.is_hybrid:
+        raise ValueError(
+            f"bars.thrash with model.name={study.model.name}: expected attention layers alone, for it counts KV"
+        )
+    if "beyond_whole_prompts" in study.bars and len(arms := whole_prompt_arms(study)) != 1:
+        names = ", ".join(arms) or "none"
+        raise ValueError(
+            f"bars.beyond_whole_prompts with {names} of policy=exact_hash: expected one such arm that runs"
+        )
+
+
+def _check_alone(study: Study) -> None:
+    """Raise ValueError where requests share the device, for the bar compares single prefills."""
+    if study.arrivals.clients != 1:
+        clients = f"arrivals.clients={study.arrivals.clients}"
+        raise ValueError(f"bars.prefill_speedup with {clients}: expected arrivals=closed_loop with 1")
+    if study.baseline not in study.chosen():
+        raise ValueError(f"bars.prefill_speedup with baseline={study.baseline}: expected one of the arms that run")
+
+
+def _check_unread(study: Study) -> None:
+    """Raise ValueError for unknown bars and arms, where nothing reads them."""
+    for name, arms in study.bars.items():
+        one_of("bars", name, BARS)
+        check_names(f"bars.{name}", arms, study.arms, is_read=False)
+
+
+def whole_prompt_arms(study: Study) -> list[str]:
+    """Return the arms that run and match whole prompts only."""
+    return [name for name in study.chosen() if study.arms[name].policy_name == "exact_hash"]
+
+
+ANALYSES.add(
+    Analysis("bars", bars_of_study, needs=(ARMS,), check=_check, check_unread=_check_unread, of_points=bars_of_points)
+)

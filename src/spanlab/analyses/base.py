@@ -18,7 +18,6 @@ from spanlab.report.cells import Table
 from spanlab.report.data import ArmData, bytes_say_little
 from spanlab.report.sweep import SweepPoint, by_axis
 from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
-from spanlab.settings.analyses import TWIN
 from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, TOO_SHORT, UNSETTLED, describe_few
 from spanlab.study.bounds import ArmResult, describe_beaten
@@ -360,7 +359,7 @@ def _gib(value: float) -> str:
 def _timing(study: Study) -> str:
     if study.base_url is not None:
         return f"measured at {study.base_url}"
-    if TWIN in study.chosen_analyses():
+    if "twin" in study.chosen_analyses():
         return f"step times fitted to the log, on {study.hardware.name}"
     if study.timing.kind == "fitted":
         return f"simulated, step times fitted to a server's log, on {study.hardware.name}"

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spanlab.analyses.base import Findings, Finished, findings_by_axis, point_entries
-from spanlab.analyses.families import family_field, family_name
+from spanlab.analyses.families import check_families, family_field, family_name
 from spanlab.analyses.leads import break_even
 from spanlab.report.cells import Table, percent, ratio_interval, seconds, word
 from spanlab.report.sweep import COLOURS, GridCell, SweepPoint, draw_grid
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import MISSING
-from spanlab.settings.analyses import ANALYSES, OF_POINTS, STEPS
+from spanlab.settings.analyses import ANALYSES, ARMS, REPEAT, STEPS, Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +95,6 @@ def _short(gain: dict[str, Any] | None) -> str:
 # ------------------------------------------------------------------------------
 
 
-@ANALYSES.register("break_even")
 def break_even_of_study(finished: Finished) -> Findings:
     """Return the families of one study and the one that suffices; None where a family has no arm that ran."""
     arms, families = finished.measured, finished.study.families
@@ -107,10 +106,16 @@ def break_even_of_study(finished: Finished) -> Findings:
     return Findings({"break_even": entry}, tables=(steps_table(entry),))
 
 
-@OF_POINTS.register("break_even")
 def break_even_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the family that suffices at each point: one table and one figure per axis of the sweep."""
     ran = [point for point in points if (point.summary or {})["break_even"] is not None]
     summary = {"break_even": point_entries(ran, "break_even")}
     figure = draw_break_even
     return findings_by_axis("break_even", ran, break_even_table, figure, summary)
+
+
+ANALYSES.add(
+    Analysis(
+        "break_even", break_even_of_study, needs=(ARMS, REPEAT), check=check_families, of_points=break_even_of_points
+    )
+)

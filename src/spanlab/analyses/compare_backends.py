@@ -36,7 +36,7 @@ from spanlab.records import Record, delays_of
 from spanlab.report import style, units
 from spanlab.report.cells import Cell, Table, number_format, percent, placeholder, seconds, short, signed_percent, word
 from spanlab.report.table import Field, tabulate, whole
-from spanlab.settings.analyses import ANALYSES
+from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis
 from spanlab.study.bounds import family
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.logs import read_steps
@@ -369,7 +369,6 @@ FIGURES = {
 _PROFILE_KEYS = ("model", "machine", "device", "date", "commit", "left_out", "shapes", "steps")
 
 
-@ANALYSES.register("compare_backends")
 def compare_backends(finished: Finished) -> Findings:
     """Compare measured delays of each repeat with simulated delays, for every arm and rate, over all seeds."""
     profile, noise = finished.profile, finished.noise
@@ -458,3 +457,6 @@ def delays(columns: Columns) -> Delays:
     order = np.argsort(counted["request_id"], kind="stable")
     values = delays_of(counted)
     return {metric: values[metric][order] for metric in METRICS}
+
+
+ANALYSES.add(Analysis("compare_backends", compare_backends, needs=(MEASURED,)))

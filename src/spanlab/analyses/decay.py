@@ -31,7 +31,7 @@ from spanlab.report.cells import (
 )
 from spanlab.report.sweep import SweepPoint, axis_name, value_text
 from spanlab.report.table import Field, tabulate
-from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.settings.analyses import ANALYSES, Analysis
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, paired_ratio_interval, t_interval
 from spanlab.study.bounds import family
@@ -312,7 +312,6 @@ def _line(
 # ------------------------------------------------------------------------------
 
 
-@ANALYSES.register("decay")
 def decay(finished: Finished) -> Findings:
     """Return reuse and speedup of every arm in windows of novel requests; intervals are over seeds."""
     study = finished.study
@@ -364,7 +363,19 @@ def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:
     return streams
 
 
-@OF_POINTS.register("decay")
 def decay_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return every arm's gain before and after novel requests, at every point of a sweep."""
     return Findings(summary={}, tables=(points_table(points),))
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError where requests are not labelled as novel, or no baseline runs."""
+    if study.arrivals.kind != "novel_stream":
+        raise ValueError(f"arrivals.kind={study.arrivals.kind} with analyses=decay: expected novel_stream")
+    if study.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.baseline} with analyses=decay: expected one of the arms that run")
+    if study.backend == "server":
+        raise ValueError("backend=server with analyses=decay: expected sim or engine, for a server reports no causes")
+
+
+ANALYSES.add(Analysis("decay", decay, of_points=decay_of_points, check=_check))

@@ -26,10 +26,11 @@ from spanlab.analyses.fixes import (
 from spanlab.build import GIB
 from spanlab.offline.forest import Ints
 from spanlab.offline.replay import CacheRules, ReplayResult
+from spanlab.registry import require
 from spanlab.report import style
 from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, placeholder, word
 from spanlab.report.table import Field, tabulate, whole
-from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
+from spanlab.settings.analyses import ANALYSES, LOG, Analysis
 from spanlab.settings.study import Study
 from spanlab.study.bounds import BoundCrossedError
 from spanlab.workloads.logs.bodies import Opaque
@@ -466,7 +467,6 @@ CHAINED = (
 )
 
 
-@LOG_CHECKS.register("explain")
 def check_log(study: Study, log: Log) -> None:
     """Raise ValueError for an arm that no replay of a log can express, or that its longest prompt alone exceeds."""
     if log.ids == Ids.NONE:
@@ -478,7 +478,6 @@ def check_log(study: Study, log: Log) -> None:
         raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
 
 
-@ANALYSES.register("explain")
 def explain(finished: Finished) -> Findings:
     """Return reuse of the log under the arms; a log of lengths alone has no reuse to compute."""
     log = finished.workload.log
@@ -627,3 +626,30 @@ def _curve(study: Study, facts: Facts, block: int) -> list[dict[str, Any]]:
 
 def _fix_entry(rank: int, fix: Fix) -> dict[str, Any]:
     return {"rank": rank} | asdict(fix) | {"gain_per_gib": fix.gain_per_gib, "helps": fix.helps}
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError for settings that `explain` does not read."""
+    require(
+        "analyses=explain",
+        ("analyses", study.chosen_analyses(), ["explain"]),
+        ("workload.kind", study.workload.kind, "log"),
+        ("workload.popularity.requests", study.workload.popularity.requests, None),
+        ("arrivals.kind", study.arrivals.kind, "as_given"),
+        ("load.rates_rps", study.load.rates_rps, []),
+        ("backend", study.backend, "sim"),
+        ("replicas.count", study.replicas.count, 1),
+        ("seeds", study.seeds, study.seeds[:1]),
+        ("warmup_fraction", study.warmup_fraction, 0.0),
+    )
+    if study.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected one of the arms that run")
+
+
+def _refuse_unread(study: Study) -> None:
+    """Raise ValueError for a limit that no analysis reads."""
+    if study.fail_on is not None:
+        raise ValueError(f"fail_on={study.fail_on} with analyses={study.chosen_analyses()}: expected [explain]")
+
+
+ANALYSES.add(Analysis("explain", explain, needs=(LOG,), check=_check, check_unread=_refuse_unread, check_log=check_log))

@@ -14,7 +14,9 @@ from spanlab.report.data import estimate
 from spanlab.report.sweep import COLOURS, PALE, GridCell, SweepPoint, draw_grid
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import MISSING
-from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.settings.analyses import ANALYSES, ARMS, REPEAT, STEPS, Analysis
+from spanlab.settings.arms import check_names
+from spanlab.settings.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,7 +158,6 @@ def _speedup(best: Mapping[str, Any], findings: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------------------
 
 
-@ANALYSES.register("families")
 def families_of_study(finished: Finished) -> Findings:
     """Return the comparison of the families of one study; no speedups where the machine was noisy."""
     compared = compare_families(finished.measured, finished.study.families)
@@ -164,7 +165,6 @@ def families_of_study(finished: Finished) -> Findings:
     return Findings(summary={"families": entry}, tables=(families_table(entry),))
 
 
-@OF_POINTS.register("families")
 def families_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the family that leads at each point: one table and one figure per axis of the sweep."""
     points = _corrected(points)
@@ -184,3 +184,28 @@ def _corrected(points: Sequence[SweepPoint]) -> list[SweepPoint]:
 
 def _with_lead(point: SweepPoint, lead: dict[str, Any] | None) -> SweepPoint:
     return replace(point, summary={**(point.summary or {}), "families": point.findings("families") | {"lead": lead}})
+
+
+def check_families(study: Study) -> None:
+    """Raise ValueError for fewer than two families, and for unknown arms."""
+    is_read = not {"families", "policies", "break_even"}.isdisjoint(study.chosen_analyses())
+    if {"families", "policies"} & set(study.chosen_analyses()) and len(study.families) < 2:
+        raise ValueError(f"families={study.families}: expected two families or more")
+    if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
+        raise ValueError(f"families={study.families} with analyses=break_even: expected {', '.join(STEPS)}")
+    for name, arms in study.families.items():
+        check_names(f"families.{name}", arms, study.arms, is_read)
+        if not arms and is_read:
+            raise ValueError(f"families.{name}=[]: expected one or more of {', '.join(study.arms)}")
+
+
+ANALYSES.add(
+    Analysis(
+        "families",
+        families_of_study,
+        needs=(ARMS, REPEAT),
+        check=check_families,
+        check_unread=check_families,
+        of_points=families_of_points,
+    )
+)

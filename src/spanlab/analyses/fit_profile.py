@@ -15,7 +15,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 from rich.console import Console
-from scipy.optimize import nnls
 
 from spanlab.analyses.base import Findings, Finished
 from spanlab.compiled import HOME, commit
@@ -26,7 +25,7 @@ from spanlab.report import style
 from spanlab.report.cells import Cell, Table, word
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import significant
-from spanlab.settings.analyses import ANALYSES
+from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis
 from spanlab.settings.study import Study
 from spanlab.study.folder import PACKAGES_OF, machine, print_line
 from spanlab.study.jobs import CALIBRATION_PREFIX, Row, calibration_of, run_cells, shape_numbers
@@ -348,7 +347,6 @@ def draw_step_times(points: Sequence[Point], errors: NDArray[np.float64], footer
 FIGURES = {"predicted": draw_step_times, "residuals": draw_residuals}
 
 
-@ANALYSES.register("fit_profile")
 def fit_profile(finished: Finished) -> Findings:
     """Fit the profile, and store it for simulations unless the machine was noisy or an arm failed."""
 
@@ -479,7 +477,12 @@ def _coefficients(counts: Floats, medians: Floats, means: Floats) -> Floats:
     rows = counts / medians[:, None]
     scale = rows.max(axis=0)
     scale[scale == 0] = 1.0
+    from scipy.optimize import nnls  # here, because its import takes longer than a small study
+
     coefficients, _ = nnls(rows / scale, np.ones(len(rows)))
     fitted: Floats = coefficients / scale
     scaled: Floats = fitted * (means.sum() / (counts @ fitted).sum())
     return scaled
+
+
+ANALYSES.add(Analysis("fit_profile", fit_profile, needs=(MEASURED,)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from spanlab.analyses.method_data import (
 )
 from spanlab.core.request import Request
 from spanlab.records import delays_of
+from spanlab.registry import one_of
 from spanlab.report import style
 from spanlab.report.cells import (
     Cell,
@@ -54,7 +55,8 @@ from spanlab.report.cells import (
 )
 from spanlab.report.style import Label, place_labels
 from spanlab.report.table import Field, tabulate, whole, with_ends
-from spanlab.settings.analyses import ANALYSES, METHODS
+from spanlab.settings.analyses import ANALYSES, FLOOR, LABELS, MEASURED, REPEAT, Analysis, MethodSettings
+from spanlab.settings.study import Study
 from spanlab.stats import Floats, Groups, describe_few
 from spanlab.study.bounds import family
 from spanlab.study.jobs import run_cells
@@ -397,7 +399,6 @@ def _draw_line(ax: Axes, name: str, line: Line, key: str, stroke: style.Stroke) 
 FIGURES = {"methods_benefit": draw_benefit, "methods_budgets": draw_budgets}
 
 
-@ANALYSES.register(METHODS)
 def compare_methods(finished: Finished) -> Findings:
     """Return each arm's gold loss, benefit kept, agreement, time and bytes, with intervals over documents."""
     study, baseline = finished.study, finished.study.baseline
@@ -456,3 +457,42 @@ def _caveats(entries: dict[str, Any], documents: int, noise: str) -> tuple[str, 
     if not_shown:
         caveats.append(f"not shown by these questions: a gold loss other than the baseline's of {', '.join(not_shown)}")
     return (*caveats, *filter(None, [describe_few(1, documents)]))
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError for arms that do not run, and for a study that records neither scores nor answers."""
+    settings = study.methods
+    for key in ("without_context", "gold_only"):
+        arm = getattr(settings, key)
+        if arm is not None:
+            one_of(f"methods.{key}", arm, study.arms)
+    if study.engine.record not in ("scores", "tokens"):
+        raise ValueError(f"analyses=methods with engine.record={study.engine.record}: expected scores or tokens")
+    if study.engine.record == "tokens" and (study.engine.teacher or study.engine.weights == "random"):
+        answers = f"engine.teacher={study.engine.teacher}, engine.weights={study.engine.weights}"
+        raise ValueError(f"engine.record=tokens with {answers}: expected engine.teacher=null and trained weights")
+    if study.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.baseline} with analyses=methods: expected one of the arms that run")
+    if study.arrivals.clients != 1:
+        clients = f"arrivals.clients={study.arrivals.clients}"
+        raise ValueError(f"analyses=methods with {clients}: expected arrivals=closed_loop with 1")
+    if settings.floor_tokens >= study.batch.max_num_batched_tokens:
+        most = f"batch.max_num_batched_tokens={study.batch.max_num_batched_tokens}"
+        raise ValueError(f"methods.floor_tokens={settings.floor_tokens} with {most}: expected fewer")
+
+
+def _refuse_unread(study: Study) -> None:
+    """Raise ValueError for settings that no analysis reads."""
+    usual = asdict(MethodSettings())
+    for key, value in asdict(study.methods).items():
+        if value != usual[key]:
+            raise ValueError(
+                f"methods.{key}={value} with analyses={study.chosen_analyses()}: expected methods among them"
+            )
+
+
+ANALYSES.add(
+    Analysis(
+        "methods", compare_methods, needs=(MEASURED, REPEAT, LABELS, FLOOR), check=_check, check_unread=_refuse_unread
+    )
+)

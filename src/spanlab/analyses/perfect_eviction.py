@@ -13,7 +13,7 @@ from spanlab.report.cells import Table, one_decimal, percent, ratio, ratio_inter
 from spanlab.report.style import log_scale
 from spanlab.report.sweep import SweepPoint, axis_name, footer_of
 from spanlab.report.table import Field, tabulate
-from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.settings.analyses import ANALYSES, ARMS, REPEAT, Analysis
 from spanlab.stats import Interval
 
 if TYPE_CHECKING:
@@ -214,7 +214,6 @@ def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, measure: str, bou
 # ------------------------------------------------------------------------------
 
 
-@ANALYSES.register("perfect_eviction")
 def perfect_eviction_of_study(finished: Finished) -> Findings:
     """Return baseline, best arm without foresight and clairvoyant; None where one of them did not run."""
     study, arms = finished.study, finished.measured
@@ -236,10 +235,14 @@ def _missing_reason(baseline: str, arms: Sequence[MeasuredArm], clairvoyants: se
     return "" if bounds[baseline] is not None else f"no bound of {baseline} is known"
 
 
-@OF_POINTS.register("perfect_eviction")
 def perfect_eviction_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return every point: one table and one figure per axis of the sweep."""
     ran = [point for point in points if (point.summary or {})["perfect_eviction"] is not None]
     summary = {"perfect_eviction": point_entries(ran, "perfect_eviction")}
     figure = draw_perfect_eviction
     return findings_by_axis("perfect_eviction", ran, points_table, figure, summary)
+
+
+ANALYSES.add(
+    Analysis("perfect_eviction", perfect_eviction_of_study, needs=(ARMS, REPEAT), of_points=perfect_eviction_of_points)
+)

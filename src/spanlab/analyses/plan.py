@@ -13,11 +13,12 @@ from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.plan_points import Border, Outcome, Point, Trials, find_border
 from spanlab.build import GIB, build_policy
 from spanlab.core.request import Request
+from spanlab.registry import Registry, one_of, require
 from spanlab.report import style, units
 from spanlab.report.cells import Cell, Table, count, number_format, percent, seconds_interval, word
 from spanlab.report.style import log_scale
 from spanlab.report.table import Field, tabulate, whole
-from spanlab.settings.analyses import ANALYSES, SEARCHES, Target
+from spanlab.settings.analyses import ANALYSES, POINTS, Analysis, PlanSettings, Target
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.numbers import requests_needed
@@ -155,6 +156,10 @@ class SearchResult:
         return self.value is not None
 
 
+#: Functions of a planner; each returns the result of one search.
+SEARCHES: Registry[SearchResult] = Registry("plan.search", given=("planner",))
+
+
 Summary = Mapping[str, Any]
 
 
@@ -257,7 +262,6 @@ def _mark(ax: Axes, marks: Mapping[str, float], answer: float | None) -> None:
 # ------------------------------------------------------------------------------
 
 
-@ANALYSES.register("plan")
 def plan(finished: Finished) -> Findings:
     """Search for settings that meet the study's latency targets, or report why none do."""
     study = finished.study
@@ -440,3 +444,60 @@ def _scan_verdict(planner: Planner, best: str, chosen: Outcome, as_good: int, me
     if meets:
         return f"{best} is best, {statistic}{as_good_text}"
     return f"no value meets {planner.targets_text}: the best, {best}, has {statistic}{as_good_text}"
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError for settings that `plan` does not read."""
+    targets, search = study.slo.targets, study.plan.search
+    for name in search or ():
+        one_of("plan.search", name, SEARCHES)
+    if search == [] or len(set(search or ())) < len(search or ()):
+        raise ValueError(f"plan.search={search}: expected one or more of {', '.join(SEARCHES)}, each once")
+    if not targets:
+        raise ValueError("slo is empty with analyses=plan: expected a target, as in slo.ttft_p95_s=0.5")
+    require(
+        "analyses=plan",
+        ("analyses", study.chosen_analyses(), ["plan"]),
+        ("backend", study.backend, "sim"),
+        ("load.rates_rps", study.load.rates_rps, []),
+        ("sweep", study.sweep, []),
+        ("only", study.chosen(), [study.baseline]),
+        *(
+            (f"store.{key}", getattr(study.store, key), None)
+            for key in ("kv_gib", "state_gib", "state_ratio", "entries")
+        ),
+    )
+    for name in study.plan.searches:
+        _check_search(study, name)
+
+
+def _check_search(study: Study, name: str) -> None:
+    """Raise ValueError for a search without the store, router, model or arm that it changes."""
+    hybrid, pool = study.model.is_hybrid, study.arms[study.baseline].pool is not None
+    arm = f"model.name={study.model.name} and baseline={study.baseline}"
+    tree = (arm, "a hybrid model and an arm that keeps a tree")
+    needs = {
+        "tier": [(bool(study.store.tiers), "store.tiers={}", "a tier, as in +tier@store.tiers.host=dram")],
+        "replicas": [(study.replicas.routing is not None, "replicas.routing=null", "a routing, as least_loaded")],
+        "interval": [(hybrid and not pool, *tree)],
+        "ratio": [
+            (hybrid and not pool, *tree),
+            (study.store.total_gib is not None, "store.total_gib=null", "the memory that is split"),
+        ],
+        "block": [(not (hybrid and pool), arm, "an arm whose blocks need not hold a state")],
+    }
+    for met, given, expected in needs.get(name, ()):
+        if not met:
+            raise ValueError(f"{given} with plan.search={name}: expected {expected}")
+
+
+def _refuse_unread(study: Study) -> None:
+    """Raise ValueError for targets and searches that no analysis reads."""
+    analyses, targets = study.chosen_analyses(), study.slo.targets
+    if targets:
+        raise ValueError(f"slo.{targets[0].key}={targets[0].limit_s} with analyses={analyses}: expected [plan]")
+    if study.plan != PlanSettings():
+        raise ValueError(f"plan.search={study.plan.search} with analyses={analyses}: expected analyses=[plan]")
+
+
+ANALYSES.add(Analysis("plan", plan, needs=(POINTS,), check=_check, check_unread=_refuse_unread))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from spanlab.analyses.plan import (
+    SEARCHES,
     Axis,
     Mark,
     Planner,
@@ -23,59 +24,62 @@ from spanlab.analyses.plan_points import APART_NS, Border, Outcome, Point, geome
 from spanlab.build import GIB
 from spanlab.core.request import Request
 from spanlab.model_spec import ModelSpec
-from spanlab.settings.analyses import SEARCHES
 from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.server import StoreSettings
 from spanlab.study.prepare import room_gib
 
 # ------------------------------------------------------------------------------
-# The search `block`: tokens per block, the unit of matching and sharing.
+# The search `memory`: the least store that meets the targets at the study's load.
 # ------------------------------------------------------------------------------
 
-BLOCK_AXIS = Axis("block_size", "tokens per block")
-SIZES = (16, 32, 64, 128, 256, 512)
+MEMORY_AXIS = Axis("gib", "memory for KV and states (GiB)")
 
 
-@SEARCHES.register("block")
-def block(planner: Planner) -> SearchResult:
-    """Try powers of two from 16 and the arm's own size, where the largest request fits the study's memory."""
-    strategy, total = planner.strategy, planner.study.store.total_gib
-    arm_size = strategy.block_size if strategy.pool is None else strategy.pool.block_size
-    sizes = sorted({*SIZES, arm_size or SIZES[0]})
-    arms = {size: _with_blocks(strategy, size) for size in sizes}
-    points = {
-        float(size): replace(planner.study_point, strategy=arm)
-        for size, arm in arms.items()
-        if total is None or sum(planner.need_gib(arm)) <= total
-    }
-    return scan(planner, BLOCK_AXIS, points, lambda size: f"a block of {size:g} tokens")
+@SEARCHES.register("memory")
+def memory(planner: Planner) -> SearchResult:
+    """Try sizes from the need of the largest request alone, up to that of everything ever stored, or to the device."""
+    point, store = planner.study_point, planner.study.store
+    least, stored = sum(planner.need_gib(planner.strategy)), planner.references["no_limit"].mean("cached_bytes")
+    assert stored is not None, "every run reports the bytes that it stored"
+    most, room = max(least, stored / GIB + 2 * least), room_gib(planner.study)
+    limit = math.inf if room is None else room
+    if limit < least:
+        verdict = f"memory will not help: the largest request alone needs {least:.5g} GiB, and {_device(planner)}"
+        return SearchResult(MEMORY_AXIS, (), verdict, value=None, answer={"least_gib": None})
+    grid = sorted({min(size, limit) for size in geometric(least, min(most, limit), planner.study.plan.resolution)})
+    border = planner.border(
+        grid, lambda size: replace(point, store=replace(store, total_gib=size)), lambda size: f"memory {size:g} GiB"
+    )
+    return SearchResult(
+        axis=MEMORY_AXIS,
+        curve=border.curve,
+        verdict=_memory_verdict(planner, border, limit < most),
+        value=border.value,
+        answer={"least_gib": border.value},
+        caveats=border.caveats("memory", "{:g} GiB meet the targets and {:g} GiB do not"),
+    )
 
 
-def _with_blocks(strategy: Strategy, size: int) -> Strategy:
-    if strategy.pool is None:
-        return replace(strategy, block_size=size)
-    return replace(strategy, pool=replace(strategy.pool, block_size=size))
+def _memory_verdict(planner: Planner, border: Border, is_cut: bool) -> str:
+    """Return the answer; `is_cut`: one device holds less than everything that is ever stored."""
+    size = border.value
+    if size is None and is_cut and planner.references["no_limit"].meets:
+        best = border.outcomes[len(border.grid) - 1]
+        statistic = "the queue grows" if best.grows else value_of(best, best.worst)
+        return (
+            f"memory of one device will not help: {_device(planner)}, with which {statistic}; more memory meets "
+            f"{planner.targets_text}, so it needs tiers or replicas"
+        )
+    if size is None:
+        return f"memory will not help: {why_memory_fails(planner)}"
+    least = ", as little as the largest request needs" if border.first == 0 else ""
+    hits = no_more_hits(planner) if not border.first else None
+    return f"{size:g} GiB meet {planner.targets_text}{least}{'; ' + hits if hits else ''}"
 
 
-# ------------------------------------------------------------------------------
-# The search `interval`: distance between a hybrid model's states along a prompt.
-# ------------------------------------------------------------------------------
-
-INTERVAL_AXIS = Axis("interval", "tokens between two states")
-
-
-@SEARCHES.register("interval")
-def interval(planner: Planner) -> SearchResult:
-    """Try states at every multiple of an interval, doubled up to the longest prompt; eviction and matching stay."""
-    study, strategy = planner.study, planner.strategy
-    unit, longest = max(strategy.block_size, study.model.grid), max(request.num_tokens for request in planner.requests)
-    steps = [unit << power for power in range(max(1, (longest // unit).bit_length()))]
-    placements = {step: PlacementSettings(kind="block", interval=step) for step in steps}
-    points = {
-        float(step): replace(planner.study_point, strategy=replace(strategy, placement=placement))
-        for step, placement in placements.items()
-    }
-    return scan(planner, INTERVAL_AXIS, points, lambda step: f"a state every {step:g} tokens")
+def _device(planner: Planner) -> str:
+    study = planner.study
+    return f"one {study.hardware.name} holds {room_gib(study):g} GiB beside the weights of {study.model.name}"
 
 
 # ------------------------------------------------------------------------------
@@ -145,57 +149,79 @@ def _load_verdict(planner: Planner, border: Border, rate: float) -> str:
 
 
 # ------------------------------------------------------------------------------
-# The search `memory`: the least store that meets the targets at the study's load.
+# The search `tier`: the least size of the last tier that meets the targets, with the study's
+# other memory.
 # ------------------------------------------------------------------------------
 
-MEMORY_AXIS = Axis("gib", "memory for KV and states (GiB)")
+SMALLEST = 1024  # divisor of everything that is ever stored, for the smallest size
 
 
-@SEARCHES.register("memory")
-def memory(planner: Planner) -> SearchResult:
-    """Try sizes from the need of the largest request alone, up to that of everything ever stored, or to the device."""
-    point, store = planner.study_point, planner.study.store
-    least, stored = sum(planner.need_gib(planner.strategy)), planner.references["no_limit"].mean("cached_bytes")
+@SEARCHES.register("tier")
+def tier(planner: Planner) -> SearchResult:
+    """Try sizes from 1/1024 to twice the bytes that are ever stored."""
+    store = planner.study.store
+    name, rules = list(store.tiers.items())[-1]
+
+    def point(size: float) -> Point:
+        return replace(planner.study_point, store=replace(store, tiers=store.tiers | {name: replace(rules, gib=size)}))
+
+    stored = planner.references["no_limit"].mean("cached_bytes")
     assert stored is not None, "every run reports the bytes that it stored"
-    most, room = max(least, stored / GIB + 2 * least), room_gib(planner.study)
-    limit = math.inf if room is None else room
-    if limit < least:
-        verdict = f"memory will not help: the largest request alone needs {least:.5g} GiB, and {_device(planner)}"
-        return SearchResult(MEMORY_AXIS, (), verdict, value=None, answer={"least_gib": None})
-    grid = sorted({min(size, limit) for size in geometric(least, min(most, limit), planner.study.plan.resolution)})
-    border = planner.border(
-        grid, lambda size: replace(point, store=replace(store, total_gib=size)), lambda size: f"memory {size:g} GiB"
-    )
+    grid = geometric(stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.plan.resolution)
+    border = planner.border(grid, point, lambda size: f"{name} {size:g} GiB")
     return SearchResult(
-        axis=MEMORY_AXIS,
+        axis=Axis("tier_gib", f"size of {name} (GiB)"),
         curve=border.curve,
-        verdict=_memory_verdict(planner, border, limit < most),
+        verdict=_tier_verdict(planner, name, border.value, border.outcomes[len(grid) - 1]),
         value=border.value,
-        answer={"least_gib": border.value},
-        caveats=border.caveats("memory", "{:g} GiB meet the targets and {:g} GiB do not"),
+        answer={"least_tier_gib": border.value},
+        caveats=border.caveats("tier", "{:g} GiB meet the targets and {:g} GiB do not"),
     )
 
 
-def _memory_verdict(planner: Planner, border: Border, is_cut: bool) -> str:
-    """Return the answer; `is_cut`: one device holds less than everything that is ever stored."""
-    size = border.value
-    if size is None and is_cut and planner.references["no_limit"].meets:
-        best = border.outcomes[len(border.grid) - 1]
-        statistic = "the queue grows" if best.grows else value_of(best, best.worst)
+def _tier_verdict(planner: Planner, name: str, least: float | None, best: Outcome) -> str:
+    if least is None:
         return (
-            f"memory of one device will not help: {_device(planner)}, with which {statistic}; more memory meets "
-            f"{planner.targets_text}, so it needs tiers or replicas"
+            f"a larger {name} will not help: with room for everything that is ever stored, {value_of(best, best.worst)}"
         )
-    if size is None:
-        return f"memory will not help: {why_memory_fails(planner)}"
-    least = ", as little as the largest request needs" if border.first == 0 else ""
-    hits = no_more_hits(planner) if not border.first else None
-    return f"{size:g} GiB meet {planner.targets_text}{least}{'; ' + hits if hits else ''}"
+    return f"{least:g} GiB of {name} beside {planner.memory_text} meet {planner.targets_text}"
 
 
-def _device(planner: Planner) -> str:
+# ------------------------------------------------------------------------------
+# The search `replicas`: the fewest engines that meet the targets at the study's load.
+# ------------------------------------------------------------------------------
+
+REPLICAS_AXIS = Axis("replicas", "replicas")
+LEAST_MOST = 8
+TIMES = 4  # multiple of the replicas that the work needs at least, with full batches
+
+
+@SEARCHES.register("replicas")
+def replicas(planner: Planner) -> SearchResult:
+    """Try one replica up to four times as many as the work needs, each with the study's store."""
     study = planner.study
-    return f"one {study.hardware.name} holds {room_gib(study):g} GiB beside the weights of {study.model.name}"
+    utilisation = planner.references["own"].mean("utilisation")
+    most = max(LEAST_MOST, math.ceil(TIMES * study.replicas.count * (utilisation or 0.0)))
+    grid = [float(count) for count in range(1, most + 1)]
+    border = planner.border(
+        grid, lambda count: replace(planner.study_point, replicas=round(count)), lambda count: f"{count:g} replicas"
+    )
+    fewest = None if border.value is None else round(border.value)
+    return SearchResult(
+        axis=REPLICAS_AXIS,
+        curve=border.curve,
+        verdict=_replicas_verdict(planner, fewest, border.outcomes[most - 1]),
+        value=fewest,
+        answer={"fewest_replicas": fewest},
+        caveats=border.caveats("replicas", "{:g} meet the targets and {:g} do not"),
+    )
+
+
+def _replicas_verdict(planner: Planner, fewest: int | None, best: Outcome) -> str:
+    if fewest is None:
+        return f"replicas will not help: with the largest number tried, {value_of(best, best.worst)}"
+    template = "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
+    return f"{template.format(planner.memory_text)} {planner.targets_text}"
 
 
 # ------------------------------------------------------------------------------
@@ -244,76 +270,50 @@ def _fits_largest(planner: Planner, store: StoreSettings) -> bool:
 
 
 # ------------------------------------------------------------------------------
-# The search `replicas`: the fewest engines that meet the targets at the study's load.
+# The search `interval`: distance between a hybrid model's states along a prompt.
 # ------------------------------------------------------------------------------
 
-REPLICAS_AXIS = Axis("replicas", "replicas")
-LEAST_MOST = 8
-TIMES = 4  # multiple of the replicas that the work needs at least, with full batches
+INTERVAL_AXIS = Axis("interval", "tokens between two states")
 
 
-@SEARCHES.register("replicas")
-def replicas(planner: Planner) -> SearchResult:
-    """Try one replica up to four times as many as the work needs, each with the study's store."""
-    study = planner.study
-    utilisation = planner.references["own"].mean("utilisation")
-    most = max(LEAST_MOST, math.ceil(TIMES * study.replicas.count * (utilisation or 0.0)))
-    grid = [float(count) for count in range(1, most + 1)]
-    border = planner.border(
-        grid, lambda count: replace(planner.study_point, replicas=round(count)), lambda count: f"{count:g} replicas"
-    )
-    fewest = None if border.value is None else round(border.value)
-    return SearchResult(
-        axis=REPLICAS_AXIS,
-        curve=border.curve,
-        verdict=_replicas_verdict(planner, fewest, border.outcomes[most - 1]),
-        value=fewest,
-        answer={"fewest_replicas": fewest},
-        caveats=border.caveats("replicas", "{:g} meet the targets and {:g} do not"),
-    )
-
-
-def _replicas_verdict(planner: Planner, fewest: int | None, best: Outcome) -> str:
-    if fewest is None:
-        return f"replicas will not help: with the largest number tried, {value_of(best, best.worst)}"
-    template = "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
-    return f"{template.format(planner.memory_text)} {planner.targets_text}"
+@SEARCHES.register("interval")
+def interval(planner: Planner) -> SearchResult:
+    """Try states at every multiple of an interval, doubled up to the longest prompt; eviction and matching stay."""
+    study, strategy = planner.study, planner.strategy
+    unit, longest = max(strategy.block_size, study.model.grid), max(request.num_tokens for request in planner.requests)
+    steps = [unit << power for power in range(max(1, (longest // unit).bit_length()))]
+    placements = {step: PlacementSettings(kind="block", interval=step) for step in steps}
+    points = {
+        float(step): replace(planner.study_point, strategy=replace(strategy, placement=placement))
+        for step, placement in placements.items()
+    }
+    return scan(planner, INTERVAL_AXIS, points, lambda step: f"a state every {step:g} tokens")
 
 
 # ------------------------------------------------------------------------------
-# The search `tier`: the least size of the last tier that meets the targets, with the study's
-# other memory.
+# The search `block`: tokens per block, the unit of matching and sharing.
 # ------------------------------------------------------------------------------
 
-SMALLEST = 1024  # divisor of everything that is ever stored, for the smallest size
+BLOCK_AXIS = Axis("block_size", "tokens per block")
+SIZES = (16, 32, 64, 128, 256, 512)
 
 
-@SEARCHES.register("tier")
-def tier(planner: Planner) -> SearchResult:
-    """Try sizes from 1/1024 to twice the bytes that are ever stored."""
-    store = planner.study.store
-    name, rules = list(store.tiers.items())[-1]
-
-    def point(size: float) -> Point:
-        return replace(planner.study_point, store=replace(store, tiers=store.tiers | {name: replace(rules, gib=size)}))
-
-    stored = planner.references["no_limit"].mean("cached_bytes")
-    assert stored is not None, "every run reports the bytes that it stored"
-    grid = geometric(stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.plan.resolution)
-    border = planner.border(grid, point, lambda size: f"{name} {size:g} GiB")
-    return SearchResult(
-        axis=Axis("tier_gib", f"size of {name} (GiB)"),
-        curve=border.curve,
-        verdict=_tier_verdict(planner, name, border.value, border.outcomes[len(grid) - 1]),
-        value=border.value,
-        answer={"least_tier_gib": border.value},
-        caveats=border.caveats("tier", "{:g} GiB meet the targets and {:g} GiB do not"),
-    )
+@SEARCHES.register("block")
+def block(planner: Planner) -> SearchResult:
+    """Try powers of two from 16 and the arm's own size, where the largest request fits the study's memory."""
+    strategy, total = planner.strategy, planner.study.store.total_gib
+    arm_size = strategy.block_size if strategy.pool is None else strategy.pool.block_size
+    sizes = sorted({*SIZES, arm_size or SIZES[0]})
+    arms = {size: _with_blocks(strategy, size) for size in sizes}
+    points = {
+        float(size): replace(planner.study_point, strategy=arm)
+        for size, arm in arms.items()
+        if total is None or sum(planner.need_gib(arm)) <= total
+    }
+    return scan(planner, BLOCK_AXIS, points, lambda size: f"a block of {size:g} tokens")
 
 
-def _tier_verdict(planner: Planner, name: str, least: float | None, best: Outcome) -> str:
-    if least is None:
-        return (
-            f"a larger {name} will not help: with room for everything that is ever stored, {value_of(best, best.worst)}"
-        )
-    return f"{least:g} GiB of {name} beside {planner.memory_text} meet {planner.targets_text}"
+def _with_blocks(strategy: Strategy, size: int) -> Strategy:
+    if strategy.pool is None:
+        return replace(strategy, block_size=size)
+    return replace(strategy, pool=replace(strategy.pool, block_size=size))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, point_entries
+from spanlab.analyses.families import check_families
 from spanlab.records import LOSS_CAUSES
 from spanlab.report import cells, style
 from spanlab.report.cells import MISSING, Cell, Table, byte_size, one_decimal, percent, percent_interval, seconds, word
@@ -18,7 +19,7 @@ from spanlab.report.data import ArmData
 from spanlab.report.sweep import SweepPoint, footer_of
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import Ends
-from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.stats import Interval, t_interval
 
 if TYPE_CHECKING:
@@ -417,7 +418,6 @@ def rules_table(points: Sequence[PolicyPoint]) -> Table:
 FIGURES = {"policies_tokens": "token_hit_rate", "policies_ttft": "ttft_mean_s"}
 
 
-@ANALYSES.register("policies")
 def policies_of_study(finished: Finished) -> Findings:
     """Return the rules of one study; arms outside all families, such as a baseline, are left out."""
     families = {arm: family for family, arms in finished.study.families.items() for arm in arms}
@@ -439,7 +439,6 @@ def _rule(arm: ArmData, family: str) -> RuleResult:
     return rule_result(arm.name, family, arm.summary, (reused / prompt).tolist())
 
 
-@OF_POINTS.register("policies")
 def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return all points: each rule's share of the offline bound, and two figures over resident bytes."""
     rule_points, drawing = policy_points(points), draw_policies
@@ -449,3 +448,6 @@ def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
         further=(rules_table(rule_points),),
         figures={name: partial(drawing, rule_points, footer_of(points), measure) for name, measure in FIGURES.items()},
     )
+
+
+ANALYSES.add(Analysis("policies", policies_of_study, needs=(ARMS,), check=check_families, of_points=policies_of_points))

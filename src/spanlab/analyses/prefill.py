@@ -45,7 +45,7 @@ from spanlab.report.cells import (
 )
 from spanlab.report.sweep import SweepPoint
 from spanlab.report.table import Field, tabulate, with_ends
-from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.settings.analyses import ANALYSES, LABELS, REPEAT, Analysis
 from spanlab.settings.study import Study
 from spanlab.study.bounds import family
 from spanlab.study.jobs import run_cells
@@ -557,7 +557,6 @@ FIGURES = {
 }
 
 
-@ANALYSES.register("prefill")
 def compare_prefills(finished: Finished) -> Findings:
     """Return every arm compared with the baseline; no speedups where the machine was noisy."""
     study, labels = finished.study, finished.workload.labels
@@ -571,7 +570,6 @@ def compare_prefills(finished: Finished) -> Findings:
     return _findings(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
 
 
-@OF_POINTS.register("prefill")
 def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return one table and figures over all points of a sweep that ran."""
     ran = {point.run: point.summary or {} for point in points}
@@ -596,3 +594,12 @@ def _findings(entries: list[dict[str, Any]], labels: Sequence[str], baseline: st
         tables=(prefill_table(entries, labels, baseline),),
         figures={name: partial(drawing, data) for name, drawing in FIGURES.items()},
     )
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError where prefills share the device."""
+    if (clients := study.arrivals.clients) != 1:
+        raise ValueError(f"analyses=prefill with arrivals.clients={clients}: expected arrivals=closed_loop with 1")
+
+
+ANALYSES.add(Analysis("prefill", compare_prefills, needs=(REPEAT, LABELS), check=_check, of_points=prefills_of_points))

@@ -14,7 +14,8 @@ from spanlab.report.cells import Table, count, percent, percent_interval, ratio,
 from spanlab.report.data import mean_ttft, token_hit_rate
 from spanlab.report.sweep import SweepPoint, footer_of, value_text
 from spanlab.report.table import Field, tabulate
-from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
+from spanlab.settings.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +102,6 @@ def draw_busy(points: Sequence[SweepPoint]) -> Figure:
 # ------------------------------------------------------------------------------
 
 
-@ANALYSES.register("replicas")
 def replicas_of_study(finished: Finished) -> Findings:
     """Return the numbers of every replica of every arm, over all seeds."""
     settings = finished.study.replicas
@@ -125,7 +125,6 @@ def spread_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-@OF_POINTS.register("replicas")
 def replicas_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return reuse, waiting and balance of load of each routing, over all points of a sweep."""
     return Findings(
@@ -133,3 +132,12 @@ def replicas_of_points(points: Sequence[SweepPoint]) -> Findings:
         tables=(routings_table(points),),
         figures={"replicas_busy": partial(draw_busy, points)},
     )
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError for a study of one replica."""
+    if study.replicas.count == 1:
+        raise ValueError("analyses=replicas with replicas.count=1: expected two replicas or more")
+
+
+ANALYSES.add(Analysis("replicas", replicas_of_study, needs=(ARMS,), check=_check, of_points=replicas_of_points))

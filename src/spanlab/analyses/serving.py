@@ -21,7 +21,7 @@ from spanlab.records import delays_of
 from spanlab.report import cells, style, units
 from spanlab.report.cells import MISSING, Cell, Table
 from spanlab.report.table import Field, tabulate, with_ends
-from spanlab.settings.analyses import ANALYSES
+from spanlab.settings.analyses import ANALYSES, TOKENS, Analysis
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, t_interval
 from spanlab.study.bounds import family
@@ -309,7 +309,6 @@ class _Arm:
     notes: tuple[str, ...]
 
 
-@ANALYSES.register("serving")
 def serving(finished: Finished) -> Findings:
     """Return metrics of every arm at every load; intervals are over seeds."""
     study = finished.study
@@ -406,3 +405,13 @@ def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
     if run["other_lengths"]:
         notes.append(f"{run['other_lengths']:,} answers have another length than the workload's")
     return notes
+
+
+def _refuse_unread(study: Study) -> None:
+    """Raise ValueError for goals that no analysis reads."""
+    if study.goodput:
+        goals = ", ".join(study.goodput)
+        raise ValueError(f"goodput of {goals} with analyses={study.chosen_analyses()}: expected serving among them")
+
+
+ANALYSES.add(Analysis("serving", serving, needs=(TOKENS,), check_unread=_refuse_unread))

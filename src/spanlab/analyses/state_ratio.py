@@ -14,7 +14,8 @@ from spanlab.report.cells import Table, number_format, percent_interval, word
 from spanlab.report.data import token_hit_rate
 from spanlab.report.sweep import SweepPoint, footer_of
 from spanlab.report.table import Field, tabulate
-from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
+from spanlab.settings.study import Study
 from spanlab.stats import Interval
 
 if TYPE_CHECKING:
@@ -169,7 +170,6 @@ def _legend(figure: Figure, arms: Sequence[str]) -> None:
 # ------------------------------------------------------------------------------
 
 
-@ANALYSES.register("state_ratio")
 def ratio_of_study(finished: Finished) -> Findings:
     """Return the ratio of the study and the ratios of SGLang's rules; the analysis `summary` has the arms."""
     study = finished.study
@@ -177,7 +177,6 @@ def ratio_of_study(finished: Finished) -> Findings:
     return Findings({"state_ratio": {"ratio": study.store.state_ratio, **rules}})
 
 
-@OF_POINTS.register("state_ratio")
 def ratios_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return reuse at every ratio of a sweep, at SGLang's ratios, and with one shared budget."""
     curves = ratio_curves(points)
@@ -186,3 +185,12 @@ def ratios_of_points(points: Sequence[SweepPoint]) -> Findings:
         tables=(ratios_table(curves),),
         figures={"state_ratio": partial(draw_ratios, curves, footer_of(points))},
     )
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError for a model without states."""
+    if not study.model.is_hybrid:
+        raise ValueError(f"analyses=state_ratio with model.name={study.model.name}: expected a hybrid model")
+
+
+ANALYSES.add(Analysis("state_ratio", ratio_of_study, needs=(ARMS,), check=_check, of_points=ratios_of_points))

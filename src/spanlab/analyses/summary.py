@@ -23,7 +23,7 @@ from spanlab.report.data import (
 )
 from spanlab.report.figures import FIGURES
 from spanlab.report.table import Field, tabulate, whole, with_ends
-from spanlab.settings.analyses import ANALYSES
+from spanlab.settings.analyses import ANALYSES, ARMS, REPEAT, Analysis
 from spanlab.study.bounds import ArmResult
 from spanlab.study.machine import withdraw_speedups
 from spanlab.study.numbers import speedup
@@ -242,7 +242,6 @@ def load_table(study: StudyData) -> Table:
     return tabulate("load", f"Delays by offered load · {study.title}", _LOAD_FIELDS, study.load, (_LOAD_NOTE,))
 
 
-@ANALYSES.register("summary")
 def summarise_arms(finished: Finished) -> Findings:
     """Return every arm's summary, with speedups over the baseline unless the machine was noisy."""
     data = _study_data(finished)
@@ -296,3 +295,6 @@ def _speedup(baseline: ArmResult | None, result: ArmResult) -> dict[str, Any] | 
     if baseline is None or baseline.saturated or result.saturated:
         return None
     return speedup(baseline.ttft_sums, result.ttft_sums)
+
+
+ANALYSES.add(Analysis("summary", summarise_arms, needs=(ARMS, REPEAT)))

@@ -18,7 +18,7 @@ from spanlab.report.cells import Cell, Table, byte_size, count, number_format, p
 from spanlab.report.style import log_scale
 from spanlab.report.sweep import SweepPoint, axis_name, footer_of, value_text
 from spanlab.report.table import Field, tabulate
-from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.study import Study
 from spanlab.study.bounds import ArmResult
 from spanlab.study.numbers import RunCell
@@ -149,7 +149,6 @@ def _arms(point: SweepPoint) -> dict[str, Any]:
 # ------------------------------------------------------------------------------
 
 
-@ANALYSES.register("tiers")
 def tiers_of_study(finished: Finished) -> Findings:
     """Return loads by arm, traffic by tier, and the break-even length of each tier."""
     study = finished.study
@@ -165,7 +164,6 @@ def tiers_of_study(finished: Finished) -> Findings:
     )
 
 
-@OF_POINTS.register("tiers")
 def tiers_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return hits and times by arm at every point: one table and one figure per axis of the sweep."""
     return findings_by_axis("tiers", points, points_table, draw_tiers, {})
@@ -246,3 +244,6 @@ def _caveats(study: Study) -> tuple[str, ...]:
         f"KV from {', '.join(quantised)} is read in its quantised form: answers change, and the effect is unknown in "
         "the simulator",
     )
+
+
+ANALYSES.add(Analysis("tiers", tiers_of_study, needs=(ARMS,), of_points=tiers_of_points))

@@ -25,10 +25,11 @@ from spanlab.analyses.twin_fit import (
     server_of,
 )
 from spanlab.compiled import commit
+from spanlab.registry import require
 from spanlab.report import style
 from spanlab.report.cells import MISSING, Cell, Table, seconds, short, word
 from spanlab.report.table import Field, tabulate
-from spanlab.settings.analyses import ANALYSES, LOG_CHECKS
+from spanlab.settings.analyses import ANALYSES, LOG, Analysis, TwinSettings
 from spanlab.settings.study import Study
 from spanlab.workloads.logs.log import Log
 from spanlab_sim.timings import FittedProfile
@@ -174,14 +175,12 @@ PROFILE = "profile.json"
 OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
 
 
-@LOG_CHECKS.register("twin")
 def check_log(study: Study, log: Log) -> None:
     """Raise ValueError for a log without the data of a fit, and for facts that no server has."""
     path = study.workload.path or "null"
     check_memory(read_timed_log(log, path, study.twin.train_share), server_of(study).memory, path)
 
 
-@ANALYSES.register("twin")
 def twin(finished: Finished) -> Findings:
     """Fit the first requests of a log, predict the others, and write the fitted profile."""
     study, log = finished.study, finished.workload.log
@@ -276,3 +275,37 @@ def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
             f"the test requests have another load: {rates[1]:.3g} per second, compared with {rates[0]:.3g} in the fit"
         )
     return caveats
+
+
+def _check(study: Study) -> None:
+    """Raise ValueError for settings that `twin` does not read."""
+    require(
+        "analyses=twin",
+        ("analyses", study.chosen_analyses(), ["twin"]),
+        ("workload.kind", study.workload.kind, "log"),
+        ("workload.popularity.requests", study.workload.popularity.requests, None),
+        ("arrivals.kind", study.arrivals.kind, "as_given"),
+        ("load.rates_rps", study.load.rates_rps, []),
+        ("backend", study.backend, "sim"),
+        ("timing.kind", study.timing.kind, "roofline"),
+        ("seeds", study.seeds, study.seeds[:1]),
+        ("warmup_fraction", study.warmup_fraction, 0.0),
+        ("batch.async_scheduling", study.batch.async_scheduling, False),
+        ("batch.speculation.draft_tokens", study.batch.speculation.draft_tokens, 0),
+        ("store.total_gib", study.store.total_gib, None),
+        ("store.state_gib", study.store.state_gib, None),
+        ("store.state_ratio", study.store.state_ratio, None),
+        ("store.entries", study.store.entries, None),
+        ("only one arm, with a pool", [study.arms[name].pool is not None for name in study.chosen()], [True]),
+    )
+    if study.store.kv_gib is not None and study.twin.num_gpu_blocks is not None:
+        raise ValueError(f"store.kv_gib={study.store.kv_gib} with twin.num_gpu_blocks: expected one of them")
+
+
+def _refuse_unread(study: Study) -> None:
+    """Raise ValueError for facts about a server that no analysis reads."""
+    if study.twin != TwinSettings():
+        raise ValueError(f"twin with analyses={study.chosen_analyses()}: expected -cn twin")
+
+
+ANALYSES.add(Analysis("twin", twin, needs=(LOG,), check=_check, check_unread=_refuse_unread, check_log=check_log))

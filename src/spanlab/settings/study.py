@@ -15,15 +15,19 @@ from omegaconf import OmegaConf
 
 from spanlab.compiled import MODES
 from spanlab.core.admission import BatchRules
-from spanlab.engine.settings import EngineSettings
+from spanlab.engine.settings import EngineSettings, reads_baseline
 from spanlab.judge import JudgeSettings
 from spanlab.model_files import choices, find_spec, names_file
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import located
-from spanlab.registry import REQUIRED, check_seeds, one_of, positive, share
+from spanlab.registry import REQUIRED, check_seeds, one_of, positive, require, share
 from spanlab.settings.analyses import (
+    ANALYSES,
+    ARMS,
     DESIGNED,
+    LABELS,
     LOG,
+    MEASURED,
     POINTS,
     DesignSettings,
     MethodSettings,
@@ -31,11 +35,6 @@ from spanlab.settings.analyses import (
     RequestGoal,
     SloSettings,
     TwinSettings,
-    check_analyses,
-    check_design,
-    check_goodput,
-    check_shares,
-    needed,
     parse_limit,
 )
 from spanlab.settings.arms import Strategy, check_arm, check_names, check_priced
@@ -195,7 +194,6 @@ class Study:
         check_priced(self)
         check_passages(self)
         check_replay(self)
-        check_goodput(self)
         check_shares(self)
         check_analyses(self)
         check_design(self)
@@ -248,15 +246,19 @@ class Study:
         """Return the names of the arms to run, in the order of `arms`."""
         return [name for name in self.arms if not self.only or name in self.only]
 
+    def needs(self, need: str) -> bool:
+        """Return whether an analysis of the study declares `need`."""
+        return not set(ANALYSES.needing(need)).isdisjoint(self.chosen_analyses())
+
     @property
     def serves(self) -> bool:
         """Whether the study serves requests; an analysis of a log reads the log itself."""
-        return not needed(self, LOG)
+        return not self.needs(LOG)
 
     @property
     def folder(self) -> str:
         """Folder of the runs below `output.root`: the workload, or an analysis that does not run the arms itself."""
-        return self.chosen_analyses()[0] if needed(self, LOG) or needed(self, POINTS) else self.workload.kind
+        return self.chosen_analyses()[0] if self.needs(LOG) or self.needs(POINTS) else self.workload.kind
 
     def chosen_analyses(self) -> list[str]:
         """Return the names of the analyses, in the order of the report."""
@@ -278,6 +280,110 @@ def worker_count(study: Study, jobs: int) -> int:
     if study.backend in ("engine", SERVER):
         return 1
     return max(1, min(jobs, study.workers or os.cpu_count() or 1))
+
+
+# ------------------------------------------------------------------------------
+# Checks of a study with its analyses; each analysis adds its own.
+# ------------------------------------------------------------------------------
+
+_PACED = ("poisson", "gamma", "deterministic")
+
+
+def check_analyses(study: Study) -> None:
+    """Raise ValueError for an analysis whose input the study does not produce."""
+    if study.analyses is not None and not study.analyses:
+        raise ValueError(f"analyses=[]: expected one or more of {', '.join(ANALYSES)}")
+    for name in study.chosen_analyses():
+        one_of("analyses", name, ANALYSES)
+        if name in ANALYSES.needing(MEASURED) and study.backend != "engine":
+            raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
+        if name in ANALYSES.needing(ARMS) and study.backend == "server":
+            raise ValueError(f"analyses={name} with backend=server: expected serving, for a server reports no causes")
+        if (name == "fit_profile") != (study.workload.kind == DESIGNED):
+            raise ValueError(
+                f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
+            )
+        if name in ANALYSES.needing(LABELS) and study.workload.popularity.requests is not None:
+            drawn = f"workload.popularity.requests={study.workload.popularity.requests}"
+            raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
+        if study.repeats > 1:
+            _check_repeats(study, name)
+    for name in ANALYSES:
+        analysis = ANALYSES[name]
+        (analysis.check if name in study.chosen_analyses() else analysis.check_unread)(study)
+    check_teacher(study)
+    if study.sweep and "summary" not in study.chosen_analyses():  # its arms are the rows of a sweep
+        raise ValueError(
+            f"sweep={study.sweep} with analyses={study.chosen_analyses()}: expected sweep=[], or summary among them"
+        )
+    _check_alternate(study)
+
+
+def _check_alternate(study: Study) -> None:
+    """Raise ValueError where arms would hardly alternate: under load, an engine is rarely without a request."""
+    clients = study.arrivals.clients
+    if study.engine.alternate and clients != 1:
+        raise ValueError(
+            f"engine.alternate=true with arrivals.clients={'null' if clients is None else clients}: "
+            "expected arrivals=closed_loop with 1"
+        )
+
+
+def _check_repeats(study: Study, name: str) -> None:
+    """Raise ValueError for repeats that would be equal or unread; `check_design` checks those of designed shapes."""
+    if study.backend != "engine":
+        raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
+    if name not in ("compare_backends", "fit_profile"):
+        raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
+
+
+def check_teacher(study: Study) -> None:
+    """Raise ValueError if the teacher, or the reference of scores, is not among the arms that run."""
+    engine = study.engine
+    if reads_baseline(engine) and study.baseline not in study.chosen():
+        key = f"engine.teacher={engine.teacher} with engine.record={engine.record}"
+        raise ValueError(f"{key}: expected baseline={study.baseline} among the arms that run")
+
+
+def check_design(study: Study) -> None:
+    """Raise ValueError for settings that a study of designed shapes does not read."""
+    if study.workload.kind != DESIGNED:
+        return
+    require(
+        f"workload.kind={DESIGNED}",
+        ("backend", study.backend, "engine"),
+        ("arrivals.kind", study.arrivals.kind, "as_given"),
+        ("engine.clock", study.engine.clock, "virtual"),
+        ("engine.alternate", study.engine.alternate, False),
+        ("repeats", study.repeats, 1),
+        ("warmup_fraction", study.warmup_fraction, 0.0),
+        ("load.rates_rps", study.load.rates_rps, []),
+    )
+    for key in ("longest", "outputs"):
+        if getattr(study.design, key) is None:
+            raise ValueError(f"design.{key}=null with workload.kind={DESIGNED}: expected a number of tokens")
+
+
+def check_shares(study: Study) -> None:
+    """Raise ValueError for `load.shares` where arrivals cannot be scaled to a share of saturation."""
+    arrivals, shares = study.arrivals, study.load.shares
+    if not shares:
+        return
+    if study.backend != "engine":
+        raise ValueError(f"load.shares={shares} with backend={study.backend}: expected backend=engine")
+    if study.sweep:
+        raise ValueError(f"sweep={study.sweep} with load.shares={shares}: expected sweep=[]")
+    if len(study.seeds) != 1:
+        raise ValueError(f"seeds={study.seeds} with load.shares: expected one seed, whose arrivals are repeated")
+    if study.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.baseline} with load.shares: expected one of the arms that run")
+    if arrivals.kind not in _PACED or study.workload.kind == "ragpulse":
+        kinds = f"arrivals.kind={arrivals.kind} and workload.kind={study.workload.kind} with load.shares"
+        raise ValueError(f"{kinds}: expected arrivals that can be paced, {', '.join(_PACED)}, and no recorded times")
+    if arrivals.rate_rps != 1.0:
+        raise ValueError(
+            f"arrivals.rate_rps={arrivals.rate_rps} with load.shares: expected 1, for shares of saturation set it"
+        )
 
 
 # ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from spanlab.core.step import ScheduledStep, StepResult
 from spanlab.engine.settings import BASELINE, reads_baseline
 from spanlab.metrics import seen_tokens
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
-from spanlab.settings.analyses import DESIGNED, TOKENS, needed
+from spanlab.settings.analyses import DESIGNED, TOKENS
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import ArrivalSettings, LoadSweep, StoreSettings, TimingSettings
 from spanlab.settings.study import Study
@@ -154,7 +154,7 @@ class Jobs:
             steps=files.log(arm, cell),
             readings=files.readings,
             outputs=files.outputs(arm, cell) if records else None,
-            serving=files.serving(arm, cell) if needed(study, TOKENS) else None,
+            serving=files.serving(arm, cell) if study.needs(TOKENS) else None,
             trace=files.trace(arm, cell) if study.output.trace and self._has_trace(cell) else None,
             title=f"{arm}, {cell.name}",
             teacher=files.outputs(base, cell) if has_teacher else None,

@@ -23,7 +23,7 @@ from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_spec import DeviceRates, ModelSpec
 from spanlab.records import delays_of
 from spanlab.report.data import StudyData
-from spanlab.settings.analyses import FLOOR, needed
+from spanlab.settings.analyses import FLOOR
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.folder import PACKAGES_OF, machine
@@ -399,7 +399,7 @@ NAME = "floor"  # name of the row in lists of arms
 
 def floor_row(study: Study, folder: Path) -> Row | None:
     """Row of the floor; None where no analysis reads it."""
-    if not needed(study, FLOOR):
+    if not study.needs(FLOOR):
         return None
     arm, max_tokens = study.baseline, study.methods.floor_tokens
     rules = replace(study.batch, max_num_batched_tokens=max_tokens, enable_chunked_prefill=True)

@@ -19,7 +19,7 @@ from spanlab.plugins import load_plugins
 from spanlab.queries.render import ChatTokenizer
 from spanlab.report.units import rounded_down
 from spanlab.settings import arms
-from spanlab.settings.analyses import DECAY, DESIGNED, LOG_CHECKS
+from spanlab.settings.analyses import ANALYSES, DESIGNED
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.folder import PACKAGES_OF, print_line
@@ -98,7 +98,7 @@ def check_passages(study: Study, requests: tuple[Request, ...]) -> None:
 
 def check_streams(study: Study, requests: tuple[Request, ...]) -> None:
     """Raise where the stream has too few novel requests, or too few known requests among them."""
-    if DECAY in study.chosen_analyses():
+    if "decay" in study.chosen_analyses():
         streams_of(study, requests)
 
 
@@ -286,8 +286,7 @@ def load_workload(
     print_line(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     if not study.serves:
         for analysis in study.chosen_analyses():
-            if analysis in LOG_CHECKS:
-                LOG_CHECKS[analysis](study, workload.log)
+            ANALYSES[analysis].check_log(study, workload.log)
         return workload
     if (note := arrival_note(study, workload.requests)) is not None:
         print_line(console, note)

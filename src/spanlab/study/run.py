@@ -23,7 +23,7 @@ from spanlab.analyses.fit_profile import (
 )
 from spanlab.build import build_workload
 from spanlab.plugins import fingerprints, named_errors
-from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
+from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT
 from spanlab.settings.server import ArrivalSettings, LoadSweep
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.backends import BACKENDS
@@ -191,14 +191,14 @@ class _StudyRun:
     def files(self) -> dict[str, ArmFiles]:
         """Files of each arm that has runs."""
         folder = self.folder.work
-        runs = self.study.serves and not needed(self.study, POINTS)
+        runs = self.study.serves and not self.study.needs(POINTS)
         arms = [arm for arm in self.study.chosen() if runs and run_cells(self.study, arm)]
         return {arm: ArmFiles.of_arm(folder, arm, readings_of(folder)) for arm in arms}
 
     @cached_property
     def repeat_row(self) -> Row | None:
         """Row of the repeated baseline; None where no analysis reads it."""
-        if not (BACKENDS[self.study.backend].interleaved and needed(self.study, REPEAT)):
+        if not (BACKENDS[self.study.backend].interleaved and self.study.needs(REPEAT)):
             return None
         arm = repeated_arm(self.study)
         files = repeat_files(self.folder.work, arm)
@@ -232,7 +232,7 @@ class _StudyRun:
         """Run every arm, run the analyses, write the folder, and return the report."""
         self._drop_corrupt()
         profile = self._profile()
-        tried = needed(self.study, POINTS)
+        tried = self.study.needs(POINTS)
         processes = worker_count(self.study, MANY if tried else len(self.files))
         with arms_of(self.study, self.workload.requests, max(1, len(self.rows)), processes, self.folder.work) as arms:
             facts = self._check_device(arms)

@@ -27,7 +27,7 @@ from spanlab.errors import is_user_error, printed, sentence
 from spanlab.report.cells import Table
 from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
 from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
-from spanlab.settings.analyses import OF_POINTS
+from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.composition import compose_entry, with_sections
 from spanlab.settings.server import ExecutorSettings
 from spanlab.settings.study import Study, worker_count
@@ -219,7 +219,8 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
         points = list(_Points(study, name, root, compose, console).run(axes))
         _check_any_completed(points)
         ran = [point for point in points if point.summary is not None]
-        findings = [OF_POINTS[name](ran) for name in study.chosen_analyses() if name in OF_POINTS]
+        functions = [ANALYSES[name].of_points for name in study.chosen_analyses()]
+        findings = [of_points(ran) for of_points in functions if of_points is not None]
         tables = (
             *sweep_tables(points),
             *(table for analysis_findings in findings for table in analysis_findings.every_table),

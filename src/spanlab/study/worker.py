@@ -30,7 +30,7 @@ from spanlab.core.request import Request
 from spanlab.engine.settings import MissingBaselineError
 from spanlab.errors import CAUGHT, OutOfMemoryError, out_of_memory
 from spanlab.plugins import load_plugins, named_errors
-from spanlab.settings.analyses import ARMS, needed
+from spanlab.settings.analyses import ANALYSES, ARMS
 from spanlab.settings.server import ExecutorSettings
 from spanlab.settings.study import Study
 from spanlab.study.backends import BACKENDS, RealEngine
@@ -51,6 +51,10 @@ def always_active() -> bool:
     return True
 
 
+def _received(_: list[Callable[..., Any]], *arguments: Any) -> Worker:
+    return Worker(*arguments)
+
+
 class Worker:
     """Worker that is sent to a process once; it caches the objects that it builds there.
 
@@ -65,7 +69,9 @@ class Worker:
         load_plugins(study.plugins)  # the receiving process has no plugin registered
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Worker, (self.study, self.requests, self.counts, self.is_active)
+        """Name the functions of the analyses first: reading them registers the analyses there."""
+        functions = [ANALYSES[name].run for name in ANALYSES if not ANALYSES.is_plugin(name)]
+        return _received, (functions, self.study, self.requests, self.counts, self.is_active)
 
     @cached_property
     def _runtime(self) -> Runtime:
@@ -146,7 +152,7 @@ class Worker:
                 "a folder that nothing else changes until the study ends"
             )
         task.files.sort_cells(expected)
-        if not needed(self.study, ARMS):
+        if not self.study.needs(ARMS):
             return None
         return read_arm(self.study, task.arm, task.files, self._bounds)
 
@@ -306,7 +312,11 @@ def _was_killed(broken: BrokenProcessPool) -> bool:
 def _context() -> Any:
     """Start method: `fork`, which shares the requests; None is loky's own, the only one in a process of loky."""
     forks = sys.platform == "linux" and multiprocessing.parent_process() is None and not _has_torch_threads()
-    return multiprocessing.get_context("fork") if forks else None
+    if not forks:
+        return None
+    import scipy.optimize  # noqa: F401 - of the offline bounds: once here, and not in each process
+
+    return multiprocessing.get_context("fork")
 
 
 def _has_torch_threads() -> bool:
