@@ -237,12 +237,18 @@ def test_user_error_of_a_plugin_gets_its_line(here: Path):
 
 
 def test_error_in_an_analysis_names_its_line(here: Path):
-    name = next(name for name, code in FILES.items() if "ANALYSES.register" in code)
-    code = re.sub(r"(@ANALYSES.register.*\n(?:def|class) .*\n)", r"\1    finished.folders\n", FILES[name])
+    name = next(name for name, code in FILES.items() if "ANALYSES.add" in code)
+    code = re.sub(r"(def \w+\(finished\):\n)", r"\1    finished.folders\n", FILES[name])
     (here / "bad.py").write_text(code)
-    analysis = re.search(r'ANALYSES.register\("(\w+)"', code)[1]
+    analysis = re.search(r'Analysis\("(\w+)"', code)[1]
     with pytest.raises(ValueError, match=rf"^plugins={here}/bad.py:\d+: AttributeError: .*did you mean folder\?"):
         run(here, "plugins=[bad.py]", f"analyses=[summary,{analysis}]", "only=[none,kv_only]", *SMALL)
+
+
+def test_check_of_a_plugins_analysis_refuses_a_study(here: Path):
+    name = next(name for name, code in FILES.items() if "ANALYSES.add" in code)
+    refusal = refused(f"plugins=[{name}]", "analyses=[summary,longest_prompt]", "only=[none]")
+    assert refusal == "only=['none'] with analyses=longest_prompt: expected two arms or more"
 
 
 def test_plugin_that_exits_while_it_is_loaded_is_named(here: Path):

@@ -14,9 +14,9 @@ from matplotlib.colors import to_hex
 
 from spanlab.records import LOSS_CAUSES
 from spanlab.report import style
-from spanlab.report.curves import Point, frontier
+from spanlab.report.curves import FIGURES, Point, frontier
 from spanlab.report.data import half_width, holds_states
-from spanlab.report.figures import FIGURES, best_of_families, binned_quartiles, reference
+from spanlab.report.figures import best_of_families, binned_quartiles, reference
 from spanlab.report.style import byte_unit, empirical_cdf, plain_number, write_figure
 
 from ..support.figures import check_fits

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from spanlab.analyses.summary import arms_table
+from spanlab.report.curves import FIGURES
 from spanlab.report.data import bounds_percent, resident_bytes
-from spanlab.report.figures import FIGURES
 from spanlab.report.table import as_text as texts
 
 

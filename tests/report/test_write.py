@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from spanlab.report.figures import FIGURES
+from spanlab.report.curves import FIGURES
 from spanlab.report.style import write_figure
 
 

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from spanlab.analyses.base import Findings, Finished, caveats, describe_store, footer, load_words
 from spanlab.records import LOSS_CAUSES
-from spanlab.report import cells, units
+from spanlab.report import (
+    cells,
+    curves,  # noqa: F401 - registers the figures
+    units,
+)
 from spanlab.report.cells import Cell, Table, count, number_format, percent, seconds, seconds_interval, word
 from spanlab.report.data import (
     ArmData,

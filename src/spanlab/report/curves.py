@@ -26,7 +26,16 @@ from spanlab.report.data import (
     saved_half_width_percent,
     saved_percent,
 )
-from spanlab.report.figures import FIGURES, reference
+from spanlab.report.figures import (
+    FIGURES,
+    draw_cache_content,
+    draw_checkpoint_positions,
+    draw_common_prefix,
+    draw_length_ttft,
+    draw_loss_by_cause,
+    draw_ttft_distribution,
+    reference,
+)
 from spanlab.report.style import FAMILY_STYLES, INK, Label, Unit, byte_unit, family_style, log_scale, place_labels
 
 if TYPE_CHECKING:
@@ -189,7 +198,6 @@ def _draw_key(key: Axes, curves: Axes, arms: int) -> None:
 # ------------------------------------------------------------------------------
 
 
-@FIGURES.register("queueing_load")
 def draw_queueing_load(study: StudyData) -> Figure | None:
     """Mean and p99 of the queueing delay by offered load, utilisation below."""
     return draw_load_curves(study, lambda point: point.queue_s, "Queueing delay by offered load", "queueing delay")
@@ -200,7 +208,6 @@ def draw_queueing_load(study: StudyData) -> Figure | None:
 # ------------------------------------------------------------------------------
 
 
-@FIGURES.register("ttft_load")
 def draw_ttft_load(study: StudyData) -> Figure | None:
     """Mean and p99 of the time to first token by offered load, utilisation below."""
     return draw_load_curves(study, lambda point: point.ttft_s, "Time to first token by offered load", "TTFT")
@@ -351,7 +358,6 @@ def _draw_family(ax: Axes, family: str, members: Sequence[Point]) -> None:
 _BOUND = "infinite cache"
 
 
-@FIGURES.register("pareto_tokens")
 def draw_pareto_tokens(study: StudyData) -> Figure | None:
     """Draw reused tokens over resident bytes: a point per arm, a line per family, and the infinite-cache bounds."""
     if not study.arms or bytes_say_little(study.arms):
@@ -398,7 +404,6 @@ def _pareto_tokens_point(arm: ArmData, unit: Unit) -> Point:
 # ------------------------------------------------------------------------------
 
 
-@FIGURES.register("pareto_ttft")
 def draw_pareto_ttft(study: StudyData) -> Figure | None:
     """Draw mean TTFT with its 95 % interval over resident bytes, and full recompute as a line."""
     measured = [arm for arm in study.arms if arm.summary["ttft_s"]["mean"] is not None]
@@ -447,3 +452,16 @@ def _scale_y(ax: Axes, levels: list[float]) -> None:
         ax.set_ylim(low / 1.4, high * 1.4)
     else:
         ax.set_ylim(0, 1.1 * high or 1)
+
+
+# In the order of a report.
+FIGURES.register("pareto_tokens")(draw_pareto_tokens)
+FIGURES.register("pareto_ttft")(draw_pareto_ttft)
+FIGURES.register("length_ttft")(draw_length_ttft)
+FIGURES.register("common_prefix")(draw_common_prefix)
+FIGURES.register("checkpoint_positions")(draw_checkpoint_positions)
+FIGURES.register("loss_by_cause")(draw_loss_by_cause)
+FIGURES.register("cache_content")(draw_cache_content)
+FIGURES.register("queueing_load")(draw_queueing_load)
+FIGURES.register("ttft_load")(draw_ttft_load)
+FIGURES.register("ttft_distribution")(draw_ttft_distribution)

@@ -108,22 +108,11 @@ def legend_top(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 # ------------------------------------------------------------------------------
-# The figures of a study by file name; the module of a figure is imported when it is drawn.
+# The figures of a study by file name; `spanlab.report.curves` registers them in order.
 # ------------------------------------------------------------------------------
 
 #: Draws one figure of a study's data, or returns None where the study has nothing to show.
 FIGURES: Registry[Figure | None] = Registry("figure", given=("study",))
-
-FIGURES.later("pareto_tokens", "spanlab.report.curves")
-FIGURES.later("pareto_ttft", "spanlab.report.curves")
-FIGURES.later("length_ttft", "spanlab.report.figures")
-FIGURES.later("common_prefix", "spanlab.report.figures")
-FIGURES.later("checkpoint_positions", "spanlab.report.figures")
-FIGURES.later("loss_by_cause", "spanlab.report.figures")
-FIGURES.later("cache_content", "spanlab.report.figures")
-FIGURES.later("queueing_load", "spanlab.report.curves")
-FIGURES.later("ttft_load", "spanlab.report.curves")
-FIGURES.later("ttft_distribution", "spanlab.report.figures")
 
 
 # ------------------------------------------------------------------------------
@@ -135,7 +124,6 @@ _COLS = 4
 _KV, _STATES = "#0072b2", "#e69f00"
 
 
-@FIGURES.register("cache_content")
 def draw_cache_content(study: StudyData) -> Figure | None:
     """Draw stacked KV and state bytes over the run of the first seed, one panel per arm with shared axes."""
     from matplotlib.patches import Patch
@@ -187,7 +175,6 @@ _ROW_FILL = 0.72
 _RASTER_FROM = 3000
 
 
-@FIGURES.register("checkpoint_positions")
 def draw_checkpoint_positions(study: StudyData) -> Figure | None:
     """Draw stored states (dots) over match (red) and prompt (light) of each visit of one group, first seed."""
     from matplotlib.ticker import MaxNLocator
@@ -253,7 +240,6 @@ _COMMON_PREFIX_BINS = 40
 _COLOUR = "#0072b2"
 
 
-@FIGURES.register("common_prefix")
 def draw_common_prefix(study: StudyData) -> Figure | None:
     """Draw the distribution of the common prefix, equal for all arms: in tokens (left), as share of prompt (right).
 
@@ -316,7 +302,6 @@ _LENGTH_TTFT_BINS = 9
 _KEY_TITLE = "median, band: quartiles"
 
 
-@FIGURES.register("length_ttft")
 def draw_length_ttft(study: StudyData) -> Figure | None:
     """Draw TTFT by prompt length: median and quartiles per bin of equal counts, over faint single requests.
 
@@ -369,7 +354,6 @@ _CATEGORIES = ("reused", *LOSS_CAUSES)
 _ROW_IN = 0.19
 
 
-@FIGURES.register("loss_by_cause")
 def draw_loss_by_cause(study: StudyData) -> Figure | None:
     """Draw one bar per arm in percent of its prompt tokens, most reused on top; categories sum to 100 %."""
     arms = sorted(study.arms, key=lambda arm: (share_percent(arm, "reused"), arm.name))
@@ -419,7 +403,6 @@ def _title(arm: ArmData) -> str:
 _TTFT_DISTRIBUTION_ARMS = 6
 
 
-@FIGURES.register("ttft_distribution")
 def draw_ttft_distribution(study: StudyData) -> Figure | None:
     """Draw the empirical CDF of TTFT for references and the best arm of each main family, without saturated arms."""
     arms = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, NamedTuple
@@ -68,6 +68,10 @@ class Analysis:
 
 class AnalysisRegistry(Registry[Any]):
     """Analyses by name; `register` makes one from the function that computes it."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names by the alphabet, whichever file was imported first."""
+        return iter(sorted(super().__iter__()))
 
     def __getitem__(self, name: str) -> Analysis:
         analysis = super().__getitem__(name)
