@@ -20,7 +20,7 @@ from spanlab.core.step import ScheduledSequence as Served
 from spanlab.core.step import ScheduledStep
 from spanlab.core.tree import LAYOUTS, Node
 from spanlab_sim.routing import ROUTERS, Route, longest
-from spanlab_sim.server import Replica
+from spanlab_sim.server import Observer, Replica
 
 Digests = list[bytes]
 
@@ -84,7 +84,7 @@ def digests(request: Request, block_size: int) -> Digests:
     return hashes
 
 
-class BlockEvents:
+class BlockEvents(Observer):
     """Follows the tree of a replica's policy, and sends messages about stored and evicted blocks."""
 
     def __init__(self, replica: Replica, channel: EventChannel) -> None:
@@ -95,7 +95,7 @@ class BlockEvents:
         self._blocks: dict[Node, Digests] = {}
         channel.block_size = policy.store.tree.block_size
         policy.store.tree.watchers.append(self)
-        replica.on_stored = self.stored
+        replica.observers.append(self)
 
     def stored(self, step: ScheduledStep) -> None:
         """Send messages about what a step has stored: complete prompts, and finished outputs."""

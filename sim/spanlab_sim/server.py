@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, Protocol
 
 import simpy
 
@@ -152,12 +152,34 @@ class Source:
 
 Events = Generator[simpy.Event, object, None]
 OnStep = Callable[[ScheduledStep, int, StepResult], None]
-Arrange = Callable[[Request, int], Request]
 
 
-def as_given(request: Request, now: int) -> Request:
-    """Return the request unchanged."""
-    return request
+def no_note(step: ScheduledStep, now: int, result: StepResult) -> None:
+    """Note nothing of a step."""
+
+
+class Observer(Protocol):
+    """What happens in replicas, which it knows by their numbers; by default, nothing is noted."""
+
+    def arrived(self, request: Request, now: int) -> Request:
+        """Return the request that is served in the place of one that is sent to a replica now."""
+        return request
+
+    def changing(self, replica: int, now: int) -> None:
+        """The content of a replica's store may change next."""
+        return
+
+    def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
+        """A step began at `now` and has this result; the scheduler has not advanced yet."""
+        return
+
+    def stored(self, step: ScheduledStep) -> None:
+        """The policy has stored the tokens of a step."""
+        return
+
+    def finished(self, replica: int, sequence: ScheduledSequence) -> None:
+        """A sequence has finished."""
+        return
 
 
 class Replica:
@@ -165,12 +187,9 @@ class Replica:
 
     A request that arrives at the very end of a step is scheduled after the next one, unless the scheduler is idle.
 
-    `arrange`      called with each request and the time when it is sent; returns the request that is served
-    `on_finished`  called with each finished sequence
-    `on_step`      called with each step, the time of its start, and its result, before the scheduler advances
-    `on_change`    called with the time before the content of the store may change
-    `on_stored`    called with each step once the policy has stored its tokens; a router may set it
-    `loads`        policy over lower tiers, whose loads steps may follow; None where there are no tiers
+    `observers`  are told what happens, in this order; a router may add itself
+    `number`     of the replica in its run
+    `loads`      policy over lower tiers, whose loads steps may follow; None where there are no tiers
     """
 
     def __init__(
@@ -178,16 +197,13 @@ class Replica:
         env: simpy.Environment,
         scheduler: Scheduler,
         backend: Backend,
-        on_finished: Callable[[ScheduledSequence], None],
-        on_step: OnStep = lambda step, now, result: None,
-        on_change: Callable[[int], None] = lambda now: None,
+        observer: Observer,
+        *,
+        number: int = 0,
         loads: OverTiers[Any] | None = None,
-        arrange: Arrange = as_given,
     ) -> None:
         self.scheduler, self._env, self._backend, self._loads = scheduler, env, backend, loads
-        self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
-        self._arrange = arrange
-        self.on_stored: Callable[[ScheduledStep], None] = lambda step: None
+        self.observers, self._number = [observer], number
         self._sent: deque[Request] = deque()  # requests that wait for the end of a step
         self._wake = env.event()
         self._step_ends = 0
@@ -199,7 +215,9 @@ class Replica:
 
     def send(self, request: Request) -> None:
         """Queue a request that arrives now."""
-        self._sent.append(self._arrange(request, self.now))
+        for observer in self.observers:
+            request = observer.arrived(request, self.now)
+        self._sent.append(request)
         if not self._wake.triggered:
             self._wake.succeed()
 
@@ -244,7 +262,7 @@ class Replica:
         while True:
             now = int(self._env.now)
             self._queue(now)
-            self._on_change(now)
+            self._changing(now)
             step = self.scheduler.schedule(now)
             if step is not None:
                 yield from self._run(step, now, server)
@@ -280,20 +298,27 @@ class Replica:
         if self._loads is not None:
             result = replace(result, duration_ns=self._loads.step_duration(result.duration_ns))
         if result.repeats > 1:
-            self.scheduler.repeat(step, result.repeats, lambda repeat: self._on_change(now + result.end_of(repeat)))
-        self._on_step(step, now, result)
+            self.scheduler.repeat(step, result.repeats, lambda repeat: self._changing(now + result.end_of(repeat)))
+        for observer in self.observers:
+            observer.ran(step, now, result)
         self._step_ends = now + result.duration_ns
         yield self._env.timeout(result.duration_ns)
         self.busy_ns += result.duration_ns
         self.steps += step.repeats
         now = int(self._env.now)
-        self._on_change(now)
+        self._changing(now)
         self.scheduler.complete(step, now, result.finished, result.accepted)
         self._backend.completed(step)
-        self.on_stored(step)
+        for observer in self.observers:
+            observer.stored(step)
         for sequence in result.finished:
-            self._on_finished(sequence)
+            for observer in self.observers:
+                observer.finished(self._number, sequence)
             server.finished(sequence)
+
+    def _changing(self, now: int) -> None:
+        for observer in self.observers:
+            observer.changing(self._number, now)
 
     def _deadline(self, now: int, server: Server) -> int | None:
         """Return the nanoseconds until a request may arrive or a load ends; None: not before a sequence finishes."""

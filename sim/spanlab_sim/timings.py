@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from spanlab.core.step_features import StepFeatures, features
 from spanlab.model_spec import HardwareSpec, ModelSpec, block_tokens
 from spanlab.registry import Registry, not_negative, one_of, positive
 from spanlab.typed_json import from_json, reading
-from spanlab_sim.server import Replica, Server, Source
+from spanlab_sim.server import Observer, Replica, Server, Source
 from spanlab_sim.timing import ConstantTiming, Nanoseconds, RooflineTiming, TimingModel
 
 # ------------------------------------------------------------------------------
@@ -636,21 +636,33 @@ def serve_lengths(
     policies = [memory.policy() for _ in range(ranks)]
     scheduler = LockstepScheduler([make_scheduler(policy, rules) for policy in policies])
     backend = LockstepBackend(timing, scheduler)
-    admitted, first, last = np.zeros((3, len(requests)), dtype=np.int64)
-    runs: list[Run] = []
-    preemptions = max_used = 0
-
-    def finished(sequence: ScheduledSequence) -> None:
-        nonlocal preemptions
-        index = sequence.request.id
-        admitted[index], first[index], last[index] = sequence.admitted_at, sequence.first_token_at, sequence.finished_at
-        preemptions += sequence.preemptions
-
-    def on_step(step: ScheduledStep, now: int, result: StepResult) -> None:
-        nonlocal max_used
-        max_used = max(max_used, memory.blocks - min([policy.store.num_free for policy in policies]))
-        runs.append(Run(backend.ranks, result.repeats, now, now + result.duration_ns))
-
-    replica = Replica(env := simpy.Environment(), scheduler, backend, finished, on_step)
+    clock = _Clock(memory, policies, backend, *np.zeros((3, len(requests)), dtype=np.int64))
+    replica = Replica(env := simpy.Environment(), scheduler, backend, clock)
     Server(env, Source(requests), [replica]).run()
-    return Times(admitted, first, last, preemptions, replica.steps, max_used, runs)
+    return Times(clock.admitted, clock.first, clock.last, clock.preemptions, replica.steps, clock.max_used, clock.runs)
+
+
+@dataclass
+class _Clock(Observer):
+    """Times of the requests, by id, and the most blocks in use at the start of a step."""
+
+    memory: Memory
+    policies: list[UnsharedPolicy | BlockPolicy]
+    backend: LockstepBackend
+    admitted: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    preemptions: int = 0
+    max_used: int = 0
+    runs: list[Run] = field(default_factory=list)
+
+    def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
+        used = self.memory.blocks - min([policy.store.num_free for policy in self.policies])
+        self.max_used = max(self.max_used, used)
+        self.runs.append(Run(self.backend.ranks, result.repeats, now, now + result.duration_ns))
+
+    def finished(self, replica: int, sequence: ScheduledSequence) -> None:
+        index = sequence.request.id
+        self.admitted[index], self.first[index] = sequence.admitted_at, sequence.first_token_at
+        self.last[index] = sequence.finished_at
+        self.preemptions += sequence.preemptions

@@ -24,7 +24,7 @@ from spanlab.metrics import CacheUsage, Recorder
 from spanlab.model_spec import HardwareSpec
 from spanlab.records import LOSS_CAUSES, Record
 from spanlab_sim.backend import ModelledBackend
-from spanlab_sim.server import Replica, Server, Source
+from spanlab_sim.server import Observer, Replica, Server, Source
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
 from ..support.models import make_model
@@ -259,7 +259,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
     recorder = Recorder()
     begun: list[tuple[int, ScheduledStep, StepFeatures]] = []
 
-    def on_step(step: ScheduledStep, now: int, result: StepResult) -> None:
+    def ran(step: ScheduledStep, now: int, result: StepResult) -> None:
         gauge.advance(0, now)
         begun.append((now, step, features(step, policy.store.state_bytes, policy.rules)))
         assert len(scheduler.running) <= rules.max_num_seqs
@@ -275,12 +275,14 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
         recorder.arrived(request)
         return request
 
-    def on_finished(sequence: ScheduledSequence) -> None:
+    def finished(number: int, sequence: ScheduledSequence) -> None:
         records.append(recorder.record(sequence, policy, counted=True))
         policy.check()
 
     backend = ModelledBackend(TIMINGS[scenario.timing], policy.store.state_bytes, jump, policy.rules)
-    replica = Replica(env, scheduler, backend, on_finished, on_step, arrange=arrived)
+    observer = type("Noted", (Observer,), {})()
+    observer.arrived, observer.ran, observer.finished = arrived, ran, finished
+    replica = Replica(env, scheduler, backend, observer)
     Server(env, Source(scenario.requests), [replica]).run()
     gauge.advance(0, int(env.now))
     check_drained(scheduler, gauge, replica, records)

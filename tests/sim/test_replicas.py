@@ -19,7 +19,7 @@ from spanlab.records import LOSS_CAUSES, RoutedRecord, RunRow
 from spanlab.stats import Interval, t_interval
 from spanlab_sim import cache_events
 from spanlab_sim.routing import ROUTERS
-from spanlab_sim.run import simulate_all
+from spanlab_sim.run import Run, RunSpec, modelled
 from spanlab_sim.timing import ConstantTiming
 
 from ..support.policies import make_tree_policy
@@ -45,7 +45,9 @@ def served(requests, routing: str, count: int, **options) -> tuple[dict[int, Rou
     policies = options.pop("policies", None) or [cache() for _ in range(count)]
     route = lambda replicas: ROUTERS.make(routing, keys, {}, replicas=replicas, rng=np.random.default_rng(5))  # noqa: E731
     records: list[RoutedRecord] = []
-    row = simulate_all(requests, policies, rules, timing, records.append, route=route, **options)
+    run_options = {key: options.pop(key) for key in ("on_step", "loads") if key in options}
+    engines = modelled(policies, rules, timing, options.pop("jump", True))
+    row = Run(RunSpec(requests, rules, **options), engines, records.append, route=route, **run_options).serve()
     return {record.request_id: record for record in records}, row
 
 

@@ -33,6 +33,7 @@ from spanlab.study.jobs import Backend, Job, RunLogs, Running, warm_requests
 from spanlab.study.logs import StepLog
 from spanlab.study.machine import FixedStep, record_reading, release_memory
 from spanlab.study.real_server import RemoteServer
+from spanlab_sim.run import Run, RunSpec, modelled
 
 if TYPE_CHECKING:
     from spanlab.engine.engine import Engine
@@ -66,7 +67,6 @@ class Simulator(Backend):
     def simulate(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
         from spanlab_sim.backend import DemandMeter
-        from spanlab_sim.run import simulate_all
         from spanlab_sim.tier_rows import tiered_record, tiered_row
         from spanlab_sim.timings import CalibratedTiming
 
@@ -83,24 +83,15 @@ class Simulator(Backend):
             write(record if tiered is None else tiered_record(record, tiered))
 
         with RunLogs(job, policies[0].store) as logs:
-            row = simulate_all(
-                job.requests,
-                policies if tiered is None else [tiered],
-                rules,
-                logs.timing(meter),
+            served = policies if tiered is None else [tiered]
+            row = Run(
+                _spec(job, job.requests),
+                modelled(served, rules, logs.timing(meter), reads=build_span_reads(job.strategy)),
                 finished,
-                route=build_route(self._study, job.seed),
-                seed=job.seed,
-                rate_rps=job.rate_rps,
-                warmup=job.warmup,
-                group=job.group,
-                clients=job.clients,
-                seen=job.seen,
-                reads=build_span_reads(job.strategy),
-                loads=tiered,
                 on_step=logs.ran,
-                passages=build_passages(strategy),
-            )
+                route=build_route(self._study, job.seed),
+                loads=tiered,
+            ).serve()
         if tiered is not None:
             row = tiered_row(row, tiered)
         if isinstance(timing, CalibratedTiming):
@@ -148,7 +139,6 @@ class RealEngine(Backend):
 
     def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> Running:
         from spanlab.engine.outputs import Recording, Scorer
-        from spanlab_sim.run import serving
 
         policy = build_policy(self._study, job.strategy, job.warmup, job.max_tokens, job.requests)
         assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
@@ -174,21 +164,8 @@ class RealEngine(Backend):
 
         reads = build_span_reads(job.strategy)
         with closing(StepLog(job.steps, policy, reads)) as log, RunLogs(job, policy.store) as logs:
-            row = yield from serving(
-                requests,
-                policy,
-                job.rules,
-                engine,
-                finished,
-                seed=job.seed,
-                rate_rps=job.rate_rps,
-                warmup=job.warmup,
-                group=job.group,
-                clients=job.clients,
-                clock=clock,
-                on_step=ran,
-                passages=build_passages(job.strategy),
-            )
+            spec = replace(_spec(job, requests), clock=clock, seen=None)
+            row = yield from Run(spec, [(policy, engine)], finished, on_step=ran).serving()
         if job.outputs is not None:
             recording.write(job.outputs, engine.outputs)
         return row
@@ -225,3 +202,17 @@ def _touch_memory(engine: Engine, states: int) -> None:
 
 
 BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "engine": RealEngine, "server": RemoteServer}
+
+
+def _spec(job: Job, requests: Ordered[Request]) -> RunSpec:
+    return RunSpec(
+        requests,
+        job.rules,
+        seed=job.seed,
+        rate_rps=job.rate_rps,
+        warmup=job.warmup,
+        group=job.group,
+        clients=job.clients,
+        passages=build_passages(job.strategy),
+        seen=job.seen,
+    )

@@ -19,7 +19,7 @@ def test_a_simulation_restores_the_garbage_collector(monkeypatch):
         thresholds.append(gc.get_threshold())
         raise ZeroDivisionError
 
-    monkeypatch.setattr("spanlab_sim.run.simulate_all", breaks)
+    monkeypatch.setattr("spanlab.study.backends.Run", breaks)
     job = Job(study.arms["none"], (), study.batch, 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
     with pytest.raises(ZeroDivisionError):
         Simulator(study).simulate(job, print)

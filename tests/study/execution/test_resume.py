@@ -253,7 +253,7 @@ def test_a_run_that_fails_leaves_the_old_one(failure: str, toy, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as broken:
         if failure == "a worker":
-            broken.setattr("spanlab_sim.run.simulate_all", _fail(full))  # workers are forked and inherit it
+            broken.setattr("spanlab.study.backends.Run", _fail(full))  # workers are forked and inherit it
         else:
             broken.setattr("spanlab.analyses.summary.study_tables", _fail(full))
         with pytest.raises(OSError, match="No space left"):
