@@ -121,6 +121,8 @@ class Scheduler:
         budget = self.rules.max_num_batched_tokens
         first = [s for s in self.running if not s.prefilled] if self.rules.prefill_first else self.running
         budget = self._serve_running(step, first, budget, now)
+        # As in vLLM, nothing is admitted in a step that preempted: the freed memory belongs to the
+        # running ones.
         if not self._preempted_this_step:
             self._admit(step, budget, now)
         if self.rules.prefill_first and not step.chunks:
@@ -237,6 +239,8 @@ class Scheduler:
             work = sequence.work[index]
             take = self._sizes.rows(sequence, work, computed, budget - used)
             cost = take + work.shallow
+            # A chunk is cut to the budget; a pass that cannot be cut waits for a step in which it
+            # comes first.
             if (take <= 0 and work.tokens) or (used and self.rules.enable_chunked_prefill and cost > budget - used):
                 break
             if not self._make_room(sequence, work.start + computed, work.start + computed + take, now):
@@ -260,9 +264,13 @@ class Scheduler:
                 return
             drafts = self._drafts_behind(plan, sequence.generated, budget)
             allocation = self.policy.allocate(plan, now, sequence.generated, drafts)
+            # The plan locks what it reuses, so that it may fit only without reuse; nothing that
+            # runs will free memory.
             if allocation is None and not self._num_running:  # its own locks may take the space that it needs
                 allocation = self.policy.allocate(plan.without_reuse(), now, sequence.generated)
             if allocation is None:
+                # The queue is served in order: a later request does not overtake one that does not
+                # fit, as in vLLM.
                 self._refused = not self.policy.retries_each_step
                 return
             self.waiting.popleft()

@@ -163,6 +163,8 @@ class BlockPool:
         for block, digest in zip(blocks, digests, strict=True):
             assert block.digest is None, "a block is published once"
             block.group, block.digest = group, digest
+            # As in vLLM, two blocks may hold the same tokens: a running request's table is never
+            # changed, so that the second block is kept, and is found once the first one is evicted.
             if first.setdefault(digest, block) is not block:
                 self._copies.setdefault(BlockKey(group, digest), []).append(block)
         if self.lower is not None:
@@ -192,6 +194,8 @@ class BlockPool:
                 unkeyed.append(block)
             else:
                 self._keyed[block] = None
+        # Blocks without a key are of no use to anyone, and are taken before all others, the last
+        # freed one first.
         self._unkeyed.extend(reversed(unkeyed))
 
     def waiting(self) -> Iterator[Block]:
@@ -328,6 +332,8 @@ class StateBlocks:
     index: int = 1
 
     def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+        # From the end, unlike attention, because a recurrent layer needs its last state alone
+        # (vLLM, `MambaManager`).
         for index in reversed(range(min(limit, len(chain)))):
             block = self.pool.find(self.index, chain[index])
             if block is not None:
@@ -335,6 +341,7 @@ class StateBlocks:
         return []
 
     def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
+        # Blocks before the last new one stay null: only the state at the end of a step is written.
         new = max(blocks_of(tokens, self.size) - len(table.blocks) - len(reused), 0)
         return min(new, 1) + count_unreferenced(reused)
 

@@ -133,6 +133,8 @@ class BlockMatcher:
         matched = self._attention.find(digests, length // size)
         del matched[chain.count_verified(matched, length) :]
         deepest = self._rules.usable(len(matched))
+        # Logits need one computed token, so that a prompt that is matched whole computes its last
+        # block again (vLLM).
         limit = self._rules.usable(min(len(matched), (length - 1) // size))
         states, resume = self._find_states(chain, length, limit)
         resumable = resume if limit == deepest else self._find_states(chain, length, deepest)[1]
@@ -147,6 +149,9 @@ class BlockMatcher:
 
     def _find_states(self, chain: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
         """Return the states at the deepest boundary within `limit` blocks that all groups have, and the boundary."""
+        # A group may lack the state at the boundary that another one found, which shortens the
+        # prefix for all: repeat until they agree, as vLLM's coordinator of hybrid caches does. Each
+        # round is shorter or the last.
         while True:
             states = [self._verified_states(group, chain, length, limit) for group in self._states]
             deepest = min((len(blocks) for blocks in states), default=limit)
@@ -168,6 +173,7 @@ class BlockMatcher:
         present = min(self._rules.usable(matched), aligned)
         once = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
         tombstone = next(once, resume) if self._states else present
+        # Blocks behind a missing one may still be stored, but a prefix cannot reach them.
         behind = digests[matched : usable // size]
         stranded = sum([self._pool.find(0, digest) is not None for digest in behind])
         ends = min(matched, usable // size) * size, present * size, resume * size, tombstone * size
@@ -455,6 +461,7 @@ class BlockPolicy:
     def free(self, allocation: BlockAllocation, now: int) -> None:
         """Free all blocks, last tokens first, of a finished or preempted request."""
         for table in allocation.tables:
+            # The end of a prompt is evicted before its beginning, which more requests share.
             self._pool.free(reversed(table.blocks))
         self._matcher.forget(allocation.plan.request)
         allocation.tables = []

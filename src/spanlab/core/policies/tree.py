@@ -129,6 +129,7 @@ class Matcher:
         node, matched = self._index.find(request, cache_span)
         seen, refused = self._ledger.lookup(self._index.key(request, cache_span), cache_span.tokens)
         seen = max(seen, matched)
+        # The last token of a prompt is computed for its logits, even where its KV is present.
         limit = length - 1 if last and not self._rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))
         resumable = resume if matched <= limit else self._resume(node, matched)[1]
@@ -142,6 +143,8 @@ class Matcher:
             else:  # nothing is stored, so that nothing was evicted or refused
                 present_tokens = refused = 0
             aligned, present = self._usable(usable, unit), self._usable(present_tokens, unit)
+            # Up to the deepest state that was stored once, an eviction is to blame; behind it, the
+            # placement.
             tombstone = node.deepest_loss(resume, present) if resume < present else resume
             match = Match(length, seen, usable, aligned, present_tokens, present, resume, tombstone, unit)
             losses = losses_of(match, evicted, refused)
