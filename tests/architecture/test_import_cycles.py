@@ -13,9 +13,7 @@ PACKAGES = {"spanlab": "src", "spanlab_sim": "sim", "spanlab_kernels": "kernels"
 #: Files that still need each other, by group.
 KNOWN = (
     (
-        "spanlab.analyses.answers",
         "spanlab.analyses.base",
-        "spanlab.analyses.decay",
         "spanlab.analyses.fit_profile",
         "spanlab.build",
         "spanlab.study.backends",

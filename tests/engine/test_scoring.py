@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from spanlab.analyses.answers import read_options, read_scores
 from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
 from spanlab.engine.outputs import Recording, Scorer, token_score
 from spanlab.model_files import MODELS, is_ready, packaged_folder
+from spanlab.study.numbers import read_options, read_scores
 from spanlab.study.prepare import gold_tokens
 from spanlab.workloads.load import WorkloadSettings, load_workload
 from spanlab.workloads.queries import tokenizer_of

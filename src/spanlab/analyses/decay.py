@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analyses.answers import read_scores
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.build import build_arrivals
 from spanlab.core.protocol import novel_requests
@@ -35,7 +34,7 @@ from spanlab.settings.analyses import ANALYSES, Analysis
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, paired_ratio_interval, t_interval
 from spanlab.study.bounds import family
-from spanlab.study.numbers import RunCell
+from spanlab.study.numbers import RunCell, read_scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -378,4 +377,4 @@ def _check(study: Study) -> None:
         raise ValueError("backend=server with analyses=decay: expected sim or engine, for a server reports no causes")
 
 
-ANALYSES.add(Analysis("decay", decay, of_points=decay_of_points, check=_check))
+ANALYSES.add(Analysis("decay", decay, of_points=decay_of_points, check=_check, check_requests=streams_of))

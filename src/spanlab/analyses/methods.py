@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analyses.answers import (
-    Outputs,
-    answer_text,
-    best_score,
-    exact_match,
-    read_options,
-    read_outputs,
-    read_scores,
-    token_f1,
-)
+from spanlab.analyses.answers import answer_text, best_score, exact_match, token_f1
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.method_data import (
     PLAIN,
@@ -61,7 +52,16 @@ from spanlab.stats import Floats, Groups, describe_few
 from spanlab.study.bounds import family
 from spanlab.study.jobs import run_cells
 from spanlab.study.machine import NAME, floor_files
-from spanlab.study.numbers import ArmFiles, at_rate, read_records, select
+from spanlab.study.numbers import (
+    ArmFiles,
+    Outputs,
+    at_rate,
+    read_options,
+    read_outputs,
+    read_records,
+    read_scores,
+    select,
+)
 from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.workload import Workload
 

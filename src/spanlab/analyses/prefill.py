@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analyses.answers import read_outputs
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.prefill_data import (
     FEW_STATES,
@@ -50,7 +49,7 @@ from spanlab.settings.study import Study
 from spanlab.study.bounds import family
 from spanlab.study.jobs import run_cells
 from spanlab.study.logs import LoggedStep, read_steps
-from spanlab.study.numbers import ArmFiles, Columns, RunCell, at_rate, read_records, select
+from spanlab.study.numbers import ArmFiles, Columns, RunCell, at_rate, read_outputs, read_records, select
 from spanlab_sim.bounds import Bound
 
 if TYPE_CHECKING:

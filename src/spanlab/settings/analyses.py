@@ -40,14 +40,15 @@ def accept(*_: object) -> None:
 class Analysis:
     """A named analysis; `spanlab.analyses.base` describes its input and output.
 
-    `name`          as in `analyses=[NAME]`
-    `run`           function of a finished study that returns its findings
-    `needs`         what the study must prepare
-    `check`         raises ValueError for a study that the analysis cannot read
-    `check_unread`  raises ValueError in a study without the analysis, for settings that only it
-                    reads
-    `check_log`     raises ValueError for a study's log that the analysis cannot read
-    `of_points`     function of the points of a sweep that ran; None: the points are not compared
+    `name`            as in `analyses=[NAME]`
+    `run`             function of a finished study that returns its findings
+    `needs`           what the study must prepare
+    `check`           raises ValueError for a study that the analysis cannot read
+    `check_unread`    raises ValueError in a study without the analysis, for settings that only it
+                      reads
+    `check_requests`  raises ValueError for a study's requests that the analysis cannot read
+    `check_log`       raises ValueError for a study's log that the analysis cannot read
+    `of_points`       function of the points of a sweep that ran; None: the points are not compared
     """
 
     name: str
@@ -55,6 +56,7 @@ class Analysis:
     needs: Iterable[str] = ()
     check: Callable[[Any], None] = accept
     check_unread: Callable[[Any], None] = accept
+    check_requests: Callable[[Any, Any], Any] = accept
     check_log: Callable[[Any, Any], None] = accept
     of_points: Callable[[Any], Any] | None = None
 

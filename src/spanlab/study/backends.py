@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spanlab.analyses.answers import read_outputs
 from spanlab.build import (
     build_engine,
     build_model,
@@ -32,6 +31,7 @@ from spanlab.settings import Study
 from spanlab.study.jobs import Backend, Job, RunLogs, Running, warm_requests
 from spanlab.study.logs import StepLog
 from spanlab.study.machine import FixedStep, record_reading, release_memory
+from spanlab.study.numbers import read_outputs
 from spanlab.study.real_server import RemoteServer
 from spanlab_sim.run import Run, RunSpec, modelled
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanlab.analyses.decay import streams_of
 from spanlab.build import GIB, build_arrivals, build_budget, build_policy, build_progress, build_workload
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import UNLIMITED, Request
@@ -94,12 +93,6 @@ def check_passages(study: Study, requests: tuple[Request, ...]) -> None:
         if rules.view == "gold" and not gold:
             expected = "expected all or none, because the workload does not mark the passages that an answer needs"
             raise ValueError(f"arms.{name}.passages.view=gold with workload.kind={study.workload.kind}: {expected}")
-
-
-def check_streams(study: Study, requests: tuple[Request, ...]) -> None:
-    """Raise where the stream has too few novel requests, or too few known requests among them."""
-    if "decay" in study.chosen_analyses():
-        streams_of(study, requests)
 
 
 def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
@@ -294,7 +287,8 @@ def load_workload(
     check_fit(study, workload.requests)
     check_boundaries(study, workload.requests)
     check_passages(study, workload.requests)
-    check_streams(study, workload.requests)
+    for analysis in study.chosen_analyses():
+        ANALYSES[analysis].check_requests(study, workload.requests)
     check_learning(study, workload.requests)
     if not designed:
         build_arrivals(study, workload.requests, study.seeds[0], study.arrivals.rate_rps)

@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from spanlab.analyses.answers import Outputs, _divergences, read_outputs
+from spanlab.analyses.answers import _divergences
 from spanlab.cli import compose
 from spanlab.core.request import Request
+from spanlab.study.numbers import Outputs, read_outputs
 from spanlab.study.run import run_study
 
 SMALL = (

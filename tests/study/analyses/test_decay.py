@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.analyses.answers import read_scores
 from spanlab.analyses.decay import streams_of
 from spanlab.build import build_workload
 from spanlab.cli import compose
+from spanlab.study.numbers import read_scores
 from spanlab.study.run import run_study
 
 TOY = (

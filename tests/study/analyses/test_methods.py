@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from spanlab.analyses.answers import read_options, read_scores
 from spanlab.analyses.methods import choice_score, covariates
 from spanlab.cli import compose
 from spanlab.queries import builtin_tokenizer
 from spanlab.study.backends import RealEngine
+from spanlab.study.numbers import read_options, read_scores
 from spanlab.study.prepare import gold_tokens, with_given_answers
 from spanlab.study.run import run_study
 
