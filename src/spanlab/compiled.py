@@ -98,14 +98,15 @@ def use_build() -> None:
 def build() -> None:
     """Compile the modules of `SOURCES`, which takes minutes; requires mypy, setuptools and a C compiler."""
     BUILDS.mkdir(exist_ok=True)
+    target = build_folder()  # of the sources that are compiled: they may be edited meanwhile
     with tempfile.TemporaryDirectory(dir=BUILDS, prefix=".") as scratch:
         command = [sys.executable, "-c", _BUILD, "modules", *(str(HOME / source) for source in SOURCES)]
         paths = {"MYPYPATH": f"{HOME / 'src'}:{HOME / 'sim'}", VARIABLE: "never"}
         process = subprocess.run(command, cwd=scratch, env=os.environ | paths, capture_output=True, text=True)
         if process.returncode:
             raise ValueError(f"compiled=always: the build failed\n{process.stdout[-4000:]}{process.stderr[-4000:]}")
-        if not is_built():  # else another process has built it meanwhile
-            os.rename(Path(scratch, "modules"), build_folder())
+        if not target.is_dir():  # else another process has built it meanwhile
+            os.rename(Path(scratch, "modules"), target)
 
 
 def ensure_build() -> None:

@@ -44,6 +44,9 @@ def main() -> None:
     parser.add_argument("--renamed", type=Path)
     chosen = parser.parse_args()
     renamed = json.loads(chosen.renamed.read_text()) if chosen.renamed else {}
+    for folder in (chosen.old, chosen.new):
+        if not any(path.is_file() for path in folder.rglob("*")):
+            raise SystemExit(f"{folder}: expected a golden set, there is no file")
     found = differences(chosen.old, chosen.new, renamed)
     count = sum(1 for path in chosen.new.rglob("*") if path.is_file())
     print("\n".join([*found, f"{len(found)} of {count} files differ"]))

@@ -39,3 +39,9 @@ def test_an_unknown_part_is_refused(tmp_path: Path):
     done = _run("measure.py", tmp_path, "--only", "nothing")
     assert done.returncode == 1
     assert "--only=['nothing']: expected some of smoke, " in done.stderr
+
+
+def test_an_empty_set_is_no_golden_set(tmp_path: Path):
+    done = _run("compare.py", tmp_path, tmp_path / "nowhere")
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path}: expected a golden set, there is no file\n"
