@@ -42,6 +42,10 @@ if TYPE_CHECKING:  # the settings are read where torch is not installed
 #: Functions of a served model that return a measurement.
 PROPERTIES: Registry[Measurement] = Registry("properties", given=("subject",))
 
+_ORDER = (
+    *("greedy_generation", "prefix_reuse", "chunked_prefill", "preemption", "tenant_isolation", "copy_on_write"),
+    *("span_reuse", "state_depth", "map_composition"),
+)
 _UNREAD = {"clock": "virtual", "record": "nothing", "teacher": None, "temperature": 0.0}
 
 
@@ -86,8 +90,9 @@ class Conformance:
 
     @property
     def chosen(self) -> list[str]:
-        """Names of the properties to check, in the order of the registry."""
-        return [name for name in PROPERTIES if not self.properties or name in self.properties]
+        """Names of the properties to check: from whole prompts to spans and states, then those of plugins."""
+        ordered = dict.fromkeys((*_ORDER, *PROPERTIES))
+        return [name for name in ordered if not self.properties or name in self.properties]
 
 
 # ------------------------------------------------------------------------------
