@@ -54,6 +54,7 @@ from spanlab.cli import compose
 from spanlab.errors import sentence
 from spanlab.report.cells import Table
 from spanlab.report.table import markdown, read
+from spanlab.settings.composition import as_settings, open_schema
 from spanlab.study.folder import CONFIG
 from spanlab_sim.timings import Profile, read_profile
 
@@ -230,7 +231,8 @@ def publish(result: Result, root: Path) -> Published:
 def run_settings(run: Path, result: Result) -> Any:
     """Return the settings of a finished run: those of its config file."""
     schema = type(settings_of(result.name, command_of(result.commands[0])))
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(run / CONFIG)))
+    stored: Any = OmegaConf.merge(OmegaConf.structured(open_schema(schema)), OmegaConf.load(run / CONFIG))
+    return as_settings(stored)
 
 
 def write_overrides(folder: Path, command: Command) -> None:

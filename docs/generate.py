@@ -2,9 +2,9 @@
 
     .venvs/sim/bin/python docs/generate.py > docs/configuration.md
 
-Keys, types and defaults are those of the dataclasses in `spanlab.settings`. Meanings come from
-their docstrings; a key without a meaning is an error. Choices are read from the calls of
-`one_of` in the same class.
+Keys, types and defaults are those of the dataclasses in `spanlab.settings`. Meanings and choices
+are those that a field declares (`spanlab.kinds.field`). For other fields meanings come from the
+docstring and choices from the calls of `one_of` in the class; a key without a meaning is an error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from spanlab.cli import dataclass_in, first_sentence, meaning_of, meanings_of, registered, registries
+from spanlab.kinds import kinds_of, schema_of_kind
 from spanlab.registry import ENTRIES, REQUIRED
 from spanlab.settings import Study
 
@@ -182,6 +183,12 @@ def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any],
     subschemas = nested(schema)
     for key, subschema in subschemas.items():
         shown_at.setdefault(subschema, f"{prefix}{key}{root}")
+    if (kinds := kinds_of(schema)) is not None:
+        rows = [
+            (f"`{name}`", *row) for name in kinds for row in rows_of(schema_of_kind(schema, name), prefix, shown_at)[1:]
+        ]
+        yield table(("kind", "key", "type", "default", "meaning"), rows)
+        return
     yield table(("key", "type", "default", "meaning"), rows_of(schema, prefix, shown_at))
     for key, subschema in subschemas.items():
         heading = f"{prefix}{key}{root}"
@@ -228,7 +235,8 @@ def explained(schema: type[Any], meanings: dict[str, str], key: str) -> str:
 
 def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:
     """Return the allowed values of the keys that `one_of` checks against names or literals."""
-    choices: dict[str, tuple[str, ...]] = {}
+    declared = {field.name: field.metadata.get("check") for field in fields(schema)}
+    choices = {key: tuple(names) for key, names in declared.items() if names is not None and not callable(names)}
     for base in schema.__mro__[:-1]:
         module = sys.modules[base.__module__]
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):

@@ -1,128 +1,216 @@
 """Arrival processes: they return the requests with arrival times, in order of arrival.
 
-Every kind is a pure function of the requests, of a fresh Generator if it draws, and of its options. It returns
-Requests sorted by `arrived_at`, integer nanoseconds, with unchanged ids. Unit-rate draws are divided by the rate,
-so one seed gives one sample path that another rate only stretches: loads and policies are compared under common
-random numbers.
+Every kind is a pure function of the requests, of a fresh Generator if it draws, and of its keys. It
+returns Requests sorted by `arrived_at`, integer nanoseconds, with unchanged ids. Unit-rate draws
+are divided by the rate, so one seed gives one sample path that another rate only stretches: loads
+and policies are compared under common random numbers.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.protocol import novel_requests
 from spanlab.core.request import Request
-from spanlab.registry import Registry, one_of, positive
+from spanlab.kinds import Kind, Kinds, check_fields, field
+from spanlab.registry import REQUIRED, not_negative, positive
 
 Times = NDArray[np.float64]
 ORDERS = ("shuffled", "as_given", "by_group")
-ARRIVALS: Registry[list[Request]] = Registry("arrivals", given=("requests", "rng"))
-ARRIVALS.later("sessions", "spanlab_sim.arrivals")
-ARRIVALS.later("novel_stream", "spanlab_sim.arrivals")
 _LATEST_S = 9e9  # largest time that integer nanoseconds hold, about 285 years
+_ORDER = "order of requests: shuffled, as_given (the workload's) or by_group"
+_CLIENTS = "maximum requests in flight: the next one arrives when one finishes"
 
 
+@dataclass
+class Arrivals(Kind):
+    """The arrival process: one of the kinds below, each with keys of its own."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "arrivals")
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        """Return the requests with arrival times, in order of arrival."""
+        raise NotImplementedError
+
+    @property
+    def draws(self) -> bool:
+        """Whether the requests depend on the seed."""
+        return True
+
+    @property
+    def rate_rps(self) -> float | None:
+        """Rate of a kind that has one."""
+        return None
+
+    @property
+    def order(self) -> str | None:
+        """Order of the requests, for a kind that has one."""
+        return None
+
+    @property
+    def clients(self) -> int | None:
+        """Maximum requests in flight, for a closed loop."""
+        return None
+
+    def at_rate(self, rate_rps: float | None) -> Arrivals:
+        """Return the same process at another rate; None: at its own."""
+        changes: Any = {} if rate_rps is None else {"rate_rps": rate_rps}
+        return replace(self, **changes)
+
+
+ARRIVALS: Kinds[Arrivals] = Kinds("arrivals", Arrivals)
+
+
+@dataclass
 @ARRIVALS.register("poisson")
-def poisson(
-    requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float, order: str = "shuffled"
-) -> list[Request]:
+class Poisson(Arrivals):
     """One Poisson process for the whole system: independent exponential gaps with mean 1 / rate_rps."""
-    return _system_wide(requests, rng, rng.standard_exponential(len(requests)), rate_rps, order)
+
+    rate_rps: float = field(REQUIRED, positive, "mean rate, requests per second")
+    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled")
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        gaps = rng.standard_exponential(len(requests))
+        return _system_wide(requests, rng, gaps, self.rate_rps, self.order)
 
 
+@dataclass
 @ARRIVALS.register("gamma")
-def gamma(
-    requests: Sequence[Request],
-    rng: np.random.Generator,
-    *,
-    rate_rps: float,
-    burstiness: float,
-    order: str = "shuffled",
-) -> list[Request]:
+class Gamma(Arrivals):
     """Independent Gamma gaps, mean 1 / rate_rps, squared coefficient of variation 1 / burstiness (1 is Poisson).
 
-    The shape is vLLM's `burstiness`. vLLM's benchmark then rescales the gaps so that the last request arrives at
-    exactly n / rate; here they stay as drawn, because a fixed total takes away the very fluctuation of the load
-    that makes queues.
+    The shape is vLLM's `burstiness`. vLLM's benchmark then rescales the gaps so that the last
+    request arrives at exactly n / rate; here they stay as drawn, because a fixed total takes away
+    the very fluctuation of the load that makes queues.
     """
-    positive("arrivals.burstiness", burstiness)
-    gaps = rng.standard_gamma(burstiness, len(requests)) / burstiness
-    return _system_wide(requests, rng, gaps, rate_rps, order)
+
+    rate_rps: float = field(REQUIRED, positive, "mean rate, requests per second")
+    burstiness: float = field(REQUIRED, positive, "shape of the gaps' distribution")
+    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled")
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        gaps = rng.standard_gamma(self.burstiness, len(requests)) / self.burstiness
+        return _system_wide(requests, rng, gaps, self.rate_rps, self.order)
 
 
+@dataclass
 @ARRIVALS.register("deterministic")
-def deterministic(
-    requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float, order: str = "shuffled"
-) -> list[Request]:
+class Deterministic(Arrivals):
     """Equal gaps of 1 / rate_rps, one of them before the first request, as in the random kinds."""
-    return _system_wide(requests, rng, np.ones(len(requests)), rate_rps, order)
+
+    rate_rps: float = field(REQUIRED, positive, "rate, requests per second")
+    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled")
+
+    @property
+    def draws(self) -> bool:
+        return self.order != "as_given"
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        return _system_wide(requests, rng, np.ones(len(requests)), self.rate_rps, self.order)
 
 
+@dataclass
 @ARRIVALS.register("saturating")
-def saturating(requests: Sequence[Request], rng: np.random.Generator, *, order: str = "shuffled") -> list[Request]:
+class Saturating(Arrivals):
     """All requests at time zero: what is served then per second is the most that can be."""
-    return _system_wide(requests, rng, np.zeros(len(requests)), 1.0, order)
+
+    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled")
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        return _system_wide(requests, rng, np.zeros(len(requests)), 1.0, self.order)
 
 
+@dataclass
 @ARRIVALS.register("poisson_per_group")
-def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float) -> list[Request]:
+class PoissonPerGroup(Arrivals):
     """Each group asks its requests in their order, by a Poisson process of its own with rate_rps.
 
     Groups draw from spawned generators, so one group's length does not shift another's arrivals.
     """
-    positive("arrivals.rate_rps", rate_rps)
-    ordered: list[Request] = []
-    unit: list[Times] = []
-    groups = by_group(requests)
-    for members, group_rng in zip(groups.values(), rng.spawn(len(groups)), strict=True):
-        ordered += members
-        unit.append(np.cumsum(group_rng.standard_exponential(len(members))))
-    return with_arrival_times(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
+
+    rate_rps: float = field(REQUIRED, positive, "mean rate of each group, requests per second")
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        ordered: list[Request] = []
+        unit: list[Times] = []
+        groups = by_group(requests)
+        for members, group_rng in zip(groups.values(), rng.spawn(len(groups)), strict=True):
+            ordered += members
+            unit.append(np.cumsum(group_rng.standard_exponential(len(members))))
+        return with_arrival_times(ordered, np.concatenate([np.empty(0), *unit]) / self.rate_rps)
 
 
+@dataclass
 @ARRIVALS.register("closed_loop")
-def closed_loop(
-    requests: Sequence[Request], rng: np.random.Generator, *, clients: int, order: str = "by_group"
-) -> list[Request]:
+class ClosedLoop(Arrivals):
     """All requests ready at time zero; `serve` holds back all but `clients` of them."""
-    check_unique(requests)
-    positive("arrivals.clients", clients)
-    return [replace(request, arrived_at=0) for request in _ordered(requests, rng, order)]
+
+    clients: int = field(REQUIRED, positive, _CLIENTS)
+    order: str | None = field(None, ORDERS, f"{_ORDER}; null: by_group")
+
+    @property
+    def draws(self) -> bool:
+        return self.order != "as_given"
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        check_unique(requests)
+        ordered = _ordered(requests, rng, self.order or "by_group")
+        return [replace(request, arrived_at=0) for request in ordered]
 
 
+@dataclass
 @ARRIVALS.register("as_given")
-def as_given(requests: Sequence[Request]) -> list[Request]:
+class AsGiven(Arrivals):
     """The arrival times that the requests carry, from a trace; equal times keep their order."""
-    check_unique(requests)
-    return sorted(requests, key=lambda request: request.arrived_at)
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        check_unique(requests)
+        return sorted(requests, key=lambda request: request.arrived_at)
 
 
+@dataclass
 @ARRIVALS.register("interleaved_legacy")
-def interleaved_legacy(requests: Sequence[Request], *, seed: int = 42) -> list[Request]:
+class InterleavedLegacy(Arrivals):
     """The order of the published sparse-prefix study, draw for draw: its rows interleaved at one fixed load.
 
-    Groups, in order of first appearance, are shuffled; each draws its first arrival from exponential(1 s); then the
-    group with the least arrival, the earlier shuffled one on a tie, emits its next row and adds an exponential(1 s).
-    Only NumPy's legacy generator gives those draws, hence a seed of its own.
+    Groups, in order of first appearance, are shuffled; each draws its first arrival from
+    exponential(1 s); then the group with the least arrival, the earlier shuffled one on a tie,
+    emits its next row and adds an exponential(1 s). Only NumPy's legacy generator gives those
+    draws, hence a seed of its own.
     """
-    check_unique(requests)
-    legacy = np.random.RandomState(seed)
-    groups = list(by_group(requests).values())
-    legacy.shuffle(groups)  # type: ignore[arg-type]
-    heap = [(float(legacy.exponential(1.0)), rank, 0) for rank in range(len(groups))]
-    heapq.heapify(heap)
-    emitted: list[Request] = []
-    while heap:
-        arrival_s, rank, row = heapq.heappop(heap)
-        emitted.append(replace(groups[rank][row], arrived_at=round(arrival_s * 1e9)))
-        if row + 1 < len(groups[rank]):
-            heapq.heappush(heap, (arrival_s + float(legacy.exponential(1.0)), rank, row + 1))
-    return emitted
+
+    seed: int | None = field(None, not_negative, "seed of the draws; null: 42, as published")
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        check_unique(requests)
+        legacy = np.random.RandomState(42 if self.seed is None else self.seed)
+        groups = list(by_group(requests).values())
+        legacy.shuffle(groups)  # type: ignore[arg-type]
+        heap = [(float(legacy.exponential(1.0)), rank, 0) for rank in range(len(groups))]
+        heapq.heapify(heap)
+        emitted: list[Request] = []
+        while heap:
+            arrival_s, rank, row = heapq.heappop(heap)
+            emitted.append(replace(groups[rank][row], arrived_at=round(arrival_s * 1e9)))
+            if row + 1 < len(groups[rank]):
+                following = arrival_s + float(legacy.exponential(1.0))
+                heapq.heappush(heap, (following, rank, row + 1))
+        return emitted
 
 
 def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.random.Generator) -> list[Request]:
@@ -145,19 +233,23 @@ def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.
 
 
 def _system_wide(
-    requests: Sequence[Request], rng: np.random.Generator, unit_gaps: Times, rate_rps: float, order: str
+    requests: Sequence[Request],
+    rng: np.random.Generator,
+    unit_gaps: Times,
+    rate_rps: float,
+    order: str | None,
 ) -> list[Request]:
-    positive("arrivals.rate_rps", rate_rps)
     # The gaps were drawn before the order, so all orders see the same arrival times.
-    return with_arrival_times(_ordered(requests, rng, order), np.cumsum(unit_gaps) / rate_rps)
+    ordered = _ordered(requests, rng, order or "shuffled")
+    return with_arrival_times(ordered, np.cumsum(unit_gaps) / rate_rps)
 
 
 def _ordered(requests: Sequence[Request], rng: np.random.Generator, order: str) -> Sequence[Request]:
     """Return the requests in an order; `by_group`: groups in random order, requests of a group in theirs."""
-    one_of("arrivals.order", order, ORDERS)
     if order == "as_given":
         return requests
-    groups = list(by_group(requests).values()) if order == "by_group" else [[request] for request in requests]
+    by_groups = order == "by_group"
+    groups = list(by_group(requests).values()) if by_groups else [[request] for request in requests]
     return [request for index in rng.permutation(len(groups)).tolist() for request in groups[index]]
 
 
@@ -212,54 +304,63 @@ THINKS: dict[str, Callable[[np.random.Generator, int], Times]] = {
 }
 
 
+@dataclass
 @ARRIVALS.register("sessions")
-def sessions(
-    requests: Sequence[Request],
-    rng: np.random.Generator,
-    *,
-    rate_rps: float | None = None,
-    think_s: float | None = None,
-    think: str = "exponential",
-) -> list[Request]:
+class Sessions(Arrivals):
     """Requests of one group are turns of a session: each follows the end of the one before it, after a think time.
 
-    A session whose requests name those that they wait for (`after`) keeps that order; the others start it together.
-
-    `rate_rps`  sessions that start per second, a Poisson process; None: each starts when its first request arrives
-    `think_s`   mean think time; None: the workload's own times
+    A session whose requests name those that they wait for (`after`) keeps that order; the others
+    start it together.
     """
-    check_unique(requests)
-    groups = list(by_group(requests).values())
-    starts_rng, think_rng = rng.spawn(2)
-    waits = _waits(requests, think_s, think, think_rng)
-    first = _starts(groups, rate_rps, starts_rng)
-    turns = [request for group, start in zip(groups, first, strict=True) for request in _turns(group, waits, start)]
-    return sorted(turns, key=lambda request: request.arrived_at)
 
+    rate_rps: float | None = field(
+        None,
+        positive,
+        "sessions that start per second, a Poisson process; null: each when its first request arrives",
+    )
+    think_s: float | None = field(
+        None,
+        not_negative,
+        "mean seconds between an answer and the session's next request; null: the workload's",
+    )
+    think: str | None = field(None, THINKS, "distribution of think times; null: exponential")
 
-def _starts(groups: list[list[Request]], rate_rps: float | None, rng: np.random.Generator) -> list[int]:
-    """Return the nanoseconds at which each session starts."""
-    if rate_rps is None:
-        return [group[0].arrived_at for group in groups]
-    positive("arrivals.rate_rps", rate_rps)
-    gaps = rng.standard_exponential(len(groups))
-    starts = with_arrival_times([group[0] for group in groups], np.cumsum(gaps) / rate_rps)
-    return [request.arrived_at for request in starts]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.think is not None and self.think_s is None:
+            raise ValueError(f"arrivals.think={self.think} with arrivals.think_s=null: expected arrivals.think_s too")
 
+    @property
+    def draws(self) -> bool:
+        return bool(self.rate_rps or (self.think_s and self.think != "constant"))
 
-def _waits(requests: Sequence[Request], think_s: float | None, think: str, rng: np.random.Generator) -> dict[int, int]:
-    """Return the nanoseconds that each request waits once those before it have finished, by its id."""
-    recorded = any(request.wait_ns for request in requests)
-    if recorded and think_s is not None:
-        raise ValueError(f"arrivals.think_s={think_s}: expected null, for the workload has think times")
-    alone = len({request.group_id for request in requests}) == len(requests)
-    if recorded or (alone and think_s is None):
-        return {request.id: request.wait_ns for request in requests}
-    if think_s is None:
-        raise ValueError("arrivals.think_s=null: expected a mean think time, for the workload has none")
-    one_of("arrivals.think", think, THINKS)
-    drawn = np.rint(THINKS[think](rng, len(requests)) * think_s * 1e9).astype(np.int64)
-    return {request.id: wait for request, wait in zip(requests, drawn.tolist(), strict=True)}
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        check_unique(requests)
+        groups = list(by_group(requests).values())
+        starts_rng, think_rng = rng.spawn(2)
+        waits = self._waits(requests, think_rng)
+        first = [group[0] for group in groups]
+        if self.rate_rps is not None:
+            gaps = starts_rng.standard_exponential(len(groups))
+            first = with_arrival_times(first, np.cumsum(gaps) / self.rate_rps)
+        turns = [
+            turn for group, start in zip(groups, first, strict=True) for turn in _turns(group, waits, start.arrived_at)
+        ]
+        return sorted(turns, key=lambda request: request.arrived_at)
+
+    def _waits(self, requests: Sequence[Request], rng: np.random.Generator) -> dict[int, int]:
+        """Return the nanoseconds that each request waits once those before it have finished, by its id."""
+        recorded = any(request.wait_ns for request in requests)
+        if recorded and self.think_s is not None:
+            raise ValueError(f"arrivals.think_s={self.think_s}: expected null, for the workload has think times")
+        alone = len({request.group_id for request in requests}) == len(requests)
+        if recorded or (alone and self.think_s is None):
+            return {request.id: request.wait_ns for request in requests}
+        if self.think_s is None:
+            raise ValueError("arrivals.think_s=null: expected a mean think time, for the workload has none")
+        drawn = THINKS[self.think or "exponential"](rng, len(requests)) * self.think_s * 1e9
+        waits = np.rint(drawn).astype(np.int64).tolist()
+        return {request.id: wait for request, wait in zip(requests, waits, strict=True)}
 
 
 def _turns(group: list[Request], waits: dict[int, int], start: int) -> list[Request]:
@@ -277,24 +378,28 @@ def _turns(group: list[Request], waits: dict[int, int], start: int) -> list[Requ
 # ------------------------------------------------------------------------------
 
 
+@dataclass
 @ARRIVALS.register("novel_stream")
-def novel_stream(
-    requests: Sequence[Request], rng: np.random.Generator, *, clients: int, known_first: int
-) -> list[Request]:
+class NovelStream(Arrivals):
     """All requests ready at time zero, `clients` of them in flight: `known_first` known ones, then all others mixed.
 
     A request is novel if it shares no passage with another request.
     """
-    check_unique(requests)
-    positive("arrivals.clients", clients)
-    novel = novel_requests(requests)
-    known_indices = [index for index, request in enumerate(requests) if request.id not in novel]
-    if not novel or not 0 < known_first < len(known_indices):
-        raise ValueError(
-            f"arrivals.known_first={known_first} with {len(known_indices)} known and {len(novel)} novel requests: "
-            "expected fewer than the known ones, and novel ones, as of workload.rag.novel"
-        )
-    drawn = rng.permutation(known_indices)
-    novel_indices = [index for index, request in enumerate(requests) if request.id in novel]
-    mixed = rng.permutation([*drawn[known_first:], *novel_indices])
-    return [replace(requests[index], arrived_at=0) for index in [*drawn[:known_first], *mixed]]
+
+    clients: int = field(REQUIRED, positive, _CLIENTS)
+    known_first: int = field(REQUIRED, positive, "requests before the first novel one")
+
+    def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+        check_unique(requests)
+        novel, known_first = novel_requests(requests), self.known_first
+        known_indices = [index for index, request in enumerate(requests) if request.id not in novel]
+        if not novel or not 0 < known_first < len(known_indices):
+            counted = f"{len(known_indices)} known and {len(novel)} novel requests"
+            raise ValueError(
+                f"arrivals.known_first={known_first} with {counted}: expected fewer than the "
+                "known ones, and novel ones, as of workload.rag.novel"
+            )
+        drawn = rng.permutation(known_indices)
+        novel_indices = [index for index, request in enumerate(requests) if request.id in novel]
+        mixed = rng.permutation([*drawn[known_first:], *novel_indices])
+        return [replace(requests[index], arrived_at=0) for index in [*drawn[:known_first], *mixed]]

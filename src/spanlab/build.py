@@ -40,14 +40,14 @@ from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.registry import Registry
 from spanlab.settings.arms import Strategy, departures, eviction_rules
-from spanlab.settings.server import ArrivalSettings, StoreSettings
+from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study
 from spanlab.workloads.files import is_pipe
 from spanlab.workloads.load import WorkloadSettings, load_workload, refuse_selection
 from spanlab.workloads.log import served
 from spanlab.workloads.logs.read import open_log
 from spanlab.workloads.workload import Workload
-from spanlab_sim.arrivals import ARRIVALS, resample
+from spanlab_sim.arrivals import Arrivals, resample
 from spanlab_sim.bounds import PrefillTime
 from spanlab_sim.routing import ROUTERS, Route
 from spanlab_sim.server import Replica, route_to_first
@@ -90,7 +90,7 @@ class Traffic(Protocol):
     def workload(self) -> WorkloadSettings: ...
 
     @property
-    def arrivals(self) -> ArrivalSettings: ...
+    def arrivals(self) -> Arrivals: ...
 
 
 def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
@@ -112,11 +112,10 @@ def copy_pipe(settings: WorkloadSettings) -> None:
 
 def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
     """Return the requests with arrival times of one seed; equal seeds give equal sample paths at every rate."""
-    popularity, settings = study.workload.popularity, study.arrivals
+    popularity = study.workload.popularity
     if popularity.requests is not None:
         requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
-    keys = settings.keys | {"rate_rps": rate_rps}
-    return ARRIVALS.make(settings.kind, keys, settings.options, requests=requests, rng=np.random.default_rng([seed, 0]))
+    return study.arrivals.at_rate(rate_rps).arrive(requests, np.random.default_rng([seed, 0]))
 
 
 def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]:

@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from spanlab.analyses import every  # noqa: F401 - registers the analyses
 from spanlab.compiled import CONF, HOME, restart_as, version
 from spanlab.errors import is_user_error, sentence, use_ascii_fallback, with_notes
+from spanlab.kinds import kinds_of, schema_of_kind
 from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
 from spanlab.registry import Registry, entry, entry_of, one_of
@@ -39,6 +40,7 @@ from spanlab.settings.composition import (
     compose_entry,
     explained,
     keep_booleans,
+    open_schema,
     schema_of,
     with_sections,
     without_sections,
@@ -89,8 +91,9 @@ def first_sentence(path: Path) -> str:
 
 
 def meanings_of(schema: type[Any]) -> dict[str, str]:
-    """Return the meaning of each key from the docstrings of a schema and its bases; the schema takes precedence."""
-    meanings: dict[str, str] = {}
+    """Return the meaning of each key: as its field declares it, or from the docstrings of a schema and its bases."""
+    declared = {key.name: key.metadata["meaning"] for key in fields(schema) if "meaning" in key.metadata}
+    meanings: dict[str, str] = declared
     for base in schema.__mro__[:-1]:
         names: list[str] = []
         for line in inspect.cleandoc(base.__doc__ or "").splitlines():
@@ -183,7 +186,7 @@ def registered(registry: Registry[Any]) -> dict[str, str]:
 
 def usage(entry: str, config: Any) -> str:
     """Return the text of --help; `config` is the composed entry."""
-    schema = config._metadata.object_type
+    schema = schema_of(config)
     return _USAGE.format(
         kinds="the entries, the choices of a group, or the names that a KEY takes, with those of plugins",
         entries=_lines(_entries()),
@@ -215,7 +218,10 @@ def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[st
     hints, meanings = get_type_hints(schema), meanings_of(schema)
     for name in (field.name for field in fields(schema)):
         value = None if config is None else config._get_node(name)
-        meaning, below = meaning_of(meanings, name), dataclass_in(hints[name])
+        hint = hints[name]
+        if value is not None and kinds_of(hint) is not None:
+            hint = schema_of_kind(hint, value.get("kind"))
+        meaning, below = meaning_of(meanings, name), dataclass_in(hint)
         if get_origin(hints[name]) is dict:
             yield f"{prefix}{name}", f"{meaning}: {', '.join(() if value is None else value)}"
         elif below is not None and value is not None and not value._is_none():
@@ -380,7 +386,7 @@ def _register_schemas() -> None:
     """Register the schemas once per process, for converting all of them to config nodes is slow."""
     store = ConfigStore.instance()
     for (group, name), schema in schemas().items():
-        store.store(name=name, node=schema, group=group)
+        store.store(name=name, node=open_schema(schema), group=group)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="smoke")

@@ -217,12 +217,12 @@ class Registry(Generic[T]):
         for key, value in more.items():
             if key not in free:
                 raise ValueError(f"{path}.{below}.{key}: no such option of {kind}; expected {_listed(free)}")
-            if not _is_instance(value, options[key].annotation):
-                raise ValueError(f"{path}.{below}.{key}={value}: expected {_type_name(options[key].annotation)}")
+            if not is_instance(value, options[key].annotation):
+                raise ValueError(f"{path}.{below}.{key}={value}: expected {type_name(options[key].annotation)}")
         for name, option in options.items():
             if option.default is inspect.Parameter.empty and keys.get(name) is None and name not in more:
                 key = name if name in keys else f"{below}.{name}"
-                raise ValueError(f"{path}.{chosen} needs {path}.{key}: expected {_type_name(option.annotation)}")
+                raise ValueError(f"{path}.{chosen} needs {path}.{key}: expected {type_name(option.annotation)}")
 
     def takes(self, name: str, parameter: str) -> bool:
         """Return whether the factory of a name has this parameter."""
@@ -266,14 +266,16 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if union else (annotation,)
 
 
-def _is_instance(value: object, annotation: Any) -> bool:
+def is_instance(value: object, annotation: Any) -> bool:
+    """Return whether a value has the annotated type; a whole number is a number too."""
     kinds = tuple(get_origin(kind) or kind for kind in _kinds(annotation))
     if isinstance(value, bool):
         return bool in kinds
     return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
 
 
-def _type_name(annotation: Any) -> str:
+def type_name(annotation: Any) -> str:
+    """Return the words for a type in errors."""
     kinds = [get_origin(kind) or kind for kind in _kinds(annotation) if kind is not type(None)]
     return " or ".join(_TYPE_NAMES.get(kind, f"its keys ({kind.__name__})") for kind in kinds)
 

@@ -93,7 +93,7 @@ USER_ERRORS = {
         "batch.max_num_batched_tokens: Value 'many'",
         "Integer",
     ),
-    "a word for a number": ("arrivals.rate_rps=fast", "arrivals.rate_rps: Value 'fast'", "Float"),
+    "a word for a number": ("arrivals.rate_rps=fast", "arrivals.rate_rps=fast: expected a number"),
     "a setting of dp without dp": (
         "arms.boundary.placement.dp.warmup=3",
         "arms.boundary.placement.dp with placement.kind=boundary: expected arms.boundary.placement.dp=null",

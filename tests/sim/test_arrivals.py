@@ -8,15 +8,15 @@ import pytest
 from spanlab.core.request import Request
 from spanlab_sim.arrivals import (
     ARRIVALS,
-    as_given,
-    closed_loop,
-    deterministic,
-    gamma,
-    interleaved_legacy,
-    poisson,
-    poisson_per_group,
+    AsGiven,
+    ClosedLoop,
+    Deterministic,
+    Gamma,
+    InterleavedLegacy,
+    Poisson,
+    PoissonPerGroup,
+    Saturating,
     resample,
-    saturating,
 )
 
 #: 99.9 % of a standard normal lies within.
@@ -60,7 +60,7 @@ FEW = MANY[:1_000]
 
 
 def test_poisson_gaps_are_exponential():
-    gaps = gaps_s(poisson(MANY, rng(), rate_rps=4.0))
+    gaps = gaps_s(Poisson(rate_rps=4.0).arrive(MANY, rng()))
     check_moments(gaps, 0.25, 1.0, 9.0)
     for factor in (0.1, 1.0, 3.0, 6.0):
         tail = math.exp(-factor)
@@ -71,28 +71,28 @@ def test_poisson_gaps_are_exponential():
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gamma_gaps_have_the_stated_burstiness_and_no_fixed_total(burstiness):
-    gaps = gaps_s(gamma(MANY, rng(), rate_rps=2.0, burstiness=burstiness))
+    gaps = gaps_s(Gamma(rate_rps=2.0, burstiness=burstiness).arrive(MANY, rng()))
     check_moments(gaps, 0.5, 1 / burstiness, 3 + 6 / burstiness)
     assert gaps.sum() != pytest.approx(len(MANY) / 2.0, rel=1e-6)
 
 
 def test_deterministic_gaps_are_equal():
-    arriving = deterministic(make_requests([0, 0, 1]), rng(), rate_rps=4.0, order="as_given")
+    arriving = Deterministic(rate_rps=4.0, order="as_given").arrive(make_requests([0, 0, 1]), rng())
     assert times(arriving) == [250_000_000, 500_000_000, 750_000_000]
     assert ids(arriving) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", [poisson, poisson_per_group])
+@pytest.mark.parametrize("kind", [Poisson, PoissonPerGroup])
 def test_another_rate_stretches_the_same_path(kind):
     requests = make_requests([0, 1, 0, 2, 1, 0])
-    slow, fast = kind(requests, rng(), rate_rps=0.5), kind(requests, rng(), rate_rps=8.0)
+    slow, fast = (kind(rate_rps=rate).arrive(requests, rng()) for rate in (0.5, 8.0))
     assert ids(slow) == ids(fast)
     assert times(slow) == pytest.approx([16 * time for time in times(fast)], abs=16)
 
 
 def test_both_orders_see_the_same_arrival_times():
-    shuffled = poisson(FEW, rng(), rate_rps=1.0)
-    unshuffled = poisson(FEW, rng(), rate_rps=1.0, order="as_given")
+    shuffled = Poisson(rate_rps=1.0).arrive(FEW, rng())
+    unshuffled = Poisson(rate_rps=1.0, order="as_given").arrive(FEW, rng())
     assert times(shuffled) == times(unshuffled)
     assert ids(unshuffled) == ids(list(FEW))
     assert ids(shuffled) != ids(unshuffled)
@@ -102,17 +102,17 @@ def test_both_orders_see_the_same_arrival_times():
 @pytest.mark.parametrize("kind", ["poisson", "poisson_per_group", "gamma", "deterministic"])
 def test_every_kind_is_sorted_repeatable_and_loses_nothing(kind):
     options = {"rate_rps": 3.0} | ({"burstiness": 0.5} if kind == "gamma" else {})
-    first, again = (ARRIVALS[kind](FEW, rng(11), **options) for _ in range(2))
+    first, again = (ARRIVALS[kind](**options).arrive(FEW, rng(11)) for _ in range(2))
     assert times(first) == sorted(times(first))
     assert (ids(first), times(first)) == (ids(again), times(again))
     assert sorted(ids(first)) == ids(list(FEW))
     assert all(type(time) is int for time in times(first))
-    assert ids(ARRIVALS[kind](FEW, rng(12), **options)) != ids(first) or kind == "deterministic"
+    assert ids(ARRIVALS[kind](**options).arrive(FEW, rng(12))) != ids(first) or kind == "deterministic"
 
 
 def test_each_group_is_poisson_and_keeps_its_order():
     requests = make_requests([i % 4 for i in range(8_000)])
-    arriving = poisson_per_group(requests, rng(), rate_rps=0.5)
+    arriving = PoissonPerGroup(rate_rps=0.5).arrive(requests, rng())
     for group in range(4):
         members = [request for request in arriving if request.group_id == group]
         assert ids(members) == sorted(ids(members))
@@ -120,14 +120,14 @@ def test_each_group_is_poisson_and_keeps_its_order():
 
 
 def test_a_longer_group_leaves_the_others_alone():
-    short = poisson_per_group(make_requests([0, 1, 1]), rng(), rate_rps=1.0)
-    long = poisson_per_group(make_requests([0, 1, 1, 0, 0]), rng(), rate_rps=1.0)
+    short = PoissonPerGroup(rate_rps=1.0).arrive(make_requests([0, 1, 1]), rng())
+    long = PoissonPerGroup(rate_rps=1.0).arrive(make_requests([0, 1, 1, 0, 0]), rng())
     times_of = {request.id: request.arrived_at for request in long}
     assert all(times_of[request.id] == request.arrived_at for request in short)
 
 
 def test_as_given_sorts_and_keeps_ties_in_order():
-    arriving = as_given(make_requests([0, 1, 2, 3], [5, 2, 5, 0]))
+    arriving = AsGiven().arrive(make_requests([0, 1, 2, 3], [5, 2, 5, 0]), rng())
     assert ids(arriving) == [3, 1, 0, 2]
     assert times(arriving) == [0, 2, 5, 5]
 
@@ -155,7 +155,7 @@ def legacy_oracle(groups: list[int], seed: int) -> list[tuple[int, float]]:
 def test_interleaved_legacy_is_the_published_order(shape, seed):
     groups = [100 - g for g, size in enumerate(shape) for _ in range(size)]
     np.random.default_rng(seed).shuffle(groups)
-    arriving = interleaved_legacy(make_requests(groups), seed=seed)
+    arriving = InterleavedLegacy(seed=seed).arrive(make_requests(groups), rng())
     expected = legacy_oracle(groups, seed)
     assert ids(arriving) == [row for row, _ in expected]
     assert times(arriving) == [round(time * 1e9) for _, time in expected]
@@ -163,7 +163,7 @@ def test_interleaved_legacy_is_the_published_order(shape, seed):
 
 def test_interleaved_legacy_defaults_to_the_published_seed():
     requests = make_requests([0, 1, 2] * 4)
-    assert ids(interleaved_legacy(requests)) == ids(interleaved_legacy(requests, seed=42))
+    assert ids(InterleavedLegacy().arrive(requests, rng())) == ids(InterleavedLegacy(seed=42).arrive(requests, rng()))
 
 
 def test_resampled_popularity_is_zipf_over_groups_and_uniform_within():
@@ -196,24 +196,24 @@ def test_exponent_zero_makes_groups_alike_and_seeds_shuffle_the_ranks():
 
 
 def test_nothing_arrives_from_nothing():
-    assert poisson((), rng(), rate_rps=1.0) == []
-    assert poisson_per_group((), rng(), rate_rps=1.0) == []
-    assert interleaved_legacy(()) == []
-    assert as_given(()) == []
+    assert Poisson(rate_rps=1.0).arrive((), rng()) == []
+    assert PoissonPerGroup(rate_rps=1.0).arrive((), rng()) == []
+    assert InterleavedLegacy().arrive((), rng()) == []
+    assert AsGiven().arrive((), rng()) == []
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: poisson(r, rng(), rate_rps=0.0), "arrivals.rate_rps=0.0: expected a number above zero"),
-        (lambda r: poisson_per_group(r, rng(), rate_rps=-1.0), "arrivals.rate_rps=-1.0"),
-        (lambda r: gamma(r, rng(), rate_rps=1.0, burstiness=0.0), "arrivals.burstiness=0.0"),
+        (lambda r: Poisson(rate_rps=0.0).arrive(r, rng()), "arrivals.rate_rps=0.0: expected a number above zero"),
+        (lambda r: PoissonPerGroup(rate_rps=-1.0).arrive(r, rng()), "arrivals.rate_rps=-1.0"),
+        (lambda r: Gamma(rate_rps=1.0, burstiness=0.0).arrive(r, rng()), "arrivals.burstiness=0.0"),
         (
-            lambda r: poisson(r, rng(), rate_rps=1.0, order="random"),
+            lambda r: Poisson(rate_rps=1.0, order="random").arrive(r, rng()),
             "arrivals.order=random: expected one of shuffled, as_given",
         ),
-        (lambda r: as_given(r + r), "requests.id repeats 0, expected every id once"),
-        (lambda r: poisson(r + r, rng(), rate_rps=1.0), "requests.id repeats"),
+        (lambda r: AsGiven().arrive(r + r, rng()), "requests.id repeats 0, expected every id once"),
+        (lambda r: Poisson(rate_rps=1.0).arrive(r + r, rng()), "requests.id repeats"),
         (lambda r: resample(r, 0, 1.0, rng()), "popularity.n is 0"),
         (lambda r: resample(r, 5, -1.0, rng()), "popularity.zipf_exponent is -1.0"),
     ],
@@ -225,17 +225,17 @@ def test_a_wrong_setting_is_refused_by_name(call, message):
 
 def test_a_closed_loop_keeps_groups_together_or_shuffles():
     requests = make_requests([0, 1, 0, 2, 1, 2, 0])
-    grouped = closed_loop(requests, rng(), clients=2)
+    grouped = ClosedLoop(clients=2).arrive(requests, rng())
     members = {0: [0, 2, 6], 1: [1, 4], 2: [3, 5]}
     first = list(dict.fromkeys(request.group_id for request in grouped))
     assert ids(grouped) == [member for group in first for member in members[group]]
-    shuffled = closed_loop(requests, rng(), clients=2, order="shuffled")
-    assert ids(shuffled) == ids(saturating(requests, rng()))
-    assert ids(closed_loop(requests, rng(), clients=2, order="as_given")) == list(range(7))
+    shuffled = ClosedLoop(clients=2, order="shuffled").arrive(requests, rng())
+    assert ids(shuffled) == ids(Saturating().arrive(requests, rng()))
+    assert ids(ClosedLoop(clients=2, order="as_given").arrive(requests, rng())) == list(range(7))
     assert set(times(grouped + shuffled)) == {0}
 
 
 def test_an_open_loop_may_keep_groups_together():
     requests = make_requests([0, 1, 0, 2, 1, 2, 0])
-    arriving = saturating(requests, rng(), order="by_group")
-    assert ids(arriving) == ids(closed_loop(requests, rng(), clients=1))
+    arriving = Saturating(order="by_group").arrive(requests, rng())
+    assert ids(arriving) == ids(ClosedLoop(clients=1).arrive(requests, rng()))

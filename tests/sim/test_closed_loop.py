@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab_sim.arrivals import closed_loop
+from spanlab_sim.arrivals import ClosedLoop
 from spanlab_sim.timing import ConstantTiming
 
 from .serving import serve_cold
@@ -48,7 +48,7 @@ def test_without_clients_nothing_waits():
 
 def test_groups_are_shuffled_and_keep_their_order():
     issued = requests([(4, 1)] * 20)
-    arriving = closed_loop(issued, np.random.default_rng(3), clients=1)
+    arriving = ClosedLoop(clients=1).arrive(issued, np.random.default_rng(3))
     assert sorted(request.id for request in arriving) == list(range(20))
     assert [request.id for request in arriving] != list(range(20))
     assert all(second.id == first.id + 1 for first, second in zip(arriving[::2], arriving[1::2], strict=True))
@@ -57,4 +57,4 @@ def test_groups_are_shuffled_and_keep_their_order():
 
 def test_refuses_no_clients():
     with pytest.raises(ValueError, match="clients"):
-        closed_loop(requests([(4, 1)]), np.random.default_rng(0), clients=0)
+        ClosedLoop(clients=0).arrive(requests([(4, 1)]), np.random.default_rng(0))

@@ -15,7 +15,7 @@ from spanlab.core.request import Budget, Request, Span
 from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree, SharedIndex
-from spanlab_sim.arrivals import poisson_per_group
+from spanlab_sim.arrivals import PoissonPerGroup
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
@@ -35,7 +35,7 @@ def output() -> str:
     learned = placement.DynamicProgram(3, placement.Dp(update="periodic"), facts=facts)
     placer = placement.Union((learned, placement.branch(), placement.boundary()))
     policy = TreePolicy(ReuseRules(needs_states=True, grid=16), store, SharedIndex(tree), placer)
-    arrived = poisson_per_group(requests, np.random.default_rng(4), rate_rps=6.0)
+    arrived = PoissonPerGroup(rate_rps=6.0).arrive(requests, np.random.default_rng(4))
     rules, timing = BatchRules(max_num_batched_tokens=128, max_num_seqs=8), ConstantTiming(1e-4, 1e-3, 1e-4)
     records = []
     row = simulate(arrived, policy, rules, timing, records.append, seed=4, rate_rps=6.0)

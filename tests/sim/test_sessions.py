@@ -17,7 +17,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
 from spanlab.records import Record
 from spanlab.stats import t_interval
-from spanlab_sim.arrivals import resample, sessions
+from spanlab_sim.arrivals import Sessions, resample
 from spanlab_sim.server import Source
 from spanlab_sim.timing import ConstantTiming
 
@@ -113,7 +113,7 @@ def turns_of(groups: int, turns: int) -> list[Request]:
 
 
 def drawn(requests, seed=0, **options) -> dict[int, Request]:
-    return {request.id: request for request in sessions(requests, np.random.default_rng(seed), **options)}
+    return {request.id: request for request in Sessions(**options).arrive(requests, np.random.default_rng(seed))}
 
 
 def test_each_turn_follows_the_one_before_it():

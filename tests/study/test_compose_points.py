@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 import hydra
 import pytest
-from hydra.errors import ConfigCompositionException
 
 from spanlab.cli import register
 from spanlab.compiled import CONF
@@ -53,7 +52,7 @@ def test_one_point_leaves_no_trace_in_the_next(composer):
 
 @pytest.mark.parametrize(
     ("override", "error"),
-    [("arrivals.rate=2", ValueError), ("arrivals.rate_rps=fast", ConfigCompositionException)],
+    [("arrivals.rate=2", ValueError), ("arrivals.rate_rps=fast", ValueError)],
 )
 def test_a_full_composition_explains_a_mistake(composer, override, error):
     with pytest.raises(error, match=r"arrivals\.rate"):

@@ -9,7 +9,7 @@ from spanlab.core.protocol import novel_requests
 from spanlab.core.request import Request, Span
 from spanlab.workloads import WorkloadSettings, load_workload
 from spanlab.workloads.rag import Rag
-from spanlab_sim.arrivals import novel_stream
+from spanlab_sim.arrivals import NovelStream
 
 RAG = {"requests": 60, "k": 3}
 
@@ -47,7 +47,9 @@ def test_novel_requests_are_found_by_their_passages():
 def test_stream_begins_with_known_requests():
     requests = loaded(novel=20).requests
     novel = novel_requests(requests)
-    streams = [novel_stream(requests, np.random.default_rng(seed), clients=1, known_first=25) for seed in range(3)]
+    streams = [
+        NovelStream(clients=1, known_first=25).arrive(requests, np.random.default_rng(seed)) for seed in range(3)
+    ]
     for stream in streams:
         assert sorted(request.id for request in stream) == list(range(80))
         assert not novel & {request.id for request in stream[:25]}
@@ -60,7 +62,7 @@ def test_stream_without_novel_requests_is_refused():
     with pytest.raises(
         ValueError, match=r"^arrivals\.known_first=5 with \d+ known and 0 novel requests: expected fewer"
     ):
-        novel_stream(requests, np.random.default_rng(0), clients=1, known_first=5)
+        NovelStream(clients=1, known_first=5).arrive(requests, np.random.default_rng(0))
 
 
 def test_negative_number_of_novel_requests_is_refused():

@@ -12,7 +12,6 @@ from spanlab.settings.analyses import PlanSettings, SloSettings
 from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.entries import schemas
 from spanlab.settings.server import (
-    ArrivalSettings,
     ExecutorSettings,
     LoadSweep,
     StoreSettings,
@@ -23,7 +22,6 @@ from spanlab.settings.study import Study, worker_count
 from spanlab.workloads.load import WorkloadSettings
 
 __all__ = [
-    "ArrivalSettings",
     "BatchRules",
     "EngineSettings",
     "ExecutorSettings",

@@ -6,11 +6,12 @@ module checks what it composes, so that the settings' own checks see the types t
 
 from __future__ import annotations
 
+import copyreg
 import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from omegaconf.nodes import BooleanNode
 
 from spanlab.compiled import CONF
 from spanlab.errors import USER_ERRORS, sentence
+from spanlab.kinds import kinds_of
 from spanlab.plugins import load_plugins
 from spanlab.registry import among, refuse_unknown_keys
 from spanlab.settings.entries import schemas
@@ -66,12 +68,68 @@ def as_settings(config: DictConfig) -> object:
     _check_section("", OmegaConf.to_container(config, resolve=True), schema)
     settings = OmegaConf.to_object(config)
     refuse_unknown_keys(settings)
-    return settings
+    return _with_kinds(settings, schema)
+
+
+def _with_kinds(composed: Any, schema: type[Any]) -> Any:
+    """Return the settings of a schema, from an object of the class that `open_schema` made of it."""
+    if type(composed) is schema:
+        return composed
+    values = {key.name: getattr(composed, key.name) for key in fields(composed)}
+    for name, hint in _hints(schema).items():
+        if (kinds := kinds_of(hint)) is not None:
+            values[name] = kinds.of(name, values[name])
+    return schema(**values)
+
+
+def open_schema(schema: Any) -> Any:
+    """Return what Hydra composes for a schema: sections that have kinds take any key until the kind is known.
+
+    An entry may thus set keys for its own kind, a command may choose another kind and set those keys to null, and
+    `kind` may be set like any other key. `Kinds.of` checks what came of it.
+    """
+    if kinds_of(schema) is not None:
+        return _open_section()
+    if not any(kinds_of(hint) for hint in _hints(schema).values()):
+        return schema
+    keys = [
+        (key.name, Any, field(default_factory=_open_section))
+        if kinds_of(_hints(schema)[key.name])
+        else (key.name, _hints(schema)[key.name], _copied(key))
+        for key in fields(schema)
+    ]
+    if schema not in _OPENED:
+        opened = _Opened(schema.__name__, (), {"opens": schema})
+        _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(opened,))
+    return _OPENED[schema]
+
+
+class _Opened(type):
+    """Type of the classes that `open_schema` makes: pickled by the schema, for launchers of -m send configs."""
+
+
+copyreg.pickle(_Opened, lambda opened: (open_schema, (opened.opens,)))  # type: ignore[attr-defined]
+_OPENED: dict[Any, Any] = {}
+
+
+def _opened_by(config: Any) -> type[Any] | None:
+    """Return the schema of a composed entry, or None."""
+    composed: Any = OmegaConf.get_type(config)
+    schema: type[Any] | None = getattr(composed, "opens", composed)
+    return schema
+
+
+def _open_section() -> DictConfig:
+    return OmegaConf.create({}, flags={"struct": False})
+
+
+def _copied(key: Any) -> Any:
+    return field(default=key.default, default_factory=key.default_factory)
 
 
 def schema_of(config: DictConfig) -> type[Any]:
     """Return the schema of a composed entry; ValueError if its defaults list has none."""
-    schema = OmegaConf.get_type(config)
+    schema = _opened_by(config)
     if schema is None or not is_dataclass(schema):
         names = ", ".join(name for group, name in schemas() if group is None)
         raise ValueError(f"defaults: expected in the entry's list an entry to extend, such as smoke, or one of {names}")
@@ -241,7 +299,7 @@ def _schema_of_entry(name: str) -> type[Any] | None:
     for group, choice in _defaults(name):
         node = ConfigStore.instance().repo.get(f"{choice}.yaml") if not group else None
         if node is not None:
-            return OmegaConf.get_type(node.node)
+            return _opened_by(node.node)
     return None
 
 
@@ -260,6 +318,8 @@ def _defaults(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _hints(schema: Any) -> dict[str, Any]:
+    if (kinds := kinds_of(schema)) is not None:
+        return kinds.all_hints()
     if schema not in _KNOWN_HINTS:
         hints = get_type_hints(schema)
         _KNOWN_HINTS[schema] = {field.name: hints[field.name] for field in fields(schema)}
@@ -290,7 +350,9 @@ def _check(path: str, value: object, hint: Any) -> None:
     if value == "???" or (value is None and (NoneType in get_args(hint) or hint is Any)):
         return
     kind = get_origin(kinds[0]) or kinds[0]
-    if is_dataclass(kind):
+    if kinds_of(kind) is not None and isinstance(value, dict):
+        _check_items(path, value, dict, (Any, Any))  # `Kinds.of` checks the types
+    elif is_dataclass(kind):
         _check_section(path, value, kind)
     elif kind is list or kind is dict:
         _check_items(path, value, kind, get_args(kinds[0]))

@@ -9,14 +9,15 @@ from spanlab.core.tiers import TierRules
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.registry import ENTRIES
 from spanlab.settings.arms import Strategy
-from spanlab.settings.server import ArrivalSettings, ExecutorSettings, StoreSettings, TimingSettings, TrackingSettings
+from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings, TrackingSettings
 from spanlab.workloads.load import WorkloadSettings
+from spanlab_sim.arrivals import Arrivals
 
 _GROUPS: dict[tuple[str | None, str], type[Any]] = {
     ("model", "base_model"): ModelSpec,
     ("hardware", "base_hardware"): HardwareSpec,
     ("workload", "base_workload"): WorkloadSettings,
-    ("arrivals", "base_arrivals"): ArrivalSettings,
+    ("arrivals", "base_arrivals"): Arrivals,
     ("timing", "base_timing"): TimingSettings,
     ("batch", "base_batch"): BatchRules,
     ("store", "base_store"): StoreSettings,

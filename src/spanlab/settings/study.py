@@ -40,7 +40,6 @@ from spanlab.settings.analyses import (
 from spanlab.settings.arms import Strategy, check_arm, check_names, check_priced
 from spanlab.settings.server import (
     SERVER,
-    ArrivalSettings,
     ExecutorSettings,
     LoadSweep,
     OutputSettings,
@@ -56,7 +55,7 @@ from spanlab.settings.server import (
     settle_packaged,
 )
 from spanlab.workloads.load import WorkloadSettings
-from spanlab_sim.arrivals import ARRIVALS
+from spanlab_sim.arrivals import Arrivals
 
 BACKENDS = ("sim", "engine", SERVER)
 
@@ -113,7 +112,7 @@ class Study:
     """
 
     workload: WorkloadSettings = REQUIRED
-    arrivals: ArrivalSettings = REQUIRED
+    arrivals: Arrivals = REQUIRED
     model: ModelSpec = REQUIRED
     hardware: HardwareSpec = REQUIRED
     timing: TimingSettings = field(default_factory=TimingSettings)
@@ -235,12 +234,7 @@ class Study:
 
     def draws_arrivals(self) -> bool:
         """Return whether runs depend on the seed; recorded arrivals do not."""
-        arrivals = self.arrivals
-        draws = ARRIVALS.takes(arrivals.kind, "rng")
-        equal_gaps = arrivals.kind in ("deterministic", "closed_loop") and arrivals.order == "as_given"
-        thinks = arrivals.think_s and arrivals.think != "constant"
-        recorded = arrivals.kind == "sessions" and not (arrivals.rate_rps or thinks)
-        return self.workload.popularity.requests is not None or (draws and not equal_gaps and not recorded)
+        return self.workload.popularity.requests is not None or self.arrivals.draws
 
     def chosen(self) -> list[str]:
         """Return the names of the arms to run, in the order of `arms`."""

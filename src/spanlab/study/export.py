@@ -14,10 +14,10 @@ from spanlab.core.request import Request
 from spanlab.engine.settings import remap_tokens
 from spanlab.plugins import located
 from spanlab.registry import REQUIRED, entry, not_negative, one_of, positive
-from spanlab.settings.server import ArrivalSettings
 from spanlab.workloads import Workload
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.writers import WRITERS
+from spanlab_sim.arrivals import Arrivals
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Export:
     """
 
     workload: WorkloadSettings = REQUIRED
-    arrivals: ArrivalSettings = REQUIRED
+    arrivals: Arrivals = REQUIRED
     seed: int = 0
     vocab_size: int | None = None
     writer: WriterSettings = REQUIRED

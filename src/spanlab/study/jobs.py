@@ -23,13 +23,14 @@ from spanlab.metrics import seen_tokens
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.settings.analyses import DESIGNED, TOKENS
 from spanlab.settings.arms import Strategy
-from spanlab.settings.server import ArrivalSettings, LoadSweep, StoreSettings, TimingSettings
+from spanlab.settings.server import LoadSweep, StoreSettings, TimingSettings
 from spanlab.settings.study import Study
 from spanlab.study.logs import LastSpanTiming, ServingLog, TraceFile
 from spanlab.study.numbers import ArmFiles, RunCell
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.synthetic import Shape, design
 from spanlab.workloads.workload import Provenance, Workload
+from spanlab_sim.arrivals import AsGiven
 from spanlab_sim.timing import TimingModel
 
 # ------------------------------------------------------------------------------
@@ -47,7 +48,7 @@ def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
     return replace(
         study,
         workload=WorkloadSettings(kind=DESIGNED, source="modelled"),
-        arrivals=ArrivalSettings(kind="as_given"),
+        arrivals=AsGiven(),
         arms={name: replace(arm, passages=PassageRules()) for name, arm in study.arms.items()},
         timing=TimingSettings(),
         store=StoreSettings(),

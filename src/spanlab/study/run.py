@@ -24,7 +24,7 @@ from spanlab.analyses.fit_profile import (
 from spanlab.build import build_workload
 from spanlab.plugins import fingerprints, named_errors
 from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT
-from spanlab.settings.server import ArrivalSettings, LoadSweep
+from spanlab.settings.server import LoadSweep
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.backends import BACKENDS
 from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, raise_failures, raise_limit, raise_missed
@@ -55,6 +55,7 @@ from spanlab.study.numbers import ArmFiles
 from spanlab.study.prepare import LoadFunction, check_and_load, check_context, check_device
 from spanlab.study.worker import Arms, Outcomes, Worker, arms_of
 from spanlab.workloads.workload import Workload
+from spanlab_sim.arrivals import Saturating
 from spanlab_sim.timings import Profile
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder
 def _run(study: Study, workload: Workload, files: ArmFiles, folder: Path) -> None:
     at_once = replace(
         study,
-        arrivals=ArrivalSettings(kind="saturating", order=study.arrivals.order),
+        arrivals=Saturating(order=study.arrivals.order),
         load=LoadSweep(),
         repeats=1,
         analyses=["compare_backends"],
@@ -117,7 +118,7 @@ def at_saturation_shares(study: Study, saturation: Saturation) -> Study:
     first, *other_rates = saturation.shares(study.load.shares)
     arms = study.chosen() if other_rates else []
     load = LoadSweep(rates_rps=other_rates, arms=arms, seeds=study.seeds)
-    arrivals = replace(study.arrivals, rate_rps=first)
+    arrivals = study.arrivals.at_rate(first)
     return replace(study, arrivals=arrivals, load=load, analyses=study.chosen_analyses())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -51,8 +52,9 @@ def always_active() -> bool:
     return True
 
 
-def _received(_: list[Callable[..., Any]], *arguments: Any) -> Worker:
-    return Worker(*arguments)
+def _received(_: list[Callable[..., Any]], plugins: list[str], study: bytes, *more: Any) -> Worker:
+    load_plugins(plugins)  # first: settings may be of classes of a plugin
+    return Worker(pickle.loads(study), *more)
 
 
 class Worker:
@@ -66,12 +68,13 @@ class Worker:
         self, study: Study, requests: tuple[Request, ...], counts: Path, is_active: Callable[[], bool] = always_active
     ) -> None:
         self.study, self.requests, self.counts, self.is_active = study, requests, counts, is_active
-        load_plugins(study.plugins)  # the receiving process has no plugin registered
+        load_plugins(study.plugins)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Name the functions of the analyses first: reading them registers the analyses there."""
         functions = [ANALYSES[name].run for name in ANALYSES if not ANALYSES.is_plugin(name)]
-        return _received, (functions, self.study, self.requests, self.counts, self.is_active)
+        state = pickle.dumps(self.study), self.requests, self.counts, self.is_active
+        return _received, (functions, self.study.plugins, *state)
 
     @cached_property
     def _runtime(self) -> Runtime:

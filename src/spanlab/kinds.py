@@ -1,0 +1,151 @@
+"""Kinds: one dataclass per kind of a choice, such as `arrivals.kind`, is the schema of its keys.
+
+A field declares its default, the check of its value and its meaning:
+`rate_rps: float = field(REQUIRED, positive, "mean rate, requests per second")`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from spanlab.registry import (
+    REQUIRED,
+    Factory,
+    Registry,
+    among,
+    file_of,
+    is_instance,
+    one_of,
+    type_name,
+)
+
+T = TypeVar("T")
+Check = Callable[[str, Any], None] | Iterable[str] | None
+
+
+def field(default: Any, check: Check, meaning: str) -> Any:
+    """Declare a key of settings.
+
+    `default`  the default; REQUIRED: none
+    `check`    raises ValueError for (key, value), or the names to choose from; None: any value
+    `meaning`  one phrase for --help and docs/configuration.md
+    """
+    return dataclasses.field(default=default, metadata={"check": check, "meaning": meaning})
+
+
+def check_fields(settings: Any, path: str) -> None:
+    """Raise ValueError for a required key that is not set, and for a value that its field refuses."""
+    for key in fields(settings):
+        value, check = getattr(settings, key.name), key.metadata.get("check")
+        if value == REQUIRED:
+            expected = type_name(get_type_hints(type(settings))[key.name])
+            raise ValueError(f"{path}.kind={settings.kind} needs {path}.{key.name}: expected {expected}")
+        if value is None or check is None:
+            continue
+        if callable(check):
+            check(f"{path}.{key.name}", value)
+        else:
+            one_of(f"{path}.{key.name}", value, check)
+
+
+@dataclass
+class Kind:
+    """Base of the kinds of one choice; `kind` is the registered name."""
+
+    kind: str = field("", None, "the kind")
+
+
+K = TypeVar("K", bound=Kind)
+
+
+class Kinds(Registry[K]):
+    """Dataclasses by name; each is the schema of the keys that go with its name.
+
+    `what`  the key that chooses, for errors
+    `base`  class that the dataclasses extend; a field of this type takes any of them
+    """
+
+    def __init__(self, what: str, base: type[K]) -> None:
+        super().__init__(what)
+        self.base = base
+        _kinds_of[base] = self
+
+    def register(self, name: str, needs: Iterable[str] = ()) -> Callable[[Factory], Factory]:
+        """Return a decorator of a class, below `@dataclass`, which gives the class its tag `kind`."""
+
+        def add(kind: Any) -> Any:
+            where = f"{file_of(kind)}: {kind.__name__}"
+            if not (inspect.isclass(kind) and issubclass(kind, self.base)):
+                expected = f"expected a subclass of {self.base.__name__} (docs/extending.md)"
+                raise ValueError(f"{where}: {self._what}={name}: {expected}")
+            if "__dataclass_fields__" in vars(kind):
+                raise ValueError(f"{where}: {self._what}={name}: expected @dataclass above @register")
+            kind.__annotations__ = {"kind": "str"} | inspect.get_annotations(kind)
+            kind.kind = field(name, None, "the kind")
+            return Registry.register(self, name, needs)(kind)
+
+        return add
+
+    def hints(self, name: str) -> dict[str, Any]:
+        """Return the types of the keys of a kind, `kind` first."""
+        kind: Any = self[name]
+        if "__dataclass_fields__" not in vars(kind):
+            where = f"{file_of(kind)}: {kind.__name__}: {self._what}={name}"
+            raise ValueError(f"{where}: expected @dataclass above @register")
+        if kind not in _hints:
+            hints = get_type_hints(kind)
+            _hints[kind] = {key.name: hints[key.name] for key in fields(kind)}
+        return _hints[kind]
+
+    def all_hints(self) -> dict[str, Any]:
+        """Return the types of the keys of all kinds together."""
+        return {key: hint for name in self for key, hint in self.hints(name).items()}
+
+    def of(self, path: str, values: Mapping[str, Any]) -> K:
+        """Return the settings of the kind that `values` names.
+
+        A null is dropped where the kind has no such key: entries and earlier run folders have
+        nulls for keys of other kinds. ValueError for all else that the kind has no key for.
+
+        `path`  key of these settings, for errors
+        """
+        name = str(values.get("kind"))
+        one_of(f"{path}.kind", name, self)
+        hints, known, made = self.hints(name), self.all_hints(), {}
+        # Keys of plugins stood below `options` in earlier commands and run folders.
+        given = {key: value for key, value in values.items() if key not in ("kind", "options")}
+        for key, value in (given | (values.get("options") or {})).items():
+            if key not in known:
+                raise ValueError(f"{path}.{key}: no such key; expected {among(key, hints)}")
+            hint = known[key] if key not in hints else hints[key]
+            if value is not None and not is_instance(value, hint):
+                raise ValueError(f"{path}.{key}={value}: expected {type_name(hint)}")
+            if type(value) is int and int not in (hint, *get_args(hint)):
+                value = float(value)
+            if key not in hints and value is not None:
+                takers = ", ".join(kind for kind in self if key in self.hints(kind))
+                expected = f"expected {path}.{key}=null, for it goes with {takers}"
+                raise ValueError(f"{path}.{key}={value} with {path}.kind={name}: {expected}")
+            if key in hints:
+                # null where the key needs a value says that it is not set
+                made[key] = REQUIRED if value is None and not is_instance(None, hint) else value
+        return self[name](**made)
+
+
+_kinds_of: dict[type[Any], Kinds[Any]] = {}
+_hints: dict[type[Any], dict[str, Any]] = {}  # resolving annotations takes milliseconds
+
+
+def kinds_of(hint: Any) -> Kinds[Any] | None:
+    """Return the kinds that a field of this type takes; None if it is no base of kinds."""
+    return _kinds_of.get(hint) if isinstance(hint, type) else None
+
+
+def schema_of_kind(hint: Any, kind: Any) -> Any:
+    """Return the dataclass of a kind for a field of a base type; `hint` itself for other types."""
+    kinds = kinds_of(hint)
+    return kinds[kind] if kinds is not None and kind in kinds else hint
