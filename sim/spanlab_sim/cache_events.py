@@ -19,8 +19,8 @@ from spanlab.core.request import Request, Span
 from spanlab.core.step import ScheduledSequence as Served
 from spanlab.core.step import ScheduledStep
 from spanlab.core.tree import LAYOUTS, Node
-from spanlab_sim.routing import ROUTERS, Route, longest
-from spanlab_sim.server import Observer, Replica
+from spanlab_sim.routing import ROUTERS, Observer, Route, longest
+from spanlab_sim.server import Replica
 
 Digests = list[bytes]
 

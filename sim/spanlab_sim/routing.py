@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from spanlab.core.request import Request
+from spanlab.core.step import ScheduledSequence, ScheduledStep, StepResult
 from spanlab.registry import Registry, not_negative
 
 
@@ -32,6 +33,31 @@ class Target(Protocol):
     def cached(self, request: Request, now: int) -> int:
         """Return the prompt tokens of a request that it would reuse now."""
         ...
+
+
+# Here and not beside `Replica`, whose file is compiled: Python code cannot extend compiled classes.
+class Observer(Protocol):
+    """What happens in replicas, which it knows by their numbers; by default, nothing is noted."""
+
+    def arrived(self, request: Request, now: int) -> Request:
+        """Return the request that is served in the place of one that is sent to a replica now."""
+        return request
+
+    def changing(self, replica: int, now: int) -> None:
+        """The content of a replica's store may change next."""
+        return
+
+    def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
+        """A step began at `now` and has this result; the scheduler has not advanced yet."""
+        return
+
+    def stored(self, step: ScheduledStep) -> None:
+        """The policy has stored the tokens of a step."""
+        return
+
+    def finished(self, replica: int, sequence: ScheduledSequence) -> None:
+        """A sequence has finished."""
+        return
 
 
 #: From a request and the time in nanoseconds, the number of the replica that serves it.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Protocol
+from typing import Any
 
 import simpy
 
@@ -18,7 +18,7 @@ from spanlab.core.policies.tiered import OverTiers
 from spanlab.core.request import Request
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step import Backend, ScheduledSequence, ScheduledStep, StepResult
-from spanlab_sim.routing import Route
+from spanlab_sim.routing import Observer, Route
 
 # ------------------------------------------------------------------------------
 # Requests that wait for other requests to finish: turns of a session, and steps of an agent
@@ -156,30 +156,6 @@ OnStep = Callable[[ScheduledStep, int, StepResult], None]
 
 def no_note(step: ScheduledStep, now: int, result: StepResult) -> None:
     """Note nothing of a step."""
-
-
-class Observer(Protocol):
-    """What happens in replicas, which it knows by their numbers; by default, nothing is noted."""
-
-    def arrived(self, request: Request, now: int) -> Request:
-        """Return the request that is served in the place of one that is sent to a replica now."""
-        return request
-
-    def changing(self, replica: int, now: int) -> None:
-        """The content of a replica's store may change next."""
-        return
-
-    def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
-        """A step began at `now` and has this result; the scheduler has not advanced yet."""
-        return
-
-    def stored(self, step: ScheduledStep) -> None:
-        """The policy has stored the tokens of a step."""
-        return
-
-    def finished(self, replica: int, sequence: ScheduledSequence) -> None:
-        """A sequence has finished."""
-        return
 
 
 class Replica:

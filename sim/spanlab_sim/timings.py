@@ -26,7 +26,8 @@ from spanlab.core.step_features import StepFeatures, features
 from spanlab.model_spec import HardwareSpec, ModelSpec, block_tokens
 from spanlab.registry import Registry, not_negative, one_of, positive
 from spanlab.typed_json import from_json, reading
-from spanlab_sim.server import Observer, Replica, Server, Source
+from spanlab_sim.routing import Observer
+from spanlab_sim.server import Replica, Server, Source
 from spanlab_sim.timing import ConstantTiming, Nanoseconds, RooflineTiming, TimingModel
 
 # ------------------------------------------------------------------------------

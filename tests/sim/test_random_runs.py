@@ -24,7 +24,8 @@ from spanlab.metrics import CacheUsage, Recorder
 from spanlab.model_spec import HardwareSpec
 from spanlab.records import LOSS_CAUSES, Record
 from spanlab_sim.backend import ModelledBackend
-from spanlab_sim.server import Observer, Replica, Server, Source
+from spanlab_sim.routing import Observer
+from spanlab_sim.server import Replica, Server, Source
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
 from ..support.models import make_model
