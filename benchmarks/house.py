@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("src", "sim", "kernels")
 PAGE = ROOT / "docs" / "architecture.md"
-MARKS = ("<!-- house -->", "<!-- /house -->")
+MARKS = ("<!-- figures of house.py -->", "<!-- end of figures -->")
 WIDE = 100  # characters
 #: Runs the console script, and writes the names of the source files whose functions were called.
 TRACED = """

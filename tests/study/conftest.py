@@ -24,7 +24,7 @@ INCIDENTAL = ("wall_s", "commit", "versions")
 HOLD = """
 import time
 from pathlib import Path
-from spanlab.study.jobs import backends
+from spanlab.study import backends
 
 class Held(backends.Simulator):
     def run(self, job, write):

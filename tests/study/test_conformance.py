@@ -66,7 +66,8 @@ def verdicts(subject: Subject) -> dict[str, str]:
 def test_built_in_models_conform(choice: str, absent: set[str], tmp_path: Path):
     assert run_conformance(settings(f"model={choice}"), "run", tmp_path)
     properties = json.loads((tmp_path / "conformance/run/summary.json").read_bytes())["properties"]
-    assert list(properties) == ["supported_layers", *PROPERTIES]
+    assert list(properties) == ["supported_layers", *settings(f"model={choice}").chosen]
+    assert set(properties) == {"supported_layers", *PROPERTIES}
     assert {name for name, row in properties.items() if row["verdict"] == ABSENT} == absent
     assert all(row["verdict"] == PASSED for name, row in properties.items() if name not in absent)
     assert all(row["measured"] <= row["limit"] for name, row in properties.items() if name not in absent)

@@ -82,7 +82,7 @@ def test_without_the_analysis_nothing_is_calibrated(tmp_path: Path):
             "analyses=compare_backends with backend=sim: expected backend=e",
         ),
         (["analyses=[sumary]"], r"analyses=sumary: expected one of .*did you mean summary"),
-        (["analyses=[]"], r"analyses=\[\]: expected one or more of summary"),
+        (["analyses=[]"], r"analyses=\[\]: expected one or more of answers"),
         (["analyses=[fit_profile]"], "analyses=fit_profile with workload.kind=rag: expected fit_profile with designed"),
         (["repeats=2", "analyses=[summary]"], "repeats=2 with analyses=summary: expected repeats=1"),
         (["repeats=2", "backend=sim"], "with backend=sim: expected backend=engine"),
