@@ -225,9 +225,9 @@ def _document(rng: np.random.Generator, task: TaskSettings, shape: Shape, keys: 
 # ------------------------------------------------------------------------------
 # Memory that questions read of documents: KV, convolution tails and recurrent states, by layer.
 #
-# Every forward is one of transformers' model with transformers' cache. Documents that are encoded
-# apart have their
-# positions in the prompt; a rotation of stored keys would give the same keys.
+# Every forward is one of transformers' model with transformers' cache. Documents that are
+# encoded apart have their positions in the prompt; a rotation of stored keys would give the
+# same keys.
 # ------------------------------------------------------------------------------
 
 SCAN = "torch_chunk_gated_delta_rule"
@@ -472,13 +472,10 @@ def _map_after(
 # Context of the first tokens of a document encoded apart: nothing, a separator, a halo, or the
 # full context.
 #
-# A document that is encoded apart begins after zeros: its convolutions lack the inputs before it,
-# in every recurrent
-# layer. A separator moves this error to tokens without content. A halo is the last tokens before
-# the document, so that
-# the stored memory is valid after one neighbour only. A repair recomputes the first tokens of a
-# document after all tokens
-# before them.
+# A document that is encoded apart begins after zeros: its convolutions lack the inputs before
+# it, in every recurrent layer. A separator moves this error to tokens without content. A halo
+# is the last tokens before the document, so that the stored memory is valid after one neighbour
+# only. A repair recomputes the first tokens of a document after all tokens before them.
 # ------------------------------------------------------------------------------
 
 

@@ -12,10 +12,9 @@ from spanlab_kernels import uses_triton
 # ------------------------------------------------------------------------------
 # Rotary angles as tables: the cosine and sine of every position, exact to fp32 rounding.
 #
-# R(p) rotates the pair of channels i of a head by p · frequencies[i] (RoPE, arXiv 2104.09864). A
-# table holds pure
-# rotations: the caller applies YaRN's factor of queries and keys, since no later shift changes
-# it.
+# R(p) rotates the pair of channels i of a head by p · frequencies[i] (RoPE, arXiv 2104.09864).
+# A table holds pure rotations: the caller applies YaRN's factor of queries and keys, since no
+# later shift changes it.
 # ------------------------------------------------------------------------------
 
 

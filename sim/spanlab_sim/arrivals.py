@@ -37,7 +37,7 @@ class Arrivals(Kind):
 
     def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
         """Return the requests with arrival times, in order of arrival."""
-        raise NotImplementedError
+        raise NotImplementedError  # every kind has its own
 
     @property
     def draws(self) -> bool:

@@ -19,9 +19,9 @@ from spanlab_sim.timing import RooflineTiming, TimingModel
 # ------------------------------------------------------------------------------
 # A lower bound of the time of steps, from their work and a device's measured rates.
 #
-# The formulas are those of `spanlab_sim.timing.RooflineTiming`, without host time and without the
-# extra work of a
-# kernel that reads spans: T >= sum over steps of max(FLOPs / rate, bytes / rate).
+# The formulas are those of `spanlab_sim.timing.RooflineTiming`, without host time and without
+# the extra work of a kernel that reads spans: T >= sum over steps of max(FLOPs / rate, bytes /
+# rate).
 # ------------------------------------------------------------------------------
 
 

@@ -198,9 +198,6 @@ def calibrated(profile: str | None = None, *, read_profile: Callable[[str | None
     return CalibratedTiming(read_profile(profile))
 
 
-TIMINGS.later("fitted", "spanlab_sim.timings")
-
-
 # ------------------------------------------------------------------------------
 # The devices of an engine, and its number formats of weights and KV.
 # ------------------------------------------------------------------------------

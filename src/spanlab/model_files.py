@@ -121,11 +121,9 @@ def look_for_network() -> None:
 # Sizes of a model from its config.json; bytes and FLOPs follow from them
 # (`spanlab.model_spec`).
 #
-# The keys and their defaults are those of transformers' configuration classes. A default that is
-# a number of one model
-# and not a rule, such as 32 heads, is not used: the key is required. Vision towers and layers
-# that predict more than one
-# token are not counted.
+# The keys and their defaults are those of transformers' configuration classes. A default that
+# is a number of one model and not a rule, such as 32 heads, is not used: the key is required.
+# Vision towers and layers that predict more than one token are not counted.
 # ------------------------------------------------------------------------------
 
 FULL, RECURRENT = "full_attention", "linear_attention"

@@ -119,8 +119,11 @@ MOVED = {
 
 def _failed(name: str, error: BaseException) -> ValueError:
     """Return the user error for an exception that a plugin raised."""
-    if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
-        return ValueError(f"plugins={name}: {error.name} has moved; expected an import from {MOVED[error.name]}")
+    if isinstance(error, ImportError):
+        for old, new in MOVED.items():
+            # a folder of an earlier checkout, with its bytecode alone, can still be imported
+            if f"{error.name}.".startswith(f"{old}."):
+                return ValueError(f"plugins={name}: {old} has moved; expected an import from {new}")
     return ValueError(f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run")
 
 

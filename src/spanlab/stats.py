@@ -122,9 +122,9 @@ def _sample(key: str, values: Values) -> NDArray[np.float64]:
 # ------------------------------------------------------------------------------
 # Stationarity of a simulated queue: a drift test of its length, and the length of its warm-up.
 #
-# A stable queue has a steady state, and its mean delay is a property of the system. The delays of
-# an
-# unstable queue grow with the length of the run, so that their mean says how long the run was.
+# A stable queue has a steady state, and its mean delay is a property of the system. The delays
+# of an unstable queue grow with the length of the run, so that their mean says how long the run
+# was.
 # ------------------------------------------------------------------------------
 
 Times = NDArray[np.float64]
@@ -540,8 +540,8 @@ def interval_of_ratio(above: Floats, below: Floats, groups: Groups, kind: Kind =
     `groups`  the document of each question. Questions of one document share passages and are not independent, so
               whole documents are drawn with replacement, and both sums are taken over the same draw
 
-    Bounds use t quantiles of the bootstrap's standard error, and the skewness of the documents (`analysis.bootstrap`;
-    coverage: benchmarks/coverage). One document gives no bounds.
+    Bounds use t quantiles of the bootstrap's standard error, and the skewness of the documents
+    (coverage: benchmarks/coverage). One document gives no bounds.
     """
     clusters = Clusters.of(np.zeros(len(groups), np.int64), groups)
     return kind(clusters.sums(above), clusters.sums(below))

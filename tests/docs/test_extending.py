@@ -188,6 +188,15 @@ def test_moved_module_names_its_new_place(old: str, new: str, here: Path):
     import_module(new)
 
 
+def test_moved_module_is_named_beside_an_old_folder(here: Path, monkeypatch: pytest.MonkeyPatch):
+    import spanlab
+
+    (here / "earlier" / "models").mkdir(parents=True)
+    monkeypatch.setattr(spanlab, "__path__", [*spanlab.__path__, str(here / "earlier")])
+    (here / "old.py").write_text("from spanlab.models import find_spec\n")
+    assert refused("plugins=[old.py]").endswith("spanlab.models has moved; expected an import from spanlab.model_files")
+
+
 def test_changed_plugin_is_not_resumed(here: Path):
     arm = ("plugins=[middle.py]", "+strategy@arms.mine=radix", "arms.mine.placement.kind=middle", "only=[mine]", *SMALL)
     run(here, *arm)

@@ -188,8 +188,8 @@ def _length(call: Call) -> int:
 # rows that read it.
 #
 # With many short spans, the calls dominate the time. So keys that are adjacent in the pool are
-# read in place, in one call
-# for all rows that share them, and the outputs of all calls are merged at once.
+# read in place, in one call for all rows that share them, and the outputs of all calls are
+# merged at once.
 # ------------------------------------------------------------------------------
 
 READ_IN_PLACE = 64  # keys of a run: copying fewer next to the row's other keys is faster than a separate call

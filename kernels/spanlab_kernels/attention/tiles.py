@@ -21,8 +21,7 @@ from spanlab_kernels.attention.kernel import last_not_above
 # it.
 #
 # Both are computed on the device from the batch's tensors. The host computes upper bounds only,
-# so a step does not wait
-# for the device.
+# so a step does not wait for the device.
 # ------------------------------------------------------------------------------
 
 AHEAD = 1  # padding tiles after the last, which a program reads ahead

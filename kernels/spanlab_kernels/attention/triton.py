@@ -26,8 +26,7 @@ from spanlab_kernels.rope import rotate
 # Attention over contiguous keys at their final positions, by the libraries that implement it.
 #
 # The first library that is installed and accepts the query is used; torch is always installed.
-# Only torch's on a CPU has
-# been run here: the others are called as documented.
+# Only torch's on a CPU has been run here: the others are called as documented.
 # ------------------------------------------------------------------------------
 
 HALF = (torch.float16, torch.bfloat16)

@@ -334,8 +334,8 @@ def _check_lengths(arm: ArmResult, prompts: int) -> None:
 # of its answers.
 #
 # The baseline recomputes everything. With `engine.teacher=baseline` all arms predict after the
-# same tokens, as divergence
-# requires. With null each arm generates an answer, as accuracy requires.
+# same tokens, as divergence requires. With null each arm generates an answer, as accuracy
+# requires.
 # ------------------------------------------------------------------------------
 
 Label = str | int

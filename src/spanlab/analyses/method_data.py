@@ -172,7 +172,7 @@ PLAIN = "pic"  # reuse without repair: the start of every line of budgets
 
 @dataclass(frozen=True)
 class MethodData:
-    """Entries of `analysis.method_scores` by arm.
+    """Scores by arm.
 
     `floor`      entry of the second run of the baseline, with prompts in other chunks
     `baseline`   arm that recomputes everything

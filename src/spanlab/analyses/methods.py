@@ -71,8 +71,7 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------
-# Inputs of `analysis.method_scores`: records, scores and generated answers of a study, by
-# question.
+# Inputs of the scores: records, scores and generated answers of a study, by question.
 # ------------------------------------------------------------------------------
 
 SCORES = ("nll", "kl", "top1")

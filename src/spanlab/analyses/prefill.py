@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------
-# Inputs of `analysis.prefill`: records and step logs of one client's requests, served one after
+# Inputs of the analysis: records and step logs of one client's requests, served one after
 # another.
 # ------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ def _between(steps: Sequence[LoggedStep], start: int, end: int) -> list[LoggedSt
 
 
 # ------------------------------------------------------------------------------
-# The table of `analysis.prefill`: a row for each arm and combination of labels.
+# The table of the analysis: a row for each arm and combination of labels.
 # ------------------------------------------------------------------------------
 
 PrefillRow = dict[str, Any]

@@ -16,8 +16,7 @@ from spanlab.stats import Clusters, positive_ratio
 # and speedups.
 #
 # Requests of different arms are paired by seed and number. This assumes a closed loop with one
-# client, where a step
-# serves one request.
+# client, where a step serves one request.
 # ------------------------------------------------------------------------------
 
 Floats = NDArray[np.float64]

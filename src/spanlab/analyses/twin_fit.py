@@ -276,11 +276,10 @@ def check_memory(timed_log: TimedLog, memory: Memory, path: str) -> None:
 # ------------------------------------------------------------------------------
 # Slopes of first and last token times of a simulation by step times, for a fixed schedule.
 #
-# Infinitesimal perturbation analysis (Ho and Cao, 1983): a request's number of steps is fixed, so
-# its end moves by the
-# sum of their changes. The start of a request that waits for memory or for `max_num_seqs` moves
-# with the end of the
-# request that makes room; any other request starts at its arrival.
+# Infinitesimal perturbation analysis (Ho and Cao, 1983): a request's number of steps is fixed,
+# so its end moves by the sum of their changes. The start of a request that waits for memory or
+# for `max_num_seqs` moves with the end of the request that makes room; any other request starts
+# at its arrival.
 # ------------------------------------------------------------------------------
 
 

@@ -140,10 +140,9 @@ class Policy(Protocol):
 # arrives.
 #
 # A passage is an independent span. A server that orders passages by its cache contents gives
-# exact answers for that
-# order, and reuses as prefixes what other requests had in another order. Source: CacheWeaver,
-# arXiv 2606.19667, which
-# walks a tree of served prompts greedily; RAGBoost (arXiv 2511.03475) orders passages too.
+# exact answers for that order, and reuses as prefixes what other requests had in another order.
+# Source: CacheWeaver, arXiv 2606.19667, which walks a tree of served prompts greedily; RAGBoost
+# (arXiv 2511.03475) orders passages too.
 # ------------------------------------------------------------------------------
 
 ORDERS = ("given", "cached")

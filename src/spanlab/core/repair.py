@@ -253,16 +253,13 @@ class Repair:
 # Affine maps of the recurrent state, which let recurrent layers reuse a span anywhere in a
 # prompt.
 #
-# With its inputs fixed, a span of a GatedDeltaNet layer takes the state S to A · S + B, per value
-# head. A span that is
-# computed alone, from an empty state, yields A [d_k, d_k], B [d_k, d_v] and the last inputs of
-# its short convolution.
-# Where the first tokens of every span are repaired, the state passes through these tokens again.
-# The stored map then
-# covers the tokens behind them; B of the whole span is stored with it, to resume inside the span
-# and to begin a prompt
-# with the span. Composing spans in any order is known for diagonal state space models: PICASO,
-# arXiv 2502.17605.
+# With its inputs fixed, a span of a GatedDeltaNet layer takes the state S to A · S + B, per
+# value head. A span that is computed alone, from an empty state, yields A [d_k, d_k], B [d_k,
+# d_v] and the last inputs of its short convolution. Where the first tokens of every span are
+# repaired, the state passes through these tokens again. The stored map then covers the tokens
+# behind them; B of the whole span is stored with it, to resume inside the span and to begin a
+# prompt with the span. Composing spans in any order is known for diagonal state space models:
+# PICASO, arXiv 2502.17605.
 # ------------------------------------------------------------------------------
 
 FORMS = ("exact", "scalar", "low_rank", "sum", "last")
@@ -333,9 +330,8 @@ def working_map_bytes(model: ModelSpec, repaired: bool = False) -> int:
 # Settings of position-independent reuse of spans: the independent choices behind every
 # published method.
 #
-# Policies read the settings that decide what is stored, the engine those that decide how keys are
-# read. The study
-# checks them, since it has the arm's name.
+# Policies read the settings that decide what is stored, the engine those that decide how keys
+# are read. The study checks them, since it has the arm's name.
 # ------------------------------------------------------------------------------
 
 PROVENANCES = ("isolated", "conditioned", "as_seen")

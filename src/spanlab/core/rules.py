@@ -20,9 +20,8 @@ from spanlab.registry import Registry, not_negative, one_of, positive
 # Costs: the price of computing tokens of a prompt, which reusing them saves.
 #
 # Placements and eviction orders compare entries by it. Each has a default cost, that of its
-# source; an arm may name
-# another one for all its rules. Only ratios of costs decide, so the unit of a cost does not
-# matter.
+# source; an arm may name another one for all its rules. Only ratios of costs decide, so the
+# unit of a cost does not matter.
 # ------------------------------------------------------------------------------
 
 Positions = NDArray[np.int64]
@@ -221,8 +220,8 @@ def tail_replay(most_tokens: int | None = None, *, model: ModelSpec) -> Recovery
 # Formats of stored recurrent states; a running request has its state in the model's format.
 #
 # The inputs of the convolution are stored unchanged. Quantising compares, multiplies and rounds
-# every number,
-# dequantising multiplies it. Rounded states change what follows: docs/engine.md says by how much.
+# every number, dequantising multiplies it. Rounded states change what follows: docs/engine.md
+# says by how much.
 # ------------------------------------------------------------------------------
 
 SCALE_BYTES = 4  # a float32

@@ -21,13 +21,10 @@ from spanlab.core.token_string import EMPTY, TokenString, string_of
 # computed.
 #
 # A prefix cache has one cache span, the whole prompt. Position-independent caching has one for
-# every independent span
-# and one for every run of ordered text between them. The KV of a cache span is a function of its
-# tokens and of the
-# context that they attend to. The digest of this context is the *parent hash*. Cache spans with
-# equal tokens and equal
-# parent hashes are the same entry; entries with different parent hashes are never shared. So a
-# document is reused
+# every independent span and one for every run of ordered text between them. The KV of a cache
+# span is a function of its tokens and of the context that they attend to. The digest of this
+# context is the *parent hash*. Cache spans with equal tokens and equal parent hashes are the
+# same entry; entries with different parent hashes are never shared. So a document is reused
 # wherever it stands, and the text behind it is not shared with another prompt.
 # ------------------------------------------------------------------------------
 

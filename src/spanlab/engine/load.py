@@ -64,12 +64,10 @@ def no_weight_bars() -> Iterator[None]:
 # The support check: which layers of a model allow exact reuse of spans, and the reasons for the
 # others.
 #
-# The stored keys of a span must equal those that the model would compute at another position, up
-# to one rotation per
-# position. So every layer must attend to all earlier tokens with a plain softmax of scaled
-# products, and rotate queries
-# and keys by angles that depend on the position alone. Models that are not known to do so are
-# rejected.
+# The stored keys of a span must equal those that the model would compute at another position,
+# up to one rotation per position. So every layer must attend to all earlier tokens with a plain
+# softmax of scaled products, and rotate queries and keys by angles that depend on the position
+# alone. Models that are not known to do so are rejected.
 # ------------------------------------------------------------------------------
 
 EXACT_ROPES = ("default", "linear", "llama3", "yarn")

@@ -17,14 +17,11 @@ from spanlab.engine.slots import Layers, SlotPool, StateShape, TensorSpec
 # A span of a GatedDeltaNet layer as an affine map of the recurrent state, and compressed forms
 # of its transition.
 #
-# With the inputs of a layer fixed, S_t = exp(g_t) (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, so a
-# span is the map
-# S → A S + B, and spans compose in any order. B is the state after the span from an empty state.
-# A decays a state (by
-# γ = exp Σ g or more) and erases the directions of the span's keys; A − γ I has rank min(length,
-# d_k) at most.
-# Composing maps of arbitrary order is known for diagonal state space models: PICASO, arXiv
-# 2502.17605.
+# With the inputs of a layer fixed, S_t = exp(g_t) (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, so
+# a span is the map S → A S + B, and spans compose in any order. B is the state after the span
+# from an empty state. A decays a state (by γ = exp Σ g or more) and erases the directions of
+# the span's keys; A − γ I has rank min(length, d_k) at most. Composing maps of arbitrary order
+# is known for diagonal state space models: PICASO, arXiv 2502.17605.
 # ------------------------------------------------------------------------------
 
 Scan = Callable[..., tuple[Tensor, Tensor | None]]

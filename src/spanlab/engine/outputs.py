@@ -125,9 +125,8 @@ class StepTokens:
 # Scores of known answers: probability of each token, and divergence from a reference run's
 # predictions.
 #
-# The logits of the reference, tokens × vocabulary, are written once and read by every other run.
-# Other runs store a few
-# numbers per token.
+# The logits of the reference, tokens × vocabulary, are written once and read by every other
+# run. Other runs store a few numbers per token.
 # ------------------------------------------------------------------------------
 
 LogitsOf = Callable[[Ordered[Tokens]], list[Tensor]]  # as `Forwards.answer_logits`

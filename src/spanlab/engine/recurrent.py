@@ -30,8 +30,7 @@ from spanlab_kernels.attention.batch import Send, to_device
 # inputs of each sequence.
 #
 # The earlier inputs of every sequence are at the same rows and stored positions in every layer.
-# So their indexes are
-# computed once; a layer only gathers.
+# So their indexes are computed once; a layer only gathers.
 # ------------------------------------------------------------------------------
 
 Window = tuple[int, ...]
@@ -157,8 +156,8 @@ class ConvRows:
 # scan.
 #
 # Transformers' mixers pass extra keyword arguments to both. So a forward is passed as a keyword
-# argument and replaces
-# both; projections, gates and norms are the mixer's code, over all rows at once.
+# argument and replaces both; projections, gates and norms are the mixer's code, over all rows
+# at once.
 # ------------------------------------------------------------------------------
 
 KEYWORD = "span_rows"
@@ -495,8 +494,7 @@ def run_changes(changes: Iterable[Action], pool: StatePool) -> None:
 # slab.
 #
 # Only the index differs between steps, and it is in the transfer's buffer. So a captured graph
-# serves every later batch
-# with the same number of rows.
+# serves every later batch with the same number of rows.
 # ------------------------------------------------------------------------------
 
 

@@ -19,12 +19,10 @@ from spanlab_kernels.attention.batch import Send, to_device
 # ------------------------------------------------------------------------------
 # The gated delta rule over packed rows of many sequences, in chunks, in plain torch.
 #
-# S_t = exp(g_t) (I - b_t k_t k_tᵀ) S_{t-1} + b_t k_t v_tᵀ and o_t = S_tᵀ q_t. A chunk of rows is
-# a triangular system
-# (the UT transform of DeltaNet, arXiv 2406.06484; gated: arXiv 2412.06464) and products with the
-# state before it. Chunks
-# of all sequences are prepared together; then the first chunks of all sequences run in one batch,
-# then the second chunks.
+# S_t = exp(g_t) (I - b_t k_t k_tᵀ) S_{t-1} + b_t k_t v_tᵀ and o_t = S_tᵀ q_t. A chunk of rows
+# is a triangular system (the UT transform of DeltaNet, arXiv 2406.06484; gated: arXiv
+# 2412.06464) and products with the state before it. Chunks of all sequences are prepared
+# together; then the first chunks of all sequences run in one batch, then the second chunks.
 # ------------------------------------------------------------------------------
 
 WIDTHS = (1, 8, 32)  # rows per chunk: the smallest that fits the longest run between stops, else the last
@@ -282,11 +280,9 @@ def _step(chunks: _ChunkTensors, state: Tensor) -> Tensor:
 # The gated delta rule by flash-linear-attention's kernels, used on CUDA devices if they are
 # installed.
 #
-# The kernels separate packed sequences and return their final states. So a scan is cut at stops:
-# one call computes the
-# next rows of every sequence up to its stop. Never run on a GPU here; tests use transformers'
-# scans in place of
-# the kernels.
+# The kernels separate packed sequences and return their final states. So a scan is cut at
+# stops: one call computes the next rows of every sequence up to its stop. Never run on a GPU
+# here; tests use transformers' scans in place of the kernels.
 # ------------------------------------------------------------------------------
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
@@ -391,8 +387,8 @@ def _rows(segment: Segment, number: int) -> np.ndarray:
 # ------------------------------------------------------------------------------
 # The gated delta rule over one row of each sequence: the scan of a decode step.
 #
-# With k and q of length 1: S ← γ S + k ⊗ d, where d = b (v - γ Sᵀ k), and o = γ Sᵀ q + (q · k) d
-# before its scale.
+# With k and q of length 1: S ← γ S + k ⊗ d, where d = b (v - γ Sᵀ k), and o = γ Sᵀ q + (q · k)
+# d before its scale.
 # ------------------------------------------------------------------------------
 
 RowScan = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]

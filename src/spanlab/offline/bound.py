@@ -39,23 +39,16 @@ from spanlab.records import NS
 # The largest reuse of equal units under one capacity: evict the farthest next use first, with
 # bypass.
 #
-# Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
-# 5
-# (1966). Each reuse of a unit needs memory of one unit during its interval of slots, intervals of
-# one
-# unit do not overlap, and all reuses have the same value. Where intervals exceed the capacity,
-# dropping
-# those that end last loses least: a solution that keeps one of these and drops an interval with
-# an
-# earlier end stays feasible when the two are exchanged. The loop does so slot by slot, which is
-# also
-# optimal for capacities that differ by slot.
+# Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
+# Journal 5 (1966). Each reuse of a unit needs memory of one unit during its interval of slots,
+# intervals of one unit do not overlap, and all reuses have the same value. Where intervals
+# exceed the capacity, dropping those that end last loses least: a solution that keeps one of
+# these and drops an interval with an earlier end stays feasible when the two are exchanged. The
+# loop does so slot by slot, which is also optimal for capacities that differ by slot.
 #
 # Units of one node have one interval, so nodes are counted in units and may be partly stored.
-# Prefix
-# closure costs nothing: an ancestor's interval lies within its descendant's and both end at the
-# same
-# admission, so the optimum may drop descendants first.
+# Prefix closure costs nothing: an ancestor's interval lies within its descendant's and both end
+# at the same admission, so the optimum may drop descendants first.
 # ------------------------------------------------------------------------------
 
 
@@ -110,13 +103,11 @@ def _lost_units(first: Ints, stop: Ints, units: Ints, capacity: Ints) -> int:
 # The packing problem behind a bound: how much each path reuses, with memory occupied during
 # ranges of slots.
 #
-# Reuse of x tokens occupies the KV of all of them, one recurrent state and one entry, each during
-# its own range of
-# slots. Choosing x for every path is a packing problem, NP-hard with two sizes (Berger et al.,
-# "Practical Bounds on
-# Optimal Caching with Variable Object Sizes", POMACS 2, 2018). Weak duality bounds it: for any
-# prices of memory per slot
-# that are not negative,
+# Reuse of x tokens occupies the KV of all of them, one recurrent state and one entry, each
+# during its own range of slots. Choosing x for every path is a packing problem, NP-hard with
+# two sizes (Berger et al., "Practical Bounds on Optimal Caching with Variable Object Sizes",
+# POMACS 2, 2018). Weak duality bounds it: for any prices of memory per slot that are not
+# negative,
 #
 #     gain <= sum over paths of max(0, max over x of gain(x) - price of what x occupies)
 #             + sum over slots of price * capacity,
@@ -327,15 +318,12 @@ def _point(packing: Packing, prices: Floats, direction: Floats) -> _Point:
 # Optimal prices of memory: the dual of a flow of reuses through the slots, solved by SciPy's
 # HiGHS.
 #
-# The least bound over all prices is the linear relaxation of the packing, in which a path may be
-# reused in fractions. The
-# relaxation is a flow: u(r) is the share of a path that reaches row r, p(r) the share that ends
-# with the first unit of r,
-# and the memory in use flows from slot to slot, more where ranges begin and less where they stop.
-# So its matrix grows
-# with the rows and the slots, independent of the length of the ranges (FOO in Berger et al.,
-# POMACS 2, 2018, with several
-# resources).
+# The least bound over all prices is the linear relaxation of the packing, in which a path may
+# be reused in fractions. The relaxation is a flow: u(r) is the share of a path that reaches row
+# r, p(r) the share that ends with the first unit of r, and the memory in use flows from slot to
+# slot, more where ranges begin and less where they stop. So its matrix grows with the rows and
+# the slots, independent of the length of the ranges (FOO in Berger et al., POMACS 2, 2018, with
+# several resources).
 #
 #     max  sum of (full(r) - full(r - 1)) · u(r) - (full(r) - first(r)) · p(r)
 #     where u(r + 1) + p(r) <= u(r) <= 1, and the memory in use in each slot is between 0 and the
@@ -538,23 +526,19 @@ def resources_of(reuses: Reuses, memory: CacheMemory) -> list[Resource]:
 # A proven lower bound on the mean TTFT of a run: the best use of its memory, without queueing.
 #
 # A request that reuses x of its P prompt tokens needs T(x) >= max(C(x), M) from its arrival to
-# its first token: C(x) is
-# the time to compute tokens [x, P) alone, M one step. Times are whole nanoseconds: the time to
-# compute is rounded down,
-# so C(x) = that time before rounding, less one. C falls with x, and faster for larger x, as late
-# tokens attend to
-# more keys. The saving T(0) - T(x) is therefore at most C(0) - C(x) up to the x where C(x)
-# reaches M, and constant
+# its first token: C(x) is the time to compute tokens [x, P) alone, M one step. Times are whole
+# nanoseconds: the time to compute is rounded down, so C(x) = that time before rounding, less
+# one. C falls with x, and faster for larger x, as late tokens attend to more keys. The saving
+# T(0) - T(x) is therefore at most C(0) - C(x) up to the x where C(x) reaches M, and constant
 # beyond. The largest sum of savings over reuses that fit the memory is bounded like the largest
-# sum of tokens
-# (`packing`): within a node savings lie below their chord, because C(0) - C(x) is convex. So
+# sum of tokens (`packing`): within a node savings lie below their chord, because C(0) - C(x) is
+# convex. So
 #
 #     sum of TTFT >= sum of max(C(0), M) - that bound,
 #
 # rounded up to a whole number. A request without useful reuse takes the rounded time itself
-# instead of C(0).
-# Queueing, concurrent decoding, chunks and loads only increase TTFT. The bound does not estimate
-# TTFT under load.
+# instead of C(0). Queueing, concurrent decoding, chunks and loads only increase TTFT. The bound
+# does not estimate TTFT under load.
 # ------------------------------------------------------------------------------
 
 ERROR = 1e-12  # of sums in float64, relative to the sum of all times

@@ -115,8 +115,7 @@ class _Builder:
 # The reuses that the order of one run allows, and the slots in which each occupies memory.
 #
 # A *slot* is an admission: slot s lies between the first admission of request s and that of
-# request
-# s + 1, at the moment when all of prompt s is in memory. Requests are numbered by first
+# request s + 1, at the moment when all of prompt s is in memory. Requests are numbered by first
 # admission.
 # ------------------------------------------------------------------------------
 

@@ -27,8 +27,8 @@ from spanlab.offline.forest import Flags, Floats, Forest, Ints
 # Prompts as paths through a trie of their contents: the shared prefixes of a log without token
 # ids.
 #
-# Consecutive pieces with the same prompts form one node, so that a path is short even for a long
-# prompt.
+# Consecutive pieces with the same prompts form one node, so that a path is short even for a
+# long prompt.
 # ------------------------------------------------------------------------------
 
 
@@ -360,13 +360,11 @@ class _Cache:
 # ------------------------------------------------------------------------------
 # Reuse of an LRU cache at every size in one pass: stack distances of nodes of several blocks.
 #
-# Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9 (1970): a
-# cache of C blocks holds
-# the C most recently used blocks, so a block is resident if fewer than C others were used since.
-# A request uses its
-# blocks from the last to the first, as engines free them, so that a prompt's end is evicted
-# before its start. The blocks
-# of one node are always used together, and are counted with a Fenwick tree over the order of use.
+# Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9 (1970):
+# a cache of C blocks holds the C most recently used blocks, so a block is resident if fewer
+# than C others were used since. A request uses its blocks from the last to the first, as
+# engines free them, so that a prompt's end is evicted before its start. The blocks of one node
+# are always used together, and are counted with a Fenwick tree over the order of use.
 # ------------------------------------------------------------------------------
 
 _UNLIMITED = 1 << 62  # blocks of a cache without limit

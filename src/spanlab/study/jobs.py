@@ -204,7 +204,7 @@ class Backend:
 
     def run(self, job: Job, write: Callable[[Any], None]) -> Running:
         """Run a job and return its row; `write` gets the record of each request: Record, or ServedRecord."""
-        raise NotImplementedError
+        raise NotImplementedError  # every backend has its own
 
     def served(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Return the requests with the token ids that runs use."""
@@ -364,9 +364,8 @@ class RunLogs:
 # ------------------------------------------------------------------------------
 # Warm-up of an engine study: every arm serves a few requests before the first measurement.
 #
-# This loads code, starts thread pools, touches memory, and on a card compiles kernels and chooses
-# algorithms. Without it,
-# the first arm, usually the baseline, would include this time.
+# This loads code, starts thread pools, touches memory, and on a card compiles kernels and
+# chooses algorithms. Without it, the first arm, usually the baseline, would include this time.
 # ------------------------------------------------------------------------------
 
 _WAVE_NS = 3_600 * 10**9  # idle time between waves, which the clock of a warm-up skips

@@ -23,11 +23,10 @@ from spanlab_sim.timing import Nanoseconds, TimingModel
 # ------------------------------------------------------------------------------
 # Trace file of a run in the JSON format of Chrome, for Perfetto and chrome://tracing.
 #
-# Steps are complete events, requests are nested asynchronous events with their phases, and bytes
-# and queues are counters.
-# Events are written immediately, and their order in the file has no meaning. Only arrivals,
-# admissions and ends of
-# requests are buffered until the end, for the counters.
+# Steps are complete events, requests are nested asynchronous events with their phases, and
+# bytes and queues are counters. Events are written immediately, and their order in the file has
+# no meaning. Only arrivals, admissions and ends of requests are buffered until the end, for the
+# counters.
 # ------------------------------------------------------------------------------
 
 _US_PER_NS, _US_PER_S = 1e-3, 1e6
@@ -201,8 +200,7 @@ def _as_tuples(value: Any) -> Any:
 # Serving log of a run: gaps between tokens, and mean batch sizes, which are not in the records.
 #
 # Token times are not stored. Nearly all gaps are step durations, which all sequences of a step
-# share, so that gaps are
-# stored as values with counts; percentiles over all gaps stay exact.
+# share, so that gaps are stored as values with counts; percentiles over all gaps stay exact.
 # ------------------------------------------------------------------------------
 
 Ints = NDArray[np.int64]

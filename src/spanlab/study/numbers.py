@@ -321,11 +321,9 @@ def _band(values: Any, clusters: Clusters, saturated: bool) -> dict[str, float |
 # ------------------------------------------------------------------------------
 # Files of one arm: the records of its cells in order, and one line for each finished cell.
 #
-# The format is JSON lines, not Parquet: a line is complete as soon as it is written, so a killed
-# run keeps every finished
-# cell. A line in the runs file has the number of records of its cell and the byte offset of their
-# end. Bytes after the
-# last end are truncated.
+# The format is JSON lines, not Parquet: a line is complete as soon as it is written, so a
+# killed run keeps every finished cell. A line in the runs file has the number of records of its
+# cell and the byte offset of their end. Bytes after the last end are truncated.
 # ------------------------------------------------------------------------------
 
 Rows = list[dict[str, Any]]

@@ -22,11 +22,10 @@ from spanlab.workloads.workload import Corpus, FreshIds, Provenance, ProvenanceK
 # Conversations of the Mooncake trace: prompt lengths and shared prefixes by block, without
 # text.
 #
-# The trace (FAST'25, Apache-2.0) lists for each prompt the ids of its blocks of 512 tokens. An id
-# identifies a block and
-# its whole prefix, so two prompts share exactly the blocks whose ids they have in common. Arrival
-# times are not used:
-# they are rounded to three seconds, and the sample below is a part of the load.
+# The trace (FAST'25, Apache-2.0) lists for each prompt the ids of its blocks of 512 tokens. An
+# id identifies a block and its whole prefix, so two prompts share exactly the blocks whose ids
+# they have in common. Arrival times are not used: they are rounded to three seconds, and the
+# sample below is a part of the load.
 # ------------------------------------------------------------------------------
 
 KEY = "workload.path"

@@ -26,10 +26,6 @@ Writer = Callable[[Iterable[Request]], Iterator[Line]]
 #: A registered function returns the writer; its parameters are keys of `writer`.
 WRITERS: Registry[Writer] = Registry("writer")
 
-WRITERS.later("mooncake", "spanlab.workloads.writers")
-WRITERS.later("guidellm", "spanlab.workloads.writers")
-WRITERS.later("openai", "spanlab.workloads.writers")
-
 
 # ------------------------------------------------------------------------------
 # Traces of prompts as chained block ids: an id identifies the tokens of a block and its whole

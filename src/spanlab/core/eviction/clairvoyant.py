@@ -116,11 +116,9 @@ class Future:
 # Belady's clairvoyant order: evict first the entry whose next use is farthest, or that is never
 # used again.
 #
-# Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
-# 5 (1966). With entries
-# of one size that are all stored it is optimal. It also stores entries that are used once, so the
-# offline bound may be
-# higher.
+# Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
+# Journal 5 (1966). With entries of one size that are all stored it is optimal. It also stores
+# entries that are used once, so the offline bound may be higher.
 # ------------------------------------------------------------------------------
 
 

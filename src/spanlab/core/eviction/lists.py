@@ -289,10 +289,9 @@ class Arc(ListOrder[RankedT]):
 # ------------------------------------------------------------------------------
 # A leaf drawn at random, so that no fixed order of requests is the worst case.
 #
-# Randomised leaf eviction of arXiv 2601.18999, where its competitive ratio is proven. Of several
-# draws the least recently
-# used entry is evicted: an LRU without a list, by the power of two choices (Mitzenmacher, IEEE
-# TPDS 12(10), 2001).
+# Randomised leaf eviction of arXiv 2601.18999, where its competitive ratio is proven. Of
+# several draws the least recently used entry is evicted: an LRU without a list, by the power of
+# two choices (Mitzenmacher, IEEE TPDS 12(10), 2001).
 # ------------------------------------------------------------------------------
 
 

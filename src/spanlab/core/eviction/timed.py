@@ -156,12 +156,10 @@ class RetentionRules:
 # used.
 #
 # The rules are those of TensorRT-LLM's block retention. A use sets an entry's priority and
-# duration to those of its
-# request. If the request sets none, the entry keeps its priority and loses its duration. A
-# duration restarts when a use
-# ends. An expired entry has the default priority, 35. Mooncake's soft pin is a high priority with
-# a duration, and an
-# expired entry keeps its age (`expired=by_use`).
+# duration to those of its request. If the request sets none, the entry keeps its priority and
+# loses its duration. A duration restarts when a use ends. An expired entry has the default
+# priority, 35. Mooncake's soft pin is a high priority with a duration, and an expired entry
+# keeps its age (`expired=by_use`).
 # ------------------------------------------------------------------------------
 
 EXPIRED = ("newest", "by_use")

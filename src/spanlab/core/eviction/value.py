@@ -22,8 +22,8 @@ from spanlab.registry import not_negative
 # GreedyDual-Size-Frequency: the work that an entry saves per byte, with a clock that ages old
 # uses.
 #
-# Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy",
-# HP Labs HPL-98-69, 1998.
+# Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching
+# policy", HP Labs HPL-98-69, 1998.
 # ------------------------------------------------------------------------------
 
 
@@ -85,11 +85,9 @@ class Gdsf(Generic[RankedT]):
 # ------------------------------------------------------------------------------
 # Marconi's score: recency of the last use plus weighted FLOPs saved per byte.
 #
-# Pan et al., "Marconi: prefix caching for the era of hybrid LLMs", MLSys 2025, arXiv 2411.19379;
-# from its formula. The
-# paper tunes alpha on-line, as `marconi_tuned` does. There an entry is a state with the KV of its
-# edge; here states and
-# edges have separate scores.
+# Pan et al., "Marconi: prefix caching for the era of hybrid LLMs", MLSys 2025, arXiv
+# 2411.19379; from its formula. The paper tunes alpha on-line, as `marconi_tuned` does. There an
+# entry is a state with the KV of its edge; here states and edges have separate scores.
 # ------------------------------------------------------------------------------
 
 
@@ -169,13 +167,11 @@ def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
 # ------------------------------------------------------------------------------
 # Marconi's score with an alpha that is chosen by replaying the first requests.
 #
-# As in the paper (arXiv 2411.19379), alpha is 0 until the n-th request needs the first eviction.
-# When 5 · n requests have
-# been admitted, they are replayed under each alpha, and the alpha that saves most FLOPs is used
-# from then on. Nothing was
-# evicted before the n-th request, so the replay starts from an empty cache. It serves whole
-# prompts one after another and
-# stores KV; the score of states uses the same alpha.
+# As in the paper (arXiv 2411.19379), alpha is 0 until the n-th request needs the first
+# eviction. When 5 · n requests have been admitted, they are replayed under each alpha, and the
+# alpha that saves most FLOPs is used from then on. Nothing was evicted before the n-th request,
+# so the replay starts from an empty cache. It serves whole prompts one after another and stores
+# KV; the score of states uses the same alpha.
 # ------------------------------------------------------------------------------
 
 ALPHAS: tuple[float, ...] = tuple(np.linspace(0.0, 2.0, 21).round(1).tolist())
@@ -286,17 +282,14 @@ class Replay:
 # ------------------------------------------------------------------------------
 # Rates of reuse of entries, by class and age.
 #
-# An entry is at risk of being reused from one use to the next. At age a its rate of reuse is the
-# number of reuses at
-# that age over the time that entries have spent at that age (a piecewise constant hazard). An
-# entry that is evicted, or
-# still stored, counts with the time that it has spent: it is censored, which does not bias a
-# hazard. Ages are cut into
-# two intervals per octave. The prior rate at age a is 1 / (2 · a), as for reuse distances with a
-# heavy tail, so that the
-# least recently used entry has the lowest value. The prior weighs as one reuse in the estimate of
-# all entries together;
-# that estimate weighs as one reuse in the estimate of each class.
+# An entry is at risk of being reused from one use to the next. At age a its rate of reuse is
+# the number of reuses at that age over the time that entries have spent at that age (a
+# piecewise constant hazard). An entry that is evicted, or still stored, counts with the time
+# that it has spent: it is censored, which does not bias a hazard. Ages are cut into two
+# intervals per octave. The prior rate at age a is 1 / (2 · a), as for reuse distances with a
+# heavy tail, so that the least recently used entry has the lowest value. The prior weighs as
+# one reuse in the estimate of all entries together; that estimate weighs as one reuse in the
+# estimate of each class.
 #
 # The value of an entry is its reuses per time that it is stored, over the best time to continue
 # storing it:
@@ -304,7 +297,8 @@ class Replay:
 #     index(a) = max over T > a of  P(reused before T) / E[time until it is reused or T is
 #     reached],
 #
-# the Gittins index of one entry, and the greatest price per time at which storing it still pays.
+# the Gittins index of one entry, and the greatest price per time at which storing it still
+# pays.
 # ------------------------------------------------------------------------------
 
 Floats = NDArray[np.float64]

@@ -18,24 +18,21 @@ from spanlab.registry import Registry, not_negative, one_of, positive
 # distinct depths.
 #
 # Problem (the directional p-median on a line): choose at most M of the depths so that the
-# expected work between the
-# deepest chosen depth not beyond t and t itself is least,
+# expected work between the deepest chosen depth not beyond t and t itself is least,
 #
 #     min  sum_t p(t) · (w(t) - max{w(s) : s chosen, s <= t}),   w(0) = 0 being free,
 #
 # with w increasing: w(t) = t counts tokens, w(t) = FLOPs to compute t tokens counts work. An
-# optimum lies on depths with
-# mass. A limit clips deeper mass to it: the last layer is then evaluated at the slope of the
-# whole mass, over the depths
-# within the limit and the limit itself. With prefix sums P = Σ p and W = Σ p·w, layer m is
+# optimum lies on depths with mass. A limit clips deeper mass to it: the last layer is then
+# evaluated at the slope of the whole mass, over the depths within the limit and the limit
+# itself. With prefix sums P = Σ p and W = Σ p·w, layer m is
 #
 #     cost_m(j) = W(j) + min_s [ cost_{m-1}(s-1) - W(s-1) + w(s)·P(s-1) - w(s)·P(j) ],
 #
-# a lower envelope of lines of slope -w(s) at x = P(j): the lower convex hull of the points (w(s),
-# bracket) answers every
-# j. Candidates s > j need no exclusion: for them the bracket evaluates to no less than
-# cost_{m-1}(j), which s = j beats.
-# Structure: Woeginger, "Monge strikes again", ORL 27 (2000).
+# a lower envelope of lines of slope -w(s) at x = P(j): the lower convex hull of the points
+# (w(s), bracket) answers every j. Candidates s > j need no exclusion: for them the bracket
+# evaluates to no less than cost_{m-1}(j), which s = j beats. Structure: Woeginger, "Monge
+# strikes again", ORL 27 (2000).
 # ------------------------------------------------------------------------------
 
 Depths = NDArray[np.int64]
@@ -320,13 +317,11 @@ class DynamicProgram:
 #     cost_m(j) = min_{1 <= s <= j} ((cost_{m-1}(s-1) + moment(j)) - moment(s-1)) - s · (mass(j) -
 #     mass(s-1)),
 #
-# with prefix sums of the normalised histogram in float64, evaluated in this order, and the first
-# minimum in s. With more
-# checkpoints than distinct depths every exact cost is zero, and only rounding errors decide
-# between equal placements.
-# Reproducing the published positions exactly therefore needs the published order of operations;
-# that of `optimal.place`
-# is different.
+# with prefix sums of the normalised histogram in float64, evaluated in this order, and the
+# first minimum in s. With more checkpoints than distinct depths every exact cost is zero, and
+# only rounding errors decide between equal placements. Reproducing the published positions
+# exactly therefore needs the published order of operations; that of `optimal.place` is
+# different.
 # ------------------------------------------------------------------------------
 
 Bins = NDArray[np.intp]

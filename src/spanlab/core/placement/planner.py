@@ -262,15 +262,12 @@ class Planner:
 # each.
 #
 # Each group of prompts (a document, a session) has a separate distribution of match depths. The
-# expected remaining work
-# with m states is convex in m (`optimal`), so that the savings of a document's states decrease.
-# The greatest savings of
-# all documents together are therefore the optimal split, which a greedy choice finds. The least
-# of them is the price of a
-# state. A document with one prompt has no depths yet. It gets the states that pay this price for
-# one document of average
-# weight with the depths of all documents. Cost: O(K·M) for a document with K depths and prompts
-# since the last split.
+# expected remaining work with m states is convex in m (`optimal`), so that the savings of a
+# document's states decrease. The greatest savings of all documents together are therefore the
+# optimal split, which a greedy choice finds. The least of them is the price of a state. A
+# document with one prompt has no depths yet. It gets the states that pay this price for one
+# document of average weight with the depths of all documents. Cost: O(K·M) for a document with
+# K depths and prompts since the last split.
 # ------------------------------------------------------------------------------
 
 EVERY, DECAY = 16, 0.998  # observations between two splits; factor on the weight of older observations, per observation

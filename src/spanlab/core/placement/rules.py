@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 # The contract of a placement of recurrent states: it returns positions in the prompt of each
 # admitted request.
 #
-# Depths and positions are prompt tokens; a position p is the state after token p - 1. The policy
-# rounds positions
-# down to the unit of the arm and drops those that are not computed.
+# Depths and positions are prompt tokens; a position p is the state after token p - 1. The
+# policy rounds positions down to the unit of the arm and drops those that are not computed.
 # ------------------------------------------------------------------------------
 
 Floats = NDArray[np.float64]
@@ -274,11 +273,9 @@ def second_hit(interval: int | None = None) -> Rule:
 # ------------------------------------------------------------------------------
 # Placements of states while tokens are computed: at ends of chunks, and in the output.
 #
-# The batch determines where the chunks of a prompt end, and a server does not know the length of
-# an output in advance. A
-# request holds the states of its output until it finishes, and stores them with the output up to
-# the last state. A
-# preempted request loses them.
+# The batch determines where the chunks of a prompt end, and a server does not know the length
+# of an output in advance. A request holds the states of its output until it finishes, and
+# stores them with the output up to the last state. A preempted request loses them.
 # ------------------------------------------------------------------------------
 
 #: A need of these placements: a policy that follows the progress of its requests.

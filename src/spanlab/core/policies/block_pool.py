@@ -218,10 +218,9 @@ class BlockPool:
 # Groups of layers that share one block pool: attention keeps all blocks, recurrent layers a few
 # states.
 #
-# A request has one table of blocks per group; entry i is the block of tokens `[i · size, (i + 1)
-# · size)`.
-# A state block holds the recurrent state at the end of its tokens. Semantics: vLLM 0.32.0, groups
-# with hashes of whole blocks, and drafts for attention alone.
+# A request has one table of blocks per group; entry i is the block of tokens `[i · size, (i +
+# 1) · size)`. A state block holds the recurrent state at the end of its tokens. Semantics: vLLM
+# 0.32.0, groups with hashes of whole blocks, and drafts for attention alone.
 # ------------------------------------------------------------------------------
 
 
@@ -498,13 +497,10 @@ class BlockRules:
 # Digests of a request's full blocks, each of all tokens up to its end.
 #
 # A block's ids are hashed by a multilinear function modulo 2^64 (arXiv 1202.4961); a digest is
-# the sum over all blocks so
-# far of their hashes, mixed with their positions. All blocks of a prompt take a few operations on
-# arrays. Two of n
-# different prefixes have the same digest with a probability of about n² / 2^65: three in a
-# million for ten million
-# blocks. Matched blocks are compared token by token, so that such a collision, or a forged one,
-# is a miss.
+# the sum over all blocks so far of their hashes, mixed with their positions. All blocks of a
+# prompt take a few operations on arrays. Two of n different prefixes have the same digest with
+# a probability of about n² / 2^65: three in a million for ten million blocks. Matched blocks
+# are compared token by token, so that such a collision, or a forged one, is a miss.
 # ------------------------------------------------------------------------------
 
 _AHEAD = 32  # blocks that are digested at once for an output without known ids

@@ -196,11 +196,9 @@ class BlockMatcher:
 # ------------------------------------------------------------------------------
 # A prompt that did not fit into the pool, and the changes of the pool after which it may fit.
 #
-# A prompt needs memory for all its blocks except those that other requests are using. More of its
-# blocks can be in use
-# only after a free block is reused, or the block after the matched ones is published, or a
-# matched block is evicted and
-# computed again by another request.
+# A prompt needs memory for all its blocks except those that other requests are using. More of
+# its blocks can be in use only after a free block is reused, or the block after the matched
+# ones is published, or a matched block is evicted and computed again by another request.
 # ------------------------------------------------------------------------------
 
 

@@ -57,10 +57,9 @@ class ChunkPolicy(BlockPolicy):
 # blocks are only counted.
 #
 # Decisions are those of `BlockPolicy` on prompts without a common token, at a constant cost per
-# request and step. A
-# preempted request reuses its remaining blocks. Without prefix caching there is no reuse, and a
-# request of a hybrid holds
-# one state from its first step to its last, as in vLLM 0.32.0 with `mamba_cache_mode=none`.
+# request and step. A preempted request reuses its remaining blocks. Without prefix caching
+# there is no reuse, and a request of a hybrid holds one state from its first step to its last,
+# as in vLLM 0.32.0 with `mamba_cache_mode=none`.
 # ------------------------------------------------------------------------------
 
 

@@ -347,10 +347,8 @@ def _resident_blocks(plan: BlockPlan, absent: list[Block]) -> list[Block]:
 # is still stored.
 #
 # The tree policy itself is unchanged. States that it stores or evicts are written to the tiers
-# under the digest of their
-# prefix, so that lookups do not depend on later splits of edges. A request with a pending load
-# holds memory but does not
-# run.
+# under the digest of their prefix, so that lookups do not depend on later splits of edges. A
+# request with a pending load holds memory but does not run.
 # ------------------------------------------------------------------------------
 
 

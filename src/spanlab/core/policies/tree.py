@@ -221,8 +221,8 @@ def working_map_bytes(plan: ReusePlan, rules: ReuseRules) -> int:
 # A cap on the states of one path, so that the checkpoints of one long prompt do not displace
 # all others.
 #
-# Source: sgl-project/sglang#31230. The cap is soft: states that other requests are likely to need
-# are not dropped.
+# Source: sgl-project/sglang#31230. The cap is soft: states that other requests are likely to
+# need are not dropped.
 # ------------------------------------------------------------------------------
 
 

@@ -59,10 +59,9 @@ class AdmittingPolicy(TreePolicy):
 # live is over.
 #
 # Pinned memory counts as memory in use: a waiting request is not admitted while pins leave too
-# little memory. Pins are
-# released early, in order of their end, in two cases: if no request runs, so that the server
-# never stalls, and if a
-# running request needs memory, so that no other running request is preempted for it.
+# little memory. Pins are released early, in order of their end, in two cases: if no request
+# runs, so that the server never stalls, and if a running request needs memory, so that no other
+# running request is preempted for it.
 # ------------------------------------------------------------------------------
 
 
@@ -187,12 +186,10 @@ class PinningPolicy(AdmittingPolicy):
 # Stored repairs: the repaired tokens of a span are stored under the text before the span.
 #
 # A repair of a span's first tokens (LegoLink) computes their KV with attention to all earlier
-# tokens. That KV is a
-# function of the tokens up to there, so that a prompt with the same passages in the same order
-# reuses it without a
-# repair. It is stored beside the span, whose other tokens are read as usual. IBM's branch of vLLM
-# also stores repaired
-# blocks as copies that depend on the prefix.
+# tokens. That KV is a function of the tokens up to there, so that a prompt with the same
+# passages in the same order reuses it without a repair. It is stored beside the span, whose
+# other tokens are read as usual. IBM's branch of vLLM also stores repaired blocks as copies
+# that depend on the prefix.
 # ------------------------------------------------------------------------------
 
 

@@ -83,8 +83,8 @@ def _burstgpt_parse_row(row: Row, line: int) -> Entry:
 # Mooncake and timed-trace JSONL: prompts as block ids, with lengths and times.
 #
 # The ids of Mooncake's traces identify a block and its whole prefix. Ids of other traces
-# (Bailian) identify the block
-# alone. The ids show which is the case: a chained id never follows two different ids.
+# (Bailian) identify the block alone. The ids show which is the case: a chained id never follows
+# two different ids.
 # ------------------------------------------------------------------------------
 
 BLOCKS = (512, 16, 32, 64, 128, 256, 1024)  # tokens; the size of Mooncake's traces first

@@ -251,9 +251,8 @@ def _add(notes: list[str], note: str) -> None:
 # order.
 #
 # A rule finds what changes: a line, image or sentence is *volatile* if the text that follows it
-# in its message is in at
-# least twice as many requests as itself. What a volatile line moves behind is then shared by more
-# prompts.
+# in its message is in at least twice as many requests as itself. What a volatile line moves
+# behind is then shared by more prompts.
 # ------------------------------------------------------------------------------
 
 LONGEST_LINE = 400  # characters; longer lines are divided into sentences
