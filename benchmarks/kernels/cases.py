@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from spanlab_kernels import AngleTable
 from spanlab_kernels.attention import attend
 from spanlab_kernels.attention.batch import Group, Span, SpanBatch, span_batch
 from spanlab_kernels.blocks import copy, gather
-from spanlab_kernels.rope import AngleTable, angle_table, rotate, rotate_reference
+from spanlab_kernels.rope import angle_table, rotate, rotate_reference
 from spanlab_kernels.testing import Verdict, agrees, fresh, inverse_powers
 
 PAGE = 16

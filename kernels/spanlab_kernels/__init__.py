@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from dataclasses import dataclass
 from functools import cache
 
+import torch
 from torch import Tensor
 
 # ------------------------------------------------------------------------------
@@ -36,3 +38,40 @@ def _has_triton() -> bool:
 @cache
 def _warn_once() -> None:
     warnings.warn("Triton is not installed: torch references serve on this CUDA device, slowly.", stacklevel=4)
+
+
+# ------------------------------------------------------------------------------
+# Rotary angles as tables: the cosine and sine of every position, exact to fp32 rounding.
+#
+# R(p) rotates the pair of channels i of a head by p · frequencies[i] (RoPE, arXiv 2104.09864).
+# A table holds pure rotations: the caller applies YaRN's factor of queries and keys, since no
+# later shift changes it.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AngleTable:
+    """Cosine and sine of positions [0, length): two float32 tensors [length, rotary_dim / 2] on one device."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @property
+    def length(self) -> int:
+        """Number of positions; shifts may lie in (-length, length)."""
+        return self.cos.shape[0]
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of channels of a head that are rotated."""
+        return 2 * self.cos.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the table."""
+        return self.cos.device
+
+    def lookup(self, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [..., rotary_dim / 2] of signed integer shifts [...]: cos(-a) = cos a, sin(-a) = -sin a."""
+        distance = shift.abs().long()
+        return self.cos[distance], self.sin[distance] * shift.sign()[..., None].to(self.sin.dtype)

@@ -2,48 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from spanlab_kernels import uses_triton
-
-# ------------------------------------------------------------------------------
-# Rotary angles as tables: the cosine and sine of every position, exact to fp32 rounding.
-#
-# R(p) rotates the pair of channels i of a head by p · frequencies[i] (RoPE, arXiv 2104.09864).
-# A table holds pure rotations: the caller applies YaRN's factor of queries and keys, since no
-# later shift changes it.
-# ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class AngleTable:
-    """Cosine and sine of positions [0, length): two float32 tensors [length, rotary_dim / 2] on one device."""
-
-    cos: Tensor
-    sin: Tensor
-
-    @property
-    def length(self) -> int:
-        """Number of positions; shifts may lie in (-length, length)."""
-        return self.cos.shape[0]
-
-    @property
-    def rotary_dim(self) -> int:
-        """Number of channels of a head that are rotated."""
-        return 2 * self.cos.shape[1]
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the table."""
-        return self.cos.device
-
-    def lookup(self, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [..., rotary_dim / 2] of signed integer shifts [...]: cos(-a) = cos a, sin(-a) = -sin a."""
-        distance = shift.abs().long()
-        return self.cos[distance], self.sin[distance] * shift.sign()[..., None].to(self.sin.dtype)
+from spanlab_kernels import AngleTable, uses_triton
 
 
 def angle_table(frequencies: Tensor, length: int, device: torch.device | str = "cpu") -> AngleTable:

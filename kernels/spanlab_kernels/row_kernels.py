@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spanlab_kernels.rope import AngleTable
+from spanlab_kernels import AngleTable
 
 # ------------------------------------------------------------------------------
 # Rotation on the device: every element is read once and written once.

@@ -27,15 +27,6 @@ KNOWN = (
         "spanlab.study.worker",
     ),
     (
-        "spanlab.core.eviction.clairvoyant",
-        "spanlab.core.eviction.orders",
-    ),
-    (
-        "spanlab.core.placement.dynamic_program",
-        "spanlab.core.placement.planner",
-        "spanlab.core.placement.rules",
-    ),
-    (
         "spanlab.dense_retrieval",
         "spanlab.workloads.questions",
     ),
@@ -64,15 +55,6 @@ KNOWN = (
         "spanlab.workloads.shape",
         "spanlab.workloads.text",
         "spanlab.workloads.workload",
-    ),
-    (
-        "spanlab_kernels.rope",
-        "spanlab_kernels.row_kernels",
-    ),
-    (
-        "spanlab_sim.cache_events",
-        "spanlab_sim.routing",
-        "spanlab_sim.server",
     ),
 )
 

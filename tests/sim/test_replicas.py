@@ -17,7 +17,7 @@ from spanlab.core.request import Budget, Request, Span
 from spanlab.core.rules import ReuseRules
 from spanlab.records import LOSS_CAUSES, RoutedRecord, RunRow
 from spanlab.stats import Interval, t_interval
-from spanlab_sim import cache_events
+from spanlab_sim import routing
 from spanlab_sim.routing import ROUTERS
 from spanlab_sim.run import Run, RunSpec, modelled
 from spanlab_sim.timing import ConstantTiming
@@ -301,14 +301,14 @@ def test_messages_without_delay_tell_what_is_cached(tokens, monkeypatch):
         compared.append((reported, lines[id(self)].scheduler.policy.match(request, now).matched))
         return reported
 
-    honest, lines, attach = cache_events.EventChannel.prefix_tokens, {}, cache_events.BlockEvents.__init__
+    honest, lines, attach = routing.EventChannel.prefix_tokens, {}, routing.BlockEvents.__init__
 
     def attached(self, replica, line):
         lines[id(line)] = replica
         attach(self, replica, line)
 
-    monkeypatch.setattr(cache_events.EventChannel, "prefix_tokens", checked)
-    monkeypatch.setattr(cache_events.BlockEvents, "__init__", attached)
+    monkeypatch.setattr(routing.EventChannel, "prefix_tokens", checked)
+    monkeypatch.setattr(routing.BlockEvents, "__init__", attached)
     served(conversations(7, SECOND), "prefix_events", 3, policies=[cache(tokens) for _ in range(3)])
     assert len(compared) == 180
     assert all(reported == matched for reported, matched in compared)
@@ -334,7 +334,7 @@ def test_late_messages_cost_reuse():
 
 
 def test_messages_need_a_tree(monkeypatch):
-    monkeypatch.setattr(cache_events, "TreePolicy", int)
+    monkeypatch.setattr(routing, "TreePolicy", int)
     with pytest.raises(ValueError, match=r"^replicas\.routing=prefix_events: expected arms that keep prefixes"):
         served(conversations(2, SECOND), "prefix_events", 2)
 

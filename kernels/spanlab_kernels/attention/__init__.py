@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from spanlab_kernels import uses_triton
+from spanlab_kernels import AngleTable, uses_triton
 from spanlab_kernels.attention import cpu, reference
 from spanlab_kernels.attention.batch import (
     FORMS,
@@ -31,7 +31,6 @@ from spanlab_kernels.attention.batch import (
     to_device,
 )
 from spanlab_kernels.attention.reference import key_mass
-from spanlab_kernels.rope import AngleTable
 
 __all__ = [
     "FORMS",

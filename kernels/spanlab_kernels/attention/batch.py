@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spanlab_kernels.rope import AngleTable
+from spanlab_kernels import AngleTable
 
 # ------------------------------------------------------------------------------
 # Groups of packed query rows and the spans of the paged pool that they see, as dataclasses and

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spanlab_kernels import AngleTable
 from spanlab_kernels.attention.batch import Keys, Numbers, Scores, SpanBatch
 from spanlab_kernels.attention.reference import Angles, angles_at, flash, folded, rotated_keys, unfolded
-from spanlab_kernels.rope import AngleTable
 
 # ------------------------------------------------------------------------------
 # Planning of the CPU path: groups of several rows become calls of dense attention.

@@ -18,7 +18,7 @@ from spanlab.engine.recurrent import MIXER
 from spanlab.engine.slots import StateShape
 from spanlab.model_files import ModelConfig
 from spanlab.model_spec import ModelSpec
-from spanlab_kernels.rope import AngleTable
+from spanlab_kernels import AngleTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,8 @@ from spanlab.engine.recurrent import MIXER, Action, Recurrence, SlotRef, StateSc
 from spanlab.engine.slots import StatePool
 from spanlab.engine.states import ApplyMap, MapScan, StoreMap
 from spanlab.model_files import SCAN_CHUNK
-from spanlab_kernels.rope import AngleTable, rotate
+from spanlab_kernels import AngleTable
+from spanlab_kernels.rope import rotate
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import yaml
 
 from spanlab.compiled import CONF
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
-from spanlab.core.eviction.clairvoyant import Future
-from spanlab.core.eviction.orders import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
+from spanlab.core.eviction.orders import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules, Future
 from spanlab.core.placement.dynamic_program import Dp
 from spanlab.core.placement.planner import Departures
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS

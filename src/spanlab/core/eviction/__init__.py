@@ -7,7 +7,6 @@ from spanlab.core.eviction import (  # noqa: F401 - registers the orders of thes
     timed,
     value,
 )
-from spanlab.core.eviction.clairvoyant import Future
 from spanlab.core.eviction.orders import (
     EVICTION_ORDERS,
     FUTURE,
@@ -16,6 +15,7 @@ from spanlab.core.eviction.orders import (
     EvictionFacts,
     EvictionOrder,
     EvictionRules,
+    Future,
     Kind,
     ListOrder,
     PinRules,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,6 @@ from numpy.typing import NDArray
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import CostOf, Progress, in_tokens
 from spanlab.registry import Registry
-
-if TYPE_CHECKING:
-    from spanlab.core.placement.planner import Departures
-
 
 # ------------------------------------------------------------------------------
 # The contract of a placement of recurrent states: it returns positions in the prompt of each
@@ -78,6 +74,14 @@ class Rule:
         return self.positions(prefill)
 
 
+class DepartureCounts(Protocol):
+    """Where requests to come depart from a prompt, in a run whose requests are known."""
+
+    def along(self, request: Request) -> dict[int, int]:
+        """Return, by position of a request's prompt, the number of later requests that depart there."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ArmFacts:
     """Properties of an arm that are known before its first request; passed to placements with a parameter `facts`.
@@ -97,7 +101,7 @@ class ArmFacts:
     cost: CostOf = in_tokens
     token_bytes: int = 1
     state_bytes: int = 1
-    departures: Departures | None = None
+    departures: DepartureCounts | None = None
 
 
 PLACEMENTS: Registry[Placer] = Registry("placement", given=("facts",))
