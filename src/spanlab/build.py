@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from spanlab import dense_retrieval  # noqa: F401 - registers its retriever
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts, BatchRules
 from spanlab.core.placement.planner import Departures
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
@@ -37,6 +38,7 @@ from spanlab.core.store import Store
 from spanlab.core.tiers import Link, Tier, TierRules, Tiers
 from spanlab.core.tree import LAYOUTS, PrefixTree, composable
 from spanlab.engine.settings import EngineSettings
+from spanlab.model_files import use_converter
 from spanlab.model_spec import ModelSpec
 from spanlab.registry import Registry
 from spanlab.settings.arms import Strategy, departures, eviction_rules
@@ -65,6 +67,15 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------
 
 GIB = 1 << 30
+
+
+def _convert(file: Path, folder: Path) -> None:
+    from spanlab.engine.load import convert  # needs torch, and most runs convert nothing
+
+    convert(file, folder)
+
+
+use_converter(_convert)
 
 
 class Parts(Protocol):

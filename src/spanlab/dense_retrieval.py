@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from transformers import AutoModel, AutoTokenizer
-
-from spanlab.engine.load import no_weight_bars
 from spanlab.model_files import EMBEDDER
 from spanlab.workloads.questions import RETRIEVERS, Ints, Query, rank_by_score
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Maximum tokens of a text that the embedder was trained on; later tokens are truncated.
 MAX_TOKENS = 256
@@ -32,22 +30,32 @@ class Embedder:
     """Embeddings of texts by a Hugging Face folder of an encoder."""
 
     def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        from spanlab.engine.load import no_weight_bars
+
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         with no_weight_bars():
             self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Return unit vectors, float32 [len(texts), width]: means over the tokens of each text, without padding."""
+        import torch
+
         # Batches of similar lengths need little padding.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         batches = [order[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
         vectors = [self._embed([texts[index] for index in batch]) for batch in batches]
         return torch.cat(vectors)[torch.tensor(order).argsort()]
 
-    @torch.no_grad()
     def _embed(self, texts: list[str]) -> Tensor:
+        import torch
+
         encoded = self._tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
-        states, mask = self._model(**encoded).last_hidden_state, encoded["attention_mask"][..., None]
+        with torch.no_grad():
+            states = self._model(**encoded).last_hidden_state
+        mask = encoded["attention_mask"][..., None]
         return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
 

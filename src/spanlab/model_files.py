@@ -10,7 +10,6 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -458,6 +457,19 @@ EMBEDDER = PackagedModel(
 )
 
 
+def _no_converter(file: Path, folder: Path) -> None:
+    raise ValueError(f"{file}: no converter is set; expected `use_converter` before a packaged model is read")
+
+
+_converter: Callable[[Path, Path], None] = _no_converter
+
+
+def use_converter(convert: Callable[[Path, Path], None]) -> None:
+    """Set the function that writes model and tokenizer of a GGUF file to a folder; this file is free of torch."""
+    global _converter
+    _converter = convert
+
+
 def packaged(name: str, key: str) -> PackagedModel:
     """The packaged model of that name; ValueError, naming the setting `key`, if there is none."""
     one_of(key, name, MODELS)
@@ -482,7 +494,7 @@ def packaged_folder(model: PackagedModel) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
     try:
-        _converter()(weights, temporary)
+        _converter(weights, temporary)
         temporary.chmod(0o755)
         temporary.rename(folder)
     except OSError:
@@ -511,12 +523,6 @@ def cache_folder() -> Path:
         return Path(configured).expanduser()
     cache_home = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache_home) if cache_home else Path.home() / ".cache") / "spanlab"
-
-
-def _converter() -> Callable[[Path, Path], None]:
-    # The reader of GGUF files needs torch, so it is in a higher layer, which must not be imported by a statement here.
-    converter: Callable[[Path, Path], None] = import_module("spanlab.engine.load").convert
-    return converter
 
 
 def _sha256(path: Path) -> str:

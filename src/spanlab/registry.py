@@ -9,7 +9,6 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -125,19 +124,19 @@ class Registry(Generic[T]):
 
     `what`   the kind of the registered objects, for errors
     `given`  parameters that the program passes; all others are options, which settings may set
+    `order`  names that come first, in this order, wherever their files stand
     """
 
-    def __init__(self, what: str, given: tuple[str, ...] = ()) -> None:
-        self._what, self._given = what, given
+    def __init__(self, what: str, given: tuple[str, ...] = (), order: tuple[str, ...] = ()) -> None:
+        self._what, self._given, self._order = what, given, order
         self._factories: dict[str, Callable[..., T]] = {}
-        self._modules: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}
         _registries.append(self)
 
     def register(self, name: str, needs: Iterable[str] = ()) -> Callable[[Factory], Factory]:
         """Return a decorator that registers a factory; ValueError if another file has registered the name.
 
-        `needs`  inputs that the program must prepare; ignored for a name that `later` has declared with its needs
+        `needs`  inputs that the program must prepare
         """
 
         def add(factory: Factory) -> Factory:
@@ -146,7 +145,7 @@ class Registry(Generic[T]):
                 files = f"{file_of(earlier)} and {file_of(factory)}"
                 raise ValueError(f"{self._what} {name}: expected one file to register it, not both {files}")
             self._factories[name] = factory
-            self._needs.setdefault(name, frozenset(needs))
+            self._needs[name] = frozenset(needs)
             return factory
 
         return add
@@ -155,29 +154,22 @@ class Registry(Generic[T]):
         """Unregister all factories of a file."""
         names = [name for name, factory in self._factories.items() if file_of(factory) == file]
         for name in names:
-            del self._factories[name]
-            if name not in self._modules:
-                del self._needs[name]
-
-    def later(self, name: str, module: str, needs: Iterable[str] = ()) -> None:
-        """Declare a name that `module` registers; the module is imported when the name is first looked up."""
-        self._modules[name] = module
-        self._needs[name] = frozenset(needs)
+            del self._factories[name], self._needs[name]
 
     def needing(self, need: str) -> list[str]:
         """Return the names for which the program must prepare `need`."""
         return [name for name in self if need in self._needs[name]]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._modules, *self._factories)))
+        first = [name for name in self._order if name in self._factories]
+        return iter(dict.fromkeys((*first, *self._factories)))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._factories or name in self._modules
+        return name in self._factories
 
     def __getitem__(self, name: str) -> Callable[..., T]:
         if name not in self._factories:
             one_of(self._what, name, self)
-            import_module(self._modules[name])
         return self._factories[name]
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:

@@ -27,34 +27,9 @@ KNOWN = (
         "spanlab.study.worker",
     ),
     (
-        "spanlab.dense_retrieval",
-        "spanlab.workloads.questions",
-    ),
-    (
-        "spanlab.engine.load",
-        "spanlab.engine.model",
-        "spanlab.engine.oracle",
-        "spanlab.model_files",
-    ),
-    (
         "spanlab.settings.arms",
         "spanlab.settings.server",
         "spanlab.settings.study",
-    ),
-    (
-        "spanlab.workloads.logs.bodies",
-        "spanlab.workloads.logs.formats",
-        "spanlab.workloads.logs.log",
-        "spanlab.workloads.logs.openai",
-        "spanlab.workloads.logs.read",
-        "spanlab.workloads.logs.rendering",
-        "spanlab.workloads.logs.source",
-        "spanlab.workloads.logs.vllm_events",
-        "spanlab.workloads.ragpulse",
-        "spanlab.workloads.selection",
-        "spanlab.workloads.shape",
-        "spanlab.workloads.text",
-        "spanlab.workloads.workload",
     ),
 )
 

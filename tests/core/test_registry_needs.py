@@ -1,4 +1,4 @@
-"""Inputs that a registered name needs are declared where it is announced or registered."""
+"""Inputs that a registered name needs are declared where it is registered."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ def mine() -> int:
     return 1
 
 
-def test_needs_are_those_of_the_announcement_or_the_file():
-    registry: Registry[int] = Registry("numbers")
-    registry.later("announced", "nowhere", needs=("arms", "labels"))
+def test_names_and_needs_come_in_the_declared_order():
+    registry: Registry[int] = Registry("numbers", order=("first", "absent", "second"))
     registry.register("mine", needs=("arms",))(mine)
-    assert registry.needing("arms") == ["announced", "mine"]
-    assert registry.needing("labels") == ["announced"]
-    registry.register("announced")(mine)
-    assert registry.needing("labels") == ["announced"]
+    registry.register("second", needs=("arms", "labels"))(mine)
+    registry.register("first")(mine)
+    assert list(registry) == ["first", "second", "mine"]
+    assert registry.needing("arms") == ["second", "mine"]
+    assert registry.needing("labels") == ["second"]
+    assert "absent" not in registry
 
 
 def test_a_forgotten_file_needs_nothing():

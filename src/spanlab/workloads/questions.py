@@ -92,8 +92,9 @@ class Query:
 
 
 #: Functions of passages and queries that return, for each query, numbers of passages, best first.
-RETRIEVERS: Registry[list[Ints]] = Registry("workload.questions.retrieval", given=("passages", "queries", "draw"))
-RETRIEVERS.later("dense", "spanlab.dense_retrieval")
+RETRIEVERS: Registry[list[Ints]] = Registry(
+    "workload.questions.retrieval", given=("passages", "queries", "draw"), order=("dense",)
+)
 
 
 @RETRIEVERS.register("bm25")

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b, sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from spanlab.workloads.logs.read import LogSource
-
 
 # ------------------------------------------------------------------------------
 # Pieces of token ids: runs of equal length, identified by a 64-bit hash of their content and
@@ -289,6 +285,27 @@ class Ids(StrEnum):
     NONE = "none"  # lengths only: reuse is unknown
 
 
+class LogReader(Protocol):
+    """Reads the file of a log again, with changed prompts; prompts and sections are those of bodies of requests."""
+
+    @property
+    def settings(self) -> Any:
+        """The settings with which the log was read."""
+        ...
+
+    def rewritten(self, rewrite: Callable[[int, Any], Any]) -> Log:
+        """Return the log with changed prompts; `rewrite` gets line and prompt of each body."""
+        ...
+
+    def visit(self, visitor: Callable[[int, Any], None]) -> None:
+        """Call `visitor` with line and prompt of each body."""
+        ...
+
+    def sections(self, lines: frozenset[int]) -> dict[int, list[Any]]:
+        """Return the sections of the prompts in these lines."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Log:
     """Requests in order of arrival; request r consists of the pieces `starts[r]:starts[r + 1]`.
@@ -332,7 +349,7 @@ class Log:
     unread: Unread = field(default_factory=Unread)
     lines: Ints | None = None
     usage: NDArray[np.float64] | None = None
-    source: LogSource | None = None
+    source: LogReader | None = None
 
     @property
     def requests(self) -> int:

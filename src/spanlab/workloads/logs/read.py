@@ -18,6 +18,7 @@ from spanlab.model_files import installed_model
 from spanlab.queries.render import ChatTokenizer, load_tokenizer
 from spanlab.registry import one_of, positive
 from spanlab.workloads.files import Content, Waits, content_of
+from spanlab.workloads.logs import formats, openai, vllm_events  # noqa: F401 - register their formats
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.log import Columns, Entry, Log
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, Section, sections_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import orjson
@@ -19,10 +19,6 @@ from spanlab.core.token_string import Tokens
 from spanlab.registry import Registry
 from spanlab.workloads.files import Content, open_unpacked
 from spanlab.workloads.logs.log import LONGEST_S, Entry, Identity, Ids, Ints, Moments, Unread, hash_name
-
-if TYPE_CHECKING:
-    from spanlab.workloads.logs.rendering import BodyOptions
-
 
 # ------------------------------------------------------------------------------
 # Input of log formats: numbered rows, typed fields, and one-sentence errors for invalid fields.
@@ -229,7 +225,7 @@ class LogFile:
     `prompt_tokens`  most tokens of a prompt
     `notes`          caveats about the numbers; formats append to it
     `unread`         bytes that were read or left out; a parser that counts nothing has read its whole line
-    `bodies`         how the bodies of requests are rendered; None: by default
+    `bodies`         BodyOptions, by which the bodies of requests are rendered; None: by default
     """
 
     path: Path
@@ -242,7 +238,7 @@ class LogFile:
     prompt_tokens: int = 1 << 24
     notes: list[str] = field(default_factory=list)
     unread: Unread = field(default_factory=Unread)
-    bodies: BodyOptions | None = None
+    bodies: Any = None
     _bad: dict[str, str] = field(default_factory=dict)  # by field: what bad lines are called, with the first of them
     _aside: Counter[str] = field(default_factory=Counter)
 
@@ -439,21 +435,25 @@ def lengths_only(tokens: int, number: int, at: float | None, output: int) -> Ent
 # ------------------------------------------------------------------------------
 
 #: A registered function has no parameters and returns the format.
-LOG_FORMATS: Registry[LogFormat] = Registry("log format")
+LOG_FORMATS: Registry[LogFormat] = Registry(
+    "log format",
+    order=(
+        "ragpulse",
+        "parquet",
+        "azure",
+        "burstgpt",
+        "tracelab",
+        "agent_sessions",
+        "lmcache",
+        "mooncake",
+        "sglang",
+        "openai",
+        "vllm_bench",
+        "spanlab_records",
+        "vllm_events",
+    ),
+)
 
-LOG_FORMATS.later("ragpulse", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("parquet", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("azure", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("burstgpt", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("tracelab", "spanlab.workloads.logs.openai")
-LOG_FORMATS.later("agent_sessions", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("lmcache", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("mooncake", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("sglang", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("openai", "spanlab.workloads.logs.openai")
-LOG_FORMATS.later("vllm_bench", "spanlab.workloads.logs.openai")
-LOG_FORMATS.later("spanlab_records", "spanlab.workloads.logs.formats")
-LOG_FORMATS.later("vllm_events", "spanlab.workloads.logs.vllm_events")
 
 #: Formats that are not read: what they are called, and the fields by which their rows are known.
 _UNREAD: dict[str, tuple[str, ...]] = {
