@@ -184,7 +184,8 @@ def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any],
     for key, subschema in subschemas.items():
         shown_at.setdefault(subschema, f"{prefix}{key}{root}")
     if (kinds := kinds_of(schema)) is not None:
-        rows = [
+        rows = [("every", f"`{prefix}kind`", ", ".join(f"`{name}`" for name in kinds), "", "the kind")]
+        rows += [
             (f"`{name}`", *row) for name in kinds for row in rows_of(schema_of_kind(schema, name), prefix, shown_at)[1:]
         ]
         yield table(("kind", "key", "type", "default", "meaning"), rows)
@@ -274,7 +275,10 @@ def default_of(field: Field[Any], subschema: type[Any] | None) -> str:
     if field.default is not MISSING:
         return f"`{shown(field.default)}`"
     assert field.default_factory is not MISSING, "a field has a default of either kind"
-    return "" if subschema is not None else f"`{shown(field.default_factory())}`"
+    default = field.default_factory()
+    if kinds_of(subschema) is not None:
+        return f"`{default.kind}`"
+    return "" if subschema is not None else f"`{shown(default)}`"
 
 
 def shown(value: Any) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
 from spanlab.core.step import ScheduledSequence, ScheduledStep, StepResult, finished_after
 from spanlab.core.step_features import StepFeatures, features
+from spanlab.kinds import Kind, Kinds, check_fields, field
 from spanlab.model_spec import HardwareSpec, ModelSpec, block_tokens
-from spanlab.registry import Registry, not_negative, one_of, positive
+from spanlab.registry import REQUIRED, not_negative, one_of, positive
 from spanlab.typed_json import from_json, reading
 from spanlab_sim.routing import Observer
 from spanlab_sim.server import Replica, Server, Source
@@ -169,33 +171,78 @@ class CalibratedTiming:
 
 
 # ------------------------------------------------------------------------------
-# Timing models by name; a model's parameters are its inputs from the study and its options.
+# Timing models by name: a dataclass for each kind of `timing`, with its keys.
 # ------------------------------------------------------------------------------
 
-#: `read_profile` reads the profile at a path, or that of the study's model and machine.
-TIMINGS: Registry[TimingModel] = Registry("timing", given=("model", "hardware", "read_profile"))
+ReadProfile = Callable[[str | None], Profile]
 
 
+@dataclass
+class Timing(Kind):
+    """The timing model: the duration of a step, by one of the kinds below, each with keys of its own."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "timing")
+
+    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+        """Return the timing model of a study.
+
+        `read_profile`  reads the profile at a path; None: that of the study's model and machine
+        """
+        raise NotImplementedError  # every kind has its own
+
+    @property
+    def profile(self) -> str | None:
+        """File of a profile, for a kind that reads one."""
+        return None
+
+
+TIMINGS: Kinds[Timing] = Kinds("timing", Timing)
+
+
+@dataclass
 @TIMINGS.register("roofline")
-def roofline(model: ModelSpec, hardware: HardwareSpec) -> TimingModel:
-    """The slower of computing and moving bytes."""
-    return RooflineTiming(model, hardware)
+class Roofline(Timing):
+    """The slower of computing and moving bytes: model × hardware, uncalibrated."""
+
+    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+        return RooflineTiming(model, hardware)
 
 
+@dataclass
 @TIMINGS.register("constant")
-def constant(
-    seconds_per_computed_token: float,
-    seconds_per_step: float = 0.0,
-    seconds_per_decode_token: float | None = None,
-) -> TimingModel:
+class Constant(Timing):
     """A fixed price per computed token and per step."""
-    return ConstantTiming(seconds_per_computed_token, seconds_per_step, seconds_per_decode_token)
+
+    seconds_per_computed_token: float = field(REQUIRED, not_negative, "seconds of a computed token")
+    seconds_per_decode_token: float | None = field(
+        None, not_negative, "seconds of a decoded token; null: that of a computed token"
+    )
+    seconds_per_step: float | None = field(None, not_negative, "seconds of a step, beside its tokens; null: 0")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seconds_per_computed_token == 0 and not self.seconds_per_step:
+            step = "null" if self.seconds_per_step is None else 0
+            pair = f"timing.seconds_per_computed_token=0 with timing.seconds_per_step={step}"
+            raise ValueError(f"{pair}: expected a time above zero in one of them")
+
+    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+        step = self.seconds_per_step or 0.0
+        return ConstantTiming(self.seconds_per_computed_token, step, self.seconds_per_decode_token)
 
 
+@dataclass
 @TIMINGS.register("calibrated")
-def calibrated(profile: str | None = None, *, read_profile: Callable[[str | None], Profile]) -> TimingModel:
-    """What was fitted to measured steps; `profile` None takes that of the study's model and machine."""
-    return CalibratedTiming(read_profile(profile))
+class Calibrated(Timing):
+    """What was fitted to measured steps."""
+
+    profile: str | None = field(
+        None, None, "file written by the entry calibrate; null: the profile of this model and machine"
+    )
+
+    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+        return CalibratedTiming(read_profile(self.profile))
 
 
 # ------------------------------------------------------------------------------
@@ -393,12 +440,17 @@ SHARPNESS = 8  #: of the soft maximum (a^p + b^p)^(1/p): at a = b it is 9 % abov
 COLLECTIVES_PER_LAYER = 2
 
 
+@dataclass
 @TIMINGS.register("fitted")
-def fitted(profile: str, *, model: ModelSpec, hardware: HardwareSpec) -> TimingModel:
-    """What the entry twin fitted to a server's log; `profile` is the file that it wrote."""
-    loaded = read_fitted(Path(profile))
-    _check(loaded, profile, model, hardware)
-    return FittedTiming(model, hardware, loaded.deployment, loaded.rates(hardware))
+class Fitted(Timing):
+    """What the entry twin fitted to a server's log."""
+
+    profile: str = field(REQUIRED, None, "file written by the entry twin")
+
+    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+        loaded = read_fitted(Path(self.profile))
+        _check(loaded, self.profile, model, hardware)
+        return FittedTiming(model, hardware, loaded.deployment, loaded.rates(hardware))
 
 
 def _check(loaded: FittedProfile, profile: str, model: ModelSpec, hardware: HardwareSpec) -> None:
@@ -652,7 +704,7 @@ class _Clock(Observer):
     last: NDArray[np.int64]
     preemptions: int = 0
     max_used: int = 0
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Run] = dataclasses.field(default_factory=list)
 
     def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
         used = self.memory.blocks - min([policy.store.num_free for policy in self.policies])

@@ -54,7 +54,6 @@ from spanlab_sim.bounds import PrefillTime
 from spanlab_sim.routing import ROUTERS, Route
 from spanlab_sim.server import Replica, route_to_first
 from spanlab_sim.timing import TimingModel
-from spanlab_sim.timings import TIMINGS
 
 if TYPE_CHECKING:
     from spanlab.engine.engine import Engine
@@ -140,15 +139,7 @@ def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]
 
 def build_timing(study: Study) -> TimingModel:
     """Build the timing model."""
-    settings = study.timing
-    return TIMINGS.make(
-        settings.kind,
-        settings.keys,
-        settings.options,
-        model=study.model,
-        hardware=study.hardware,
-        read_profile=lambda path: _profile_of(study),
-    )
+    return study.timing.build(study.model, study.hardware, lambda path: _profile_of(study))
 
 
 def _profile_of(study: Study) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,8 +16,10 @@ from spanlab.registry import forget, positive
 from spanlab.settings.composition import open_schema
 from spanlab.settings.study import Study
 from spanlab_sim.arrivals import ARRIVALS, ClosedLoop, Gamma, Poisson
+from spanlab_sim.timings import TIMINGS, Calibrated, Constant, Fitted, Roofline
 
 NO_LOADS = ("load.rates_rps=[]", "load.arms=[]")
+CONSTANT = Constant(seconds_per_computed_token=0.0001, seconds_per_decode_token=0.0, seconds_per_step=0.0)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +42,31 @@ def test_the_kind_is_the_schema_of_its_section(overrides: tuple[str, ...], expec
     assert compose("smoke", list(overrides)).arrivals == expected
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), Roofline()),
+        (("timing=constant",), CONSTANT),
+        (("timing=constant", "timing.seconds_per_step=null"), replace(CONSTANT, seconds_per_step=None)),
+        (("timing.kind=constant", "timing.seconds_per_computed_token=1"), Constant(seconds_per_computed_token=1.0)),
+        (("timing=fitted", "timing.profile=p.json"), Fitted(profile="p.json")),
+    ],
+)
+def test_a_timing_model_is_the_schema_of_its_section(overrides: tuple[str, ...], expected: object):
+    assert compose("smoke", list(overrides)).timing == expected
+
+
 def test_settings_have_no_keys_of_other_kinds():
     study: Any = compose("smoke", [])
     assert asdict(study)["arrivals"] == {"kind": "poisson", "rate_rps": 8.0, "order": "shuffled"}
+    assert asdict(study)["timing"] == {"kind": "roofline"}
 
 
 def test_sections_of_earlier_run_folders_are_read():
     earlier = {"kind": "poisson", "rate_rps": 2, "order": None, "clients": None, "options": {}}
     assert ARRIVALS.of("arrivals", earlier) == Poisson(rate_rps=2.0)
+    earlier = {"kind": "calibrated", "seconds_per_step": None, "profile": None, "options": {}}
+    assert TIMINGS.of("timing", earlier) == Calibrated()
 
 
 @pytest.mark.parametrize(
@@ -58,6 +77,16 @@ def test_sections_of_earlier_run_folders_are_read():
         ("arrivals.rate_rps=[1]", r"arrivals.rate_rps=[1]: expected a number"),
         ("arrivals.kind=null", "arrivals.kind=None: expected one of"),
         ("arrivals.kind=gamma", "arrivals.kind=gamma needs arrivals.burstiness: expected a number"),
+        ("timing=fitted", "timing.kind=fitted needs timing.profile: expected text"),
+        ("timing.kind=constant", "timing.kind=constant needs timing.seconds_per_computed_token: expected a number"),
+        (
+            "timing={kind:constant,seconds_per_computed_token:0}",
+            "timing.seconds_per_computed_token=0 with timing.seconds_per_step=null: expected a time above zero",
+        ),
+        (
+            "timing.profile=x.json",
+            "timing.profile=x.json with timing.kind=roofline: expected timing.profile=null, for it goes with calib",
+        ),
     ],
 )
 def test_a_key_that_does_not_fit_the_kind_is_refused(given: str, sentence: str):

@@ -15,7 +15,6 @@ from spanlab.settings.server import (
     ExecutorSettings,
     LoadSweep,
     StoreSettings,
-    TimingSettings,
     TrackingSettings,
 )
 from spanlab.settings.study import Study, worker_count
@@ -32,7 +31,6 @@ __all__ = [
     "StoreSettings",
     "Strategy",
     "Study",
-    "TimingSettings",
     "TrackingSettings",
     "WorkloadSettings",
     "schemas",

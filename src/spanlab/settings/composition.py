@@ -11,9 +11,9 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, asdict, field, fields, is_dataclass, make_dataclass
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -89,11 +89,11 @@ def open_schema(schema: Any) -> Any:
     `kind` may be set like any other key. `Kinds.of` checks what came of it.
     """
     if kinds_of(schema) is not None:
-        return _open_section()
+        return _open_section({})
     if not any(kinds_of(hint) for hint in _hints(schema).values()):
         return schema
     keys = [
-        (key.name, Any, field(default_factory=_open_section))
+        (key.name, Any, field(default_factory=partial(_open_section, _default_of(key))))
         if kinds_of(_hints(schema)[key.name])
         else (key.name, _hints(schema)[key.name], _copied(key))
         for key in fields(schema)
@@ -119,8 +119,12 @@ def _opened_by(config: Any) -> type[Any] | None:
     return schema
 
 
-def _open_section() -> DictConfig:
-    return OmegaConf.create({}, flags={"struct": False})
+def _open_section(values: dict[str, Any]) -> DictConfig:
+    return OmegaConf.create(values, flags={"struct": False})
+
+
+def _default_of(key: Any) -> dict[str, Any]:
+    return {} if key.default_factory is MISSING else asdict(key.default_factory())
 
 
 def _copied(key: Any) -> Any:

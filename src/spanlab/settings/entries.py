@@ -9,16 +9,17 @@ from spanlab.core.tiers import TierRules
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.registry import ENTRIES
 from spanlab.settings.arms import Strategy
-from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings, TrackingSettings
+from spanlab.settings.server import ExecutorSettings, StoreSettings, TrackingSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab_sim.arrivals import Arrivals
+from spanlab_sim.timings import Timing
 
 _GROUPS: dict[tuple[str | None, str], type[Any]] = {
     ("model", "base_model"): ModelSpec,
     ("hardware", "base_hardware"): HardwareSpec,
     ("workload", "base_workload"): WorkloadSettings,
     ("arrivals", "base_arrivals"): Arrivals,
-    ("timing", "base_timing"): TimingSettings,
+    ("timing", "base_timing"): Timing,
     ("batch", "base_batch"): BatchRules,
     ("store", "base_store"): StoreSettings,
     ("strategy", "base_strategy"): Strategy,

@@ -1,4 +1,4 @@
-"""Settings of the timing model, of the store and of the executor."""
+"""Settings of the store, of replicas, of the executor and of the run folder."""
 
 from __future__ import annotations
 
@@ -16,48 +16,9 @@ from spanlab.registry import check_seeds, not_negative, one_of, positive, share
 from spanlab.workloads.workload import WORKLOADS
 from spanlab.workloads.writers import check_prompts
 from spanlab_sim.routing import ROUTERS
-from spanlab_sim.timings import TIMINGS
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
-
-
-@dataclass
-class TimingSettings:
-    """The timing model: the duration of a step.
-
-    `kind`                        roofline: model × hardware, uncalibrated; constant: seconds per token and per step;
-                                  calibrated: a profile fitted to measured steps; fitted: a profile fitted to a
-                                  server's log
-    `seconds_per_computed_token`  constant only; required there
-    `seconds_per_decode_token`    constant only; null: that of a computed token
-    `seconds_per_step`            constant only; null: 0
-    `profile`                     file written by the entry calibrate, or by twin for fitted; null: for calibrated, the
-                                  profile of this model and machine
-    `options`                     options of a timing model from a plugin, by name
-    """
-
-    kind: str = "roofline"
-    seconds_per_computed_token: float | None = None
-    seconds_per_decode_token: float | None = None
-    seconds_per_step: float | None = None
-    profile: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        one_of("timing.kind", self.kind, TIMINGS)
-        for key in ("seconds_per_computed_token", "seconds_per_decode_token", "seconds_per_step"):
-            not_negative(f"timing.{key}", getattr(self, key))
-        if self.seconds_per_computed_token == 0 and not self.seconds_per_step:
-            step = "null" if self.seconds_per_step is None else 0
-            pair = f"timing.seconds_per_computed_token=0 with timing.seconds_per_step={step}"
-            raise ValueError(f"{pair}: expected a time above zero in one of them")
-        TIMINGS.check("timing", self.kind, self.keys, self.options)
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """Options that have keys of their own."""
-        return {key: value for key, value in vars(self).items() if key not in ("kind", "options")}
 
 
 @dataclass

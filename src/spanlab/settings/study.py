@@ -46,7 +46,6 @@ from spanlab.settings.server import (
     ReplaySettings,
     ReplicaSettings,
     StoreSettings,
-    TimingSettings,
     TrackingSettings,
     check_passages,
     check_replay,
@@ -56,6 +55,7 @@ from spanlab.settings.server import (
 )
 from spanlab.workloads.load import WorkloadSettings
 from spanlab_sim.arrivals import Arrivals
+from spanlab_sim.timings import Roofline, Timing
 
 BACKENDS = ("sim", "engine", SERVER)
 
@@ -115,7 +115,7 @@ class Study:
     arrivals: Arrivals = REQUIRED
     model: ModelSpec = REQUIRED
     hardware: HardwareSpec = REQUIRED
-    timing: TimingSettings = field(default_factory=TimingSettings)
+    timing: Timing = field(default_factory=Roofline)
     batch: BatchRules = field(default_factory=BatchRules)
     store: StoreSettings = field(default_factory=StoreSettings)
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)

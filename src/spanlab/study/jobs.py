@@ -23,7 +23,7 @@ from spanlab.metrics import seen_tokens
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.settings.analyses import DESIGNED, TOKENS
 from spanlab.settings.arms import Strategy
-from spanlab.settings.server import LoadSweep, StoreSettings, TimingSettings
+from spanlab.settings.server import LoadSweep, StoreSettings
 from spanlab.settings.study import Study
 from spanlab.study.logs import LastSpanTiming, ServingLog, TraceFile
 from spanlab.study.numbers import ArmFiles, RunCell
@@ -32,6 +32,7 @@ from spanlab.workloads.synthetic import Shape, design
 from spanlab.workloads.workload import Provenance, Workload
 from spanlab_sim.arrivals import AsGiven
 from spanlab_sim.timing import TimingModel
+from spanlab_sim.timings import Roofline
 
 # ------------------------------------------------------------------------------
 # Calibration as a study: designed shapes with the arms, the scheduler and the engine of another
@@ -50,7 +51,7 @@ def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
         workload=WorkloadSettings(kind=DESIGNED, source="modelled"),
         arrivals=AsGiven(),
         arms={name: replace(arm, passages=PassageRules()) for name, arm in study.arms.items()},
-        timing=TimingSettings(),
+        timing=Roofline(),
         store=StoreSettings(),
         seeds=[0],
         warmup_fraction=0.0,
