@@ -11,7 +11,7 @@ from typing import Any
 
 from pages import ROOT
 
-from spanlab.study.folder import run_facts
+from spanlab.provenance import run_facts
 
 
 def facts() -> dict[str, Any]:

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from spanlab.compiled import commit
 from spanlab.engine.load import measure
-from spanlab.study.folder import machine
+from spanlab.provenance import commit, machine
 from spanlab.study.machine import host_memory, installed
 
 PACKAGES = ("torch", "triton", "transformers", "flash-attn", "flashinfer-python", "flash-linear-attention")

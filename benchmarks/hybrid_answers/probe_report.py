@@ -19,22 +19,14 @@ from probe_settings import HybridAnswers, TailReplay, TrainProbe
 
 from spanlab.compiled import HOME
 from spanlab.errors import sentence
+from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import one_of
 from spanlab.report import cells, style
 from spanlab.report.cells import Cell, Table
 from spanlab.report.table import Field, Page, facts_of, tabulate, whole, with_ends, write_page
 from spanlab.report.units import Ends, percent, significant
 from spanlab.stats import Interval, percentile, positive_ratio, ratio, share
-from spanlab.study.folder import (
-    CONFIG,
-    PACKAGES_OF,
-    RunFolder,
-    draw_figures,
-    folder_name,
-    publish,
-    run_facts,
-    write_results,
-)
+from spanlab.study.folder import CONFIG, RunFolder, draw_figures, folder_name, publish, write_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,9 +28,8 @@ from cases import CASES, DTYPES, ONE_SPAN, SDPA
 from pages import fill_page, table
 from timing import time_together
 
-from spanlab.compiled import commit
 from spanlab.engine.load import measure as measure_rates
-from spanlab.study.folder import machine
+from spanlab.provenance import commit, machine
 
 HEAD = (
     *("case", "arm", "median, ms", "quartiles, ms"),

@@ -20,8 +20,8 @@ sys.path.insert(0, str(HERE.parent))
 from measurements import clean_commit, timed, write_results
 from pages import ROOT
 
+from spanlab.provenance import machine
 from spanlab.stats import paired_ratio_interval
-from spanlab.study.folder import machine
 
 
 def seconds(checkout: Path) -> float:

@@ -33,8 +33,8 @@ from measurements import clean_commit, write_results
 
 from spanlab import compiled
 from spanlab.cli import compose
+from spanlab.provenance import machine
 from spanlab.study.backends import Simulator
-from spanlab.study.folder import machine
 from spanlab.study.jobs import Job
 from spanlab.study.prepare import load_workload
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 from measurements import clean_commit, timed, write_results
 from pages import ROOT
 
-from spanlab.study.folder import machine
+from spanlab.provenance import machine
 
 KEYS = ("only=[block_512]", "load.rates_rps=[]", "load.arms=[]", "baseline=block_512", "output.figures=false")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from spanlab.compiled import version
+from spanlab.provenance import version
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from spanlab import dense_retrieval  # noqa: F401 - registers its retriever
+from spanlab.compiled import HOME
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts, BatchRules
 from spanlab.core.placement.planner import Departures
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
@@ -37,9 +37,10 @@ from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tiers import Link, Tier, TierRules, Tiers
 from spanlab.core.tree import LAYOUTS, PrefixTree, composable
-from spanlab.engine.settings import EngineSettings
+from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_files import use_converter
 from spanlab.model_spec import ModelSpec
+from spanlab.provenance import machine
 from spanlab.registry import Registry
 from spanlab.settings.arms import Strategy, departures, eviction_rules
 from spanlab.settings.server import StoreSettings
@@ -54,6 +55,7 @@ from spanlab_sim.bounds import PrefillTime
 from spanlab_sim.routing import ROUTERS, Route
 from spanlab_sim.server import Replica, route_to_first
 from spanlab_sim.timing import TimingModel
+from spanlab_sim.timings import Profile, read_profile
 
 if TYPE_CHECKING:
     from spanlab.engine.engine import Engine
@@ -139,12 +141,7 @@ def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]
 
 def build_timing(study: Study) -> TimingModel:
     """Build the timing model."""
-    return study.timing.build(study.model, study.hardware, lambda path: _profile_of(study))
-
-
-def _profile_of(study: Study) -> Any:
-    # The folder of fitted profiles belongs to the layer above, which an import statement may not name.
-    return importlib.import_module("spanlab.analyses.fit_profile").profile_of(study)
+    return study.timing.build(study.model, study.hardware, lambda path: profile_of(study))
 
 
 def build_budget(settings: StoreSettings) -> Budget:
@@ -393,3 +390,70 @@ def tier_bytes(study: Study, strategy: Strategy) -> int:
     block = study.model.kv_bytes_per_token * (1 << 20)  # of any size
     tiers = tiers_of(study, strategy).values()
     return sum(rules.num_bytes * block // rules.least_bytes(block, study.model.kv_itemsize) for rules in tiers)
+
+
+# ------------------------------------------------------------------------------
+# Profiles on disk: their folder, the search for one that matches a study, and the reason of a
+# mismatch.
+# ------------------------------------------------------------------------------
+
+PUBLISHED = HOME / "benchmarks" / "calibrate"
+
+
+def profile_of(study: Study) -> Profile:
+    """Return the profile that a study names, or a matching one; ValueError for a mismatch, or where none exists."""
+    if study.timing.profile is not None:
+        path = Path(study.timing.profile)
+        profile = read_profile(path)
+        if difference := mismatch(profile, study):
+            raise ValueError(f"timing.profile={path}: {difference}")
+        return profile
+    matching = local_profile(study) or _matching_profile(study, PUBLISHED)
+    if matching is None:
+        name = study.model.name
+        command = f"bash runall.sh -cn calibrate model={name}" + (" arms=clean" if study.model.is_hybrid else "")
+        raise ValueError(
+            f"timing.profile is not set, and no profile of {name} on {machine()} exists: "
+            f"expected one, as `{command}` creates it"
+        )
+    return matching
+
+
+def local_profile(study: Study) -> Profile | None:
+    """Return the profile of this model in the folder of outputs; None without one.
+
+    A published profile with the same machine name may come from another machine.
+    """
+    return _matching_profile(study, profile_folder(HOME / study.output.root))
+
+
+def _matching_profile(study: Study, folder: Path) -> Profile | None:
+    for path in sorted(folder.glob("*.json")):
+        profile = read_profile(path)
+        if not mismatch(profile, study):
+            return profile
+    return None
+
+
+def mismatch(profile: Profile, study: Study) -> str:
+    """Describe why a profile does not match this study's model and this machine; empty where it matches."""
+    model, engine = study.model, study.engine
+    pairs = [
+        ("model", profile.model, model.name),
+        ("machine", profile.machine, machine()),
+        ("dtype", profile.dtype, dtype_of(model)),
+    ]
+    if engine.device != "auto":
+        kind = "cpu" if profile.device == "cpu" else "cuda"
+        pairs.append(("device", kind, engine.device.partition(":")[0]))
+    if engine.threads is not None:
+        pairs.append(("threads", str(profile.threads), str(engine.threads)))
+    for name, measured, expected in pairs:
+        if measured != expected:
+            return f"it was measured with {name} {measured}; expected {name} {expected}"
+    return ""
+
+
+def profile_folder(root: Path) -> Path:
+    """Folder of stored profiles below the output root."""
+    return root / "profiles"

@@ -28,11 +28,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spanlab.analyses import every  # noqa: F401 - registers the analyses
-from spanlab.compiled import CONF, HOME, restart_as, version
+from spanlab.compiled import CONF, HOME, restart_as
 from spanlab.errors import is_user_error, sentence, use_ascii_fallback, with_notes
 from spanlab.kinds import kinds_of, schema_of_kind
 from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
+from spanlab.provenance import version
 from spanlab.registry import Registry, entry, entry_of, one_of
 from spanlab.settings.composition import (
     as_settings,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import os
 import shlex
 import shutil
@@ -137,27 +136,6 @@ def restart_as(mode: str) -> None:
     if mismatch and os.environ.get(VARIABLE) != mode:
         os.environ[VARIABLE] = mode
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-def version() -> str:
-    """Return the version of the package, and the checkout's commit."""
-    return f"spanlab {importlib.metadata.version('spanlab')}, commit {commit()}"
-
-
-def commit() -> str:
-    """The checkout's commit, with `-dirty` where files differ from it; `unknown` outside a checkout."""
-    try:
-        head = _git("rev-parse", "--short=12", "HEAD")
-        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _git(*arguments: str) -> str:
-    process = subprocess.run(
-        ["git", "-C", str(HOME), *arguments], capture_output=True, text=True, check=True, timeout=10
-    )
-    return process.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -13,23 +13,13 @@ PACKAGES = {"spanlab": "src", "spanlab_sim": "sim", "spanlab_kernels": "kernels"
 #: Files that still need each other, by group.
 KNOWN = (
     (
-        "spanlab.analyses.base",
-        "spanlab.analyses.fit_profile",
-        "spanlab.build",
-        "spanlab.study.backends",
-        "spanlab.study.bounds",
-        "spanlab.study.cluster",
-        "spanlab.study.jobs",
-        "spanlab.study.machine",
-        "spanlab.study.prepare",
-        "spanlab.study.real_server",
-        "spanlab.study.run",
-        "spanlab.study.worker",
-    ),
-    (
         "spanlab.settings.arms",
         "spanlab.settings.server",
         "spanlab.settings.study",
+    ),
+    (
+        "spanlab.study.cluster",
+        "spanlab.study.worker",
     ),
 )
 

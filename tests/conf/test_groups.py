@@ -12,8 +12,8 @@ from spanlab.build import build_arrivals, build_policy, build_tiered, build_timi
 from spanlab.cli import compose
 from spanlab.compiled import CONF
 from spanlab.core.step_features import StepFeatures
+from spanlab.provenance import machine
 from spanlab.settings import Study
-from spanlab.study.folder import machine
 from spanlab_sim.run import simulate
 from spanlab_sim.timings import TERMS, Profile
 

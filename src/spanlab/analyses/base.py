@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from spanlab.analyses.leads import MeasuredArm
 from spanlab.build import build_recovery
-from spanlab.compiled import commit
+from spanlab.core.request import Request
 from spanlab.errors import printed
 from spanlab.offline.bound import DESCENT, LIMIT
+from spanlab.provenance import commit
 from spanlab.report.cells import Table
 from spanlab.report.data import ArmData, bytes_say_little
 from spanlab.report.sweep import SweepPoint, by_axis
@@ -34,12 +36,34 @@ from spanlab_sim.timings import Profile
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from spanlab.study.worker import Arms
 
+T = TypeVar("T")
 
 # ------------------------------------------------------------------------------
 # Input and output of an analysis of a finished study.
 # ------------------------------------------------------------------------------
+
+
+class PointWorker(Protocol):
+    """What a process of a study's executor has for a point that an analysis tries."""
+
+    @property
+    def study(self) -> Study: ...
+
+    @property
+    def requests(self) -> tuple[Request, ...]: ...
+
+
+class Executor(Protocol):
+    """The study's executor, as analyses use it that try points."""
+
+    def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:
+        """Submit `work(worker, *arguments)`."""
+        ...
+
+    def result(self, future: Future[T], /) -> T:
+        """Wait for submitted work and return its result."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +95,7 @@ class Finished:
     noise: Noise | None
     profile: Profile | None
     shares: Mapping[float, float] = field(default_factory=dict)
-    arms: Arms | None = None
+    arms: Executor | None = None
 
     @property
     def measured(self) -> list[MeasuredArm]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,21 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from rich.console import Console
 
 from spanlab.analyses.base import Findings, Finished
-from spanlab.compiled import HOME, commit
-from spanlab.core.request import Request
+from spanlab.build import profile_folder
 from spanlab.core.step_features import StepFeatures
-from spanlab.engine.settings import dtype_of
+from spanlab.provenance import PACKAGES_OF, commit, machine
 from spanlab.report import style
 from spanlab.report.cells import Cell, Table, word
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import significant
 from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis
 from spanlab.settings.study import Study
-from spanlab.study.folder import PACKAGES_OF, machine, print_line
-from spanlab.study.jobs import CALIBRATION_PREFIX, Row, calibration_of, run_cells, shape_numbers
+from spanlab.study.folder import slug
+from spanlab.study.jobs import shape_numbers
 from spanlab.study.logs import read_steps
 from spanlab.study.machine import EngineFacts
 from spanlab.study.numbers import ArmFiles, RunCell
@@ -40,71 +37,10 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------
-# Profiles on disk: their folder, the search for one that matches a study, and the reason of a
-# mismatch.
+# Storing a profile for studies on this machine.
 # ------------------------------------------------------------------------------
 
 CROSS_VALIDATION_LIMIT = 0.10  # median error at shapes left out of the fit: a calm machine has some 6 %
-PUBLISHED = HOME / "benchmarks" / "calibrate"
-
-
-def profile_of(study: Study) -> Profile:
-    """Return the profile that a study names, or a matching one; ValueError for a mismatch, or where none exists."""
-    if study.timing.profile is not None:
-        path = Path(study.timing.profile)
-        profile = read_profile(path)
-        if difference := mismatch(profile, study):
-            raise ValueError(f"timing.profile={path}: {difference}")
-        return profile
-    matching = local_profile(study) or _matching_profile(study, PUBLISHED)
-    if matching is None:
-        name = study.model.name
-        command = f"bash runall.sh -cn calibrate model={name}" + (" arms=clean" if study.model.is_hybrid else "")
-        raise ValueError(
-            f"timing.profile is not set, and no profile of {name} on {machine()} exists: "
-            f"expected one, as `{command}` creates it"
-        )
-    return matching
-
-
-def local_profile(study: Study) -> Profile | None:
-    """Return the profile of this model in the folder of outputs; None without one.
-
-    A published profile with the same machine name may come from another machine.
-    """
-    return _matching_profile(study, profile_folder(HOME / study.output.root))
-
-
-def _matching_profile(study: Study, folder: Path) -> Profile | None:
-    for path in sorted(folder.glob("*.json")):
-        profile = read_profile(path)
-        if not mismatch(profile, study):
-            return profile
-    return None
-
-
-def mismatch(profile: Profile, study: Study) -> str:
-    """Describe why a profile does not match this study's model and this machine; empty where it matches."""
-    model, engine = study.model, study.engine
-    pairs = [
-        ("model", profile.model, model.name),
-        ("machine", profile.machine, machine()),
-        ("dtype", profile.dtype, dtype_of(model)),
-    ]
-    if engine.device != "auto":
-        kind = "cpu" if profile.device == "cpu" else "cuda"
-        pairs.append(("device", kind, engine.device.partition(":")[0]))
-    if engine.threads is not None:
-        pairs.append(("threads", str(profile.threads), str(engine.threads)))
-    for name, measured, expected in pairs:
-        if measured != expected:
-            return f"it was measured with {name} {measured}; expected {name} {expected}"
-    return ""
-
-
-def profile_folder(root: Path) -> Path:
-    """Folder of stored profiles below the output root."""
-    return root / "profiles"
 
 
 def store_profile(profile: Profile, root: Path) -> str:
@@ -125,64 +61,6 @@ def store_profile(profile: Profile, root: Path) -> str:
 def file_name(profile: Profile) -> str:
     """File name of a profile: one file for each model, machine and device."""
     return f"{slug(profile.model)}-{slug(profile.machine)}-{slug(profile.device)}.json"
-
-
-def slug(text: str) -> str:
-    """Convert a text to a name that is valid in any file system."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
-
-
-# ------------------------------------------------------------------------------
-# The calibrated profile with which a study measures the simulator's prediction error.
-# ------------------------------------------------------------------------------
-
-
-def find_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
-    """Return the profile that the study names, or a stored one that covers the longest prompt; else None."""
-    if study.timing.profile is not None:
-        return profile_of(study)
-    profile = local_profile(study)
-    return profile if profile is not None and profile.longest >= _longest(study, requests) else None
-
-
-def interleaved_calibration(study: Study, requests: tuple[Request, ...]) -> Study:
-    """Return a calibration that is interleaved with a study's repeats: one round before each, one after the last."""
-    calibration = calibration_of(study, requests)
-    return replace(calibration, design=replace(calibration.design, repeats=study.repeats + 1))
-
-
-def calibration_rows(calibration: Study, folder: Path) -> list[Row]:
-    """Rows of a calibration within another study; the files are in `folder`."""
-    files = {arm: ArmFiles.of_arm(folder, arm) for arm in calibration.chosen()}
-    calibration_rows = [
-        Row(CALIBRATION_PREFIX + arm, arm, files[arm], tuple(run_cells(calibration, arm)), calibrates=True)
-        for arm in files
-    ]
-    return [row for row in calibration_rows if row.cells]
-
-
-def measure_profile(study: Study, requests: tuple[Request, ...], name: str, root: Path, console: Console) -> Profile:
-    """Run a separate calibration and return its profile; it is stored for later studies if the machine was calm."""
-    from spanlab.study.run import run_study  # circular import: the study runs another study first
-
-    print_line(console, f"{_describe_missing_profile(study, requests)}: measuring one first, for the simulator")
-    calibration = calibration_of(study, requests)
-    output = replace(study.output, run=f"{name}_calibration", if_exists="replace")
-    calibration = replace(calibration, tracking=replace(study.tracking, kind="none"), output=output)
-    folder = run_study(calibration, "calibrate", root, show=False)
-    print_line(console, orjson.loads((folder / "summary.json").read_bytes())["fit_profile"]["kept"])
-    return read_profile(folder / "profile.json")
-
-
-def _describe_missing_profile(study: Study, requests: tuple[Request, ...]) -> str:
-    text, profile = f"no profile of {study.model.name} on this machine", local_profile(study)
-    if profile is None:
-        return text
-    return f"{text} covers {_longest(study, requests):,} tokens (the stored one covers {profile.longest:,})"
-
-
-def _longest(study: Study, requests: tuple[Request, ...]) -> int:
-    return study.design.longest or max(request.num_tokens for request in requests)
 
 
 # ------------------------------------------------------------------------------

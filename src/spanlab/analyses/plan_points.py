@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 from rich.console import Console
 from rich.progress import track
 
+from spanlab.analyses.base import Executor, PointWorker
 from spanlab.build import build_arrivals
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow, delays_of
@@ -31,11 +32,6 @@ from spanlab.study.backends import Simulator
 from spanlab.study.folder import print_line
 from spanlab.study.jobs import Job
 from spanlab.study.numbers import Columns, replace_file, select, utilisation_of
-from spanlab.study.worker import Worker
-
-if TYPE_CHECKING:
-    from spanlab.study.worker import Arms
-
 
 # ------------------------------------------------------------------------------
 # Arrivals of a point: the study's arrivals, compressed in time, shake, or far apart.
@@ -113,7 +109,7 @@ class Point:
         return hashlib.sha256(orjson.dumps(asdict(self))).hexdigest()[:16]
 
 
-def serve(worker: Worker, point: Point, replication: int) -> RunResult:
+def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
     """Simulate one run of a point, and return its result, which fits one line of a file."""
     study = _study_of(worker.study, point)
     requests = arrivals_of(study, worker.requests, replication, point.load)
@@ -404,7 +400,7 @@ class Trials:
     `path`  file of finished runs, one line each, which a resumed plan reads; `sort` puts the lines into order
     """
 
-    def __init__(self, study: Study, arms: Arms, path: Path, console: Console) -> None:
+    def __init__(self, study: Study, arms: Executor, path: Path, console: Console) -> None:
         self._study, self._arms, self._path, self._console = study, arms, path, console
         self._results = dict(_read_results(path))
         self._order: dict[tuple[str, int], None] = {}  # cells in the order in which the plan asked for them

@@ -24,7 +24,7 @@ from spanlab.analyses.twin_fit import (
     read_timed_log,
     server_of,
 )
-from spanlab.compiled import commit
+from spanlab.provenance import commit
 from spanlab.registry import require
 from spanlab.report import style
 from spanlab.report.cells import MISSING, Cell, Table, seconds, short, word

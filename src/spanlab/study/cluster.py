@@ -12,8 +12,9 @@ from uuid import uuid4
 
 from distributed import Client, KilledWorker, get_worker
 
-from spanlab.compiled import VARIABLE, commit, is_used
+from spanlab.compiled import VARIABLE, is_used
 from spanlab.plugins import load_plugins
+from spanlab.provenance import commit
 from spanlab.study.worker import Executor, Worker
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from spanlab.provenance import run_facts
 from spanlab.records import delays_of
 from spanlab.registry import REQUIRED, entry
 from spanlab.report import cells, units
@@ -31,7 +32,6 @@ from spanlab.study.folder import (
     publish,
     read_settings,
     read_summary,
-    run_facts,
     write_results,
 )
 from spanlab.study.numbers import Columns, at_rate, read_records, select

@@ -20,12 +20,13 @@ from spanlab.core.scheduler import Scheduler
 from spanlab.core.step import ScheduledSequence as Admitted
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_spec import ModelSpec
+from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, Registry, entry, one_of, positive
 from spanlab.report.cells import MISSING, Cell, Column, Table
 from spanlab.report.units import significant
 from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.server import OutputSettings, StoreSettings
-from spanlab.study.folder import PACKAGES_OF, entry_folder, publish, run_facts, write_results
+from spanlab.study.folder import entry_folder, publish, write_results
 
 if TYPE_CHECKING:  # the settings are read where torch is not installed
     from torch import Tensor

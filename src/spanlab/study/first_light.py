@@ -15,14 +15,13 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from spanlab.analyses.fit_profile import slug
-from spanlab.compiled import HOME, commit
+from spanlab.compiled import HOME
+from spanlab.provenance import commit, machine
 from spanlab.registry import REQUIRED, entry, one_of, positive
 from spanlab.report.cells import Cell, Column, Table
 from spanlab.report.table import markdown
 from spanlab.settings.server import OutputSettings
-from spanlab.study import folder as provenance
-from spanlab.study.folder import print_line
+from spanlab.study.folder import print_line, slug
 
 PROGRAMS = ("spanlab", "python", "bash")
 
@@ -148,7 +147,7 @@ def run_first_light(settings: FirstLight, home: Path) -> bool:
 def card_name(device: str) -> str:
     """Name of the card, or of this machine's processors; no CUDA context is created."""
     if device == "cpu":
-        return provenance.machine()
+        return machine()
     try:
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()[0]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import importlib.metadata
 import itertools
 import os
-import platform
 import re
 import shutil
 import time
@@ -25,7 +23,6 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from spanlab.compiled import commit, is_used
 from spanlab.core.request import Request
 from spanlab.errors import printed
 from spanlab.plugins import fingerprints
@@ -421,39 +418,6 @@ def publish(folder: RunFolder, tables: Sequence[Table]) -> None:
     print_line(Console(stderr=True), str(folder.path))
 
 
-# ------------------------------------------------------------------------------
-# Provenance of a result: commit, versions, wall time.
-# ------------------------------------------------------------------------------
-
-PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
-PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers"), "server": ("httpx",)}
-
-
-def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the end of a summary: facts that differ between two runs of the same settings.
-
-    `packages`  further packages that this run used
-    """
-    return {
-        "commit": commit(),
-        "machine": machine(),
-        "compiled": is_used(),
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)},
-        "wall_s": round(wall_s, 3),
-    }
-
-
-def machine() -> str:
-    """Number and name of this machine's processors."""
-    return f"{os.cpu_count()} x {_processor()}"
-
-
-def _processor() -> str:
-    """Processor name that the system reports."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+def slug(text: str) -> str:
+    """Convert a text to a name that is valid in any file system."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")

@@ -21,12 +21,12 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_spec import DeviceRates, ModelSpec
+from spanlab.provenance import PACKAGES_OF, machine
 from spanlab.records import delays_of
 from spanlab.report.data import StudyData
 from spanlab.settings.analyses import FLOOR
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
-from spanlab.study.folder import PACKAGES_OF, machine
 from spanlab.study.jobs import Row, run_cells
 from spanlab.study.numbers import ArmFiles, Columns, select
 

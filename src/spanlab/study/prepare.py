@@ -15,13 +15,14 @@ from spanlab.core.token_string import Tokens
 from spanlab.engine.settings import GOLD
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import load_plugins
+from spanlab.provenance import PACKAGES_OF
 from spanlab.queries.render import ChatTokenizer
 from spanlab.report.units import rounded_down
 from spanlab.settings import arms
 from spanlab.settings.analyses import ANALYSES, DESIGNED
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
-from spanlab.study.folder import PACKAGES_OF, print_line
+from spanlab.study.folder import print_line
 from spanlab.study.jobs import designed_workload
 from spanlab.study.machine import EngineFacts, installed
 from spanlab.tracking import check_login

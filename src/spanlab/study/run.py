@@ -10,19 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from rich.console import Console
 
 from spanlab.analyses.base import Findings, Finished, Report, footer, foreign_tokenizer, head
-from spanlab.analyses.fit_profile import (
-    calibration_rows,
-    find_profile,
-    interleaved_calibration,
-    measure_profile,
-    points_of,
-    profile_from_points,
-)
-from spanlab.build import build_workload
+from spanlab.analyses.fit_profile import points_of, profile_from_points
+from spanlab.build import build_workload, local_profile, profile_of
+from spanlab.core.request import Request
 from spanlab.plugins import fingerprints, named_errors
+from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT
 from spanlab.settings.server import LoadSweep
 from spanlab.settings.study import Study, worker_count
@@ -30,16 +26,24 @@ from spanlab.study.backends import BACKENDS
 from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, raise_failures, raise_limit, raise_missed
 from spanlab.study.folder import (
     GROWING,
-    PACKAGES_OF,
     RunFolder,
     arm_progress,
     as_yaml,
     finish_report,
     print_line,
-    run_facts,
     write_before_report,
 )
-from spanlab.study.jobs import REPEAT_ROW, Row, Task, repeated_arm, run_cells, schedule_tasks, shapes_of
+from spanlab.study.jobs import (
+    CALIBRATION_PREFIX,
+    REPEAT_ROW,
+    Row,
+    Task,
+    calibration_of,
+    repeated_arm,
+    run_cells,
+    schedule_tasks,
+    shapes_of,
+)
 from spanlab.study.machine import (
     OPTIONAL_PACKAGE,
     WITHOUT_OPTIONAL,
@@ -56,7 +60,7 @@ from spanlab.study.prepare import LoadFunction, check_and_load, check_context, c
 from spanlab.study.worker import Arms, Outcomes, Worker, arms_of
 from spanlab.workloads.workload import Workload
 from spanlab_sim.arrivals import Saturating
-from spanlab_sim.timings import Profile
+from spanlab_sim.timings import Profile, read_profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -364,3 +368,54 @@ def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) 
     from spanlab.report.style import write_figure  # loads matplotlib, half a second
 
     return write_figure(draw, stem)
+
+
+# ------------------------------------------------------------------------------
+# The calibrated profile with which a study measures the simulator's prediction error.
+# ------------------------------------------------------------------------------
+
+
+def measure_profile(study: Study, requests: tuple[Request, ...], name: str, root: Path, console: Console) -> Profile:
+    """Run a separate calibration and return its profile; it is stored for later studies if the machine was calm."""
+    print_line(console, f"{_describe_missing_profile(study, requests)}: measuring one first, for the simulator")
+    calibration = calibration_of(study, requests)
+    output = replace(study.output, run=f"{name}_calibration", if_exists="replace")
+    calibration = replace(calibration, tracking=replace(study.tracking, kind="none"), output=output)
+    folder = run_study(calibration, "calibrate", root, show=False)
+    print_line(console, orjson.loads((folder / "summary.json").read_bytes())["fit_profile"]["kept"])
+    return read_profile(folder / "profile.json")
+
+
+def _describe_missing_profile(study: Study, requests: tuple[Request, ...]) -> str:
+    text, profile = f"no profile of {study.model.name} on this machine", local_profile(study)
+    if profile is None:
+        return text
+    return f"{text} covers {_longest(study, requests):,} tokens (the stored one covers {profile.longest:,})"
+
+
+def find_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
+    """Return the profile that the study names, or a stored one that covers the longest prompt; else None."""
+    if study.timing.profile is not None:
+        return profile_of(study)
+    profile = local_profile(study)
+    return profile if profile is not None and profile.longest >= _longest(study, requests) else None
+
+
+def interleaved_calibration(study: Study, requests: tuple[Request, ...]) -> Study:
+    """Return a calibration that is interleaved with a study's repeats: one round before each, one after the last."""
+    calibration = calibration_of(study, requests)
+    return replace(calibration, design=replace(calibration.design, repeats=study.repeats + 1))
+
+
+def calibration_rows(calibration: Study, folder: Path) -> list[Row]:
+    """Rows of a calibration within another study; the files are in `folder`."""
+    files = {arm: ArmFiles.of_arm(folder, arm) for arm in calibration.chosen()}
+    calibration_rows = [
+        Row(CALIBRATION_PREFIX + arm, arm, files[arm], tuple(run_cells(calibration, arm)), calibrates=True)
+        for arm in files
+    ]
+    return [row for row in calibration_rows if row.cells]
+
+
+def _longest(study: Study, requests: tuple[Request, ...]) -> int:
+    return study.design.longest or max(request.num_tokens for request in requests)

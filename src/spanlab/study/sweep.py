@@ -25,6 +25,7 @@ import spanlab.analyses.every  # noqa: F401 - a fresh process that composes poin
 from spanlab.analyses.base import Findings
 from spanlab.build import build_workload, copy_pipe
 from spanlab.errors import is_user_error, printed, sentence
+from spanlab.provenance import run_facts
 from spanlab.report.cells import Table
 from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
 from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
@@ -41,7 +42,6 @@ from spanlab.study.folder import (
     finish_report,
     folder_name,
     print_line,
-    run_facts,
     settings_key,
     settings_yaml,
     write_before_report,

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.analyses.fit_profile import calibration_rows, interleaved_calibration
 from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.study.backends import RealEngine
 from spanlab.study.jobs import Row, run_cells, schedule_tasks, warm_requests
 from spanlab.study.machine import repeat_files
 from spanlab.study.numbers import ArmFiles
-from spanlab.study.run import run_study
+from spanlab.study.run import calibration_rows, interleaved_calibration, run_study
 
 SMALL = (
     "workload.documents=2",

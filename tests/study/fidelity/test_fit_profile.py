@@ -14,9 +14,9 @@ from spanlab.analyses.fit_profile import points_of
 from spanlab.build import build_timing
 from spanlab.cli import compose
 from spanlab.core.step_features import StepFeatures
+from spanlab.provenance import machine
 from spanlab.settings import Study
 from spanlab.study.backends import RealEngine
-from spanlab.study.folder import machine
 from spanlab.study.run import run_study
 from spanlab_sim.timings import TERMS, read_profile
 

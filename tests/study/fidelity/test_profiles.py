@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from spanlab import build
 from spanlab.analyses import fit_profile
 from spanlab.build import build_timing
 from spanlab.cli import compose
 from spanlab.core.step_features import StepFeatures
+from spanlab.provenance import machine
 from spanlab.settings import Study
-from spanlab.study.folder import machine
 from spanlab.study.run import run_study
 from spanlab_sim.timings import TERMS, Profile, read_profile
 
@@ -38,7 +39,7 @@ PROFILE = Profile(
 @pytest.fixture
 def alone(monkeypatch, tmp_path: Path) -> Path:
     """A place without published profiles; returns where outputs go."""
-    monkeypatch.setattr(fit_profile, "PUBLISHED", tmp_path / "published")
+    monkeypatch.setattr(build, "PUBLISHED", tmp_path / "published")
     return tmp_path / "outputs"
 
 
@@ -77,23 +78,23 @@ def test_anothers_profile_is_refused_with_both_names(alone: Path, change, typed,
 
 
 def test_published_profiles_can_be_read_and_have_their_own_names():
-    published = list(fit_profile.PUBLISHED.glob("*.json"))
+    published = list(build.PUBLISHED.glob("*.json"))
     assert published
     assert [path.name for path in published] == [fit_profile.file_name(read_profile(path)) for path in published]
 
 
 def test_without_a_name_our_own_comes_before_a_published_one(alone: Path):
-    replace(PROFILE, commit="published").write(fit_profile.PUBLISHED / "any.json")
-    assert fit_profile.profile_of(study(alone)).commit == "published"
-    replace(PROFILE, model="tiny").write(fit_profile.profile_folder(alone) / "another.json")
-    assert fit_profile.profile_of(study(alone)).commit == "published"
+    replace(PROFILE, commit="published").write(build.PUBLISHED / "any.json")
+    assert build.profile_of(study(alone)).commit == "published"
+    replace(PROFILE, model="tiny").write(build.profile_folder(alone) / "another.json")
+    assert build.profile_of(study(alone)).commit == "published"
     note = fit_profile.store_profile(replace(PROFILE, commit="own"), alone)
-    path = fit_profile.profile_folder(alone) / fit_profile.file_name(PROFILE)
+    path = build.profile_folder(alone) / fit_profile.file_name(PROFILE)
     assert note == f"kept for the simulator (timing=calibrated): {path}"
     assert path.parent == alone / "profiles"
     assert path.name.startswith("llama-3.2-1b-")
     assert path.name.endswith("-cpu.json")
-    assert fit_profile.profile_of(study(alone)).commit == "own"
+    assert build.profile_of(study(alone)).commit == "own"
 
 
 def noisy(median: float) -> Profile:
@@ -104,10 +105,10 @@ def test_noisy_profile_is_not_kept(alone: Path, monkeypatch):
     monkeypatch.setattr(fit_profile, "CROSS_VALIDATION_LIMIT", 0.1)
     head = "noisy machine, profile not kept: median error 18.9% at shapes left out, 10% is the limit; "
     assert fit_profile.store_profile(noisy(0.189), alone) == f"{head}none is stored"
-    assert fit_profile.local_profile(study(alone)) is None
+    assert build.local_profile(study(alone)) is None
     fit_profile.store_profile(PROFILE, alone)
     assert fit_profile.store_profile(noisy(0.189), alone) == f"{head}the one of 2026-01-01 stays"
-    assert fit_profile.profile_of(study(alone)).commit == "abc"
+    assert build.profile_of(study(alone)).commit == "abc"
     assert fit_profile.store_profile(noisy(float("nan")), alone).startswith("noisy machine, profile not kept")
     assert fit_profile.store_profile(noisy(0.1), alone).startswith("kept for the simulator")
 

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab.analyses.fit_profile import fit, interleaved_calibration, points_of
+from spanlab.analyses.fit_profile import fit, points_of
 from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.core.step_features import StepFeatures
+from spanlab.provenance import machine
 from spanlab.study.backends import RealEngine
-from spanlab.study.folder import machine
 from spanlab.study.numbers import ArmFiles
-from spanlab.study.run import run_study
+from spanlab.study.run import interleaved_calibration, run_study
 from spanlab_sim.timings import TERMS, Profile, read_profile
 
 FEW = (
