@@ -219,7 +219,12 @@ def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.
     The group of rank r is drawn with probability proportional to r^−zipf_exponent (0: all alike); which group has
     which rank is drawn first. Drawn in the order in which they are to be asked, so pair it with order="as_given".
     """
-    _check_popularity(requests, n, zipf_exponent)
+    if n < 1 or not requests:
+        raise ValueError(f"popularity.n is {n} with {len(requests)} requests to draw from, expected both positive.")
+    if any(request.after for request in requests):
+        raise ValueError(f"popularity.n is {n} where requests wait for others, expected every request once.")
+    if not (zipf_exponent >= 0 and np.isfinite(zipf_exponent)):
+        raise ValueError(f"popularity.zipf_exponent is {zipf_exponent}, expected 0 or more.")
     groups = list(by_group(requests).values())
     by_rank = rng.permutation(len(groups))
     weights = np.arange(1, len(groups) + 1, dtype=np.float64) ** -zipf_exponent
@@ -281,15 +286,6 @@ def check_unique(requests: Sequence[Request]) -> None:
     if len(set(ids)) < len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)
         raise ValueError(f"requests.id repeats {repeated}, expected every id once.")
-
-
-def _check_popularity(requests: Sequence[Request], n: int, zipf_exponent: float) -> None:
-    if n < 1 or not requests:
-        raise ValueError(f"popularity.n is {n} with {len(requests)} requests to draw from, expected both positive.")
-    if any(request.after for request in requests):
-        raise ValueError(f"popularity.n is {n} where requests wait for others, expected every request once.")
-    if not (zipf_exponent >= 0 and np.isfinite(zipf_exponent)):
-        raise ValueError(f"popularity.zipf_exponent is {zipf_exponent}, expected 0 or more.")
 
 
 # ------------------------------------------------------------------------------

@@ -153,7 +153,12 @@ class ModelledBackend:
         It repeats until a sequence finishes, memory runs short or a request arrives.
         """
         counts = features(step, self._state_bytes, self._rules, self._reads)
-        remaining = self._remaining_steps(step.decodes)
+        if step.decodes is not self._decodes:
+            self._decodes = step.decodes
+            self._remaining = min(
+                [sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1
+            )
+        remaining = self._remaining
         times = 1 if step.chunks or not self._jump else min(remaining, step.max_repeats)
         if times == 1:
             duration_ns, ends = self._timing.step(counts), None
@@ -170,13 +175,6 @@ class ModelledBackend:
         ends: NDArray[np.int64] = self._timing.span(counts, most).cumsum()
         times = most if deadline_ns is None else min(most, 1 + int(ends.searchsorted(deadline_ns, side="right")))
         return ends[:times]
-
-    def _remaining_steps(self, decodes: list[ScheduledSequence]) -> int:
-        """Return the steps until the first decoding sequence finishes; 1 where none decodes."""
-        if decodes is not self._decodes:
-            self._decodes = decodes
-            self._remaining = min([sequence.request.output_len - sequence.generated for sequence in decodes], default=1)
-        return self._remaining
 
     def completed(self, step: ScheduledStep) -> None:
         """Do nothing: this backend stores no KV."""

@@ -237,7 +237,9 @@ class Replica:
         self._backend.resume()
         while True:
             now = int(self._env.now)
-            self._queue(now)
+            self._hand_over(now)
+            if self.scheduler.idle:  # what arrives now is then taken too
+                self._hand_over(now + 1)
             self._changing(now)
             step = self.scheduler.schedule(now)
             if step is not None:
@@ -259,18 +261,16 @@ class Replica:
         self._step_ends = loaded
         return self._wake | self._env.timeout(loaded - now)
 
-    def _queue(self, now: int) -> None:
-        """Pass on what arrived before `now`, and what arrives now where the scheduler is idle."""
-        self._hand_over(now)
-        if self.scheduler.idle:
-            self._hand_over(now + 1)
-
     def _hand_over(self, before: int) -> None:
         while self._sent and self._sent[0].arrived_at < before:
             self.scheduler.add(self._sent.popleft())
 
     def _run(self, step: ScheduledStep, now: int, server: Server) -> Events:
-        result = self._backend.execute(step, self._deadline(now, server))
+        # a step may repeat until a request may arrive or a load ends
+        arrival = self._sent[0].arrived_at if self._sent else server.next_arrival(self)
+        loaded = None if self._loads is None else self._loads.next_arrival()
+        deadline_ns = min([time - now for time in (arrival, loaded) if time is not None], default=None)
+        result = self._backend.execute(step, deadline_ns)
         if self._loads is not None:
             result = replace(result, duration_ns=self._loads.step_duration(result.duration_ns))
         if result.repeats > 1:
@@ -295,12 +295,6 @@ class Replica:
     def _changing(self, now: int) -> None:
         for observer in self.observers:
             observer.changing(self._number, now)
-
-    def _deadline(self, now: int, server: Server) -> int | None:
-        """Return the nanoseconds until a request may arrive or a load ends; None: not before a sequence finishes."""
-        arrival = self._sent[0].arrived_at if self._sent else server.next_arrival(self)
-        loaded = None if self._loads is None else self._loads.next_arrival()
-        return min([time - now for time in (arrival, loaded) if time is not None], default=None)
 
 
 def route_to_first(request: Request, now: int) -> int:

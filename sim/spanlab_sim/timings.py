@@ -500,7 +500,13 @@ class FittedTiming:
         self._deployment = deployment
         dense = model.layer_parameters - model.expert_parameters
         active_experts = model.active_layer_parameters - dense
-        reduce_ns, self._gather_ns, latency_ns = _collectives(model, deployment, rates)
+        # nanoseconds of collectives: per token of a rank, per token of all ranks, and per step
+        row = COLLECTIVES_PER_LAYER * model.hidden_size * 2 / rates.link_bytes_per_s * 1e9  # activations have two bytes
+        tensor, data = deployment.tensor_parallel, deployment.data_parallel
+        reduce_ns = model.num_layers * row * 2 * (tensor - 1) / tensor
+        self._gather_ns = model.expert_layers * row * (data - 1) / data
+        times = model.num_layers * (tensor > 1) + model.expert_layers * (data > 1)
+        latency_ns = COLLECTIVES_PER_LAYER * times * rates.collective_s * 1e9
         self._layer_ns = (model.linear_flops_per_token - 2 * active_experts) * ns_per_flop / speed + reduce_ns
         self._layer_bytes_ns = dense * model.weight_itemsize * scale * self._ns_per_byte
         self._head_ns = model.head_flops * ns_per_flop
@@ -565,16 +571,6 @@ class FittedTiming:
         tokens = sum([self._deployment.padded(rank.prefill_tokens + rank.num_decodes) for rank in ranks])
         chosen = self._expert_bytes_ns * (1 - self._unchosen_share**tokens)
         return shared + _soft_max(tokens * self._expert_ns, chosen) + tokens * self._gather_ns
-
-
-def _collectives(model: ModelSpec, deployment: Deployment, rates: Rates) -> tuple[float, float, float]:
-    """Return nanoseconds per token of a rank, per token of all ranks, and per step."""
-    row = COLLECTIVES_PER_LAYER * model.hidden_size * 2 / rates.link_bytes_per_s * 1e9  # activations have two bytes
-    tensor, data = deployment.tensor_parallel, deployment.data_parallel
-    reduced = model.num_layers * row * 2 * (tensor - 1) / tensor
-    gathered = model.expert_layers * row * (data - 1) / data
-    times = model.num_layers * (tensor > 1) + model.expert_layers * (data > 1)
-    return reduced, gathered, COLLECTIVES_PER_LAYER * times * rates.collective_s * 1e9
 
 
 def _soft_max(compute_ns: float, memory_ns: float) -> float:

@@ -121,15 +121,6 @@ class BatchRules:
         if self.max_num_batched_tokens < self.max_num_seqs:
             least = f"expected at least {path}.max_num_seqs={self.max_num_seqs}"
             raise ValueError(f"{path}.max_num_batched_tokens={self.max_num_batched_tokens}: {least}")
-        self._check_threshold(path)
-        self.speculation.check(f"{path}.speculation")
-        if self.async_scheduling and self.speculation.draft_tokens:
-            reason = "a step planned ahead would need the number of accepted tokens, which is not known yet"
-            raise ValueError(
-                f"{path}.async_scheduling=true: expected false with {path}.speculation.draft_tokens: {reason}"
-            )
-
-    def _check_threshold(self, path: str) -> None:
         key = f"{path}.long_prefill_token_threshold"
         if self.long_prefill_token_threshold < 0:
             raise ValueError(f"{key}={self.long_prefill_token_threshold}: expected a number of tokens, or 0")
@@ -138,6 +129,12 @@ class BatchRules:
             raise ValueError(f"{key}={self.long_prefill_token_threshold}: expected 0, for {reason}")
         if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
             raise ValueError(f"{key}_adaptive=true: expected {key} beside it")
+        self.speculation.check(f"{path}.speculation")
+        if self.async_scheduling and self.speculation.draft_tokens:
+            reason = "a step planned ahead would need the number of accepted tokens, which is not known yet"
+            raise ValueError(
+                f"{path}.async_scheduling=true: expected false with {path}.speculation.draft_tokens: {reason}"
+            )
 
     @property
     def longest_chunk(self) -> int:

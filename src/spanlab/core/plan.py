@@ -473,7 +473,13 @@ def work_of(plan: ReusePlan, generated: int, copies: bool, maps: bool = False) -
     if copies:
         work = _with_copies(plan, work)
     if generated:
-        _append_output(plan, work, generated)
+        # append output tokens behind the prompt, in one range with its last text where that is computed too
+        last, end = len(plan.cache_spans) - 1, plan.prompt + generated
+        tail = work[-1] if work else None
+        if isinstance(tail, PrefillRange) and tail.cache_span == last:
+            work[-1] = replace(tail, stop=end)
+        else:
+            work.append(PrefillRange(last, plan.prompt, end))
     return tuple(work) or (missing[-1],)
 
 
@@ -542,26 +548,12 @@ def _with_copies(plan: ReusePlan, work: list[Work]) -> list[Work]:
     result: list[Work] = []
     copied = 0
     for item in work:
-        required = _copies_before(plan, item)
+        # the tokens of spans that must have been copied before a work runs
+        if isinstance(item, RepairPass):
+            sources = [span for span in plan.cache_spans if span.cache_span.start < item.stop]
+        else:
+            sources = [span for span in plan.cache_spans if not item.unseen and span.cache_span.stop <= item.start]
+        required = sum(span.to_copy for span in sources)
         result.append(replace(item, copied=max(0, required - copied)))
         copied = max(copied, required)
     return result
-
-
-def _copies_before(plan: ReusePlan, work: Work) -> int:
-    """Return the tokens of spans that must have been copied before a work runs."""
-    if isinstance(work, RepairPass):
-        sources = [span for span in plan.cache_spans if span.cache_span.start < work.stop]
-    else:
-        sources = [span for span in plan.cache_spans if not work.unseen and span.cache_span.stop <= work.start]
-    return sum(span.to_copy for span in sources)
-
-
-def _append_output(plan: ReusePlan, work: list[Work], generated: int) -> None:
-    """Append output tokens behind the prompt, in one range with its last text where that is computed too."""
-    last, end = len(plan.cache_spans) - 1, plan.prompt + generated
-    tail = work[-1] if work else None
-    if isinstance(tail, PrefillRange) and tail.cache_span == last:
-        work[-1] = replace(tail, stop=end)
-    else:
-        work.append(PrefillRange(last, plan.prompt, end))

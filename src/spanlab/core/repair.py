@@ -87,8 +87,30 @@ class Repair:
         positive(f"{arm}.k", self.k)
         for key, choices in CHOICES.items():
             one_of(f"{arm}.{key}", getattr(self, key), choices)
-        self._check_measurement(arm)
-        self._check_profile(arm)
+        # measurements without effect, and contradictory rules
+        if self.check_layer < 1:
+            raise ValueError(f"{arm}.check_layer={self.check_layer}: expected 1 or more")
+        if self.kind == "deviation_gradual" and self.filter == "queries":
+            raise ValueError(f"{arm}.filter=queries with kind=deviation_gradual: expected layers")
+        if self.writes == "chosen" and self.filter == "layers":
+            raise ValueError(f"{arm}.writes=chosen with filter=layers: expected all")
+        if self.chunked and self.measured:
+            raise ValueError(
+                f"{arm}.chunked=true with kind={self.kind}, which compares all tokens: expected false or null"
+            )
+        if self.base == "prompt" and self.ratio is None and self.kind != "none":
+            raise ValueError(f"{arm}.base=prompt with k={self.k}: expected ratio")
+        # keys that the kind does not read, and an invalid list of layers
+        defaults = Repair()
+        for key in UNREAD.get(self.kind, ()):
+            value, expected = getattr(self, key), getattr(defaults, key)
+            if value != expected:
+                raise ValueError(f"{arm}.{key}={value} with kind={self.kind}: expected {expected}")
+        layers = self.layers
+        if layers is not None and not self.probes:
+            raise ValueError(f"{arm}.layers={layers} with kind={self.kind}: expected null, or kind=attention")
+        if layers is not None and (not layers or min(layers) < 0 or sorted(set(layers)) != list(layers)):
+            raise ValueError(f"{arm}.layers={layers}: expected layers from 0 on, each once and in order")
         not_negative(f"{arm}.seed", self.seed)
         if self.ratio is not None:
             share(f"{arm}.ratio", self.ratio)
@@ -107,34 +129,6 @@ class Repair:
                 else "k or ratio"
             )
             raise ValueError(f"{arm}.kind={self.kind} with k={self.k}, ratio={self.ratio}: expected {expected}")
-
-    def _check_measurement(self, arm: str) -> None:
-        """Raise ValueError for measurements without effect and for contradictory rules."""
-        if self.check_layer < 1:
-            raise ValueError(f"{arm}.check_layer={self.check_layer}: expected 1 or more")
-        if self.kind == "deviation_gradual" and self.filter == "queries":
-            raise ValueError(f"{arm}.filter=queries with kind=deviation_gradual: expected layers")
-        if self.writes == "chosen" and self.filter == "layers":
-            raise ValueError(f"{arm}.writes=chosen with filter=layers: expected all")
-        if self.chunked and self.measured:
-            raise ValueError(
-                f"{arm}.chunked=true with kind={self.kind}, which compares all tokens: expected false or null"
-            )
-        if self.base == "prompt" and self.ratio is None and self.kind != "none":
-            raise ValueError(f"{arm}.base=prompt with k={self.k}: expected ratio")
-
-    def _check_profile(self, arm: str) -> None:
-        """Raise ValueError for keys that the kind does not read, and for an invalid list of layers."""
-        defaults = Repair()
-        for key in UNREAD.get(self.kind, ()):
-            value, expected = getattr(self, key), getattr(defaults, key)
-            if value != expected:
-                raise ValueError(f"{arm}.{key}={value} with kind={self.kind}: expected {expected}")
-        layers = self.layers
-        if layers is not None and not self.probes:
-            raise ValueError(f"{arm}.layers={layers} with kind={self.kind}: expected null, or kind=attention")
-        if layers is not None and (not layers or min(layers) < 0 or sorted(set(layers)) != list(layers)):
-            raise ValueError(f"{arm}.layers={layers}: expected layers from 0 on, each once and in order")
 
     def last_check_layer(self, layers: int) -> int:
         """Return the last of `layers` layers that can be the check layer and still leave out tokens."""

@@ -165,22 +165,19 @@ class Scheduler:
         """Decode one token of all leading decoding sequences; 0 where memory does not suffice for all."""
         if not sequences or not sequences[0].prefilled:
             return 0
-        batch = self._leading_decodes()
-        count = len(batch.sequences)
-        if not 0 < count <= budget or self.policy.spare_steps(batch.allocations) < 1:
-            return 0
-        self.policy.repeat(batch.allocations, batch.starts(0), 1, unnoticed)
-        step.decodes = batch.sequences
-        return count
-
-    def _leading_decodes(self) -> DecodeBatch:
         if self._decode_batch is None:
             running = self.running
             count = 0
             while count < len(running) and running[count].prefilled:
                 count += 1
             self._decode_batch = DecodeBatch(running[:count])
-        return self._decode_batch
+        batch = self._decode_batch
+        count = len(batch.sequences)
+        if not 0 < count <= budget or self.policy.spare_steps(batch.allocations) < 1:
+            return 0
+        self.policy.repeat(batch.allocations, batch.starts(0), 1, unnoticed)
+        step.decodes = batch.sequences
+        return count
 
     def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Decode one token of a sequence; returns the rows used, 0 where the sequence was preempted."""

@@ -118,7 +118,9 @@ class Room:
             leaf = self._leaves.lowest()
             if leaf is None:
                 return False
-            self._drop_entry(leaf[1])
+            node = leaf[1]
+            while node.parent is not None and not node.children and not node.locks:
+                node = self._drop(node)
         return True
 
     def _adds_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
@@ -204,12 +206,6 @@ class Room:
             self._leaves.offer(parent)
         return parent
 
-    def _drop_entry(self, leaf: Node) -> None:
-        """Remove a leaf, with the part of its path that is neither shared nor locked."""
-        node = leaf
-        while node.parent is not None and not node.children and not node.locks:
-            node = self._drop(node)
-
     def _drop_state(self, state: State) -> None:
         """Remove one state; its KV stays."""
         node = state.node
@@ -281,7 +277,10 @@ class Store(Room):
         """
         before, now = self.tree.num_tokens, self._tick()
         end = self.tree.extend(start, tokens, stop, now)
-        _mark_path(end, now)
+        node = end
+        while node.parent is not None:
+            node.used = now
+            node = node.parent
         if end.created == now:
             self._leaves.add([end])
         self._leaves.renewed(end.path())
@@ -390,13 +389,6 @@ class Store(Room):
                 self._states.offer(state)
 
 
-def _mark_path(node: Node, now: int) -> None:
-    """Set the time of the last use of a node and its ancestors."""
-    while node.parent is not None:
-        node.used = now
-        node = node.parent
-
-
 # ------------------------------------------------------------------------------
 # A recount of a store from scratch, for tests and idle moments.
 # ------------------------------------------------------------------------------
@@ -415,7 +407,20 @@ def recount(store: Store, roots: Iterable[Node]) -> None:
     assert store.state_locked == in_use, "locked state bytes are miscounted"
     assert store.entries == sum(not node.children for node in nodes), "entries are miscounted"
     for node in nodes:
-        _check_node(node, store.tree.block_size)
+        assert node.parent is not None and node.parent.depth == node.start, (
+            "a node does not start where its parent ends"
+        )
+        assert len(node.edge) == node.depth - node.start and node.depth % store.tree.block_size == 0, (
+            "an edge is off its block"
+        )
+        assert node.parent.children[node.key] is node, "a child has another key than its parent's entry for it"
+        assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
+        positions = [state.position for state in node.states]
+        for values in (positions, node.lost):
+            assert values == sorted(set(values)), "positions are not increasing"
+            assert all(node.start < position <= node.depth for position in values), "a state lies outside its node"
+        assert not set(positions) & set(node.lost), "a state is both here and lost"
+        assert all(state.node is node for state in node.states), "a state points to another node"
     kv, state = store.kv_cached + store.kv_reserved, store.state_cached + store.state_reserved
     assert kv <= store.budget.kv_bytes and state <= store.budget.state_bytes, "over a budget"
     assert kv + state <= store.budget.total_bytes and store.entries <= store.budget.entries, "over a budget"
@@ -427,16 +432,3 @@ def _descendants(root: Node) -> Iterator[Node]:
         node = pending.pop()
         pending.extend(node.children.values())
         yield node
-
-
-def _check_node(node: Node, block_size: int) -> None:
-    assert node.parent is not None and node.parent.depth == node.start, "a node does not start where its parent ends"
-    assert len(node.edge) == node.depth - node.start and node.depth % block_size == 0, "an edge is off its block"
-    assert node.parent.children[node.key] is node, "a child has another key than its parent's entry for it"
-    assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
-    positions = [state.position for state in node.states]
-    for values in (positions, node.lost):
-        assert values == sorted(set(values)), "positions are not increasing"
-        assert all(node.start < position <= node.depth for position in values), "a state lies outside its node"
-    assert not set(positions) & set(node.lost), "a state is both here and lost"
-    assert all(state.node is node for state in node.states), "a state points to another node"

@@ -388,7 +388,15 @@ class PrefixTree:
             upper,
         )
         upper.children[node.key] = node
-        _split_states(upper, node, depth)
+        # move the states and losses above `depth` to the upper part of a split edge
+        if node.states:
+            above = bisect_right(node.states, depth, key=position_of)
+            upper.states, node.states = node.states[:above], node.states[above:]
+            for state in upper.states:
+                state.node = upper
+        if node.lost:
+            above = bisect_right(node.lost, depth)
+            upper.lost, node.lost = node.lost[:above], node.lost[above:]
         for watcher in self.watchers:
             watcher.split(upper, node)
         return upper
@@ -426,18 +434,6 @@ class PrefixTree:
         for watcher in self.watchers:
             watcher.removed(node)
         return parent
-
-
-def _split_states(upper: Node, lower: Node, depth: int) -> None:
-    """Move the states and losses above `depth` to the upper part of a split edge."""
-    if lower.states:
-        above = bisect_right(lower.states, depth, key=position_of)
-        upper.states, lower.states = lower.states[:above], lower.states[above:]
-        for state in upper.states:
-            state.node = upper
-    if lower.lost:
-        above = bisect_right(lower.lost, depth)
-        upper.lost, lower.lost = lower.lost[:above], lower.lost[above:]
 
 
 # ------------------------------------------------------------------------------

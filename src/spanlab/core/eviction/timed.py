@@ -272,11 +272,7 @@ class PriorityCandidates(RankedHeap[RankedT]):
         del self._retained[item]
 
     def lowest(self) -> tuple[Key, RankedT] | None:
-        self._expire()
-        return super().lowest()
-
-    def _expire(self) -> None:
-        """Give expired entries the default priority; restart the duration of those in use."""
+        # give expired entries the default priority; restart the duration of those in use
         while self._expiring and self._expiring[0][0] <= self._moment.now:
             expires_at, _, item = heapq.heappop(self._expiring)
             retained = self._retained.get(item)
@@ -289,6 +285,7 @@ class PriorityCandidates(RankedHeap[RankedT]):
             if self._refreshes:
                 retained.since = expires_at
             self.offer(item)
+        return super().lowest()
 
     def _by_priority(self, item: RankedT) -> Key:
         retained = self._retained[item]

@@ -384,15 +384,13 @@ class ReuseRates:
         """The Gittins index of an entry of a class and age, in reuses per time."""
         index = self._index.get(reuse_class.coarse)
         if index is None:
-            index = self._index[reuse_class.coarse] = index_of(self._rates(reuse_class.coarse)).tolist()
+            none = np.zeros(_INTERVALS)
+            reuses, time = sum(self._reuses.values(), none), sum(self._time.values(), none)
+            common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
+            reused = self._reuses.get(reuse_class.coarse, none) + 1.0
+            rates: Floats = reused / (self._time.get(reuse_class.coarse, none) + 1.0 / common)
+            index = self._index[reuse_class.coarse] = index_of(rates).tolist()
         return index[interval_of(age)]
-
-    def _rates(self, reuse_class: ReuseClass) -> Floats:
-        none = np.zeros(_INTERVALS)
-        reuses, time = sum(self._reuses.values(), none), sum(self._time.values(), none)
-        common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
-        rates: Floats = (self._reuses.get(reuse_class, none) + 1.0) / (self._time.get(reuse_class, none) + 1.0 / common)
-        return rates
 
 
 # ------------------------------------------------------------------------------
@@ -481,7 +479,14 @@ class _Entries(ABC, Generic[RankedT]):
             self._items[slot], self._slot[last] = last, slot
 
     def lowest(self) -> tuple[Key, RankedT] | None:
-        ranks = [((self.value(item), item.used, item.serial), item) for item in self._sample()]
+        # candidates to rank: all of a small set of entries, or a sample of a large one
+        for draws in (4 * _SAMPLE, len(self._items)):
+            items = self._items if len(self._items) <= draws else self._learned.rng.sample(self._items, draws)
+            free = [item for item in items if self.kind.may_leave(item)]
+            if free:
+                break
+        sample = free[:_SAMPLE] if len(items) < len(self._items) else free
+        ranks = [((self.value(item), item.used, item.serial), item) for item in sample]
         return min(ranks, key=lambda rank: rank[0], default=None)
 
     def index(self, item: RankedT) -> float:
@@ -501,15 +506,6 @@ class _Entries(ABC, Generic[RankedT]):
         self._since[item], self._counted[item] = item.used, 0
         self._class[item] = self.class_of(item)
         self._learned.now = max(self._learned.now, item.used)
-
-    def _sample(self) -> list[RankedT]:
-        """Candidates to rank: all of a small set of entries, or a sample of a large one."""
-        for draws in (4 * _SAMPLE, len(self._items)):
-            items = self._items if len(self._items) <= draws else self._learned.rng.sample(self._items, draws)
-            free = [item for item in items if self.kind.may_leave(item)]
-            if free:
-                break
-        return free[:_SAMPLE] if len(items) < len(self._items) else free
 
 
 class _States(_Entries[State]):
@@ -549,12 +545,9 @@ class _Leaves(_Entries[Node]):
         above = item.parent.deepest_state(item.start)
         start = 0 if above is None else above.position
         saved = sum(self._states.index(state) * self._work(start, state.position) for state in item.states)
-        return saved / max(1, self._exclusive_bytes(item) + sum(state.num_bytes for state in item.states))
-
-    def _exclusive_bytes(self, leaf: Node) -> int:
-        """Bytes of KV that only this leaf needs: its KV, and that above it up to a state or a fork."""
-        num_bytes, above = self.kind.num_bytes(leaf), leaf.parent
-        while above is not None and above.parent is not None and len(above.children) == 1 and not above.states:
-            num_bytes += self.kind.num_bytes(above)
-            above = above.parent
-        return num_bytes
+        # bytes of KV that only this leaf needs: its KV, and that above it up to a state or a fork
+        num_bytes, upper = self.kind.num_bytes(item), item.parent
+        while upper is not None and upper.parent is not None and len(upper.children) == 1 and not upper.states:
+            num_bytes += self.kind.num_bytes(upper)
+            upper = upper.parent
+        return saved / max(1, num_bytes + sum(state.num_bytes for state in item.states))

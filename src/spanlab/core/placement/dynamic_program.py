@@ -241,10 +241,7 @@ class Dp:
         not_negative(f"{path}.smoothing", self.smoothing)
         if self.decay is not None and not 0 < self.decay <= 1:
             raise ValueError(f"{path}.decay={self.decay}: expected a share above 0 and up to 1")
-        self._check_ignored(path)
-
-    def _check_ignored(self, path: str) -> None:
-        """Raise ValueError for keys that would have no effect."""
+        # keys that would have no effect
         if self.every is not None and self.update == "frozen":
             raise ValueError(f"{path}.every={self.every} with dp.update=frozen: expected null, for it solves once")
         if self.decay is not None and self.update != "decayed":
@@ -285,7 +282,11 @@ class DynamicProgram:
         """Count a match depth, and solve again when due."""
         if self._observed == self._warmup:
             self._solve()
-        self._count_depth(prefill.matched if self._dp.observe == "matched" else prefill.seen)
+        depth = prefill.matched if self._dp.observe == "matched" else prefill.seen
+        if self._decay != 1.0:
+            self._histogram *= self._decay
+        self._histogram[min(depth // self._bin_tokens, len(self._histogram) - 1)] += 1.0
+        self._observed += 1
         if self._observed > self._warmup and self._every and self._observed % self._every == 0:
             self._solve()
 
@@ -296,12 +297,6 @@ class DynamicProgram:
         if self._dp.backtrack == "per_length":
             return self._solution.positions_within(prefill.prompt)
         return [position for position in self._fixed if position <= prefill.prompt]
-
-    def _count_depth(self, depth: int) -> None:
-        if self._decay != 1.0:
-            self._histogram *= self._decay
-        self._histogram[min(depth // self._bin_tokens, len(self._histogram) - 1)] += 1.0
-        self._observed += 1
 
     def _solve(self) -> None:
         histogram = self._histogram + self._dp.smoothing
@@ -413,11 +408,7 @@ class _Table:
         best = options[np.arange(len(first)), first]
         cost = np.concatenate([[0.0], best[self._owner]])
         splits = np.concatenate([[0], first[self._owner] + 1])
-        self._split_between(below, cost, splits)
-        return cost, splits
-
-    def _split_between(self, below: Floats, cost: Floats, splits: Bins) -> None:
-        """Use splits at bins without mass where rounding makes one cheaper than all splits before it."""
+        # use splits at bins without mass where rounding makes one cheaper than all splits before it
         options = (below[:-1] + self.moment[1:]) - self.moment[:-1]
         cheaper = self._free[options[self._free - 1] < cost[self._free]]
         for split in cheaper.tolist():
@@ -426,3 +417,4 @@ class _Table:
                 end = self._ends[split - 1]
                 cost[split:end] = option
                 splits[split:end] = split
+        return cost, splits

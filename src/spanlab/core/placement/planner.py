@@ -69,14 +69,11 @@ class Cues:
                 points.add(name)
             self._points.move_to_end(run)
             if len(points) > 1:
-                self._admit(run, len(points))
+                self._cues[run] = len(points)
+                if len(self._cues) > _CUES:
+                    del self._cues[min(self._cues, key=self._cues.__getitem__)]
         while len(self._points) > _CUE_POINTS:
             self._points.popitem(last=False)
-
-    def _admit(self, run: Run, points: int) -> None:
-        self._cues[run] = points
-        if len(self._cues) > _CUES:
-            del self._cues[min(self._cues, key=self._cues.__getitem__)]
 
     def find(self, tokens: Tokens, start: int) -> Iterator[tuple[int, Run]]:
         """Yield positions after `start` at which a cue ends, each with its cue; cues with most points first."""
@@ -194,9 +191,17 @@ class Planner:
         anchors = self._find_anchors(prefill)
         uses = {position: (self._uses[kind] + 1) / (self._anchors[kind] + 1) for position, kind in anchors.items()}
         for position, kind in anchors.items():
-            self._remember(self._names[position // self._facts.unit - 1], kind)
+            name = self._names[position // self._facts.unit - 1]
+            self._remembered[name] = kind
+            self._remembered.move_to_end(name)
+            self._anchors[kind] += 1
+            if len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
         if self._floor(self._divergence(prefill)) <= prefill.resume:
-            self._add_frequent_depths(prefill, uses)
+            share = min(1.0, (self._unexplained + 1) / (self._new + 1)) / max(1, len(self._depths))
+            for depth in self._depths:
+                if prefill.resume < depth <= prefill.prompt:
+                    uses[depth] = uses.get(depth, 0.0) + share
         return self._choose(prefill.resume, uses) if uses else ()
 
     def _floor(self, position: int) -> int:
@@ -225,36 +230,18 @@ class Planner:
             if position > prefill.resume
         }
 
-    def _remember(self, name: int, kind: Anchor) -> None:
-        self._remembered[name] = kind
-        self._remembered.move_to_end(name)
-        self._anchors[kind] += 1
-        if len(self._remembered) > _REMEMBERED:
-            self._remembered.popitem(last=False)
-
-    def _add_frequent_depths(self, prefill: PrefillInfo, uses: dict[int, float]) -> None:
-        """Add the unexplained uses of a new prompt, spread over the depths of earlier unexplained divergence."""
-        share = min(1.0, (self._unexplained + 1) / (self._new + 1)) / max(1, len(self._depths))
-        for depth in self._depths:
-            if prefill.resume < depth <= prefill.prompt:
-                uses[depth] = uses.get(depth, 0.0) + share
-
     def _choose(self, resume: int, uses: dict[int, float]) -> list[int]:
         facts, order = self._facts, sorted(uses)
         positions = np.array([resume, *order])
         deeper_uses = np.cumsum([uses[position] for position in reversed(order)])[::-1]
         offers = Offers(positions.astype(np.float64), self._cost(0, positions), np.concatenate([[0.0], deeper_uses]))
-        price = self._price()
+        price = SHARE * math.exp(self._logarithms / self._placed) if self._placed else 0.0
         chain = offers.chain(price * facts.state_bytes, price * facts.token_bytes)
         for start, stop in zip([0, *chain], chain, strict=False):
             num_bytes = facts.state_bytes + facts.token_bytes * float(positions[stop] - positions[start])
             self._placed += 1
             self._logarithms += math.log(offers.saving(start, stop) / num_bytes)
         return [order[entry - 1] for entry in chain]
-
-    def _price(self) -> float:
-        """Return the price of a byte: the saving that is expected of it at least."""
-        return SHARE * math.exp(self._logarithms / self._placed) if self._placed else 0.0
 
 
 # ------------------------------------------------------------------------------
@@ -338,7 +325,13 @@ class SharedBudget:
             self._all.add(depth, self._weight)
             self._changed.add(group)
         self._observed += 1
-        self._age()
+        # increase the weight of later observations, instead of decreasing all earlier weights each time
+        self._weight /= DECAY
+        if self._weight > _HEAVIEST:
+            for depths in (self._all, *self._documents.values()):
+                depths.scale(1.0 / self._weight)
+            self._savings = {group: savings / self._weight for group, savings in self._savings.items()}
+            self._weight = 1.0
         if self._observed % EVERY == 0 and self._changed:
             self._split()
 
@@ -351,15 +344,6 @@ class SharedBudget:
         if self._default is None:
             return balanced_positions(prefill.prompt, self._count)
         return self._default.positions_within(prefill.prompt)
-
-    def _age(self) -> None:
-        """Increase the weight of later observations, instead of decreasing all earlier weights each time."""
-        self._weight /= DECAY
-        if self._weight > _HEAVIEST:
-            for depths in (self._all, *self._documents.values()):
-                depths.scale(1.0 / self._weight)
-            self._savings = {group: savings / self._weight for group, savings in self._savings.items()}
-            self._weight = 1.0
 
     def _split(self) -> None:
         for group in self._changed:

@@ -122,13 +122,7 @@ class BlockPool:
         new = min(count - len(blocks), self._unused)
         self._unused -= new
         blocks += [Block() for _ in range(new)]
-        blocks += self._evict(count - len(blocks))
-        for block in blocks:
-            block.users = 1
-        return blocks
-
-    def _evict(self, count: int) -> list[Block]:
-        evicted = [self._keyed.popitem(last=False)[0] for _ in range(count)]
+        evicted = [self._keyed.popitem(last=False)[0] for _ in range(count - len(blocks))]
         self.num_evicted.update([block.group for block in evicted])
         plain = not self._copies and self.lower is None
         for block in evicted:
@@ -139,7 +133,10 @@ class BlockPool:
             else:
                 self._forget(block, BlockKey(block.group, digest))
             block.digest = block.source = None
-        return evicted
+        blocks += evicted
+        for block in blocks:
+            block.users = 1
+        return blocks
 
     def _forget(self, block: Block, key: BlockKey) -> None:
         """Remove a block from its key; if it was the first one, its next copy becomes the first."""
@@ -526,7 +523,11 @@ class Chain:
     def digests_to(self, length: int) -> list[int]:
         """Return digests of at least the full blocks in the first `length` tokens of prompt and output."""
         if length // self._size > len(self.digests):
-            self._generate(length - len(self.prompt))
+            generated = length - len(self.prompt)
+            if self.request.output is None:  # all later ids are equal
+                generated += _AHEAD * self._size
+            new = self.request.output_tokens(generated)[self._generated :]
+            self._partial_block, self._generated = self._digest(np.concatenate([self._partial_block, new])), generated
         return self.digests
 
     def string(self, length: int) -> TokenString:
@@ -554,12 +555,6 @@ class Chain:
             if (index + 1) * self._size > common:
                 return index
         return len(blocks)
-
-    def _generate(self, generated: int) -> None:
-        if self.request.output is None:  # all later ids are equal
-            generated += _AHEAD * self._size
-        new = self.request.output_tokens(generated)[self._generated :]
-        self._partial_block, self._generated = self._digest(np.concatenate([self._partial_block, new])), generated
 
     def _digest(self, tokens: Tokens) -> Tokens:
         """Append digests of the full blocks of `tokens`; return the ids after the last full block."""

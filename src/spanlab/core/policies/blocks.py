@@ -312,7 +312,9 @@ class BlockPolicy:
         """Whether the whole prompt and its drafts fit, and this step writes no state that the request reads."""
         tables = [BlockTable() for _ in self._groups]
         needed = self._needed(tables, plan.prompt + generated + drafts, plan.reused_blocks)
-        return needed <= self._pool.num_free and not self._waits_for_state(plan)
+        return needed <= self._pool.num_free and not any(
+            blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks[1:]
+        )
 
     def _refuse(self, plan: BlockPlan, generated: int) -> None:
         """Record a refused plan, where the state of the pool determines when it may fit."""
@@ -327,9 +329,6 @@ class BlockPolicy:
         self._refusal = Refusal(
             plan, generated, needed, unreferenced, next_digest, pool.num_revived, pool.num_evicted[0]
         )
-
-    def _waits_for_state(self, plan: BlockPlan) -> bool:
-        return any(blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks[1:])
 
     def _needed(self, tables: Sequence[BlockTable], tokens: int, reused: Sequence[Sequence[Block]]) -> int:
         groups = zip(self._groups, tables, reused, strict=True)
@@ -413,17 +412,12 @@ class BlockPolicy:
                 table.blocks[index].source = source
             if count == (plan.prompt - 1) // self.blocks.size > 0 and table.blocks[count - 1] is not NULL_BLOCK:
                 self._fresh.add(BlockKey(group.index, digests[count - 1]))  # the prompt's last boundary
-            self._record_states(allocation, group, digests, published)
-
-    def _record_states(
-        self, allocation: BlockAllocation, group: StateBlocks, digests: Sequence[int], published: Sequence[int]
-    ) -> None:
-        """Record newly published states."""
-        self._fresh.update([BlockKey(group.index, digests[index]) for index in published])
-        if group.index == 1:
-            self._matcher.ever_stored.update([digests[index] for index in published])
-            allocation.captures = [(index + 1) * self.blocks.size for index in published]
-            allocation.captured += len(published)
+            # record newly published states
+            self._fresh.update([BlockKey(group.index, digests[index]) for index in published])
+            if group.index == 1:
+                self._matcher.ever_stored.update([digests[index] for index in published])
+                allocation.captures = [(index + 1) * self.blocks.size for index in published]
+                allocation.captured += len(published)
 
     def repeat(
         self, allocations: list[BlockAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed

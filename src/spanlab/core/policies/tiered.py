@@ -267,7 +267,10 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         allocation = self._policy.allocate(plan, now, generated, drafts)
         self._pool.free(resident)
         assert allocation is not None, "a plan that fits also fits after its loads are allocated"
-        self._wait_for(loads, WaitingRequest(allocation, note, now, len(loads)))
+        waiting = WaitingRequest(allocation, note, now, len(loads))
+        waiting.allocation.loading = bool(loads)
+        for load in loads:
+            self._arrivals[load].waiting.append(waiting)
         self.tiers.used(keys, now)
         self.tiers.settle(now)
         self._arrive()
@@ -298,12 +301,6 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         for key, block in blocks:
             self._pool.publish(key.group, [block], [key.digest])
         self._pool.free([block for _, block in reversed(blocks)])
-
-    def _wait_for(self, loads: list[Load], waiting: WaitingRequest) -> None:
-        """Make a request wait for running loads."""
-        waiting.allocation.loading = bool(loads)
-        for load in loads:
-            self._arrivals[load].waiting.append(waiting)
 
     def _arrive(self) -> None:
         """Publish blocks of completed loads, and make requests ready that wait for no other load."""

@@ -289,17 +289,14 @@ class RequestStates:
     def after_insert(self, allocation: TreeAllocation, node: Node) -> None:
         """Lock the newest stored state, and enforce the cap of states per path."""
         if self._rules.cache.hold_state:
-            self._lock_newest(allocation, node)
+            # lock the newest state of a request's path, if its node has one at its end
+            self.unlock(allocation)
+            state = node.deepest_state(node.depth)
+            if state is not None and state.position == node.depth:
+                self._store.lock_state(state)
+                allocation.states = [state]
         if self._rules.cache.states_per_path is not None:
             self._store.drop_states(excess_states(node, self._rules.cache.states_per_path))
-
-    def _lock_newest(self, allocation: TreeAllocation, node: Node) -> None:
-        """Lock the newest state of a request's path, if its node has one at its end."""
-        self.unlock(allocation)
-        state = node.deepest_state(node.depth)
-        if state is not None and state.position == node.depth:
-            self._store.lock_state(state)
-            allocation.states = [state]
 
     def unlock(self, allocation: TreeAllocation) -> None:
         """Unlock the states of an allocation after they were read."""
@@ -382,7 +379,10 @@ class TreePolicy:
         granted = store.reserve(kv, state_bytes)
         assert granted, "`fits_beside` has counted these bytes"
         if not generated:
-            self._record_misses(plan)
+            for span_plan in plan.cache_spans:
+                if span_plan.losses.kv_evicted:
+                    span, matched = span_plan.cache_span, span_plan.matched
+                    self.ledger.missed(self.index.key(plan.request, span), span.tokens, matched, span.stop - span.start)
         captures = self._plan_captures(plan, now)
         captured = self._captures.bytes_of(plan, captures)
         store.reserve(0, captured)
@@ -400,12 +400,6 @@ class TreePolicy:
             reserved_to,
             links=links,
         )
-
-    def _record_misses(self, plan: ReusePlan) -> None:
-        for span_plan in plan.cache_spans:
-            if span_plan.losses.kv_evicted:
-                span, matched = span_plan.cache_span, span_plan.matched
-                self.ledger.missed(self.index.key(plan.request, span), span.tokens, matched, span.stop - span.start)
 
     def _stored_reads(self, plan: ReusePlan) -> tuple[list[int], list[State]]:
         """Return what a request reads from the store: tokens by cache span, and states."""

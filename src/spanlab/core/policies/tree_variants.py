@@ -218,7 +218,8 @@ class KeptRepairsPolicy(TreePolicy):
         for index, span_plan in enumerate(plan.cache_spans):
             span = span_plan.cache_span
             if not span.exact and len(span.tokens) >= length:
-                links[index] = _link(span, length, before.digest())
+                start, tokens = span.start, span.tokens.cut(0, length)
+                links[index] = CacheSpan(start, start + length, False, tokens, before.digest(), start)
             before.update(b"%d,%d:" % (span.independent, span.stop - span.start))
             before.update(span.tokens.tobytes())
         return links
@@ -246,11 +247,6 @@ class KeptRepairsPolicy(TreePolicy):
         node = store.insert(root, link.tokens, length, (), 0)
         store.lock(node)
         allocation.links[index] = node
-
-
-def _link(span: CacheSpan, length: int, parent_hash: bytes) -> CacheSpan:
-    start, tokens = span.start, span.tokens.cut(0, length)
-    return CacheSpan(start, start + length, False, tokens, parent_hash, start)
 
 
 # ------------------------------------------------------------------------------
