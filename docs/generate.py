@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from spanlab.cli import dataclass_in, first_sentence, meaning_of, meanings_of, registered, registries
-from spanlab.kinds import kinds_of, schema_of_kind
+from spanlab.kinds import kinds_of
 from spanlab.registry import ENTRIES, REQUIRED
 from spanlab.settings import Study
 
@@ -184,10 +184,9 @@ def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any],
     for key, subschema in subschemas.items():
         shown_at.setdefault(subschema, f"{prefix}{key}{root}")
     if (kinds := kinds_of(schema)) is not None:
-        rows = [("every", f"`{prefix}kind`", ", ".join(f"`{name}`" for name in kinds), "", "the kind")]
-        rows += [
-            (f"`{name}`", *row) for name in kinds for row in rows_of(schema_of_kind(schema, name), prefix, shown_at)[1:]
-        ]
+        common = rows_of(schema, prefix, shown_at)
+        rows = [("every", *row) for row in common]
+        rows += [(f"`{name}`", *row) for name in kinds for row in rows_of(kinds[name], prefix, shown_at)[len(common) :]]
         yield table(("kind", "key", "type", "default", "meaning"), rows)
         return
     yield table(("key", "type", "default", "meaning"), rows_of(schema, prefix, shown_at))
@@ -238,6 +237,8 @@ def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:
     """Return the allowed values of the keys that `one_of` checks against names or literals."""
     declared = {field.name: field.metadata.get("check") for field in fields(schema)}
     choices = {key: tuple(names) for key, names in declared.items() if names is not None and not callable(names)}
+    if (kinds := kinds_of(schema)) is not None:
+        choices[kinds.key] = tuple(kinds)
     for base in schema.__mro__[:-1]:
         module = sys.modules[base.__module__]
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
@@ -276,8 +277,8 @@ def default_of(field: Field[Any], subschema: type[Any] | None) -> str:
         return f"`{shown(field.default)}`"
     assert field.default_factory is not MISSING, "a field has a default of either kind"
     default = field.default_factory()
-    if kinds_of(subschema) is not None:
-        return f"`{default.kind}`"
+    if (kinds := kinds_of(subschema)) is not None and (name := getattr(default, kinds.key)):
+        return f"`{name}`"
     return "" if subschema is not None else f"`{shown(default)}`"
 
 

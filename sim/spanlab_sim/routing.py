@@ -6,9 +6,10 @@ Among replicas of equal rank, the first in number is taken.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import cycle
 from typing import Protocol
@@ -20,7 +21,8 @@ from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step import ScheduledSequence, ScheduledStep, StepResult
 from spanlab.core.tree import LAYOUTS, Node
-from spanlab.registry import Registry, not_negative
+from spanlab.kinds import Kinds, check_fields, field
+from spanlab.registry import not_negative, positive, share
 
 
 class Target(Protocol):
@@ -80,90 +82,128 @@ class WatchedTarget(Target, Protocol):
 
 #: From a request and the time in nanoseconds, the number of the replica that serves it.
 Route = Callable[[Request, int], int]
-ROUTERS: Registry[Route] = Registry("routing", given=("replicas", "rng"))
 
 
+@dataclass
+class Replicas:
+    """Replicas behind one router, each with its own store; simulator only."""
+
+    count: int = field(1, positive, "number of replicas")
+    routing: str | None = field(None, None, "the router; null: a single replica")
+
+    def __post_init__(self) -> None:
+        check_fields(self, "replicas")
+        if self.routing is None and self.count > 1:
+            expected = f"expected one of {', '.join(ROUTERS)}"
+            raise ValueError(f"replicas.count={self.count} with replicas.routing=null: {expected}")
+
+    def route(self, replicas: Sequence[WatchedTarget], rng: np.random.Generator) -> Route:
+        """Return the router of a run; `rng` is for one that draws."""
+        return lambda request, now: 0
+
+
+ROUTERS: Kinds[Replicas] = Kinds("replicas", Replicas, key="routing")
+
+
+@dataclass
 @ROUTERS.register("prefix_events")
-def prefix_events(
-    replicas: Sequence[WatchedTarget], rng: np.random.Generator, events_delay_s: float = 0.0, events_lost: float = 0.0
-) -> Route:
-    """The replica with the longest prefix of the prompt, as far as messages tell; among equals the least loaded one.
+class PrefixEvents(Replicas):
+    """The replica with the longest prefix of the prompt, as far as messages tell; among equals the least loaded one."""
 
-    `events_delay_s`  seconds until a message arrives
-    `events_lost`     share of the messages that never arrive
-    """
-    channels = [EventChannel(round(events_delay_s * 1e9), events_lost, each) for each in rng.spawn(len(replicas))]
-    for replica, channel in zip(replicas, channels, strict=True):
-        BlockEvents(replica, channel)
+    events_delay_s: float | None = field(
+        None, not_negative, "delay of cache events (stored, evicted) to the router, seconds; null: 0"
+    )
+    events_lost: float | None = field(None, share, "share of the cache events that are lost; null: 0")
 
-    def route(request: Request, now: int) -> int:
-        return longest(replicas, [channel.prefix_tokens(request, now) for channel in channels])
-
-    return route
+    def route(self, replicas: Sequence[WatchedTarget], rng: np.random.Generator) -> Route:
+        delay_ns, lost = round((self.events_delay_s or 0.0) * 1e9), self.events_lost or 0.0
+        channels = [EventChannel(delay_ns, lost, each) for each in rng.spawn(len(replicas))]
+        for replica, channel in zip(replicas, channels, strict=True):
+            BlockEvents(replica, channel)
+        return lambda request, now: longest(replicas, [channel.prefix_tokens(request, now) for channel in channels])
 
 
+@dataclass
 @ROUTERS.register("round_robin")
-def round_robin(replicas: Sequence[Target]) -> Route:
+class RoundRobin(Replicas):
     """One replica after another."""
-    numbers = cycle(range(len(replicas)))
-    return lambda request, now: next(numbers)
+
+    def route(self, replicas: Sequence[Target], rng: np.random.Generator) -> Route:
+        numbers = cycle(range(len(replicas)))
+        return lambda request, now: next(numbers)
 
 
+@dataclass
 @ROUTERS.register("random")
-def at_random(replicas: Sequence[Target], rng: np.random.Generator) -> Route:
+class AtRandom(Replicas):
     """Any replica, all alike."""
-    return lambda request, now: int(rng.integers(len(replicas)))
+
+    def route(self, replicas: Sequence[Target], rng: np.random.Generator) -> Route:
+        return lambda request, now: int(rng.integers(len(replicas)))
 
 
+@dataclass
 @ROUTERS.register("least_loaded")
-def least_loaded(replicas: Sequence[Target]) -> Route:
+class LeastLoaded(Replicas):
     """The replica with the fewest requests; among equals that with the fewest prompt tokens."""
-    return lambda request, now: lightest(replicas, range(len(replicas)))
+
+    def route(self, replicas: Sequence[Target], rng: np.random.Generator) -> Route:
+        return lambda request, now: lightest(replicas, range(len(replicas)))
 
 
+@dataclass
 @ROUTERS.register("prefix_aware")
-def prefix_aware(replicas: Sequence[Target]) -> Route:
+class PrefixAware(Replicas):
     """The replica that would reuse most of the prompt; among equals the least loaded one."""
 
-    def route(request: Request, now: int) -> int:
-        return longest(replicas, [replica.cached(request, now) for replica in replicas])
-
-    return route
+    def route(self, replicas: Sequence[Target], rng: np.random.Generator) -> Route:
+        return lambda request, now: longest(replicas, [replica.cached(request, now) for replica in replicas])
 
 
+@dataclass
 @ROUTERS.register("session_sticky")
-def session_sticky(replicas: Sequence[Target]) -> Route:
+class SessionSticky(Replicas):
     """The replica that served the session's first request, which goes to the least loaded one."""
-    replica_of: dict[int, int] = {}
 
-    def route(request: Request, now: int) -> int:
-        if request.group_id not in replica_of:
-            replica_of[request.group_id] = lightest(replicas, range(len(replicas)))
-        return replica_of[request.group_id]
+    def route(self, replicas: Sequence[Target], rng: np.random.Generator) -> Route:
+        replica_of: dict[int, int] = {}
 
-    return route
+        def route(request: Request, now: int) -> int:
+            if request.group_id not in replica_of:
+                replica_of[request.group_id] = lightest(replicas, range(len(replicas)))
+            return replica_of[request.group_id]
+
+        return route
 
 
+@dataclass
 @ROUTERS.register("weighted")
-def weighted(replicas: Sequence[Target], cache_weight: float = 1.0, load_weight: float = 1.0) -> Route:
+class Weighted(Replicas):
     """The highest `cache_weight` × cached share of the prompt − `load_weight` × load.
 
     The load is the replica's requests ÷ those of the fullest one, so that both terms lie from 0 to 1, as those of the
     weighted scorers in llm-d's scheduler do; SGLang's and Dynamo's routers weigh the same two against each other.
     """
-    not_negative("replicas.cache_weight", cache_weight)
-    not_negative("replicas.load_weight", load_weight)
 
-    def route(request: Request, now: int) -> int:
-        requests = [replica.requests for replica in replicas]
-        fullest, prompt = max(1, *requests), request.num_tokens
-        shares = [replica.cached(request, now) / prompt for replica in replicas]
-        scores = [
-            cache_weight * share - load_weight * count / fullest for share, count in zip(shares, requests, strict=True)
-        ]
-        return lightest(replicas, [number for number, score in enumerate(scores) if score == max(scores)])
+    cache_weight: float | None = field(None, not_negative, "weight of the cached share of a prompt; null: 1")
+    load_weight: float | None = field(
+        None, not_negative, "weight of a replica's share of the highest number of requests; null: 1"
+    )
 
-    return route
+    def route(self, replicas: Sequence[Target], rng: np.random.Generator) -> Route:
+        cache_weight = 1.0 if self.cache_weight is None else self.cache_weight
+        load_weight = 1.0 if self.load_weight is None else self.load_weight
+
+        def route(request: Request, now: int) -> int:
+            requests = [replica.requests for replica in replicas]
+            fullest, prompt = max(1, *requests), request.num_tokens
+            scores = [
+                cache_weight * (replica.cached(request, now) / prompt) - load_weight * count / fullest
+                for replica, count in zip(replicas, requests, strict=True)
+            ]
+            return lightest(replicas, [number for number, score in enumerate(scores) if score == max(scores)])
+
+        return route
 
 
 def lightest(replicas: Sequence[Target], among: Sequence[int]) -> int:
@@ -196,8 +236,8 @@ class EventChannel:
     lost: float
     rng: np.random.Generator
     block_size: int = 1
-    _in_flight: deque[tuple[int, bytes, bool]] = field(default_factory=deque)
-    _stored: set[bytes] = field(default_factory=set)
+    _in_flight: deque[tuple[int, bytes, bool]] = dataclasses.field(default_factory=deque)
+    _stored: set[bytes] = dataclasses.field(default_factory=set)
 
     def send(self, now: int, blocks: Digests, stored: bool) -> None:
         """Send a message for each block."""

@@ -52,8 +52,8 @@ from spanlab.workloads.logs.read import open_log
 from spanlab.workloads.workload import Workload
 from spanlab_sim.arrivals import Arrivals, resample
 from spanlab_sim.bounds import PrefillTime
-from spanlab_sim.routing import ROUTERS, Route
-from spanlab_sim.server import Replica, route_to_first
+from spanlab_sim.routing import Route
+from spanlab_sim.server import Replica
 from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import Profile, read_profile
 
@@ -131,12 +131,9 @@ def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rat
 
 
 def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]:
-    """Return the factory of the router, which takes the replicas of a run; without routing, the first serves all."""
-    settings = study.replicas
-    if settings.routing is None:
-        return lambda replicas: route_to_first
-    name, rng = settings.routing, np.random.default_rng([seed, 2])
-    return lambda replicas: ROUTERS.make(name, settings.keys, settings.options, replicas=replicas, rng=rng)
+    """Return the factory of the router, which takes the replicas of a run."""
+    rng = np.random.default_rng([seed, 2])
+    return lambda replicas: study.replicas.route(replicas, rng)
 
 
 def build_timing(study: Study) -> TimingModel:

@@ -221,7 +221,7 @@ def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[st
         value = None if config is None else config._get_node(name)
         hint = hints[name]
         if value is not None and kinds_of(hint) is not None:
-            hint = schema_of_kind(hint, value.get("kind"))
+            hint = schema_of_kind(hint, value)
         meaning, below = meaning_of(meanings, name), dataclass_in(hint)
         if get_origin(hints[name]) is dict:
             yield f"{prefix}{name}", f"{meaning}: {', '.join(() if value is None else value)}"

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from spanlab.registry import (
     REQUIRED,
@@ -43,7 +43,9 @@ def check_fields(settings: Any, path: str) -> None:
         value, check = getattr(settings, key.name), key.metadata.get("check")
         if value == REQUIRED:
             expected = type_name(get_type_hints(type(settings))[key.name])
-            raise ValueError(f"{path}.kind={settings.kind} needs {path}.{key.name}: expected {expected}")
+            choosing = next(kinds.key for base in type(settings).__mro__ if (kinds := kinds_of(base)) is not None)
+            chosen = f"{path}.{choosing}={getattr(settings, choosing)}"
+            raise ValueError(f"{chosen} needs {path}.{key.name}: expected {expected}")
         if value is None or check is None:
             continue
         if callable(check):
@@ -56,26 +58,27 @@ def check_fields(settings: Any, path: str) -> None:
 class Kind:
     """Base of the kinds of one choice; `kind` is the registered name."""
 
-    kind: str = field("", None, "the kind")
+    kind: str = field(REQUIRED, None, "the kind")
 
 
-K = TypeVar("K", bound=Kind)
+K = TypeVar("K")
 
 
 class Kinds(Registry[K]):
     """Dataclasses by name; each is the schema of the keys that go with its name.
 
-    `what`  the key that chooses, for errors
+    `what`  the section, for errors
     `base`  class that the dataclasses extend; a field of this type takes any of them
+    `key`   the key that chooses, a field of `base`; where its default is null, null chooses `base` itself
     """
 
-    def __init__(self, what: str, base: type[K]) -> None:
+    def __init__(self, what: str, base: type[K], key: str = "kind") -> None:
         super().__init__(what)
-        self.base = base
+        self.base, self.key = base, key
         _kinds_of[base] = self
 
     def register(self, name: str, needs: Iterable[str] = ()) -> Callable[[Factory], Factory]:
-        """Return a decorator of a class, below `@dataclass`, which gives the class its tag `kind`."""
+        """Return a decorator of a class, below `@dataclass`, which gives the class its name as a field."""
 
         def add(kind: Any) -> Any:
             where = f"{file_of(kind)}: {kind.__name__}"
@@ -84,15 +87,20 @@ class Kinds(Registry[K]):
                 raise ValueError(f"{where}: {self._what}={name}: {expected}")
             if "__dataclass_fields__" in vars(kind):
                 raise ValueError(f"{where}: {self._what}={name}: expected @dataclass above @register")
-            kind.__annotations__ = {"kind": "str"} | inspect.get_annotations(kind)
-            kind.kind = field(name, None, "the kind")
+            kind.__annotations__ = {self.key: "str"} | inspect.get_annotations(kind)
+            meaning = next(key.metadata["meaning"] for key in fields(cast(Any, self.base)) if key.name == self.key)
+            setattr(kind, self.key, field(name, None, meaning))
             return Registry.register(self, name, needs)(kind)
 
         return add
 
-    def hints(self, name: str) -> dict[str, Any]:
-        """Return the types of the keys of a kind, `kind` first."""
-        kind: Any = self[name]
+    def chosen(self, name: str | None) -> Any:
+        """Return the dataclass of a name, or `base` for null where that is a choice."""
+        return self.base if name is None and getattr(self.base, self.key) is None else self[str(name)]
+
+    def hints(self, name: str | None) -> dict[str, Any]:
+        """Return the types of the keys of a kind, the choosing one among them."""
+        kind: Any = self.chosen(name)
         if "__dataclass_fields__" not in vars(kind):
             where = f"{file_of(kind)}: {kind.__name__}: {self._what}={name}"
             raise ValueError(f"{where}: expected @dataclass above @register")
@@ -113,11 +121,12 @@ class Kinds(Registry[K]):
 
         `path`  key of these settings, for errors
         """
-        name = str(values.get("kind"))
-        one_of(f"{path}.kind", name, self)
+        name = values.get(self.key)
+        if name is not None or getattr(self.base, self.key) is not None:
+            one_of(f"{path}.{self.key}", str(name), self)
         hints, known, made = self.hints(name), self.all_hints(), {}
         # Keys of plugins stood below `options` in earlier commands and run folders.
-        given = {key: value for key, value in values.items() if key not in ("kind", "options")}
+        given = {key: value for key, value in values.items() if key not in (self.key, "options")}
         for key, value in (given | (values.get("options") or {})).items():
             if key not in known:
                 raise ValueError(f"{path}.{key}: no such key; expected {among(key, hints)}")
@@ -129,11 +138,13 @@ class Kinds(Registry[K]):
             if key not in hints and value is not None:
                 takers = ", ".join(kind for kind in self if key in self.hints(kind))
                 expected = f"expected {path}.{key}=null, for it goes with {takers}"
-                raise ValueError(f"{path}.{key}={value} with {path}.kind={name}: {expected}")
+                chosen = f"{path}.{self.key}={'null' if name is None else name}"
+                raise ValueError(f"{path}.{key}={value} with {chosen}: {expected}")
             if key in hints:
                 # null where the key needs a value says that it is not set
                 made[key] = REQUIRED if value is None and not is_instance(None, hint) else value
-        return self[name](**made)
+        settings: K = self.chosen(name)(**made)
+        return settings
 
 
 _kinds_of: dict[type[Any], Kinds[Any]] = {}
@@ -145,7 +156,8 @@ def kinds_of(hint: Any) -> Kinds[Any] | None:
     return _kinds_of.get(hint) if isinstance(hint, type) else None
 
 
-def schema_of_kind(hint: Any, kind: Any) -> Any:
-    """Return the dataclass of a kind for a field of a base type; `hint` itself for other types."""
+def schema_of_kind(hint: Any, section: Mapping[str, Any]) -> Any:
+    """Return the dataclass that a section of a base type chooses; `hint` itself for other types."""
     kinds = kinds_of(hint)
-    return kinds[kind] if kinds is not None and kind in kinds else hint
+    name = None if kinds is None else section.get(kinds.key)
+    return hint if kinds is None or name is None or name not in kinds else kinds[name]

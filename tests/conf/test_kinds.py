@@ -16,6 +16,7 @@ from spanlab.registry import forget, positive
 from spanlab.settings.composition import open_schema
 from spanlab.settings.study import Study
 from spanlab_sim.arrivals import ARRIVALS, ClosedLoop, Gamma, Poisson
+from spanlab_sim.routing import AtRandom, Replicas, Weighted
 from spanlab_sim.timings import TIMINGS, Calibrated, Constant, Fitted, Roofline
 
 NO_LOADS = ("load.rates_rps=[]", "load.arms=[]")
@@ -56,10 +57,25 @@ def test_a_timing_model_is_the_schema_of_its_section(overrides: tuple[str, ...],
     assert compose("smoke", list(overrides)).timing == expected
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), Replicas()),
+        (("replicas.count=2", "replicas.routing=random"), AtRandom(count=2)),
+        (("replicas.routing=weighted", "replicas.cache_weight=2"), Weighted(cache_weight=2.0)),
+        (("replicas.routing=weighted", "replicas.load_weight=null"), Weighted()),
+        (("+replicas={events_lost:null}",), Replicas()),
+    ],
+)
+def test_a_section_names_its_choosing_key(overrides: tuple[str, ...], expected: object):
+    assert compose("smoke", list(overrides)).replicas == expected
+
+
 def test_settings_have_no_keys_of_other_kinds():
     study: Any = compose("smoke", [])
     assert asdict(study)["arrivals"] == {"kind": "poisson", "rate_rps": 8.0, "order": "shuffled"}
     assert asdict(study)["timing"] == {"kind": "roofline"}
+    assert asdict(study)["replicas"] == {"count": 1, "routing": None}
 
 
 def test_sections_of_earlier_run_folders_are_read():
@@ -77,6 +93,9 @@ def test_sections_of_earlier_run_folders_are_read():
         ("arrivals.rate_rps=[1]", r"arrivals.rate_rps=[1]: expected a number"),
         ("arrivals.kind=null", "arrivals.kind=None: expected one of"),
         ("arrivals.kind=gamma", "arrivals.kind=gamma needs arrivals.burstiness: expected a number"),
+        ("replicas.cout=2", "replicas.cout: no such key; expected one of count, routing (did you mean count?)"),
+        ("replicas.count=two", "replicas.count=two: expected a whole number"),
+        ("replicas.routing=near", "replicas.routing=near: expected one of prefix_events, round_robin, "),
         ("timing=fitted", "timing.kind=fitted needs timing.profile: expected text"),
         ("timing.kind=constant", "timing.kind=constant needs timing.seconds_per_computed_token: expected a number"),
         (

@@ -201,7 +201,8 @@ USER_ERRORS = {
     ),
     "a delay without a router": (
         "replicas.events_delay_s=1",
-        "replicas.events_delay_s=1.0 with replicas.routing=null: expected null, or replicas.routing",
+        "replicas.events_delay_s=1.0 with replicas.routing=null: expected replicas.events_delay_s=null, for it goes ",
+        "with prefix_events",
     ),
     "more messages lost than sent": (
         "replicas.count=2 replicas.routing=prefix_events replicas.events_lost=2",

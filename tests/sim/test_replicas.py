@@ -43,7 +43,8 @@ def served(requests, routing: str, count: int, **options) -> tuple[dict[int, Rou
     keys = {key: options.pop(key) for key in KEYS if key in options}
     rules, timing = options.pop("rules", BatchRules(max_num_seqs=4)), options.pop("timing", TIMING)
     policies = options.pop("policies", None) or [cache() for _ in range(count)]
-    route = lambda replicas: ROUTERS.make(routing, keys, {}, replicas=replicas, rng=np.random.default_rng(5))  # noqa: E731
+    router = ROUTERS.of("replicas", {"routing": routing, "count": count, **keys})
+    route = lambda replicas: router.route(replicas, np.random.default_rng(5))  # noqa: E731
     records: list[RoutedRecord] = []
     run_options = {key: options.pop(key) for key in ("on_step", "loads") if key in options}
     engines = modelled(policies, rules, timing, options.pop("jump", True))

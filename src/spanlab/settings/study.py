@@ -44,7 +44,6 @@ from spanlab.settings.server import (
     LoadSweep,
     OutputSettings,
     ReplaySettings,
-    ReplicaSettings,
     StoreSettings,
     TrackingSettings,
     check_passages,
@@ -55,6 +54,7 @@ from spanlab.settings.server import (
 )
 from spanlab.workloads.load import WorkloadSettings
 from spanlab_sim.arrivals import Arrivals
+from spanlab_sim.routing import Replicas
 from spanlab_sim.timings import Roofline, Timing
 
 BACKENDS = ("sim", "engine", SERVER)
@@ -118,7 +118,7 @@ class Study:
     timing: Timing = field(default_factory=Roofline)
     batch: BatchRules = field(default_factory=BatchRules)
     store: StoreSettings = field(default_factory=StoreSettings)
-    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
+    replicas: Replicas = field(default_factory=Replicas)
     arms: dict[str, Strategy] = field(default_factory=dict)
     only: list[str] = field(default_factory=list)
     baseline: str = "none"
