@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,12 @@ hypothesis.settings.load_profile("repeatable")
 os.environ.setdefault("SPANLAB_COMPILED", "never")
 # Tests run one per core. A process with threads of torch is not forked, and patches would not reach its workers.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage leave out what is imported by now: studies on the engine collect before each run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ def top(node):
 def machine(case: type[RuleBasedStateMachine], **options: Any):
     """The test case of a machine with these class attributes."""
     test = type(case.__name__, (case,), options).TestCase
-    test.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+    test.settings = settings(deadline=None, max_examples=50, stateful_step_count=40)
     return test
 
 

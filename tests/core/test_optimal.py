@@ -153,7 +153,7 @@ def masses(rng, K):
     yield rng.pareto(1.1, K)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_cost_equals_the_quadratic_recurrence_on_large_random_instances(seed):
     rng = np.random.default_rng(seed)
     K, count = int(rng.integers(50, 401)), int(rng.integers(1, 33))

@@ -307,13 +307,13 @@ def test_a_request_that_fits_alone_is_admitted_when_idle(budget, hybrid, stored,
 # -- capacity ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_lru_hits_grow_with_capacity_block_by_block(seed):
     """With unit blocks and one request at a time, a larger cache contains a smaller one, so it reuses no less."""
     block, rng = 4, np.random.default_rng(seed)
     heads = [rng.integers(0, 50, 12).tolist() for _ in range(6)]
     prompts = [
-        heads[int(rng.zipf(1.5)) % 6][: int(rng.integers(1, 13))] + rng.integers(0, 3, 9).tolist() for _ in range(150)
+        heads[int(rng.zipf(1.5)) % 6][: int(rng.integers(1, 13))] + rng.integers(0, 3, 9).tolist() for _ in range(100)
     ]
     resumes = []
     for capacity in range(24, 200, block):

@@ -43,7 +43,7 @@ def steps_of(policy, drawn, budget):
     return steps, {id: (sequence.finished_at, sequence.first_plan.losses) for id, sequence in sequences.items()}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(REQUESTS, st.sampled_from([3, 8, 64]), st.booleans())
 def test_steps_are_those_of_looking_each_time(drawn, budget, drops_last):
     remembered = Watched(BLOCKS, drops_last=drops_last)

@@ -318,7 +318,7 @@ budgets = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=120)
 @given(workload=workloads, rules=steps.batches, options=policies, budget=budgets)
 def test_every_request_finishes_in_any_setting(workload, rules, options, budget):
     requests = [blind(id, tokens) for id, (tokens, _) in enumerate(workload)]

@@ -104,15 +104,15 @@ def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def compile_for(tmp_path: Path) -> Callable[[int, str], list[tuple[str, int]]]:
-    """Compile the launches of some calls for a compute capability; kernel names and their shared memory."""
+def compile_for(tmp_path: Path) -> Callable[..., list[list[tuple[str, int]]]]:
+    """Compile calls for compute capabilities, given in turn; kernel names and their shared memory, for each."""
 
-    def compiled(capability: int, calls: str) -> list[tuple[str, int]]:
+    def compiled(*programs: int | str) -> list[list[tuple[str, int]]]:
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
         environment["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
-        command = [sys.executable, str(Path(__file__).with_name("compile_only.py")), str(capability), calls]
+        command = [sys.executable, str(Path(__file__).with_name("compile_only.py")), *map(str, programs)]
         process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert process.returncode == 0, process.stderr
-        return [(name, shared) for name, shared in json.loads(process.stdout)]
+        return [[(name, shared) for name, shared in kernels] for kernels in json.loads(process.stdout)]
 
     return compiled

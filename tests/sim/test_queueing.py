@@ -72,7 +72,7 @@ def lindley(arrivals: np.ndarray, services: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("rho", [0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("kind", SERVICES)
 def test_every_job_waits_as_lindley_says(kind, rho):
-    arrivals, services = one_server(kind, rho, np.random.default_rng(5), 2_000)
+    arrivals, services = one_server(kind, rho, np.random.default_rng(5), 700)
     records = serve(arrivals, [1] * len(arrivals), ONE_SERVER, Scripted(services.tolist()))
     measured = ns([record.admitted_s for record in records]) - arrivals
     assert measured.tolist() == lindley(arrivals, services).tolist()
@@ -127,7 +127,7 @@ LENGTHS: dict[str, Draw] = {
 )
 def test_every_job_is_served_as_the_batch_says(seats, step_ms, token_ms, lengths):
     """The models below are those of served jobs, to the nanosecond."""
-    rng, n = np.random.default_rng(8), 1_000
+    rng, n = np.random.default_rng(8), 400
     arrivals, outputs = poisson(rng, min(seats, 20) * 0.8 if step_ms else 0.7, n), LENGTHS[lengths](rng, n)
     rules = BatchRules(max_num_batched_tokens=1 << 40, max_num_seqs=seats)
     records = serve(arrivals, outputs, rules, ConstantTiming(token_ms / 1e3, seconds_per_step=step_ms / 1e3))

@@ -218,7 +218,7 @@ def joined_at_a_boundary(scenario: Scenario, which: int) -> Scenario:
     return replace(scenario, requests=tuple(sorted((*scenario.requests, late), key=lambda r: r.arrived_at)))
 
 
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=70, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 MANY = settings(EXAMPLES, max_examples=5_000)
 
 # -- jumping ----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 STUDY = (
-    "workload.documents=4",
-    "workload.questions_per_document=8",
+    "workload.documents=2",
+    "workload.questions_per_document=6",
     "seeds=[0,1]",
     "store.total_gib=2",
     "output.run=x",

@@ -22,7 +22,14 @@ from .conftest import FILES, RESUME, TOY
 
 STUDY = (
     "only=[none,kv_only,block_hash_all,boundary,branch,dp_8]",
-    *("workload.documents=10", "seeds=[0,1]", "workers=2", "load.rates_rps=[16]", "load.arms=[none,boundary]"),
+    *(
+        "workload.documents=3",
+        "workload.questions_per_document=6",
+        "seeds=[0,1]",
+        "workers=2",
+        "load.rates_rps=[16]",
+        "load.arms=[none,boundary]",
+    ),
 )
 FREE = ("none", "kv_only", "block_hash_all")  # of a study that is held midway, and their cells
 CELLS = 8
