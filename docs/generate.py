@@ -22,10 +22,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from spanlab.cli import dataclass_in, first_sentence, meaning_of, meanings_of, registered, registries
+from spanlab.cli import dataclass_in, described, meaning_of, meanings_of, registered, registries
 from spanlab.kinds import kinds_of
 from spanlab.registry import ENTRIES, REQUIRED
 from spanlab.settings import Study
+from spanlab.settings.entries import choices_without_file
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MAX_VALUES = 11  # a choice with more values is shown without them
@@ -94,9 +95,8 @@ def entries() -> Iterator[str]:
 
 
 def entry_rows() -> list[tuple[str, ...]]:
-    """Return entry, root schema and first sentence of each file."""
-    paths = sorted(path for path in CONF.glob("*.yaml") if path.stem != "config")
-    return [(f"`{path.stem}`", root_link(path.stem), escaped(first_sentence(path))) for path in paths]
+    """Return name, root schema and one sentence of each entry."""
+    return [(f"`{name}`", root_link(name), escaped(text)) for name, text in described(None).items()]
 
 
 def root_link(entry: str) -> str:
@@ -110,7 +110,7 @@ def groups() -> Iterator[str]:
     yield "## Groups\n"
     for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name in GROUPS):
         yield f"### Group {folder.name}\n\n{GROUPS[folder.name]}\n"
-        rows = [(f"`{path.stem}`", content_of(path)) for path in sorted(folder.glob("*.yaml"))]
+        rows = [(f"`{name}`", content_of(folder.name, name, text)) for name, text in described(folder.name).items()]
         yield table(("choice", "content"), rows)
 
 
@@ -123,10 +123,11 @@ def names() -> Iterator[str]:
         yield table(("name", "meaning"), [(f"`{name}`", escaped(text)) for name, text in registered(registry).items()])
 
 
-def content_of(path: Path) -> str:
-    """Describe a choice: the first sentence of its comment, and its values if they are few."""
-    loaded = yaml.safe_load(path.read_text())
-    parts = [escaped(first_sentence(path)), *chosen_by(loaded), arms_of(loaded) or values_of(loaded)]
+def content_of(group: str, name: str, text: str) -> str:
+    """Describe a choice: one sentence, and its values if they are few."""
+    stored, path = choices_without_file().get((group, name)), CONF / group / f"{name}.yaml"
+    loaded = stored.content if stored else yaml.safe_load(path.read_text())
+    parts = [escaped(text), *chosen_by(loaded), arms_of(loaded) or values_of(loaded)]
     return " ".join(part for part in parts if part)
 
 

@@ -203,7 +203,7 @@ TIMINGS: Kinds[Timing] = Kinds("timing", Timing)
 @dataclass
 @TIMINGS.register("roofline")
 class Roofline(Timing):
-    """The slower of computing and moving bytes: model × hardware, uncalibrated."""
+    """The slower of computing and moving bytes: model × hardware, uncalibrated, to rank and not to predict."""
 
     def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
         return RooflineTiming(model, hardware)
@@ -235,7 +235,7 @@ class Constant(Timing):
 @dataclass
 @TIMINGS.register("calibrated")
 class Calibrated(Timing):
-    """What was fitted to measured steps."""
+    """What the entry calibrate fitted to measured steps of this machine and model."""
 
     profile: str | None = field(
         None, None, "file written by the entry calibrate; null: the profile of this model and machine"
@@ -443,7 +443,7 @@ COLLECTIVES_PER_LAYER = 2
 @dataclass
 @TIMINGS.register("fitted")
 class Fitted(Timing):
-    """What the entry twin fitted to a server's log."""
+    """What the entry twin fitted to a server's log: timing.profile=outputs/twin/RUN/profile.json."""
 
     profile: str = field(REQUIRED, None, "file written by the entry twin")
 

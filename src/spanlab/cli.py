@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spanlab.analyses import every  # noqa: F401 - registers the analyses
 from spanlab.compiled import CONF, HOME, restart_as
-from spanlab.errors import is_user_error, sentence, use_ascii_fallback, with_notes
+from spanlab.errors import CHOICES, is_user_error, sentence, use_ascii_fallback, with_notes
 from spanlab.kinds import kinds_of, schema_of_kind
 from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
@@ -46,7 +46,7 @@ from spanlab.settings.composition import (
     with_sections,
     without_sections,
 )
-from spanlab.settings.entries import schemas
+from spanlab.settings.entries import choices_without_file, schemas
 from spanlab.settings.server import OutputSettings, lacks_package
 from spanlab.settings.study import Study, register_models
 from spanlab.study import compare, conformance, export, first_light, schedule  # noqa: F401 - register their entries
@@ -122,8 +122,8 @@ def dataclass_in(hint: Any) -> type[Any] | None:
 
 
 def entries() -> list[str]:
-    """Return the names of all entries: the files of conf/."""
-    return sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
+    """Return the names of all entries."""
+    return list(described(None))
 
 
 def groups() -> list[str]:
@@ -131,13 +131,21 @@ def groups() -> list[str]:
     return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
+def described(group: str | None) -> dict[str, str]:
+    """Return the choices of a group, None: the entries, with one sentence each."""
+    files = (CONF / (group or "")).glob("*.yaml")
+    texts = {path.stem: first_sentence(path) for path in files if group or path.stem != "config"}
+    texts |= {name: choice.meaning for (at, name), choice in choices_without_file().items() if at == group}
+    return dict(sorted(texts.items()))
+
+
 def listing(kind: str) -> str:
     """Return one line per entry, choice of a group, or name that a key takes; the plural of a group is accepted."""
     kind = next((group for group in groups() if kind in (f"{group}s", f"{group[:-1]}ies")), kind)
     if kind == "entries":
-        return _lines(_entries())
+        return _lines(described(None))
     if kind in groups():
-        return _lines(_choices(CONF / kind))
+        return _lines(described(kind))
     names = registries()
     one_of("--list", kind, ("entries", *names, *groups()))
     return _lines(registered(names[kind]))
@@ -190,8 +198,8 @@ def usage(entry: str, config: Any) -> str:
     schema = schema_of(config)
     return _USAGE.format(
         kinds="the entries, the choices of a group, or the names that a KEY takes, with those of plugins",
-        entries=_lines(_entries()),
-        groups="\n".join(f"{name}: {', '.join(_choices(CONF / name))}" for name in groups()),
+        entries=_lines(described(None)),
+        groups="\n".join(f"{name}: {', '.join(described(name))}" for name in groups()),
         entry=entry,
         keys=_lines(dict(_keys(schema, config))),
     )
@@ -204,14 +212,6 @@ def list_keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
             yield prefix + name
         elif (schema_below := dataclass_in(hint)) is not None:
             yield from list_keys(schema_below, f"{prefix}{name}.{'*.' if get_origin(hint) is dict else ''}")
-
-
-def _entries() -> dict[str, str]:
-    return {name: first_sentence(CONF / f"{name}.yaml") for name in entries()}
-
-
-def _choices(folder: Path) -> dict[str, str]:
-    return {path.stem: first_sentence(path) for path in sorted(folder.glob("*.yaml"))}
 
 
 def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -388,6 +388,8 @@ def _register_schemas() -> None:
     store = ConfigStore.instance()
     for (group, name), schema in schemas().items():
         store.store(name=name, node=open_schema(schema), group=group)
+    for (group, name), choice in choices_without_file().items():
+        store.store(name=name, node=choice.content, group=group, provider=CHOICES)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="smoke")

@@ -12,7 +12,9 @@ from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -127,6 +129,9 @@ def _missing_value(error: BaseException) -> str:
     return f"{key} is not set: give it on the command line as {key}=VALUE"
 
 
+#: Provider, in Hydra's store, of the choices that need no file of conf/.
+CHOICES = "choices"
+
 #: Entries of earlier versions, and the scripts that have taken their place.
 MOVED_ENTRIES = {
     name: f"benchmarks/hybrid_answers/{name}.py" for name in ("train_probe", "hybrid_answers", "tail_replay")
@@ -140,9 +145,20 @@ def _missing_config(error: BaseException) -> str:
     group, _, name = str(missing).rpartition("/")
     if not group and name in MOVED_ENTRIES:
         return f"entry {name}: now a script; expected .venvs/engine/bin/python {MOVED_ENTRIES[name]} KEY=VALUE ..."
-    choices = sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "config")
+    choices = sorted({*_files(group), *_stored(group)})
     choice = f"{group}={name}" if group else f"entry {name}"
     return f"{choice}: not in conf/{group}; expected {among(name, choices)}"
+
+
+def _files(group: str) -> Iterator[str]:
+    return (path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "config")
+
+
+def _stored(group: str) -> Iterator[str]:
+    """Yield the choices of a group that need no file; an empty group: entries."""
+    stored: Any = ConfigStore.instance().repo
+    nodes = (stored.get(group, {}) if group else stored).items()
+    return (name.removesuffix(".yaml") for name, node in nodes if getattr(node, "provider", "") == CHOICES)
 
 
 def _system(error: BaseException) -> str:

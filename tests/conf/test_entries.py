@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from spanlab.build import build_policy, build_timing
-from spanlab.cli import compose
-from spanlab.compiled import CONF
+from spanlab.cli import compose, entries
 from spanlab.settings import Study
 from spanlab.study.jobs import run_cells
 from spanlab.study.sweep import parse_axes
 from spanlab.workloads.make_shape import MakeShape
 
-ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
 OF_CARDS = ("first_light",)  # run small by tests/study/test_first_light.py
 NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_MODELS, *OF_CARDS)
-STUDIES = [entry for entry in ENTRIES if entry not in NO_STUDIES]
+STUDIES = [entry for entry in entries() if entry not in NO_STUDIES]
 OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay", "pic_decay_answers")  # small in tests/study
 SWEEPS = (
     *("break_even_sim", "families_sim", "replicas_sim", "eviction_sim"),

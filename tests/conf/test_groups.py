@@ -9,7 +9,7 @@ import pytest
 
 from spanlab.analyses.fit_profile import store_profile
 from spanlab.build import build_arrivals, build_policy, build_tiered, build_timing, build_workload
-from spanlab.cli import compose
+from spanlab.cli import compose, described, groups
 from spanlab.compiled import CONF
 from spanlab.core.step_features import StepFeatures
 from spanlab.provenance import machine
@@ -17,9 +17,7 @@ from spanlab.settings import Study
 from spanlab_sim.run import simulate
 from spanlab_sim.timings import TERMS, Profile
 
-CHOICES: dict[str, list[str]] = {}
-for _path in sorted(CONF.glob("*/*.yaml")):
-    CHOICES.setdefault(_path.parent.name, []).append(_path.stem)
+CHOICES: dict[str, list[str]] = {name: list(described(name)) for name in groups()}
 PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6}
 HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
 UNTIMED = ("as_given", "closed_loop", "interleaved_legacy", "saturating")
@@ -46,7 +44,7 @@ for _choice in (BY_ARM, PLUGIN, ("arms", "answers"), ("arms", "repair_budgets"))
     BOUND.remove(_choice)
 # Strategies that reuse spans, and studies of them, go with models of attention layers alone, but for those with maps.
 OF_MAPS = ["pic_exact", "pic_last", "pic_repaired", "pic_scalar", "pic_sum"]
-OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
+OF_SPANS = [path.stem for path in sorted(CONF.glob("strategy/*.yaml")) if "\nspans:" in path.read_text()]
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
 ATTENTION["families_transformer"] = ATTENTION["break_even"] = ATTENTION["decay"] = "llama-3.1-8b"
@@ -156,7 +154,7 @@ def test_a_strategy_places_as_its_file_is_called(toy):
     names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS, OF_TIERS]]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
-    named |= {"retention", "second_hit", "chunk_end", "decode_interval"}
+    named |= {"retention", "second_hit", "chunk_end", "decode_interval", "branch_else_last", "response_end"}
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
     several |= {"resident_kv": "last", "tail_replay": "last"}

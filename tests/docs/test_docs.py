@@ -12,8 +12,7 @@ import pytest
 import yaml
 from matplotlib.image import imread
 
-from spanlab.cli import compose
-from spanlab.compiled import CONF
+from spanlab.cli import compose, described, entries
 from spanlab.core.repair import MapRules, map_bytes
 from spanlab.model_files import find_spec
 from spanlab.report.style import write_figure
@@ -90,7 +89,7 @@ def test_pages_hold_commands():
 def test_command_composes(command):
     words = arguments(command)
     entry = words[words.index("-cn") + 1]
-    assert (CONF / f"{entry}.yaml").is_file()
+    assert entry in entries()
     overrides = [word for word in words if "=" in word]
     if overrides and "-m" not in words:  # tests/conf composes entries alone; with -m, values are lists
         assert compose(entry, [word for word in overrides if not word.startswith("hydra/")])
@@ -98,8 +97,7 @@ def test_command_composes(command):
 
 def test_every_entry_is_described():
     text = "".join((ROOT / "docs" / name).read_text() for name in ("simulator.md", "engine.md"))
-    entries = {path.stem for path in CONF.glob("*.yaml")} - {"config"}
-    assert {entry for entry in entries if f"`{entry}`" not in text} == set()
+    assert {entry for entry in entries() if f"`{entry}`" not in text} == set()
 
 
 def test_every_page_is_in_one_group_of_index_and_site():
@@ -116,8 +114,8 @@ def test_every_page_is_in_one_group_of_index_and_site():
     nav = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text().replace("!ENV", ""))["nav"]
     assert [name for group in nav for name in group] == [*GROUPS, "Published numbers"]
     for group in nav[:-1]:
-        for name, entries in group.items():
-            shown = {ROOT / path for entry in entries for path in entry.values()}
+        for name, titled in group.items():
+            shown = {ROOT / path for entry in titled for path in entry.values()}
             assert shown - {ROOT / "docs" / "index.md"} == {
                 page for page in listed[name] if "benchmarks" not in page.parts
             }
@@ -125,8 +123,7 @@ def test_every_page_is_in_one_group_of_index_and_site():
 
 def test_every_strategy_is_described():
     text = (ROOT / "docs" / "methods.md").read_text()
-    strategies = {path.stem for path in CONF.glob("strategy/*.yaml")}
-    assert {name for name in strategies if f"`{name}`" not in text} == set()
+    assert {name for name in described("strategy") if f"`{name}`" not in text} == set()
 
 
 def test_configuration_page_is_current():

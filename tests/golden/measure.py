@@ -233,11 +233,9 @@ def _export(name: str, target: Path, inputs: dict[str, str]) -> None:
 def _configs(name: str, target: Path, inputs: dict[str, str]) -> None:
     """Write the resolved settings of every entry."""
     needed = {"plan": ["slo.ttft_p95_s=0.5"], "replay": ["base_url=http://server"]}
-    for path in sorted((ROOT / "conf").glob("*.yaml")):
-        if path.stem == "config":
-            continue
-        text = spanlab("-cn", path.stem, *needed.get(path.stem, []), "--cfg", "job", "--resolve", accept=(0, 1))
-        (target / path.name).write_text(text)
+    for entry in (line.split()[0] for line in spanlab("--list", "entries").splitlines()):
+        text = spanlab("-cn", entry, *needed.get(entry, []), "--cfg", "job", "--resolve", accept=(0, 1))
+        (target / f"{entry}.yaml").write_text(text)
 
 
 def _help(name: str, target: Path, inputs: dict[str, str]) -> None:

@@ -18,6 +18,8 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from spanlab.settings.entries import choices_without_file
+
 CONF = Path(__file__).parents[2] / "conf"
 
 
@@ -191,4 +193,5 @@ def _reads_ours_alone(repo: Any) -> bool:
 
 def _is_choice(key: str, value: Any) -> bool:
     group = key.partition("@")[0]
-    return all((CONF / group / f"{name}.yaml").is_file() for name in (value if isinstance(value, list) else [value]))
+    names = value if isinstance(value, list) else [value]
+    return all((CONF / group / f"{name}.yaml").is_file() or (group, name) in choices_without_file() for name in names)

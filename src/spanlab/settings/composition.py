@@ -32,7 +32,7 @@ from spanlab.errors import USER_ERRORS, sentence
 from spanlab.kinds import kinds_of
 from spanlab.plugins import load_plugins
 from spanlab.registry import among, refuse_unknown_keys
-from spanlab.settings.entries import schemas
+from spanlab.settings.entries import choices_without_file, schemas
 
 _LIBRARIES = ("hydra", "omegaconf", "antlr4", "yaml")
 _GROUP = re.compile(r"Could not override '([^']+)'")
@@ -285,7 +285,8 @@ def _no_group(entry: str, group: str) -> str:
 
 def _elsewhere(entry: str, key: str) -> str:
     """Return which entries have a top-level key or a group that this entry lacks; empty for none."""
-    names = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in ("config", entry))
+    files = (path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
+    names = sorted({*files, *(name for group, name in choices_without_file() if group is None)} - {entry})
     having = [name for name in names if key in _keys_of_entry(name)]
     if not having or key in _keys_of_entry(entry):
         return ""
@@ -311,7 +312,9 @@ def _schema_of_entry(name: str) -> type[Any] | None:
 def _defaults(name: str) -> tuple[tuple[str, str], ...]:
     """Return (group, choice) of an entry of conf/ and of the entries that it extends; an empty group: a file."""
     file = CONF / f"{name}.yaml"
-    listed = yaml.safe_load(file.read_bytes()).get("defaults", []) if file.is_file() else []
+    stored = choices_without_file().get((None, name))
+    content = yaml.safe_load(file.read_bytes()) if file.is_file() else stored.content if stored else {}
+    listed = content.get("defaults", [])
     chosen: list[tuple[str, str]] = []
     for item in listed:
         for group, choice in item.items() if isinstance(item, dict) else [("", str(item))]:
