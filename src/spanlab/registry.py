@@ -114,7 +114,7 @@ _TYPE_NAMES: dict[Any, str] = {
 }
 
 
-_PACKAGES = ("spanlab", "spanlab_sim", "spanlab_kernels")  # all other modules are plugins
+PACKAGES = ("spanlab", "spanlab_sim", "spanlab_kernels")  # all other modules are plugins
 
 _registries: list[Registry[Any]] = []
 
@@ -231,7 +231,7 @@ class Registry(Generic[T]):
 
     def is_plugin(self, name: str) -> bool:
         """Return whether a plugin has registered the name."""
-        return self[name].__module__.partition(".")[0] not in _PACKAGES
+        return self[name].__module__.partition(".")[0] not in PACKAGES
 
 
 def forget(file: str) -> None:

@@ -17,10 +17,6 @@ KNOWN = (
         "spanlab.settings.server",
         "spanlab.settings.study",
     ),
-    (
-        "spanlab.study.cluster",
-        "spanlab.study.worker",
-    ),
 )
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spanlab.analyses.leads import MeasuredArm
 from spanlab.build import build_recovery
-from spanlab.core.request import Request
 from spanlab.errors import printed
 from spanlab.offline.bound import DESCENT, LIMIT
 from spanlab.provenance import commit
@@ -23,9 +21,11 @@ from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, wri
 from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, TOO_SHORT, UNSETTLED, describe_few
 from spanlab.study.bounds import ArmResult, describe_beaten
+from spanlab.study.executor import Executor
 from spanlab.study.folder import CONFIG
 from spanlab.study.machine import EngineFacts, Noise
 from spanlab.study.numbers import ArmFiles
+from spanlab.study.worker import Worker
 from spanlab.tracking import tracked
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.shape import committed, committed_names
@@ -37,33 +37,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-T = TypeVar("T")
-
 # ------------------------------------------------------------------------------
 # Input and output of an analysis of a finished study.
 # ------------------------------------------------------------------------------
-
-
-class PointWorker(Protocol):
-    """What a process of a study's executor has for a point that an analysis tries."""
-
-    @property
-    def study(self) -> Study: ...
-
-    @property
-    def requests(self) -> tuple[Request, ...]: ...
-
-
-class Executor(Protocol):
-    """The study's executor, as analyses use it that try points."""
-
-    def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:
-        """Submit `work(worker, *arguments)`."""
-        ...
-
-    def result(self, future: Future[T], /) -> T:
-        """Wait for submitted work and return its result."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +56,7 @@ class Finished:
     noise     noise of the engine's machine; None for a simulation
     profile   timing model that predicts the engine; None where no analysis reads it
     shares    loads as shares of saturation, by rate; empty where the study sets rates
-    arms      the study's executor; None where no analysis needs POINTS
+    workers   the study's executor; None where no analysis needs POINTS
     """
 
     study: Study
@@ -95,7 +71,7 @@ class Finished:
     noise: Noise | None
     profile: Profile | None
     shares: Mapping[float, float] = field(default_factory=dict)
-    arms: Executor | None = None
+    workers: Executor[Worker] | None = None
 
     @property
     def measured(self) -> list[MeasuredArm]:

@@ -265,8 +265,8 @@ def _mark(ax: Axes, marks: Mapping[str, float], answer: float | None) -> None:
 def plan(finished: Finished) -> Findings:
     """Search for settings that meet the study's latency targets, or report why none do."""
     study = finished.study
-    assert finished.arms is not None, "arms stay available for analyses that need points"
-    trials = Trials(study, finished.arms, finished.folder / "points.jsonl", Console(stderr=True))
+    assert finished.workers is not None, "they stay available for analyses that need points"
+    trials = Trials(study, finished.workers, finished.folder / "points.jsonl", Console(stderr=True))
     planner = Planner(study, finished.workload.requests, trials)
     results = {name: SEARCHES[name](planner) for name in study.plan.searches}
     summary = _summary(planner, results)

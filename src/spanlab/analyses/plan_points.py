@@ -18,7 +18,6 @@ import orjson
 from rich.console import Console
 from rich.progress import track
 
-from spanlab.analyses.base import Executor, PointWorker
 from spanlab.build import build_arrivals
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow, delays_of
@@ -29,9 +28,11 @@ from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, Estimate, Interval, Run, assess, block_estimates, number_of_blocks, t_quantile
 from spanlab.study.backends import Simulator
+from spanlab.study.executor import Executor
 from spanlab.study.folder import print_line
 from spanlab.study.jobs import Job
 from spanlab.study.numbers import Columns, replace_file, select, utilisation_of
+from spanlab.study.worker import Worker
 
 # ------------------------------------------------------------------------------
 # Arrivals of a point: the study's arrivals, compressed in time, shake, or far apart.
@@ -109,7 +110,7 @@ class Point:
         return hashlib.sha256(orjson.dumps(asdict(self))).hexdigest()[:16]
 
 
-def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
+def serve(worker: Worker, point: Point, replication: int) -> RunResult:
     """Simulate one run of a point, and return its result, which fits one line of a file."""
     study = _study_of(worker.study, point)
     requests = arrivals_of(study, worker.requests, replication, point.load)
@@ -400,8 +401,8 @@ class Trials:
     `path`  file of finished runs, one line each, which a resumed plan reads; `sort` puts the lines into order
     """
 
-    def __init__(self, study: Study, arms: Executor, path: Path, console: Console) -> None:
-        self._study, self._arms, self._path, self._console = study, arms, path, console
+    def __init__(self, study: Study, workers: Executor[Worker], path: Path, console: Console) -> None:
+        self._study, self._workers, self._path, self._console = study, workers, path, console
         self._results = dict(_read_results(path))
         self._order: dict[tuple[str, int], None] = {}  # cells in the order in which the plan asked for them
 
@@ -428,10 +429,10 @@ class Trials:
         """Run the cells that have no result yet."""
         self._order |= dict.fromkeys((point.key, number) for point, number in cells)
         missing = {(point.key, number): point for point, number in cells if (point.key, number) not in self._results}
-        jobs = {self._arms.submit(serve, point, cell[1]): cell for cell, point in missing.items()}
+        jobs = {self._workers.submit(serve, point, cell[1]): cell for cell, point in missing.items()}
         silent = not (jobs and self._console.is_terminal)
         for job in track(as_completed(jobs), "runs", len(jobs), console=self._console, transient=True, disable=silent):
-            self._record_result(jobs[job], self._arms.result(job))
+            self._record_result(jobs[job], job.result())
 
     def _record_result(self, cell: tuple[str, int], result: RunResult) -> None:
         self._results[cell] = result

@@ -24,6 +24,7 @@ from spanlab.settings.server import LoadSweep
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.backends import BACKENDS
 from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, raise_failures, raise_limit, raise_missed
+from spanlab.study.executor import Executor
 from spanlab.study.folder import (
     GROWING,
     RunFolder,
@@ -57,7 +58,7 @@ from spanlab.study.machine import (
 )
 from spanlab.study.numbers import ArmFiles
 from spanlab.study.prepare import LoadFunction, check_and_load, check_context, check_device
-from spanlab.study.worker import Arms, Outcomes, Worker, arms_of
+from spanlab.study.worker import Outcomes, Worker, run_tasks, workers_of
 from spanlab.workloads.workload import Workload
 from spanlab_sim.arrivals import Saturating
 from spanlab_sim.timings import Profile, read_profile
@@ -109,10 +110,10 @@ def _run(study: Study, workload: Workload, files: ArmFiles, folder: Path) -> Non
         analyses=["compare_backends"],
         engine=replace(study.engine, record="nothing", teacher=None),
     )
-    with arms_of(at_once, workload.requests, 1, 1, folder) as arms:
-        arms.call(Worker.warm_up)
-        running = arms.start([(Task(0, study.baseline, files, tuple(run_cells(at_once, study.baseline))),)])
-        for end in arms.finish(running, lambda counts: None, 0.2).values():
+    task = Task(0, study.baseline, files, tuple(run_cells(at_once, study.baseline)))
+    with workers_of(at_once, workload.requests, 1, 1, folder) as workers:
+        workers.submit(Worker.warm_up).result()
+        for end in run_tasks(workers, [(task,)]).values():
             assert isinstance(end, ArmFailure), "no analysis of this study needs ARMS"
             raise ValueError(f"the saturation rate could not be measured: {end.sentence}; {REMEDY}")
 
@@ -239,17 +240,18 @@ class _StudyRun:
         profile = self._profile()
         tried = self.study.needs(POINTS)
         processes = worker_count(self.study, MANY if tried else len(self.files))
-        with arms_of(self.study, self.workload.requests, max(1, len(self.rows)), processes, self.folder.work) as arms:
-            facts = self._check_device(arms)
-            finished = self._finished(self._run(arms), facts, profile)
-            finished = replace(finished, arms=arms) if tried else finished
+        rows = max(1, len(self.rows))
+        with workers_of(self.study, self.workload.requests, rows, processes, self.folder.work) as workers:
+            facts = self._check_device(workers)
+            finished = self._finished(self._run(workers), facts, profile)
+            finished = replace(finished, workers=workers) if tried else finished
             findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
             summary = self._summary(finished, findings)
             summary |= run_facts(time.perf_counter() - started, PACKAGES_OF[self.study.backend])
             if self.study.plugins:
                 summary["plugins"] = fingerprints(self.study.plugins)
             write_before_report(summary, [table for result in findings for table in result.every_table], self.folder)
-            figures = self._draw(arms, findings) if self.study.output.figures else []
+            figures = self._draw(workers, findings) if self.study.output.figures else []
         paths = [path.relative_to(self.folder.work) for path in figures]
         report = Report(self.study, self.name, footer(finished), summary, findings, paths)
         report.write_page(self.folder.work)
@@ -272,25 +274,24 @@ class _StudyRun:
         profile = find_profile(study, requests)
         return profile or measure_profile(study, requests, self.name, self.root, self.console)
 
-    def _check_device(self, arms: Arms) -> EngineFacts | None:
+    def _check_device(self, workers: Executor[Worker]) -> EngineFacts | None:
         """Return the facts of the engine's device, read in its process; ValueError where the study does not fit."""
         if self.study.backend != "engine":
             return None
-        facts = arms.call(_engine_facts)
+        facts = workers.submit(_engine_facts).result()
         check_device(self.study, facts)
         check_context(self.study, facts, self.workload.requests)
         if self.study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL_PACKAGE not in facts.versions:
             print_line(self.console, WITHOUT_OPTIONAL)
         return facts
 
-    def _run(self, arms: Arms) -> Outcomes:
+    def _run(self, workers: Executor[Worker]) -> Outcomes:
         if not self.rows:
             return {}
         if BACKENDS[self.study.backend].interleaved and any(row.is_unfinished() for row in self.rows):
-            arms.call(Worker.warm_up)
-        running = arms.start(schedule_tasks(self.study, self.rows))
+            workers.submit(Worker.warm_up).result()
         with arm_progress(self._totals(), self.console) as show:
-            return arms.finish(running, show, 0.2)
+            return run_tasks(workers, schedule_tasks(self.study, self.rows), show)
 
     def _totals(self) -> dict[str, int]:
         """Number of requests of each row."""
@@ -352,12 +353,12 @@ class _StudyRun:
             summary["saturation"] = asdict(self.saturation)
         return summary
 
-    def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
+    def _draw(self, workers: Executor[Worker], findings: list[Findings]) -> list[Path]:
         """Draw every figure on the processes that ran the arms, and return the PNG files."""
         folder = self.folder.work / "figures"
         draws = {name: draw for result in findings for name, draw in result.figures.items()}
-        jobs = [arms.submit(_draw_figure, draw, folder / name) for name, draw in draws.items()]
-        return [path for job in as_completed(jobs) for path in arms.result(job) if path.suffix == ".png"]
+        jobs = [workers.submit(_draw_figure, draw, folder / name) for name, draw in draws.items()]
+        return [path for job in as_completed(jobs) for path in job.result() if path.suffix == ".png"]
 
 
 def _engine_facts(worker: Worker) -> EngineFacts:

@@ -34,6 +34,7 @@ from spanlab.settings.composition import compose_entry, with_sections
 from spanlab.settings.server import ExecutorSettings
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.bounds import ArmsFailedError, BarMissedError
+from spanlab.study.executor import KILLED, ProcessKilledError, executor
 from spanlab.study.folder import (
     CONFIG,
     GROWING,
@@ -47,7 +48,6 @@ from spanlab.study.folder import (
     write_before_report,
 )
 from spanlab.study.run import Host, run_study
-from spanlab.study.worker import KILLED, Executor, executor
 from spanlab.tracking import Tracker, check_login, tracked
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.workload import Workload
@@ -86,24 +86,25 @@ class PointOutcome:
     failure: str = ""
 
 
+@dataclass(frozen=True)
 class Lane:
     """Runs points one after another, and loads the workload once for consecutive points that share it.
 
     `concurrent`  other lanes run at the same time: progress bars would overwrite one another
     """
 
-    def __init__(self, name: str, root: Path, concurrent: bool) -> None:
-        self._arguments = name, root, concurrent
-        self._name, self._root = name, root
-        self._host = Host(LastWorkload(), Console(stderr=True, force_terminal=False if concurrent else None))
+    name: str
+    root: Path
+    concurrent: bool
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Lane, self._arguments
+    @cached_property
+    def _host(self) -> Host:
+        return Host(LastWorkload(), Console(stderr=True, force_terminal=False if self.concurrent else None))
 
     def run(self, study: Study, point: str) -> PointOutcome:
         """Run the study of a point; `point` is its name in messages."""
         try:
-            run_study(study, self._name, self._root, show=False, host=self._host)
+            run_study(study, self.name, self.root, show=False, host=self._host)
         except (ArmsFailedError, BarMissedError) as error:
             return PointOutcome(True, f"{point}: {error}")  # the run folder is complete
         except Exception as mistake:  # all but user errors are raised again
@@ -120,57 +121,30 @@ class Lane:
         return self.run(study, point)
 
 
-class ConcurrentPoints:
-    """Points that run concurrently; each starts as soon as a lane is free."""
-
-    def __init__(self, lanes: Executor[Lane]) -> None:
-        self._lanes, self._running = lanes, dict[str, Future[PointOutcome]]()
-
-    def start(self, study: Study, point: str) -> None:
-        """Submit a point; `point` is its name."""
-        self._running[point] = self._lanes.submit(Lane.run_here, study, point)
-
-    def outcomes(self) -> dict[str, PointOutcome]:
-        """Wait for all points, and return their outcomes by name."""
-        return {point: self._outcome(point, future) for point, future in self._running.items()}
-
-    def _outcome(self, point: str, future: Future[PointOutcome]) -> PointOutcome:
-        try:
-            return future.result()
-        except self._lanes.lost:
-            return PointOutcome(False, f"{point}: its process {KILLED}")
-
-
-class SequentialPoints:
-    """Points that run one by one in this process, with the executor of their study."""
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane, self._outcomes = lane, dict[str, PointOutcome]()
-
-    def start(self, study: Study, point: str) -> None:
-        """Run a point; `point` is its name."""
-        self._outcomes[point] = self._lane.run(study, point)
-
-    def outcomes(self) -> dict[str, PointOutcome]:
-        """Return the outcomes by name."""
-        return self._outcomes
+StartPoint = Callable[[Study, str], Future[PointOutcome]]
 
 
 @contextmanager
-def points_of(study: Study, count: int, name: str, root: Path) -> Iterator[ConcurrentPoints | SequentialPoints]:
-    """The runner of `count` points of a study: concurrent where the arms of one point would leave cores idle."""
-    lanes = _lanes(study, count)
-    if lanes == 1:
-        yield SequentialPoints(Lane(name, root, concurrent=False))
-        return
-    with executor(ExecutorSettings(), Lane(name, root, concurrent=True), lanes) as pool:
-        yield ConcurrentPoints(pool)
+def lanes_of(study: Study, count: int, name: str, root: Path) -> Iterator[StartPoint]:
+    """Yield a function that starts one of `count` points of a study, by its name in messages.
 
-
-def _lanes(study: Study, count: int) -> int:
-    """Number of concurrent points: as many as leave each arm a core."""
+    Points run concurrently where the arms of one point would leave cores idle.
+    """
     arms = max(1, len(study.chosen()))
-    return 1 if study.executor.kind == "dask" else max(1, worker_count(study, count * arms) // arms)
+    lanes = 1 if study.executor.kind == "dask" else worker_count(study, count * arms) // arms
+    if lanes > 1:
+        lane = Lane(name, root, concurrent=True)
+        with executor(ExecutorSettings(), lane, lanes, study.plugins) as pool:
+            yield lambda study, point: pool.submit(Lane.run_here, study, point)
+        return
+    lane = Lane(name, root, concurrent=False)
+
+    def run(study: Study, point: str) -> Future[PointOutcome]:
+        outcome = Future[PointOutcome]()
+        outcome.set_result(lane.run(study, point))
+        return outcome
+
+    yield run
 
 
 # ------------------------------------------------------------------------------
@@ -299,16 +273,16 @@ class _Points:
         self._study, self._entry, self._root, self._compose, self._console = study, entry, root, compose, console
         self._names: dict[str, str] = {}  # name of the first point with given settings, by settings key
         self._studies: dict[str, Study] = {}  # studies of the points that run, by name
+        self._running: dict[str, Future[PointOutcome]] = {}  # by name
         self._points: dict[str, SweepPoint] = {}  # by name
 
     def run(self, axes: list[Axis]) -> Iterator[SweepPoint]:
         """Run all points, and yield their results axis by axis."""
         combinations = [(axis, values) for axis in axes for values in axis.combinations()]
-        with points_of(self._study, len(combinations), self._entry, self._root) as running:
-            names = [self._start(self._settings(*combination), running) for combination in combinations]
-            outcomes = running.outcomes()
-        for name, outcome in outcomes.items():
-            self._points[name] = self._read(self._studies[name], outcome)
+        with lanes_of(self._study, len(combinations), self._entry, self._root) as start:
+            names = [self._start(self._settings(*combination), start) for combination in combinations]
+            for name, outcome in self._running.items():
+                self._points[name] = self._read(name, outcome)
         for (axis, values), name in zip(combinations, names, strict=True):
             value, settings = as_value(", ".join(values)), self._settings(axis, values)
             yield replace(self._points[name], axis=axis.name, value=value, settings=settings)
@@ -317,7 +291,7 @@ class _Points:
     def _settings(axis: Axis, values: tuple[str, ...]) -> dict[str, str]:
         return dict(zip(axis.keys, values, strict=True))
 
-    def _start(self, settings: dict[str, str], running: ConcurrentPoints | SequentialPoints) -> str:
+    def _start(self, settings: dict[str, str], start: StartPoint) -> str:
         """Start a point, or record why its settings are invalid; return the name of the point with these settings."""
         overrides = [f"{key}={value}" for key, value in settings.items()]
         point = ",".join(overrides)
@@ -333,14 +307,18 @@ class _Points:
         study = _of_point(self._study, study, overrides)
         name = self._names.setdefault(settings_key(asdict(study)), point)
         if name not in self._studies:
-            self._studies[name] = study
-            running.start(study, name)
+            self._studies[name], self._running[name] = study, start(study, name)
         return name
 
-    def _read(self, study: Study, outcome: PointOutcome) -> SweepPoint:
-        """Read the results of a point; its summary is None where the run did not complete."""
+    def _read(self, name: str, running: Future[PointOutcome]) -> SweepPoint:
+        """Wait for a point and read its results; its summary is None where the run did not complete."""
+        try:
+            outcome = running.result()
+        except ProcessKilledError:
+            outcome = PointOutcome(False, f"{name}: its process {KILLED}")
         if not outcome.ran:
             return SweepPoint("", "", "", None, outcome.failure)
+        study = self._studies[name]
         run = study.output.run
         summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()
         return SweepPoint("", "", run, orjson.loads(summary), outcome.failure)

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import os
-import pickle
 import shutil
-import signal
-import sys
-import threading
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
-from joblib.externals.loky import process_executor
-from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
 from spanlab.core.placement.rules import PlacementError
 from spanlab.core.request import Request
 from spanlab.engine.settings import MissingBaselineError
 from spanlab.errors import CAUGHT, OutOfMemoryError, out_of_memory
-from spanlab.plugins import load_plugins, named_errors
-from spanlab.settings.analyses import ANALYSES, ARMS
-from spanlab.settings.server import ExecutorSettings
+from spanlab.settings.analyses import ARMS
 from spanlab.settings.study import Study
 from spanlab.study.backends import BACKENDS, RealEngine
 from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, StudyBounds, read_arm
+from spanlab.study.executor import KILLED, Executor, ProcessKilledError, check_active, executor
 from spanlab.study.jobs import Jobs, Runtime, Task, calibration_of, designed_workload, run_arm, run_cells
 from spanlab.study.numbers import RunCell
 
@@ -43,38 +29,14 @@ Outcome = ArmResult | ArmFailure | None
 READING_PERIOD_S = 60.0  # between readings of the machine while tasks alternate
 
 
-class StoppedError(Exception):
-    """The study was cancelled while this arm ran; finished cells stay in the files."""
-
-
-def always_active() -> bool:
-    """Return True: a process of this machine ends with its study, so that its task is always active."""
-    return True
-
-
-def _received(_: list[Callable[..., Any]], plugins: list[str], study: bytes, *more: Any) -> Worker:
-    load_plugins(plugins)  # first: settings may be of classes of a plugin
-    return Worker(pickle.loads(study), *more)
-
-
 class Worker:
     """Worker that is sent to a process once; it caches the objects that it builds there.
 
-    `counts`     file of the number of finished requests of each row, int64
-    `is_active`  whether the study still waits for the running task
+    `counts`  file of the number of finished requests of each row, int64
     """
 
-    def __init__(
-        self, study: Study, requests: tuple[Request, ...], counts: Path, is_active: Callable[[], bool] = always_active
-    ) -> None:
-        self.study, self.requests, self.counts, self.is_active = study, requests, counts, is_active
-        load_plugins(study.plugins)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Name the functions of the analyses first: reading them registers the analyses there."""
-        functions = [ANALYSES[name].run for name in ANALYSES if not ANALYSES.is_plugin(name)]
-        state = pickle.dumps(self.study), self.requests, self.counts, self.is_active
-        return _received, (functions, self.study.plugins, *state)
+    def __init__(self, study: Study, requests: tuple[Request, ...], counts: Path) -> None:
+        self.study, self.requests, self.counts = study, requests, counts
 
     @cached_property
     def _runtime(self) -> Runtime:
@@ -142,8 +104,7 @@ class Worker:
 
     def _progress(self, row: int, finished: int) -> None:
         self._counts[row] += finished
-        if not self.is_active():
-            raise StoppedError
+        check_active()
 
     def _result(self, task: Task) -> ArmResult | None:
         if not task.last or task.calibrates:
@@ -171,211 +132,17 @@ class Worker:
 
 
 # ------------------------------------------------------------------------------
-# Executors of arms: processes of this machine, this process, or the workers of a Dask
-# scheduler.
-# ------------------------------------------------------------------------------
-
-T = TypeVar("T")
-W = TypeVar("W")
-P = ParamSpec("P")
-
-
-class Executor(ABC, Generic[W]):
-    """Runs functions of a worker, at most `lanes` at once.
-
-    `lost`  type of the error that is raised where the process was killed
-    """
-
-    lost: type[Exception]
-
-    def __init__(self, lanes: int) -> None:
-        self._threads = ThreadPoolExecutor(lanes)
-
-    def submit(self, work: Callable[Concatenate[W, P], T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Start `work(worker, *arguments)` as soon as a lane is free."""
-        return self._threads.submit(self._run, partial(_with_named_errors, work, **named), *arguments)
-
-    def close(self, abandon: bool) -> None:
-        """Wait for all work, or kill it where `abandon` is true."""
-        self._threads.shutdown(wait=not abandon, cancel_futures=abandon)
-        self._stop(abandon)
-        self._threads.shutdown()
-
-    @abstractmethod
-    def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run `work(worker, *arguments)` and wait for its result."""
-
-    @abstractmethod
-    def _stop(self, abandon: bool) -> None:
-        """Stop the processes; where `abandon` is true, also those that are busy."""
-
-
-def _with_named_errors(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Run `work` in its process, where the traceback of an error still has the frames of plugins."""
-    with named_errors():
-        return work(*arguments, **named)
-
-
-@contextmanager
-def executor(settings: ExecutorSettings, worker: W, processes: int) -> Iterator[Executor[W]]:
-    """The executor of the settings; an exception in the block kills all work."""
-    pool = _EXECUTORS[settings.kind](settings, worker, processes)
-    try:
-        yield pool
-    except BaseException:
-        pool.close(abandon=True)
-        raise
-    pool.close(abandon=False)
-
-
-def _cluster(settings: ExecutorSettings, worker: Worker, processes: int) -> Executor[Worker]:
-    from spanlab.study.cluster import Cluster  # loads an optional package
-
-    return Cluster(str(settings.address), worker)
-
-
-class Here(Executor[W]):
-    """Runs work in this process, one call at a time."""
-
-    lost = TerminatedWorkerError
-
-    def __init__(self, worker: W) -> None:
-        self._worker = worker
-        super().__init__(1)
-
-    def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        return work(self._worker, *arguments)
-
-    def _stop(self, abandon: bool) -> None:
-        pass
-
-
-class Local(Executor[W]):
-    """Processes of this machine; a killed process fails only its task.
-
-    Each process is a loky executor with one worker: an executor with many workers would stop all of them, and would not
-    report which task was lost.
-    """
-
-    lost = TerminatedWorkerError
-
-    def __init__(self, worker: W, processes: int) -> None:
-        self._worker, self._ended = worker, False
-        self._starting, self._processes = threading.Lock(), dict[ProcessPoolExecutor, Future[int]]()
-        self._idle = SimpleQueue[ProcessPoolExecutor]()
-        for _ in range(processes):
-            self._idle.put(self._start(_context()))
-        super().__init__(processes)
-
-    def _stop(self, abandon: bool) -> None:
-        with self._starting:
-            self._ended = True
-        for process, pid in self._processes.items():
-            if abandon:
-                _kill(pid)
-            process.shutdown()
-
-    def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        process = self._idle.get()
-        try:
-            result: T = process.submit(_call, work, *arguments).result()
-            return result
-        except BrokenProcessPool as broken:
-            process = self._start(None)  # by loky: a fork next to other threads would inherit their open files
-            if _was_killed(broken):
-                raise TerminatedWorkerError("a process was killed") from broken
-            raise
-        finally:
-            self._idle.put(process)
-
-    def _start(self, context: Any) -> ProcessPoolExecutor:
-        with self._starting:
-            process = ProcessPoolExecutor(
-                1, context=context, initializer=_initialize_process, initargs=(self._worker, os.getpid())
-            )
-            if not self._ended:
-                self._processes[process] = process.submit(os.getpid)
-                # An open writer here would block the reader for ever on the partial answer of a killed process.
-                process._result_queue._writer.close()
-            return process
-
-
-def _kill(pid: Future[int]) -> None:
-    """Kill a process directly: loky's own kill prints a traceback where work is being sent to the process."""
-    with suppress(BrokenProcessPool, ProcessLookupError):
-        os.kill(pid.result(), signal.SIGKILL)
-
-
-def _was_killed(broken: BrokenProcessPool) -> bool:
-    """Whether the process was killed: loky reports the end of the result pipe as an unreadable result."""
-    cause = str(broken.__cause__)
-    return "EOFError" in cause or "got end of file" in cause
-
-
-def _context() -> Any:
-    """Start method: `fork`, which shares the requests; None is loky's own, the only one in a process of loky."""
-    forks = sys.platform == "linux" and multiprocessing.parent_process() is None and not _has_torch_threads()
-    if not forks:
-        return None
-    import scipy.optimize  # noqa: F401 - of the offline bounds: once here, and not in each process
-
-    return multiprocessing.get_context("fork")
-
-
-def _has_torch_threads() -> bool:
-    """Whether torch may have started threads: a forked child lacks them, and its matrix products wait for ever."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.get_num_threads() > 1
-
-
-_worker: Any  # worker of this process
-
-
-def _initialize_process(worker: Any, parent: int) -> None:
-    global _worker
-    _worker = worker
-    gc.freeze()  # objects inherited by a fork stay alive: no collection needs to visit them
-    process_executor._USE_PSUTIL = False  # else loky stops a process that grew by 300 MB, such as one with a model
-    os.environ.setdefault("PYTHONFAULTHANDLER", "0")  # loky's fault handler needs a stderr that is a file
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent gets the same signal and stops the workers
-    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
-
-
-def _call(work: Callable[..., T], *arguments: Any) -> T:
-    return work(_worker, *arguments)
-
-
-def _exit_with_parent(parent: int) -> None:
-    """Exit when the parent is gone: a killed parent cannot stop its workers, which would hold the run's lock."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-_EXECUTORS: dict[str, Callable[[ExecutorSettings, Any, int], Executor[Any]]] = {
-    "local": lambda settings, worker, processes: Local(worker, processes),
-    "here": lambda settings, worker, processes: Here(worker),
-    "dask": _cluster,
-}
-
-
-# ------------------------------------------------------------------------------
 # The arms of a study on an executor: start, progress and outcomes.
 # ------------------------------------------------------------------------------
 
-Work = Callable[Concatenate[Worker, P], T]
-Running = dict[Future[list[Outcome]], tuple[Task, ...]]
 Outcomes = dict[int, ArmResult | ArmFailure]
-KILLED = "was killed, most likely because memory ran out"
-
-
-class ProcessKilledError(ValueError):
-    """A process was killed during work for the whole study, not for one arm."""
+PERIOD_S = 0.2  # between two looks at the progress
 
 
 @contextmanager
-def arms_of(study: Study, requests: tuple[Request, ...], rows: int, processes: int, folder: Path) -> Iterator[Arms]:
+def workers_of(
+    study: Study, requests: tuple[Request, ...], rows: int, processes: int, folder: Path
+) -> Iterator[Executor[Worker]]:
     """The executor of a study; the progress counts of `rows` rows are in `folder` while it runs."""
     scratch = folder / ".running"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -383,60 +150,44 @@ def arms_of(study: Study, requests: tuple[Request, ...], rows: int, processes: i
     try:
         counts = scratch / "counts"
         counts.write_bytes(bytes(8 * rows))
-        with executor(study.executor, Worker(study, requests, counts), processes) as pool:
-            yield Arms(pool, counts)
+        worker = Worker(study, requests, counts)
+        with executor(study.executor, worker, processes, study.plugins, scratch) as workers:
+            yield workers
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-class Arms:
-    """Runs functions on an executor; `counts` is the file of finished requests by row."""
+def run_tasks(
+    workers: Executor[Worker],
+    turns: list[tuple[Task, ...]],
+    watch: Callable[[list[int]], None] = lambda counts: None,
+) -> Outcomes:
+    """Run turns, whose tasks alternate, and return the outcomes by row, failures included.
 
-    def __init__(self, executor: Executor[Worker], counts: Path) -> None:
-        self._executor, self._counts = executor, np.memmap(counts, np.int64, "r")
-
-    def submit(self, work: Work[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Submit `work(worker, *arguments)`."""
-        return self._executor.submit(work, *arguments, **named)
-
-    def call(self, work: Work[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work(worker, *arguments)` and return its result."""
-        return self.result(self.submit(work, *arguments, **named))
-
-    def result(self, future: Future[T]) -> T:
-        """Wait for submitted work and return its result; ProcessKilledError where its process was killed."""
-        try:
-            return future.result()
-        except self._executor.lost as error:
-            raise ProcessKilledError(f"workers: a process {KILLED}; expected more memory or fewer workers=N") from error
-
-    def start(self, turns: list[tuple[Task, ...]]) -> Running:
-        """Submit every turn, whose tasks alternate."""
-        return {self.submit(Worker.run, tasks): tasks for tasks in turns}
-
-    def finish(self, running: Running, watch: Callable[[list[int]], None], period_s: float) -> Outcomes:
-        """Wait for every arm and return the outcomes by row, failures included.
-
-        `watch` gets the number of finished requests of each row every `period_s` seconds. The remaining tasks of an
-        arm that failed are cancelled.
-        """
-        outcomes: Outcomes = {}
-        while running:
-            for future in wait(running, period_s, FIRST_COMPLETED).done:
-                self._record_outcomes(future, running.pop(future), outcomes)
-            for future in [future for future, tasks in running.items() if _failed(outcomes, tasks) and future.cancel()]:
+    `watch` gets the number of finished requests of each row. The remaining tasks of an arm that
+    failed are cancelled.
+    """
+    counts = np.memmap(workers.worker.counts, np.int64, "r")
+    running = {workers.submit(Worker.run, tasks): tasks for tasks in turns}
+    outcomes: Outcomes = {}
+    while running:
+        for future in wait(running, PERIOD_S, FIRST_COMPLETED).done:
+            tasks = running.pop(future)
+            for task, end in zip(tasks, _ends(future, tasks), strict=True):
+                if end is not None and not _failed(outcomes, (task,)):
+                    outcomes[task.row] = end
+        for future, tasks in list(running.items()):
+            if _failed(outcomes, tasks) and future.cancel():
                 del running[future]
-            watch(self._counts.tolist())
-        return outcomes
+        watch(counts.tolist())
+    return outcomes
 
-    def _record_outcomes(self, future: Future[list[Outcome]], tasks: tuple[Task, ...], outcomes: Outcomes) -> None:
-        try:
-            ends = future.result()  # an error ends the study immediately
-        except self._executor.lost:
-            ends = [ArmFailure(task.arm, f"arms.{task.arm}: its process {KILLED}") for task in tasks]
-        for task, end in zip(tasks, ends, strict=True):
-            if end is not None and not _failed(outcomes, (task,)):
-                outcomes[task.row] = end
+
+def _ends(future: Future[list[Outcome]], tasks: tuple[Task, ...]) -> list[Outcome]:
+    try:
+        return future.result()  # an error ends the study immediately
+    except ProcessKilledError:
+        return [ArmFailure(task.arm, f"arms.{task.arm}: its process {KILLED}") for task in tasks]
 
 
 def _failed(outcomes: Outcomes, tasks: tuple[Task, ...]) -> bool:

@@ -17,7 +17,7 @@ import distributed
 from dask import config
 
 from spanlab.cli import compose
-from spanlab.study import cluster
+from spanlab.study import executor
 from spanlab.study.run import run_study
 
 TOY = ("workload.documents=2", "workload.questions_per_document=4", "seeds=[0,1]", "output.run=mine")
@@ -34,9 +34,9 @@ def dask() -> Iterator[Any]:
 
 
 def run_on_cluster(dask: Any, root: Path, *overrides: str) -> Path:
-    executor = ("executor=dask", f"executor.address={dask.scheduler_address}")
+    there = ("executor=dask", f"executor.address={dask.scheduler_address}")
     study = compose(
-        "smoke", ["output.figures=false", "tracking.kind=none", "analyses=[summary]", *TOY, *executor, *overrides]
+        "smoke", ["output.figures=false", "tracking.kind=none", "analyses=[summary]", *TOY, *there, *overrides]
     )
     return run_study(study, "smoke", root)
 
@@ -76,7 +76,7 @@ def test_a_killed_worker_of_the_scheduler_fails_its_arm_alone(dask, run_here, fi
 
 def test_work_that_was_given_up_ends(dask):
     def work() -> None:
-        while cluster._is_running():
+        while executor._is_executing():
             time.sleep(0.01)
 
     with distributed.Client(dask, set_as_default=False) as client:
@@ -89,20 +89,20 @@ def test_work_that_was_given_up_ends(dask):
 
 
 def test_a_scheduler_that_does_not_answer_gets_a_sentence(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(cluster, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(executor, "_CONNECT_S", 0.1)
     overrides = ("tracking.kind=none", *TOY, "executor=dask", "executor.address=tcp://127.0.0.1:9")
     with pytest.raises(ValueError, match=r"^executor.address=tcp://127.0.0.1:9: expected a Dask scheduler that "):
         run_study(compose("smoke", [*overrides]), "smoke", tmp_path)
 
 
 def test_a_folder_that_a_worker_does_not_see_is_refused(dask, monkeypatch, tmp_path: Path):
-    worker_state = cluster._worker_state
-    monkeypatch.setattr(cluster, "_worker_state", lambda file: worker_state(Path("elsewhere")))
+    worker_state = executor._worker_state
+    monkeypatch.setattr(executor, "_worker_state", lambda file: worker_state(Path("elsewhere")))
     with pytest.raises(ValueError, match=r"^output.root: expected a folder that all workers see, tcp://"):
         run_on_cluster(dask, tmp_path)
 
 
 def test_workers_of_another_commit_are_refused(dask, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(cluster, "commit", lambda: "another")
+    monkeypatch.setattr(executor, "commit", lambda: "another")
     with pytest.raises(ValueError, match=r"^executor.address=.*: worker tcp://.* runs commit .*, expected another$"):
         run_on_cluster(dask, tmp_path)
