@@ -32,11 +32,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compositions() -> Iterator[Compositions]:
-    """Settings composed so far in this process."""
-    memo = Compositions()
-    with composing(memo.steps):
-        yield memo
+def compositions() -> Iterator[None]:
+    """Settings composed so far in this process are reused."""
+    with composing(Compositions()):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

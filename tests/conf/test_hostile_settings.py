@@ -17,7 +17,6 @@ from spanlab.cli import _composed, compose, entries
 from spanlab.errors import USER_ERRORS
 from spanlab.settings.composition import optional_sections, schema_of, with_sections, without_sections
 
-from ..support.composition import Compositions, composing
 from ..support.hostile_values import Ended, Key, forbidden, forked, hostile, keys_of
 
 SEED = int(os.environ.get("SPANLAB_HOSTILE_SEED", "0"))
@@ -73,45 +72,41 @@ def _null_sections(config: DictConfig) -> list[str]:
 
 
 def test_every_null_section_takes_a_key_in_one_study():
-    with composing(Compositions().steps):
-        overrides = _null_sections(_composed("smoke", []))
-        assert len(overrides) == len(optional_sections())
-        for override in overrides:
-            _refused_or_settings("smoke", override)
+    overrides = _null_sections(_composed("smoke", []))
+    assert len(overrides) == len(optional_sections())
+    for override in overrides:
+        _refused_or_settings("smoke", override)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", entries())
 def test_every_null_section_takes_a_key(entry):
-    with composing(Compositions().steps):
-        for override in _null_sections(_composed(entry, [])):
-            _refused_or_settings(entry, override)
+    for override in _null_sections(_composed(entry, [])):
+        _refused_or_settings(entry, override)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", entries())
 def test_random_hostile_settings_get_one_sentence(entry):
     """SPANLAB_HOSTILE_SEED chooses other settings."""
-    with composing(Compositions().steps):
-        keys = _keys(_composed(entry, []))
-        draws = random.Random(f"{entry} {SEED}").randrange(1 << 30)
-        for override in hostile(keys, PER_ENTRY, draws):
-            ended = _ended("-cn", entry, override, "--dry")
-            assert not ended.fault, (entry, override, ended)
+    keys = _keys(_composed(entry, []))
+    draws = random.Random(f"{entry} {SEED}").randrange(1 << 30)
+    for override in hostile(keys, PER_ENTRY, draws):
+        ended = _ended("-cn", entry, override, "--dry")
+        assert not ended.fault, (entry, override, ended)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", entries())
 def test_values_of_no_use_are_refused(entry):
     """SPANLAB_HOSTILE_SEED chooses other settings."""
-    with composing(Compositions().steps):
-        keys = [key for key in _keys(_composed(entry, [])) if forbidden(key)]
-        draw = random.Random(f"{entry} {SEED}")
-        for key in draw.choices(keys, k=PER_ENTRY):
-            override = f"{key.name}={draw.choice(forbidden(key))}"
-            ended = _ended("-cn", entry, override, "--dry")
-            assert ended.code == 1, (entry, override, ended)
-            assert not ended.fault, (entry, override, ended)
+    keys = [key for key in _keys(_composed(entry, [])) if forbidden(key)]
+    draw = random.Random(f"{entry} {SEED}")
+    for key in draw.choices(keys, k=PER_ENTRY):
+        override = f"{key.name}={draw.choice(forbidden(key))}"
+        ended = _ended("-cn", entry, override, "--dry")
+        assert ended.code == 1, (entry, override, ended)
+        assert not ended.fault, (entry, override, ended)
 
 
 @pytest.mark.slow

@@ -176,19 +176,25 @@ def test_a_process_killed_while_it_draws_gets_a_sentence(run_here, monkeypatch, 
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
 
 
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
 @pytest.mark.parametrize(
     ("error", "begins"),
     [
         (MemoryError(), "memory ran out outside an arm (no more memory); expected more memory"),
         (ImportError("libarrow.so: failed to map segment from shared object"), "memory ran out outside an arm (lib"),
-        (OSError(errno.ENOSPC, "No space left on device"), "output.root: the disk is full"),
+        (FULL, "output.root: the disk is full"),
         (OSError(errno.EMFILE, "Too many open files"), "[Errno 24] Too many open files"),
-        (KeyboardInterrupt(), ""),
     ],
 )
-def test_run_stopped_while_it_draws_is_marked_until_resumed(
-    error: BaseException, begins: str, run_here, monkeypatch, tmp_path: Path
-):
+def test_a_lack_outside_an_arm_gets_its_sentence(error: Exception, begins: str):
+    assert is_user_error(error)
+    assert sentence(error).startswith(begins)
+
+
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=repr)
+def test_run_stopped_while_it_draws_is_marked_until_resumed(error, run_here, monkeypatch, tmp_path: Path):
     drawing = ("smoke", *NAMED, "only=[none,kv_only]", "output.figures=true")
 
     def write_figure(draw, stem):
@@ -204,9 +210,7 @@ def test_run_stopped_while_it_draws_is_marked_until_resumed(
     caught.value.__traceback__ = None  # its frames keep the run's lock
     said = f"{folder} has all results, but its figures or its report are unfinished: output.if_exists=resume goes on"
     assert caught.value.__notes__ == [said]
-    if begins:
-        assert is_user_error(caught.value)
-        assert sentence(caught.value).startswith(begins)
+    if error is FULL:
         assert sentence(caught.value).endswith(f"; {said}")
     assert json.loads((folder / "summary.json").read_bytes())["report"] == "unfinished"
     assert [path for path in folder.rglob(".*") if path.is_file()] == []
