@@ -30,7 +30,7 @@ from spanlab.build import build_engine, build_model, build_policy
 from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
-from spanlab.core.step_features import features
+from spanlab.core.step import features
 from spanlab.engine.load import measure
 from spanlab.engine.model import SpanModel
 from spanlab.settings import Study

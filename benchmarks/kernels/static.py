@@ -39,7 +39,7 @@ def launch(kernel: str, rows: int, head_dim: int) -> None:
     import torch
 
     from spanlab_kernels.attention.batch import Group, Scores, Span, span_batch
-    from spanlab_kernels.attention.tiles import blocks
+    from spanlab_kernels.attention.kernel import blocks
     from spanlab_kernels.attention.triton import attend
     from spanlab_kernels.rope import angle_table
     from spanlab_kernels.testing import inverse_powers
@@ -60,8 +60,8 @@ def launch(kernel: str, rows: int, head_dim: int) -> None:
 @contextmanager
 def compiled_kernels(capability: int) -> Iterator[Any]:
     """Kernels that are launched within, compiled for a compute capability."""
-    from spanlab_kernels.ahead import compiled_for
     from spanlab_kernels.attention import triton
+    from spanlab_kernels.testing import compiled_for
 
     triton.multiplies_registers = lambda device: capability >= 90
     triton.shares_rows = lambda device: capability == 100

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from spanlab.core.admission import BatchRules
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.model_spec import DeviceRates, HardwareSpec, ModelSpec, causal_pairs
 from spanlab_sim.timing import RooflineTiming, TimingModel
 

@@ -17,13 +17,12 @@ import simpy
 from numpy.typing import NDArray
 
 from spanlab.core.admission import BatchRules
-from spanlab.core.async_scheduler import LockstepScheduler, make_scheduler
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
-from spanlab.core.step import ScheduledSequence, ScheduledStep, StepResult, finished_after
-from spanlab.core.step_features import StepFeatures, features
+from spanlab.core.scheduler import LockstepScheduler, make_scheduler
+from spanlab.core.step import ScheduledSequence, ScheduledStep, StepFeatures, StepResult, features, finished_after
 from spanlab.kinds import Kind, Kinds, check_fields, field
 from spanlab.model_spec import HardwareSpec, ModelSpec, block_tokens
 from spanlab.registry import REQUIRED, not_negative, one_of, positive

@@ -33,7 +33,7 @@ from spanlab.core.rules import (
     StateFormat,
     merge_progress,
 )
-from spanlab.core.step_features import SpanReads
+from spanlab.core.step import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tiers import Link, Tier, TierRules, Tiers
 from spanlab.core.tree import LAYOUTS, PrefixTree, composable
@@ -47,8 +47,7 @@ from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study
 from spanlab.workloads.files import is_pipe
 from spanlab.workloads.load import WorkloadSettings, load_workload, refuse_selection
-from spanlab.workloads.log import served
-from spanlab.workloads.logs.read import open_log
+from spanlab.workloads.logs.read import open_log, served
 from spanlab.workloads.workload import Workload
 from spanlab_sim.arrivals import Arrivals, resample
 from spanlab_sim.bounds import PrefillTime
@@ -319,8 +318,7 @@ def build_engine(
     study: Parts, strategy: Strategy, model: SpanModel, policy: TreePolicy, requests: Sequence[Request], **more: Any
 ) -> Engine:
     """Build the engine of one arm, with page and state pools that hold all that its policy may store."""
-    from spanlab.engine.engine import Engine
-    from spanlab.engine.graphs import spare_pages
+    from spanlab.engine.engine import Engine, spare_pages
     from spanlab.engine.load import pool_pages
     from spanlab.engine.maps import MapShape, SpanMaps, form_of
     from spanlab.engine.outputs import Sampler

@@ -489,8 +489,7 @@ def _answer(line: CommandLine) -> str:
 
 def _dry(line: CommandLine) -> str:
     """Check all that a run checks before it starts, and return a description of the run."""
-    from spanlab.study.dry import check_entry, describe_run
-    from spanlab.study.sweep import PointComposer
+    from spanlab.study.sweep import PointComposer, check_entry, describe_run
 
     config = _composed(line.entry, line.overrides, line.searched, return_hydra_config=True)
     hydra_run = config.hydra

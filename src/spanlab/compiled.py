@@ -31,10 +31,10 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "async_scheduler ledger plan scheduler step step_features store token_string tree "
+    "ledger plan scheduler step store token_string tree "
     "policies/block_pool policies/blocks policies/chunks policies/tree policies/tree_variants"
 )
-_SIM = "backend run server timing"
+_SIM = "run server timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")
 SOURCES = (
     "src/spanlab/metrics.py",

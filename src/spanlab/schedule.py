@@ -14,12 +14,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from spanlab.core.admission import BatchRules, Speculation
-from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, StateMode
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import make_scheduler
 from spanlab.core.step import ScheduledSequence, ScheduledStep, finished_prompts
 from spanlab.typed_json import first_mistake, shown
 

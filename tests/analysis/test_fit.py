@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spanlab.analyses.fit_profile import Point, StepId, cross_validation_errors, fit, hull
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab_sim.timings import TERMS
 
 TRUE = dict.fromkeys(TERMS, 0.0) | {

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from spanlab.core.protocol import SharedPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.shared import SharedPolicy
 
 MS = 1_000_000
 DOCUMENTS = [np.random.default_rng(index).integers(0, 9, 40).astype(np.int32) for index in range(12)]

@@ -13,9 +13,9 @@ import pytest
 from spanlab.core.admission import BatchRules, always
 from spanlab.core.placement import balanced, every_n
 from spanlab.core.policies.tree_variants import PinningPolicy
+from spanlab.core.protocol import SharedPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
-from spanlab.core.shared import SharedPolicy
 from spanlab.core.step import finished_after
 
 from ..support.policies import make_tree_policy

@@ -10,8 +10,8 @@ import pytest
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy
+from spanlab.core.protocol import SharedPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.shared import SharedPolicy
 
 from .clients import DOCUMENTS, Client
 

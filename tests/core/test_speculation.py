@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from spanlab.core.admission import BatchRules, Speculation
-from spanlab.core.async_scheduler import SpeculativeScheduler, make_scheduler
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import SpeculativeScheduler, make_scheduler
 
 DRAWS = 20_000
 

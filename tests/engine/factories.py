@@ -21,8 +21,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import PREFIXES_ALONE, MapRules, Repair, SpanSettings
 from spanlab.core.request import UNLIMITED, Budget, Request, Span
 from spanlab.core.step import Backend, ScheduledStep, StepResult
-from spanlab.engine.engine import Engine
-from spanlab.engine.graphs import spare_pages
+from spanlab.engine.engine import Engine, spare_pages
 from spanlab.engine.load import named_config, pool_pages, random_model
 from spanlab.engine.maps import MapShape, SpanMaps, form_of
 from spanlab.engine.model import SpanModel, spec_of

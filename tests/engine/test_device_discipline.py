@@ -44,7 +44,7 @@ from .fake_device import DEVICE, FakeDevice, fake_device, on_device
 # Allowed waits of a step: the scheduler needs the tokens, once per step.
 TOKENS = "engine.outputs:read copies to the host"
 # A step that chooses no token lasts until the device is done, or its time would be the next one's.
-END = "engine.graphs:seconds waits for an event"
+END = "engine.engine:seconds waits for an event"
 # Which pages a query-aware repair copies depends on the tokens that its probe chooses, once a repair.
 PROBE = "engine.repair:chosen copies to the host"
 # torch checks the result of a decomposition if a map is stored in low rank.

@@ -12,7 +12,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.core.protocol import PassageRules
 from spanlab.core.repair import PREFIXES_ALONE
 from spanlab.core.request import Request
-from spanlab.core.step_features import features
+from spanlab.core.step import features
 from spanlab.engine.engine import Engine
 from spanlab.engine.load import pool_pages
 from spanlab.engine.model import SpanModel

@@ -13,9 +13,9 @@ import torch
 
 from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request
-from spanlab.engine import graphs
+from spanlab.engine import engine
 from spanlab.engine import rows as attention_metadata
-from spanlab.engine.graphs import CudaGraphs, Padded
+from spanlab.engine.engine import CudaGraphs, Padded
 from spanlab.engine.recurrent import DecodeRecurrence
 from spanlab.engine.rows import TailRows
 from spanlab.engine.settings import EngineSettings
@@ -147,7 +147,7 @@ def test_first_work_of_a_key_serves_all_later_steps(model, strategy):
 
 def test_rows_and_spans_are_padded_to_powers_of_two(monkeypatch):
     sizes = set()
-    pad = graphs.pad_rows
+    pad = engine.pad_rows
 
     def noted(tails: TailRows, *more):
         rows = pad(tails, *more)
@@ -155,7 +155,7 @@ def test_rows_and_spans_are_padded_to_powers_of_two(monkeypatch):
         sizes.add((len(tails.slots), len(rows.slots), len(rows.independent)))
         return rows
 
-    monkeypatch.setattr(graphs, "pad_rows", noted)
+    monkeypatch.setattr(engine, "pad_rows", noted)
     run(make_small(), arm("pic"), questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=3), rules=RULES, decode="padded")
     requests = questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=3, at=0)
     run(make_small(), arm("pic"), requests, rules=RULES, decode="padded")

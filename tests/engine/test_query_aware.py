@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from spanlab.core.step_features import SpanReads, features
+from spanlab.core.step import SpanReads, features
 from spanlab.engine.repair import Probe
 
 from .factories import (

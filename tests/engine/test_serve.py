@@ -11,7 +11,7 @@ import torch
 
 from spanlab.core.admission import BatchRules
 from spanlab.core.step import Backend, ScheduledStep, StepResult
-from spanlab.engine.graphs import PHASES
+from spanlab.engine.engine import PHASES
 from spanlab.records import RunRow
 from spanlab_sim.run import serve
 

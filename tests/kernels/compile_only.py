@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import sys
 
-from spanlab_kernels.ahead import compiled_for
+from spanlab_kernels.testing import compiled_for
 
 
 def compile_calls(capability: str, calls: str) -> list[tuple[str, int]]:

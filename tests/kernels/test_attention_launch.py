@@ -7,7 +7,7 @@ import pytest
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.attention import triton as dense_attention
 from spanlab_kernels.attention.batch import FORMS, Group, Span, span_batch
-from spanlab_kernels.attention.tiles import AHEAD, Blocks, count_work, list_tiles
+from spanlab_kernels.attention.kernel import AHEAD, Blocks, count_work, list_tiles
 
 from .attention_layouts import LAYOUTS, SHAPES, Shape, assert_is_dense, direct, fill, in_a_row
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanlab_kernels.attention.tiles import Blocks, blocks, cache_file, choices, save_choices, variant
+from spanlab_kernels.attention.kernel import Blocks, blocks, cache_file, choices, save_choices, variant
 
 CARD = "a card"
 

@@ -12,7 +12,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request, Span
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.records import Record, RunRow
 from spanlab.stats import Interval
 from spanlab_sim.run import simulate

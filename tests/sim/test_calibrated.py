@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab_sim.timings import TERMS, CalibratedTiming, Profile, read_profile
 
 FREE = dict.fromkeys(TERMS, 0.0)

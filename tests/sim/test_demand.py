@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from spanlab.core.admission import BatchRules
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.study.numbers import Columns, utilisation_of
-from spanlab_sim.backend import DemandMeter
+from spanlab_sim.run import DemandMeter
 from spanlab_sim.timing import ConstantTiming
 
 

@@ -10,7 +10,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step_features import StepFeatures, features
+from spanlab.core.step import StepFeatures, features
 from spanlab.core.tree import isolated
 from spanlab_sim.timing import ConstantTiming
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab_sim.timings import (
     Deployment,

@@ -11,7 +11,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import MapRules, Repair
 from spanlab.core.request import Budget, Request, Span
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step_features import StepFeatures, features
+from spanlab.core.step import StepFeatures, features
 from spanlab.core.tree import composable
 from spanlab_sim.timing import ConstantTiming, RooflineTiming
 

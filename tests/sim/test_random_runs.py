@@ -18,13 +18,12 @@ from spanlab.core.policies.tree_variants import PrivateIndex, PublishedStudyPoli
 from spanlab.core.request import UNLIMITED, Budget, Request, Span
 from spanlab.core.rules import CacheRules, Progress, Replay, ReuseRules
 from spanlab.core.scheduler import Scheduler
-from spanlab.core.step import ScheduledSequence, ScheduledStep, StepResult
-from spanlab.core.step_features import StepFeatures, features
+from spanlab.core.step import ScheduledSequence, ScheduledStep, StepFeatures, StepResult, features
 from spanlab.metrics import CacheUsage, Recorder
 from spanlab.model_spec import HardwareSpec
 from spanlab.records import LOSS_CAUSES, Record
-from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.routing import Observer
+from spanlab_sim.run import ModelledBackend
 from spanlab_sim.server import Replica, Server, Source
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 

@@ -10,7 +10,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step_features import SpanReads, features
+from spanlab.core.step import SpanReads, features
 from spanlab.core.tree import isolated, whole
 from spanlab.records import LOSS_CAUSES
 from spanlab_sim.run import simulate

@@ -13,8 +13,7 @@ from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.step import ScheduledSequence, ScheduledStep
-from spanlab.core.step_features import features
+from spanlab.core.step import ScheduledSequence, ScheduledStep, features
 from spanlab_sim.run import simulate
 
 from .test_by_hand import MS, TIMING, make_policy, make_request, serve, times_ms

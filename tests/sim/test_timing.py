@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.model_files import find_spec
 from spanlab.model_spec import HardwareSpec, causal_pairs
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel

@@ -14,12 +14,11 @@ import numpy as np
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.tiered import TieredPolicy
+from spanlab.core.policies.tiered import TieredPolicy, TieredRecord, TieredRunRow, tiered_record, tiered_row
 from spanlab.core.request import Request, Span
 from spanlab.core.tiers import Link, Tier, TierRules, Tiers
 from spanlab_sim.bounds import PrefillTime
 from spanlab_sim.run import simulate
-from spanlab_sim.tier_rows import TieredRecord, TieredRunRow, tiered_record, tiered_row
 from spanlab_sim.timing import ConstantTiming
 
 SIZE = 4

@@ -10,7 +10,7 @@ import pytest
 from spanlab.cli import compose
 from spanlab.study.numbers import ArmFiles
 from spanlab.study.run import run_study
-from spanlab_sim.backend import ModelledBackend
+from spanlab_sim.run import ModelledBackend
 
 SHORT = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "output.run=x", "tracking=none")
 HYBRID = ("quality_sim", "workload.documents=6", "workload.questions_per_document=4", "store.total_gib=3")

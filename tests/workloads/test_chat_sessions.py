@@ -10,8 +10,7 @@ import pytest
 
 from spanlab.workloads.chats import ChatSessions, modelled
 from spanlab.workloads.load import WorkloadSettings, load_workload
-from spanlab.workloads.log import served
-from spanlab.workloads.logs.read import LogSettings
+from spanlab.workloads.logs.read import LogSettings, served
 
 from ..support.files import write_lines
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from spanlab.workloads.log import local
-from spanlab.workloads.logs.read import LogSettings, read_log
+from spanlab.workloads.logs.read import LogSettings, local, read_log
 from spanlab.workloads.selection import Selection
 
 from .log_samples import SAMPLES, lines, write_sample

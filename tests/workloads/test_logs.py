@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from spanlab.offline.replay import build_paths
-from spanlab.workloads.log import local, served
 from spanlab.workloads.logs.log import Ids, Log, arrival_times, hash_pieces, is_chained
-from spanlab.workloads.logs.read import LogSettings, read_log
+from spanlab.workloads.logs.read import LogSettings, local, read_log, served
 from spanlab.workloads.logs.source import LOG_FORMATS
 from spanlab.workloads.selection import Selection
 from spanlab.workloads.workload import Provenance, Workload

@@ -17,9 +17,18 @@ import triton.language as tl
 from torch import Tensor
 
 from spanlab_kernels.attention.batch import GroupArrays, Numbers, Scores, SpanBatch, pack, starts_of, to_device
-from spanlab_kernels.attention.kernel import angles, attend_tiles, channels, rotate_tile
+from spanlab_kernels.attention.kernel import (
+    Tiles,
+    angles,
+    attend_tiles,
+    blocks,
+    channels,
+    count_work,
+    list_tiles,
+    merge_pieces,
+    rotate_tile,
+)
 from spanlab_kernels.attention.reference import flash
-from spanlab_kernels.attention.tiles import Tiles, blocks, count_work, list_tiles, merge_pieces
 from spanlab_kernels.rope import rotate
 
 # ------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished
 from spanlab.build import profile_folder
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.provenance import PACKAGES_OF, commit, machine
 from spanlab.report import style
 from spanlab.report.cells import Cell, Table, word

@@ -66,8 +66,8 @@ class Simulator(Backend):
     @_infrequent_gc()
     def simulate(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
-        from spanlab_sim.backend import DemandMeter
-        from spanlab_sim.tier_rows import tiered_record, tiered_row
+        from spanlab.core.policies.tiered import tiered_record, tiered_row
+        from spanlab_sim.run import DemandMeter
         from spanlab_sim.timings import CalibratedTiming
 
         timing, rules = build_timing(self._study), job.rules

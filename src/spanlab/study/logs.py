@@ -15,8 +15,7 @@ import orjson
 from numpy.typing import NDArray
 
 from spanlab.core.protocol import Policy, StoredBytes
-from spanlab.core.step import ScheduledStep, StepResult
-from spanlab.core.step_features import SpanReads, StepFeatures, features
+from spanlab.core.step import ScheduledStep, SpanReads, StepFeatures, StepResult, features
 from spanlab.records import Record, ServedRecord
 from spanlab_sim.timing import Nanoseconds, TimingModel
 

@@ -26,6 +26,7 @@ from spanlab.analyses.base import Findings
 from spanlab.build import build_workload, copy_pipe
 from spanlab.errors import is_user_error, printed, sentence
 from spanlab.provenance import run_facts
+from spanlab.registry import entry_of
 from spanlab.report.cells import Table
 from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
 from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
@@ -39,6 +40,7 @@ from spanlab.study.folder import (
     CONFIG,
     GROWING,
     RunFolder,
+    check_names,
     draw_figures,
     finish_report,
     folder_name,
@@ -47,7 +49,10 @@ from spanlab.study.folder import (
     settings_yaml,
     write_before_report,
 )
-from spanlab.study.run import Host, run_study
+from spanlab.study.jobs import run_cells
+from spanlab.study.machine import installed
+from spanlab.study.prepare import LoadFunction, load_workload
+from spanlab.study.run import Host, folder_names, run_study
 from spanlab.tracking import Tracker, check_login, tracked
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.workload import Workload
@@ -474,3 +479,52 @@ def _sets_value(override: Override) -> bool:
     loader = GlobalHydra.instance().config_loader()
     plain = not (override.is_add() or override.is_force_add() or override.is_delete())
     return plain and not loader.get_group_options(override.key_or_group)
+
+
+# ------------------------------------------------------------------------------
+# Dry run: all checks before a run that need no device and no package of the engine; nothing
+# is written.
+# ------------------------------------------------------------------------------
+
+
+def check_entry(settings: object, entry: str, run: str, root: Path) -> str:
+    """Check an entry that is no study, and say so in one line; `root` is the folder of outputs."""
+    check = entry_of(settings).check
+    if check is not None:
+        check(settings, root)
+    return f"{entry}: the settings are valid"
+
+
+def describe_run(study: Study, name: str, root: Path, compose: Compose) -> str:
+    """Describe the study's arms, runs and requests, one line each; ValueError where a check fails.
+
+    `compose`  returns the study with further overrides, for the points of a sweep
+    """
+    if study.tracking.kind == "wandb" and installed("wandb"):
+        check_login(study.tracking)
+    load, quiet = LastWorkload(), Console(quiet=True)
+    if study.sweep:
+        check_names(*sweep_names(study, root))
+        sizes = []
+        for point, swept in points_of_sweep(study, compose):
+            with named_point(study, point):
+                sizes.append(_requests(swept, name, root, quiet, load))
+    else:
+        sizes = [_requests(study, name, root, Console(stderr=True), load)]
+    arms, runs = study.chosen(), sum(len(run_cells(study, arm)) for arm in study.chosen())
+    return "\n".join(
+        [
+            f"entry     {name}, backend={study.backend}",
+            f"arms      {len(arms)}: {', '.join(arms)}",
+            f"runs      {runs}: arms x seeds, plus the load sweep",
+            f"requests  {sizes[0]} per run, {runs * sizes[0]} in total",
+            *(f"sweep     {point}" for point in study.sweep),
+        ]
+    )
+
+
+def _requests(study: Study, name: str, root: Path, console: Console, load: LoadFunction) -> int:
+    """Check a study with its workload and the names of its run, and return the requests of a run."""
+    workload = load_workload(study, name, root, console, load)
+    check_names(*folder_names(study, name, root, workload))
+    return study.workload.popularity.requests or workload.size

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.registry import REQUIRED, not_negative, one_of, positive
-from spanlab.workloads import chats, log, queries, reading, synthetic
+from spanlab.workloads import chats, queries, reading, synthetic
 from spanlab.workloads.alias import AliasQuestions
 from spanlab.workloads.chats import ChatSessions
+from spanlab.workloads.logs import read
 from spanlab.workloads.logs.read import LogSettings
 from spanlab.workloads.preamble import Preamble, preamble_writer, with_preambles
 from spanlab.workloads.questions import Questions
@@ -21,7 +22,7 @@ from spanlab.workloads.text import find_tokenizer
 from spanlab.workloads.workload import WORKLOADS, Corpus, Joints, Workload, kinds, sources
 
 #: Modules whose functions are workloads; the others are imported for their settings.
-READERS = (chats, log, queries, reading, synthetic)
+READERS = (chats, read, queries, reading, synthetic)
 PATH_KEYS = ("path", "queries_path", "cache_dir")
 SCALAR_KEYS = ("tokenizer", "vocab_fold", "queries_per_prompt")
 #: Kinds whose prompts are complete: a file or a design determines every span.

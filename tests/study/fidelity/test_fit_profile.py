@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from spanlab.analyses.fit_profile import points_of
 from spanlab.build import build_timing
 from spanlab.cli import compose
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.provenance import machine
 from spanlab.settings import Study
 from spanlab.study.backends import RealEngine

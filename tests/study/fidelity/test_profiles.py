@@ -12,7 +12,7 @@ from spanlab import build
 from spanlab.analyses import fit_profile
 from spanlab.build import build_timing
 from spanlab.cli import compose
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.provenance import machine
 from spanlab.settings import Study
 from spanlab.study.run import run_study

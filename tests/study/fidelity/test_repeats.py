@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from spanlab.analyses.fit_profile import fit, points_of
 from spanlab.cli import compose
 from spanlab.core.request import Request, Span
-from spanlab.core.step_features import StepFeatures
+from spanlab.core.step import StepFeatures
 from spanlab.provenance import machine
 from spanlab.study.backends import RealEngine
 from spanlab.study.numbers import ArmFiles
