@@ -6,7 +6,6 @@ A field declares its default, the check of its value and its meaning:
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -17,41 +16,24 @@ from spanlab.registry import (
     Factory,
     Registry,
     among,
+    check_keys,
     file_of,
     is_instance,
     one_of,
     type_name,
 )
-
-T = TypeVar("T")
-Check = Callable[[str, Any], None] | Iterable[str] | None
-
-
-def field(default: Any, check: Check, meaning: str) -> Any:
-    """Declare a key of settings.
-
-    `default`  the default; REQUIRED: none
-    `check`    raises ValueError for (key, value), or the names to choose from; None: any value
-    `meaning`  one phrase for --help and docs/configuration.md
-    """
-    return dataclasses.field(default=default, metadata={"check": check, "meaning": meaning})
+from spanlab.registry import (
+    field as field,
+)
 
 
 def check_fields(settings: Any, path: str) -> None:
-    """Raise ValueError for a required key that is not set, and for a value that its field refuses."""
-    for key in fields(settings):
-        value, check = getattr(settings, key.name), key.metadata.get("check")
-        if value == REQUIRED:
-            expected = type_name(get_type_hints(type(settings))[key.name])
-            choosing = next(kinds.key for base in type(settings).__mro__ if (kinds := kinds_of(base)) is not None)
-            chosen = f"{path}.{choosing}={getattr(settings, choosing)}"
-            raise ValueError(f"{chosen} needs {path}.{key.name}: expected {expected}")
-        if value is None or check is None:
-            continue
-        if callable(check):
-            check(f"{path}.{key.name}", value)
-        else:
-            one_of(f"{path}.{key.name}", value, check)
+    """Raise ValueError for a required key that is not set, and for a value that its field refuses.
+
+    `path`  key of these settings
+    """
+    key = next(kinds.key for base in type(settings).__mro__ if (kinds := kinds_of(base)) is not None)
+    check_keys(settings, lambda name: f"{path}.{name}", f"{path}.{key}={getattr(settings, key)}")
 
 
 @dataclass

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 # ------------------------------------------------------------------------------
@@ -60,22 +63,28 @@ def refuse_unknown_keys(settings: object, path: str = "") -> None:
             raise ValueError(f"{path}{name}: no such key; expected {among(name, keys)}")
 
 
-def positive(key: str, value: float | None) -> None:
-    """Raise ValueError unless 0 < value < infinity; None passes."""
-    if value is not None and not 0 < value < math.inf:
-        raise ValueError(f"{key}={value}: expected a number above zero")
+@dataclass(frozen=True)
+class Bounds:
+    """A check of a number: Bounds(key, value) raises ValueError for one that is not accepted; None passes.
+
+    `words`    what is expected, for errors and docs/configuration.md
+    `accepts`  whether a number is within the bounds
+    """
+
+    words: str
+    accepts: Callable[[float], bool]
+
+    def __call__(self, key: str, value: float | None) -> None:
+        """Raise ValueError for a number out of bounds."""
+        if value is not None and not self.accepts(value):
+            raise ValueError(f"{key}={value}: expected {self.words}")
 
 
-def not_negative(key: str, value: float | None) -> None:
-    """Raise ValueError unless 0 <= value < infinity; None passes."""
-    if value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{key}={value}: expected zero or more")
-
-
-def share(key: str, value: float, *, below_one: bool = False) -> None:
-    """Raise ValueError unless 0 <= value <= 1, or < 1 with `below_one`."""
-    if not (0 <= value < 1 if below_one else 0 <= value <= 1):
-        raise ValueError(f"{key}={value}: expected a share from 0 to {'below 1' if below_one else '1'}")
+positive = Bounds("a number above zero", lambda value: 0 < value < math.inf)
+not_negative = Bounds("zero or more", lambda value: 0 <= value < math.inf)
+share = Bounds("a share from 0 to 1", lambda value: 0 <= value <= 1)
+share_above_zero = Bounds("a share above 0 and up to 1", lambda value: 0 < value <= 1)
+share_below_one = Bounds("a share from 0 to below 1", lambda value: 0 <= value < 1)
 
 
 def check_seeds(key: str, seeds: list[int]) -> None:
@@ -85,8 +94,13 @@ def check_seeds(key: str, seeds: list[int]) -> None:
 
 
 def among(value: str, choices: Iterable[str]) -> str:
-    """Return the list of choices with the nearest one, ignoring case; for a former name, its present name."""
+    """Return the list of choices with the nearest one, ignoring case; for a former name, its present name.
+
+    The list of no choices is "none".
+    """
     choices, word = tuple(choices), value.lower()
+    if not choices:
+        return "none"
     if (new := RENAMED.get(value)) in choices:
         return f"one of {', '.join(choices)} (did you mean {new}? {value} was renamed to {new})"
     lower = {choice.lower(): choice for choice in choices}
@@ -98,6 +112,45 @@ def among(value: str, choices: Iterable[str]) -> str:
         return f"one of {lower[near[0]]} (did you mean {lower[near[0]]}?), {others}"
     hint = f" (did you mean {lower[near[0]]}?)" if near else ""
     return f"one of {', '.join(choices)}{hint}"
+
+
+# ------------------------------------------------------------------------------
+# Keys of settings, each with its default, check and meaning.
+# ------------------------------------------------------------------------------
+
+Check = Callable[[str, Any], None] | Iterable[str] | None
+
+
+def field(default: Any, check: Check, meaning: str) -> Any:
+    """Declare a key of settings.
+
+    `default`  the default; REQUIRED: none
+    `check`    raises ValueError for (key, value), or the names to choose from; None: any value
+    `meaning`  one phrase for --help and docs/configuration.md
+    """
+    metadata = {"check": check, "meaning": meaning}
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_keys(settings: Any, key_of: Callable[[str], str], chosen: str) -> None:
+    """Raise ValueError for a required key that is not set, and for a value that its field refuses.
+
+    `key_of`  full key of a field
+    `chosen`  KEY=VALUE that selects the class of the settings
+    """
+    for key in fields(settings):
+        value, check = getattr(settings, key.name), key.metadata.get("check")
+        if value == REQUIRED:
+            expected = type_name(get_type_hints(type(settings))[key.name])
+            raise ValueError(f"{chosen} needs {key_of(key.name)}: expected {expected}")
+        if value is None or check is None:
+            continue
+        if callable(check):
+            check(key_of(key.name), value)
+        else:
+            one_of(key_of(key.name), value, check)
 
 
 T = TypeVar("T")
@@ -114,6 +167,7 @@ _TYPE_NAMES: dict[Any, str] = {
 }
 
 
+_ARM = re.compile(r"^arms\.[^.]+\.")
 PACKAGES = ("spanlab", "spanlab_sim", "spanlab_kernels")  # all other modules are plugins
 
 _registries: list[Registry[Any]] = []
@@ -131,6 +185,7 @@ class Registry(Generic[T]):
         self._what, self._given, self._order = what, given, order
         self._factories: dict[str, Callable[..., T]] = {}
         self._needs: dict[str, frozenset[str]] = {}
+        self._schemas: dict[Any, Any] = {}
         _registries.append(self)
 
     def register(self, name: str, needs: Iterable[str] = ()) -> Callable[[Factory], Factory]:
@@ -172,49 +227,61 @@ class Registry(Generic[T]):
             one_of(self._what, name, self)
         return self._factories[name]
 
-    def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the options of a name, in the order of its parameters; annotations are resolved to types."""
-        factory = self[name]
-        parameters = inspect.signature(factory).parameters.values()
-        options = [parameter for parameter in parameters if parameter.name not in self._given]
-        for option in options:
-            if option.annotation is inspect.Parameter.empty:
-                signature = f"{file_of(factory)}: {factory.__name__}({option})"
-                raise ValueError(f"{signature}: {self._what} {name}: expected a type, such as {option.name}: int = 3")
-        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
-        return {option.name: option.replace(annotation=hints[option.name]) for option in options}
+    def schema(self, name: str) -> Any:
+        """Return a dataclass of the options of a name: of each the type, default, bounds or choices, and meaning.
+
+        A parameter declares the last two: `alpha: Annotated[float, positive, "weight of the recency"] = 1.0`.
+        """
+        factory: Any = self[name]
+        if factory not in self._schemas:
+            hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
+            keys = []
+            for parameter in inspect.signature(factory).parameters.values():
+                if parameter.name in self._given:
+                    continue
+                if parameter.annotation is inspect.Parameter.empty:
+                    expected = f"expected a type, such as {parameter.name}: int = 3"
+                    where = f"{file_of(factory)}: {factory.__name__}({parameter})"
+                    raise ValueError(f"{where}: {self._what} {name}: {expected}")
+                hint = hints[parameter.name]
+                declared: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+                meaning = next((word for word in declared if isinstance(word, str)), "")
+                check = next((check for check in declared if not isinstance(check, str)), None)
+                default = REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
+                keys.append((parameter.name, get_args(hint)[0] if declared else hint, field(default, check, meaning)))
+            self._schemas[factory] = make_dataclass(name, keys)
+        return self._schemas[factory]
 
     def needs_options(self, name: str) -> bool:
         """Return whether an option of a name has no default."""
-        return any(option.default is inspect.Parameter.empty for option in self.options(name).values())
+        return any(key.default == REQUIRED for key in fields(self.schema(name)))
 
-    def check(
-        self, path: str, kind: str, keys: Options, more: Options, chosen: str = "", below: str = "options"
-    ) -> None:
-        """Raise ValueError for options that are unknown to `kind`, of a wrong type, or missing.
+    def check(self, path: str, name: str, chosen: str, options: Options, keys: Options = MappingProxyType({})) -> None:
+        """Raise ValueError for options of other names, of other types or out of bounds, and for missing ones.
 
-        `path`    key of the settings that hold `kind`, such as arms.mine.placement
-        `keys`    options that are keys of these settings; None: not set
-        `more`    options below `path`.`below`
-        `chosen`  KEY=VALUE that selects `kind`; empty: kind=`kind`
+        `path`    key of the section that holds `options`, such as arms.mine.placement.options
+        `chosen`  KEY=VALUE that selects the name
+        `keys`    options that stand beside that section, as arms.mine.placement.interval; None: not set
         """
-        options, chosen = self.options(kind), chosen or f"kind={kind}"
-        named = f"{path.rpartition('.')[2]}.{chosen}"
-        for key, value in keys.items():
-            if value is not None and key not in options:
-                takers = ", ".join(name for name in self if key in self.options(name))
-                expected = f"expected {path}.{key}=null, for it goes with {takers or 'nothing'}"
-                raise ValueError(f"{path}.{key}{_shown(value)} with {named}: {expected}")
-        free = [name for name in options if name not in keys]
-        for key, value in more.items():
-            if key not in free:
-                raise ValueError(f"{path}.{below}.{key}: no such option of {kind}; expected {_listed(free)}")
-            if not is_instance(value, options[key].annotation):
-                raise ValueError(f"{path}.{below}.{key}={value}: expected {type_name(options[key].annotation)}")
-        for name, option in options.items():
-            if option.default is inspect.Parameter.empty and keys.get(name) is None and name not in more:
-                key = name if name in keys else f"{below}.{name}"
-                raise ValueError(f"{path}.{chosen} needs {path}.{key}: expected {type_name(option.annotation)}")
+
+        def key_of(key: str) -> str:
+            return f"{path.rpartition('.')[0] if key in keys else path}.{key}"
+
+        given = {key: value for key, value in keys.items() if value is not None} | dict(options)
+        schema = self.schema(name)
+        hints = {key.name: key.type for key in fields(schema)}
+        for key, value in given.items():
+            if key not in hints or (key in keys and key in options):
+                takers = ", ".join(other for other in self if key in {key.name for key in fields(self.schema(other))})
+                if key not in options:
+                    expected = f"expected {key_of(key)}=null, for it goes with {takers or 'nothing'}"
+                    raise ValueError(f"{key_of(key)}{_shown(value)} with {_ARM.sub('', chosen)}: {expected}")
+                expected = among(key, [option for option in hints if option not in keys])
+                others = f", for it goes with {takers}" if takers else ""
+                raise ValueError(f"{path}.{key}: no such option of {name}; expected {expected}{others}")
+            if not is_instance(value, hints[key]):
+                raise ValueError(f"{key_of(key)}={value}: expected {type_name(hints[key])}")
+        check_keys(schema(**given), key_of, chosen)
 
     def takes(self, name: str, parameter: str) -> bool:
         """Return whether the factory of a name has this parameter."""
@@ -223,7 +290,7 @@ class Registry(Generic[T]):
     def make(self, name: str, keys: Options, more: Options, **given: object) -> T:
         """Call the factory of a name with its options, and with those of `given` that it has parameters for.
 
-        `keys`  options as for `check`; None: not set
+        `keys`  options; None: not set
         `more`  further options; None is a value
         """
         filled = {key: value for key, value in given.items() if self.takes(name, key)}
@@ -243,10 +310,6 @@ def forget(file: str) -> None:
 def file_of(factory: Callable[..., Any]) -> str:
     """Return the file that defines a function or a class."""
     return str(getattr(sys.modules[factory.__module__], "__file__", factory.__module__))
-
-
-def _listed(names: list[str]) -> str:
-    return f"one of {', '.join(names)}" if names else "none"
 
 
 def _shown(value: object) -> str:

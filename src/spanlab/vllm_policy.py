@@ -165,7 +165,7 @@ def checked(order: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an order that vLLM cannot run, and for unknown options."""
     unsupported = {*EVICTION_ORDERS.needing(FUTURE), *EVICTION_ORDERS.needing(REQUESTS)}
     one_of("eviction_policy", order, [name for name in EVICTION_ORDERS if name not in unsupported])
-    EVICTION_ORDERS.check("cache_policy", order, {}, options, f"eviction_policy={order}")
+    EVICTION_ORDERS.check("cache_policy.options", order, f"cache_policy.eviction_policy={order}", options)
 
 
 def __getattr__(name: str) -> type:

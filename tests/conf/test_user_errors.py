@@ -51,11 +51,57 @@ USER_ERRORS = {
     ),
     "unknown option of an eviction order": (
         "+arms.none.eviction_options.protected=0.5",
-        "arms.none.eviction_options.protected: no such option of lru; expected none",
+        "arms.none.eviction_options.protected: no such option of lru; expected none, for it goes with slru",
     ),
     "an eviction option out of range": (
         "arms.none.eviction=slru +arms.none.eviction_options.protected=1.5",
-        "arms.none.eviction_options.protected=1.5: expected",
+        "arms.none.eviction_options.protected=1.5: expected a share from 0 to 1",
+    ),
+    "a negative seed of an eviction order": (
+        "arms.none.eviction=random +arms.none.eviction_options.seed=-1",
+        "arms.none.eviction_options.seed=-1: expected zero or more",
+    ),
+    "a window of no requests": (
+        "arms.none.eviction=marconi_tuned +arms.none.eviction_options.window=1",
+        "arms.none.eviction_options.window=1: expected a number above one",
+    ),
+    "an expiry that is none": (
+        "arms.none.eviction=priority +arms.none.eviction_options.expired=old",
+        "arms.none.eviction_options.expired=old: expected one of newest, by_use",
+    ),
+    "a priority of outputs out of range": (
+        "arms.none.eviction=priority +arms.none.eviction_options.decode=101",
+        "arms.none.eviction_options.decode=101: expected a number from 1 to 100",
+    ),
+    "a pin without a time": (
+        "arms.none.eviction=lease +arms.none.eviction_options.seconds=0",
+        "arms.none.eviction_options.seconds=0: expected a number above zero",
+    ),
+    "an option of the order below pins": (
+        "arms.none.eviction=lease +arms.none.eviction_options={order:slru,order_options:{protected:2}}",
+        "arms.none.eviction_options.order_options.protected=2: expected a share from 0 to 1",
+    ),
+    "an admission option out of range": (
+        "arms.none.admission=min_length +arms.none.admission_options.tokens=0",
+        "arms.none.admission_options.tokens=0: expected a number above zero",
+    ),
+    "a recovery option out of range": (
+        "arms.boundary.recovery=tail_replay +arms.boundary.recovery_options.most_tokens=-1",
+        "arms.boundary.recovery_options.most_tokens=-1: expected zero or more",
+    ),
+    "a negative interval": (
+        "arms.dp_3.placement.kind=block arms.dp_3.placement.count=null arms.dp_3.placement.dp=null "
+        "arms.dp_3.placement.interval=-1",
+        "arms.dp_3.placement.interval=-1: expected a number above zero",
+    ),
+    "a key among options": (
+        "+arms.dp_3.placement.options.count=2",
+        "arms.dp_3.placement.options.count: no such option of dp; expected none, for it goes with ",
+    ),
+    "a block without tokens": (
+        "model=qwen3-8b arms=attention +strategy@arms.mine=radix arms.mine.policy=chunks "
+        "+arms.mine.options.block_size=0",
+        "arms.mine.options.block_size=0: expected a number above zero",
     ),
     "pins of another policy": (
         "arms.none.eviction=lease arms.none.policy=kept_repairs",
@@ -318,7 +364,8 @@ USER_ERRORS = {
     ),
     "an option that a recovery lacks": (
         "+arms.boundary.recovery_options.most_tokens=5",
-        "arms.boundary.recovery_options.most_tokens: no such option of recompute; expected none",
+        "arms.boundary.recovery_options.most_tokens: no such option of recompute; expected none, for it goes with ",
+        "resident_kv, tail_replay",
     ),
     "a recovery without states": (
         "model=qwen3-8b arms=attention arms.radix_1.recovery=tail_replay",

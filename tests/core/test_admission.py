@@ -101,4 +101,4 @@ def test_a_refused_end_keeps_the_admitted_beginning():
 )
 def test_options_that_make_no_sense_are_refused(admission, options, message):
     with pytest.raises(ValueError, match=message):
-        make_policy(admission, **options)
+        ADMISSIONS.check("admission_options", admission, f"admission={admission}", options)

@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from spanlab.core.placement import PrefillInfo, learned, planned
+from spanlab.core.placement import PLACEMENTS, PrefillInfo, learned, planned
 from spanlab.core.placement.planner import Cues, Offers, SharedBudget, prefix_names, split
 from spanlab.core.request import Request, Span
 
@@ -70,7 +70,7 @@ def test_one_budget_takes_the_state_that_saves_most():
 
 def test_shared_budget_rejects_an_impossible_share():
     with pytest.raises(ValueError, match=r"placement.options.share=2: expected a share above 0 and up to 1"):
-        SharedBudget(2, 2, facts=make_facts(10))
+        PLACEMENTS.check("placement.options", "dp_shared", "placement.kind=dp_shared", {"share": 2}, {"count": 2})
 
 
 def test_weights_that_grow_are_scaled(monkeypatch):

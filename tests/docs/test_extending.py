@@ -129,7 +129,10 @@ def test_all_plugins_run_in_two_processes(here: Path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("shore=0.5", "arms.mine.placement.options.shore: no such option of middle; expected one of share"),
+        (
+            "shore=0.5",
+            "arms.mine.placement.options.shore: no such option of middle; expected one of share (did you mean share?)",
+        ),
         ("share=half", "arms.mine.placement.options.share=half: expected a number"),
         ("share=true", "arms.mine.placement.options.share=True: expected a number"),
     ],

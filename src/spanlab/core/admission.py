@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.request import Budget, Request
@@ -221,14 +221,14 @@ class Bypass:
 
     Caches of objects of many sizes do so, as AdaptSize (Berger et al., NSDI 2017), whose admission probability falls
     with the size. Here both limits are fixed.
-
-    `share`  of the store's bytes that one prefix or span may take
-    `known`  share of its tokens that an earlier request must have had; 0 asks for nothing
     """
 
-    def __init__(self, facts: AdmissionFacts, share: float = 0.1, known: float = 0.0) -> None:
-        check_share("admission_options.share", share)
-        check_share("admission_options.known", known)
+    def __init__(
+        self,
+        facts: AdmissionFacts,
+        share: Annotated[float, check_share, "share of the store's bytes that one prefix or span may take"] = 0.1,
+        known: Annotated[float, check_share, "share of its tokens that an earlier request must have had"] = 0.0,
+    ) -> None:
         budget = facts.budget
         self._most = share * min(budget.kv_bytes, budget.total_bytes)
         self._token_bytes, self._known, self._touched = facts.token_bytes, known, Ledger()
@@ -248,9 +248,8 @@ class Bypass:
 
 
 @ADMISSIONS.register("min_length")
-def min_length(tokens: int = 256) -> Admission:
+def min_length(tokens: Annotated[int, positive, "least length of a prefix or span that is kept"] = 256) -> Admission:
     """A prefix or span that is shorter than `tokens` is not kept: it saves too little to be worth an entry."""
-    positive("admission_options.tokens", tokens)
     return Rule(lambda computed: computed.stop if len(computed.tokens) >= tokens else 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from math import gcd
-from typing import Any, Protocol, overload
+from typing import Annotated, Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,14 +59,15 @@ def flops(*, model: ModelSpec) -> Cost:
 
 
 @COSTS.register("seconds")
-def seconds(token_s: float, pair_s: float) -> Cost:
+def seconds(
+    token_s: Annotated[float, not_negative, "seconds of a computed token"],
+    pair_s: Annotated[float, not_negative, "seconds of a query-key pair"],
+) -> Cost:
     """`seconds`: `token_s` per computed token and `pair_s` per query-key pair, as a calibrated profile has them.
 
     A device does not run attention at the rate of its matrix products. What a step takes however much it computes
     (weights, launches) is left out: it is paid with or without reuse.
     """
-    for key, value in (("token_s", token_s), ("pair_s", pair_s)):
-        not_negative(f"cost_options.{key}", value)
     if token_s + pair_s <= 0:
         raise ValueError(f"cost_options.token_s={token_s} with pair_s={pair_s}: expected one of both above 0")
 
@@ -166,6 +167,9 @@ def mlp_flops(model: ModelSpec) -> int:
     return 2 * model.hidden_size * (3 * width + model.experts + (shared > 0))
 
 
+MostTokens = Annotated[int | None, not_negative, "longest gap that is replayed; null: any"]
+
+
 @RECOVERIES.register("recompute")
 def recompute() -> Recovery:
     """`recompute`: all layers over the gap, keys and values included, as in every engine today."""
@@ -173,13 +177,11 @@ def recompute() -> Recovery:
 
 
 @RECOVERIES.register("resident_kv")
-def resident_kv(most_tokens: int | None = None, *, model: ModelSpec) -> Recovery:
+def resident_kv(most_tokens: MostTokens = None, *, model: ModelSpec) -> Recovery:
     """`resident_kv`: no projection of keys and values over the gap, and nothing above the last recurrent block.
 
     Exact: all layers that a state at the end of the gap depends on run, and queries of the gap read resident keys and
     values. The last layer is one of attention, as in Qwen3.5: it is left out whole, with the MLP block below it.
-
-    `most_tokens`  longest gap that is replayed; None: any
     """
     layers = model.attention_layers
     top = attention_block_flops(model) - key_value_flops(model) + 2 * mlp_flops(model)
@@ -189,28 +191,26 @@ def resident_kv(most_tokens: int | None = None, *, model: ModelSpec) -> Recovery
 
 
 @RECOVERIES.register("state_backfill")
-def state_backfill(always: bool = False) -> Recovery:
+def state_backfill(
+    always: Annotated[bool, "whether it is loaded even where computing the gap is faster"] = False,
+) -> Recovery:
     """`state_backfill`: the deepest state that the tiers of the study have within the KV that is there.
 
     It was evicted from the device while its KV stayed; `core.policies.backfilled` loads it. Sources:
     vllm-project/vllm#52774, which fetches the state alone from the store, and sgl-project/sglang#40680, which demotes
     states of inner nodes to the host.
-
-    `always`  load it even where computing the gap is faster
     """
     return Recovery(backfill="always" if always else "break_even")
 
 
 @RECOVERIES.register("tail_replay")
-def tail_replay(most_tokens: int | None = None, *, model: ModelSpec) -> Recovery:
+def tail_replay(most_tokens: MostTokens = None, *, model: ModelSpec) -> Recovery:
     """`tail_replay`: no attention block over the gap, and nothing above the last recurrent block. Not exact.
 
     A recurrent layer reads the residual stream, which contains the outputs of the attention layers below it. These are
     left out, so every state above the first attention layer is wrong. The last layer is one of attention, as in
     Qwen3.5: two MLP blocks are above the last recurrent block. Source: sgl-project/sglang#40865; compare
     vllm-project/vllm#53041.
-
-    `most_tokens`  longest gap that is replayed; None: any
     """
     flops = model.attention_layers * attention_block_flops(model) + 2 * mlp_flops(model)
     return Recovery(Replay(False, flops, model.attention_flops_per_pair, model.kv_bytes_per_token, most_tokens))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, NamedTuple
 
-from spanlab.registry import Factory, Registry, not_negative, one_of, positive, share
+from spanlab.registry import Factory, Registry, not_negative, one_of, positive, share_below_one
 from spanlab_sim.timings import KV, WEIGHTS
 
 # ------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class TwinSettings:
     def __post_init__(self) -> None:
         for key in ("num_gpu_blocks", "gpu_memory_utilization", "tensor_parallel", "data_parallel"):
             positive(f"twin.{key}", getattr(self, key))
-        share("twin.train_share", self.train_share, below_one=True)
+        share_below_one("twin.train_share", self.train_share)
         positive("twin.train_share", self.train_share)
         for key, value, formats in (("weights", self.weights, WEIGHTS), ("kv", self.kv, KV)):
             if value is not None:

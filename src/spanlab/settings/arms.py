@@ -23,7 +23,7 @@ from spanlab.core.rules import COST, COSTS, RECOVERIES, STATE_FORMATS, CacheRule
 from spanlab.core.tiers import LOAD_WHEN
 from spanlab.core.tree import Layout, PrefixTree, shared_name, without_tails
 from spanlab.model_spec import ModelSpec
-from spanlab.registry import not_negative, one_of, positive
+from spanlab.registry import Registry, one_of, positive
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
@@ -61,9 +61,7 @@ class PlacementSettings:
         one_of(f"{path}.kind", self.kind, PLACEMENTS)
         for extra in self.also:
             one_of(f"{path}.also", extra, [name for name in PLACEMENTS if not PLACEMENTS.needs_options(name)])
-        for key in ("interval", "count", "offset"):
-            positive(f"{path}.{key}", getattr(self, key))
-        PLACEMENTS.check(path, self.kind, self.keys, self.options)
+        PLACEMENTS.check(f"{path}.options", self.kind, f"{path}.kind={self.kind}", self.options, self.keys)
         if self.dp is not None:
             self.dp.check(f"{path}.dp")
 
@@ -117,8 +115,7 @@ class PoolSettings:
 
     def check(self, arm: str) -> None:
         """Raise ValueError for invalid settings, naming the arm."""
-        positive(f"{arm}.pool.block_size", self.block_size)
-        not_negative(f"{arm}.pool.retention", self.retention)
+        POLICIES.check(f"{arm}.pool", "blocks", f"{arm}.pool", self.options)
         if self.load_when is not None:
             one_of(f"{arm}.pool.load_when", self.load_when, LOAD_WHEN)
         if self.block_size and self.retention and self.retention % self.block_size:
@@ -140,11 +137,17 @@ class PoolSettings:
 T = TypeVar("T")
 
 
+def _check_choice(registry: Registry[Any], arm: str, key: str, roles: Strategy) -> str:
+    """Raise ValueError for an unknown name of a key, and for invalid options of it; return KEY=NAME."""
+    name, options = getattr(roles, key), getattr(roles, f"{key}_options")
+    one_of(f"{arm}.{key}", name, registry)
+    registry.check(f"{arm}.{key}_options", name, f"{arm}.{key}={name}", options)
+    return f"{arm}.{key}={name}"
+
+
 def check_eviction(arm: str, roles: Strategy) -> None:
     """Raise ValueError for an invalid eviction order, naming the arm."""
-    one_of(f"{arm}.eviction", roles.eviction, EVICTION_ORDERS)
-    chosen, options = f"eviction={roles.eviction}", roles.eviction_options
-    EVICTION_ORDERS.check(arm, roles.eviction, {}, options, chosen, "eviction_options")
+    chosen = _check_choice(EVICTION_ORDERS, arm, "eviction", roles)
     if roles.foresees and roles.sharing == "private":
         raise ValueError(f"{arm}.{roles.foresees} with sharing=private: expected sharing=shared")
     if roles.foresees and roles.policy_name == "exact_hash":
@@ -152,19 +155,17 @@ def check_eviction(arm: str, roles: Strategy) -> None:
     if roles.eviction in EVICTION_ORDERS.needing(FUTURE):
         return
     facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
-    order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, options, facts=facts))
+    order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, roles.eviction_options, facts=facts))
     if order.pins is not None and roles.policy_name != "tree":
-        raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
+        raise ValueError(f"{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
 
 
 def check_admission(arm: str, roles: Strategy) -> None:
     """Raise ValueError for an invalid admission rule, naming the arm."""
-    one_of(f"{arm}.admission", roles.admission, ADMISSIONS)
-    chosen, options = f"admission={roles.admission}", roles.admission_options
-    ADMISSIONS.check(arm, roles.admission, {}, options, chosen, "admission_options")
-    _tried(arm, lambda: ADMISSIONS.make(roles.admission, {}, options, facts=AdmissionFacts(Budget(), 1)))
+    chosen, facts = _check_choice(ADMISSIONS, arm, "admission", roles), AdmissionFacts(Budget(), 1)
+    _tried(arm, lambda: ADMISSIONS.make(roles.admission, {}, roles.admission_options, facts=facts))
     if roles.admission != "always" and not POLICIES.takes(roles.policy_name, "admission"):
-        raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected admission=always or policy=tree")
+        raise ValueError(f"{chosen} with policy={roles.policy_name}: expected admission=always or policy=tree")
 
 
 def check_cost(arm: str, roles: Strategy, model: ModelSpec) -> None:
@@ -175,14 +176,12 @@ def check_cost(arm: str, roles: Strategy, model: ModelSpec) -> None:
                 f"{arm}.cost_options.{key} with {arm}.cost=null: expected a cost, one of {', '.join(COSTS)}"
             )
         return
-    one_of(f"{arm}.cost", roles.cost, COSTS)
-    chosen = f"cost={roles.cost}"
-    COSTS.check(arm, roles.cost, {}, roles.cost_options, chosen, "cost_options")
+    chosen = _check_choice(COSTS, arm, "cost", roles)
     _tried(arm, lambda: COSTS.make(str(roles.cost), {}, roles.cost_options, model=model))
     if roles.eviction not in EVICTION_ORDERS.needing(COST) and not roles.placement.compares:
         orders = ", ".join(EVICTION_ORDERS.needing(COST))
         raise ValueError(
-            f"{arm}.{chosen} with eviction={roles.eviction}: expected null, for no rule of this arm reads it; "
+            f"{chosen} with eviction={roles.eviction}: expected null, for no rule of this arm reads it; "
             f"it goes with eviction={orders}, and with placements that choose by it"
         )
 
@@ -230,19 +229,15 @@ def _check_format(path: str, arm: Strategy, model: ModelSpec) -> None:
 
 
 def _check_recovery(path: str, arm: Strategy, model: ModelSpec) -> None:
-    one_of(f"{path}.recovery", arm.recovery, RECOVERIES)
-    chosen = f"recovery={arm.recovery}"
-    RECOVERIES.check(path, arm.recovery, {}, arm.recovery_options, chosen, "recovery_options")
+    chosen = _check_choice(RECOVERIES, path, "recovery", arm)
     if arm.recovery == "recompute":
         return
     if not model.is_hybrid:
-        raise ValueError(
-            f"{path}.{chosen} with model.name={model.name}: expected recompute, for it has no recurrent state"
-        )
+        raise ValueError(f"{chosen} with model.name={model.name}: expected recompute, for it has no recurrent state")
     if not arm.keep or arm.policy_name != "tree":
         setting = f"keep={str(arm.keep).lower()}, policy={arm.policy_name}"
-        raise ValueError(f"{path}.{chosen} with {setting}: expected true and tree")
-    _check_whole_prompts(f"{path}.{chosen}", path, arm)
+        raise ValueError(f"{chosen} with {setting}: expected true and tree")
+    _check_whole_prompts(chosen, path, arm)
 
 
 def _check_whole_prompts(setting: str, path: str, arm: Strategy) -> None:
@@ -380,7 +375,7 @@ class Strategy:
         one_of(f"{arm}.policy", self.policy_name, POLICIES)
         check_eviction(arm, self)
         check_admission(arm, self)
-        POLICIES.check(arm, self.policy_name, {}, self.options, f"policy={self.policy_name}")
+        POLICIES.check(f"{arm}.options", self.policy_name, f"{arm}.policy={self.policy_name}", self.options)
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
         one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
         positive(f"{arm}.block_size", self.block_size)

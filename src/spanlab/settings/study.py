@@ -20,7 +20,7 @@ from spanlab.judge import JudgeSettings
 from spanlab.model_files import choices, find_spec, names_file
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import located
-from spanlab.registry import REQUIRED, check_seeds, one_of, positive, require, share
+from spanlab.registry import REQUIRED, check_seeds, one_of, positive, require, share_below_one
 from spanlab.settings.analyses import (
     ANALYSES,
     ARMS,
@@ -156,7 +156,7 @@ class Study:
         one_of("backend", self.backend, BACKENDS)
         self.plugins = [located(name) for name in self.plugins]
         one_of("compiled", self.compiled, MODES)
-        share("warmup_fraction", self.warmup_fraction, below_one=True)
+        share_below_one("warmup_fraction", self.warmup_fraction)
         one_of("count_hit_as", self.count_hit_as, ("reused", "matched"))
         if self.log is not None and self.log != self.workload.path:
             raise ValueError(

@@ -43,8 +43,7 @@ class WriterSettings:
 
     def __post_init__(self) -> None:
         one_of("writer.format", self.format, WRITERS)
-        positive("writer.block_size", self.block_size)
-        WRITERS.check("writer", self.format, self.keys, self.options, f"format={self.format}")
+        WRITERS.check("writer.options", self.format, f"writer.format={self.format}", self.options, self.keys)
 
     @property
     def keys(self) -> dict[str, Any]:

@@ -148,8 +148,8 @@ class WorkloadSettings:
         one_of("workload.too_long", self.too_long, TOO_LONG)
         positive("workload.vocab_fold", self.vocab_fold)
         positive("workload.queries_per_prompt", self.queries_per_prompt)
-        kind_and_source = f"kind={self.kind}, source={self.source}"
-        WORKLOADS.check("workload", self.reader, self.keys, self.options, kind_and_source)
+        chosen = f"workload.kind={self.kind}, source={self.source}"
+        WORKLOADS.check("workload.options", self.reader, chosen, self.options, self.keys)
         if self.questions is not None:
             self.questions.check(self.path)
         if self.kind in ("rag", "ragpulse", "questions") and self.popularity.requests is not None:

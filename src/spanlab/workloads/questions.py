@@ -429,7 +429,7 @@ class Questions:
             raise ValueError(
                 f"workload.path={path} with {_KEY}.task={task}: expected {expected}".replace("None", "null")
             )
-        TASKS.check(_KEY, task, self.keys, {}, f"task={task}")
+        TASKS.check(f"{_KEY}.options", task, f"{_KEY}.task={task}", {}, self.keys)
 
     def task_of(self, path: object) -> str:
         """Return the name of the task with or without a path."""

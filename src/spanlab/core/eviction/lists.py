@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from typing import Annotated
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from spanlab.core.eviction.orders import (
     RankedT,
     both,
 )
-from spanlab.registry import positive, share
+from spanlab.registry import not_negative, positive, share
 
 # ------------------------------------------------------------------------------
 # Segmented LRU: entries used once cannot displace entries used twice.
@@ -30,9 +31,11 @@ from spanlab.registry import positive, share
 
 
 @EVICTION_ORDERS.register("slru")
-def slru(facts: EvictionFacts, protected: float = 0.8) -> EvictionOrder:
+def slru(
+    facts: EvictionFacts,
+    protected: Annotated[float, share, "share of the store's bytes for the protected segment"] = 0.8,
+) -> EvictionOrder:
     """The least recently used entry of the probationary segment, then of the protected one."""
-    share("eviction_options.protected", protected)
     return both(facts, lambda kind: SegmentedLru(kind, protected))
 
 
@@ -87,9 +90,11 @@ MAX_USES, MOVES_AT = 3, 2  # limit of the two-bit counter; uses that move an ent
 
 
 @EVICTION_ORDERS.register("s3_fifo")
-def s3_fifo(facts: EvictionFacts, small: float = 0.1) -> EvictionOrder:
+def s3_fifo(
+    facts: EvictionFacts,
+    small: Annotated[float, share, "share of the store's bytes at which the small queue evicts"] = 0.1,
+) -> EvictionOrder:
     """The oldest entry of the small queue at or above its share, else of the main one; used entries stay."""
-    share("eviction_options.small", small)
     return both(facts, lambda kind: S3Fifo(kind, small))
 
 
@@ -296,9 +301,12 @@ class Arc(ListOrder[RankedT]):
 
 
 @EVICTION_ORDERS.register("random")
-def random(facts: EvictionFacts, seed: int = 0, choices: int = 1) -> EvictionOrder:
+def random(
+    facts: EvictionFacts,
+    seed: Annotated[int, not_negative, "seed of the draws"] = 0,
+    choices: Annotated[int, positive, "draws of which the least recently used is evicted"] = 1,
+) -> EvictionOrder:
     """The least recently used of `choices` draws among the candidates."""
-    positive("eviction_options.choices", choices)
     generators = iter(np.random.default_rng(seed).spawn(2))
     return both(facts, lambda kind: RandomLeaf(kind, next(generators), choices))
 

@@ -6,7 +6,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from spanlab.core.eviction.orders import (
     EVICTION_ORDERS,
@@ -22,7 +22,7 @@ from spanlab.core.eviction.orders import (
 from spanlab.core.request import Moment
 from spanlab.core.rules import COST
 from spanlab.core.tree import Key, Node, State
-from spanlab.registry import not_negative, one_of, positive
+from spanlab.registry import Bounds, not_negative, one_of, positive
 
 # ------------------------------------------------------------------------------
 # Pins with a time to live on top of any other order: recently used entries stay locked for some
@@ -36,33 +36,31 @@ from spanlab.registry import not_negative, one_of, positive
 # ------------------------------------------------------------------------------
 
 NS = 1e9
+PinSeconds = Annotated[float, positive, "longest time of a pin, seconds"]
+PinnedOrder = Annotated[str, "the order of entries without a pin"]
+OrderOptions = Annotated[dict[str, Any] | None, "options of that order, by name"]
 
 
 @EVICTION_ORDERS.register("ttl_pins", needs=(REQUESTS, COST))
 def ttl_pins(
-    facts: EvictionFacts, seconds: float = 10.0, order: str = "lru", order_options: dict[str, Any] | None = None
+    facts: EvictionFacts, seconds: PinSeconds = 10.0, order: PinnedOrder = "lru", order_options: OrderOptions = None
 ) -> EvictionOrder:
     """The order `order`; a request with a successor is pinned from its end until the successor, at most `seconds`."""
-    return _pinned(facts, PinRules(_ns(seconds), "end", facts.rules.continued), order, order_options or {})
+    return _pinned(facts, PinRules(round(seconds * NS), "end", facts.rules.continued), order, order_options or {})
 
 
 @EVICTION_ORDERS.register("lease", needs=(REQUESTS, COST))
 def lease(
-    facts: EvictionFacts, seconds: float = 10.0, order: str = "lru", order_options: dict[str, Any] | None = None
+    facts: EvictionFacts, seconds: PinSeconds = 10.0, order: PinnedOrder = "lru", order_options: OrderOptions = None
 ) -> EvictionOrder:
     """The order `order`; the entries that a request reads are pinned from its admission, for `seconds`."""
-    return _pinned(facts, PinRules(_ns(seconds), "read", frozenset()), order, order_options or {})
-
-
-def _ns(seconds: float) -> int:
-    positive("eviction_options.seconds", seconds)
-    return round(seconds * NS)
+    return _pinned(facts, PinRules(round(seconds * NS), "read", frozenset()), order, order_options or {})
 
 
 def _pinned(facts: EvictionFacts, pins: PinRules, order: str, options: dict[str, Any]) -> EvictionOrder:
     pinning = ("ttl_pins", "lease", *EVICTION_ORDERS.needing(FUTURE))
     one_of("eviction_options.order", order, [name for name in EVICTION_ORDERS if name not in pinning])
-    EVICTION_ORDERS.check("eviction_options", order, {}, options, f"order={order}", "order_options")
+    EVICTION_ORDERS.check("eviction_options.order_options", order, f"eviction_options.order={order}", options)
     return replace(EVICTION_ORDERS.make(order, {}, options, facts=facts), pins=pins)
 
 
@@ -70,7 +68,8 @@ def _pinned(facts: EvictionFacts, pins: PinRules, order: str, options: dict[str,
 # Retention of tokens by priority and duration, as in TensorRT-LLM's retention configuration.
 # ------------------------------------------------------------------------------
 
-MIN_PRIORITY, DEFAULT_PRIORITY, MAX_PRIORITY = 1, 35, 100
+DEFAULT_PRIORITY = 35
+a_priority = Bounds("a number from 1 to 100", lambda value: 1 <= value <= 100)
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,7 @@ class Retention:
         not_negative(f"{path}.start", self.start)
         if self.stop is not None and self.stop <= self.start:
             raise ValueError(f"{path}.stop={self.stop}: expected a position behind start={self.start}, or null")
-        if not MIN_PRIORITY <= self.priority <= MAX_PRIORITY:
-            expected = f"expected a number from {MIN_PRIORITY} to {MAX_PRIORITY}"
-            raise ValueError(f"{path}.priority={self.priority}: {expected}")
+        a_priority(f"{path}.priority", self.priority)
         positive(f"{path}.seconds", self.seconds)
 
     @property
@@ -168,18 +165,15 @@ EXPIRED = ("newest", "by_use")
 @EVICTION_ORDERS.register("priority", needs=(REQUESTS,))
 def priority(
     facts: EvictionFacts,
-    ranges: list[dict[str, Any]] | None = None,
-    decode: int = DEFAULT_PRIORITY,
-    decode_seconds: float | None = None,
-    expired: str = "newest",
+    ranges: Annotated[
+        list[dict[str, Any]] | None, "objects of start, stop, priority and seconds: positions of the prompt"
+    ] = None,
+    decode: Annotated[int, a_priority, "priority of the output"] = DEFAULT_PRIORITY,
+    decode_seconds: Annotated[float | None, positive, "how long it holds, seconds; null: without an end"] = None,
+    expired: Annotated[str, EXPIRED, "whether an expired entry is as new, or keeps its age"] = "newest",
 ) -> EvictionOrder:
-    """The lowest priority first, then the least recently used; an expired entry is as new, or keeps its age.
-
-    `ranges`  objects of start, stop, priority and seconds: positions of the prompt
-    """
-    one_of("eviction_options.expired", expired, EXPIRED)
+    """The lowest priority first, then the least recently used; an expired entry is as new, or keeps its age."""
     output = Retention(0, None, decode, decode_seconds)
-    output.check("eviction_options.decode")
     size = facts.tree.block_size
     retention = RetentionRules(parse_ranges("eviction_options.ranges", ranges or []), output, size, facts.moment)
 

@@ -7,7 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple
+from typing import Annotated, Generic, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from spanlab.core.eviction.orders import EVICTION_ORDERS, REQUESTS, EvictionFact
 from spanlab.core.request import Request
 from spanlab.core.rules import COST
 from spanlab.core.tree import EvictionQueue, Key, Node, PrefixTree, State
-from spanlab.registry import not_negative
+from spanlab.registry import Bounds, not_negative
 
 # ------------------------------------------------------------------------------
 # GreedyDual-Size-Frequency: the work that an entry saves per byte, with a clock that ages old
@@ -91,21 +91,22 @@ class Gdsf(Generic[RankedT]):
 # ------------------------------------------------------------------------------
 
 
+Alpha = Annotated[float, not_negative, "weight of the work saved, beside recency; 0 is LRU"]
+
+
 @EVICTION_ORDERS.register("marconi", needs=(COST,))
-def marconi(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
+def marconi(facts: EvictionFacts, alpha: Alpha = 1.0) -> EvictionOrder:
     """The lowest recency + alpha · FLOPs saved per byte, both scaled to [0, 1] among the candidates."""
-    not_negative("eviction_options.alpha", alpha)
     return both(facts, lambda kind: Marconi(kind, alpha))
 
 
 @EVICTION_ORDERS.register("segment_length", needs=(COST,))
-def segment_length(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
+def segment_length(facts: EvictionFacts, alpha: Alpha = 1.0) -> EvictionOrder:
     """As `marconi`, with the number of tokens to recompute in place of FLOPs per byte.
 
     For a state these are the tokens since the state above. Source: a fork of SGLang (abdelfattah-lab/sglang, pull
     request 3).
     """
-    not_negative("eviction_options.alpha", alpha)
     return both(replace(facts, default_cost="tokens"), lambda kind: Marconi(replace(kind, num_bytes=_unit_size), alpha))
 
 
@@ -174,14 +175,16 @@ def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
 # KV; the score of states uses the same alpha.
 # ------------------------------------------------------------------------------
 
+above_one = Bounds("a number above one", lambda value: 1 < value < math.inf)
 ALPHAS: tuple[float, ...] = tuple(np.linspace(0.0, 2.0, 21).round(1).tolist())
 
 
 @EVICTION_ORDERS.register("marconi_tuned", needs=(REQUESTS, COST))
-def marconi_tuned(facts: EvictionFacts, window: float = 5.0) -> EvictionOrder:
+def marconi_tuned(
+    facts: EvictionFacts,
+    window: Annotated[float, above_one, "requests before alpha is chosen ÷ requests before the first eviction"] = 5.0,
+) -> EvictionOrder:
     """As `marconi`; alpha is chosen after `window` times as many requests as preceded the first eviction."""
-    if window <= 1:
-        raise ValueError(f"eviction_options.window={window}: expected a number above one")
     states = Marconi(facts.states, 0.0)
     leaves = TunedLeaves(facts, states, window)
     return EvictionOrder(facts.watched(leaves), states, admitted=leaves.admitted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,11 +263,16 @@ def solve_exactly(histogram: Floats, bin_tokens: int, count: int, cost: Cost) ->
 class DynamicProgram:
     """`dp`: the optimum for the match depths observed so far, in bins of the grid; `balanced` before any solution.
 
-    `count`  maximum states per prompt
-    `dp`     parameters of learning; eviction biases the depths of `observe=matched` downwards
+    Eviction biases the depths of `observe=matched` downwards.
     """
 
-    def __init__(self, count: int, dp: Dp, *, facts: ArmFacts) -> None:
+    def __init__(
+        self,
+        count: Annotated[int, positive, "most states per prompt"],
+        dp: Annotated[Dp, "how it learns"],
+        *,
+        facts: ArmFacts,
+    ) -> None:
         self._count, self._dp, self._bin_tokens = count, dp, facts.grid
         self._warmup = facts.warmup if dp.warmup is None else dp.warmup
         self._every = 0 if dp.update == "frozen" else EVERY if dp.every is None else dp.every

@@ -23,7 +23,7 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import COST, Cost, StorageRules
 from spanlab.core.token_string import Tokens
 from spanlab.core.tree import Node, PrefixTree
+from spanlab.registry import positive, share_above_zero
 
 # ------------------------------------------------------------------------------
 # Cues: short runs of tokens before the points where prompts diverge, such as a template between
@@ -297,15 +298,15 @@ class Depths:
 
 @PLACEMENTS.register("dp_shared", needs=(COST,))
 class SharedBudget:
-    """`dp_shared`: the optimum for each document's match depths, weighted by cost, within one budget for all documents.
+    """`dp_shared`: the optimum for each document's match depths, weighted by cost, within one budget for all."""
 
-    `count`  maximum states of one document
-    `share`  share of the store's memory for the states of all documents
-    """
-
-    def __init__(self, count: int, share: float = 0.25, *, facts: ArmFacts) -> None:
-        if not 0 < share <= 1:
-            raise ValueError(f"placement.options.share={share}: expected a share above 0 and up to 1")
+    def __init__(
+        self,
+        count: Annotated[int, positive, "most states of one document"],
+        share: Annotated[float, share_above_zero, "share of the store's memory for the states of all documents"] = 0.25,
+        *,
+        facts: ArmFacts,
+    ) -> None:
         self._count, self._share, self._facts, self._cost = count, share, facts, facts.cost("flops")
         self._weight, self._observed, self._memory = 1.0, 0, 0
         self._all, self._documents = Depths(), dict[int, Depths]()
@@ -364,7 +365,7 @@ class SharedBudget:
 class Clairvoyant:
     """`clairvoyant`: where future requests diverge from the longest prefix of any request before them.
 
-    `count`  maximum states per prompt, those that save most if no later prompt places any; None: all of them
+    Fewer states than departures are those that save most if no later prompt places any.
 
     The first request with a prefix computes its end. With unlimited memory, one request at a time and `count` no less
     than the departures along a prompt, every request therefore reuses as much as from an infinite cache with a state at
@@ -372,7 +373,12 @@ class Clairvoyant:
     NP-hard. This placement is then greedy, and only the offline bound is a limit for all placements.
     """
 
-    def __init__(self, count: int | None = None, *, facts: ArmFacts) -> None:
+    def __init__(
+        self,
+        count: Annotated[int | None, positive, "most states per prompt; null: one at each departure"] = None,
+        *,
+        facts: ArmFacts,
+    ) -> None:
         if facts.departures is None:
             raise ValueError(
                 "placement.kind=clairvoyant: expected a simulated run, whose requests are known beforehand"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import CostOf, Progress, in_tokens
-from spanlab.registry import Registry
+from spanlab.registry import Registry, positive
 
 # ------------------------------------------------------------------------------
 # The contract of a placement of recurrent states: it returns positions in the prompt of each
@@ -154,6 +154,11 @@ class Checked:
         return positions
 
 
+Interval = Annotated[int, positive, "tokens between two states"]
+Between = Annotated[int | None, positive, "tokens between two further states; null: none"]
+Count = Annotated[int, positive, "states per prompt"]
+
+
 @PLACEMENTS.register("none")
 def no_states() -> Rule:
     """`none`: no states; only KV is stored."""
@@ -161,7 +166,7 @@ def no_states() -> Rule:
 
 
 @PLACEMENTS.register("block")
-def every_n(interval: int) -> Rule:
+def every_n(interval: Interval) -> Rule:
     """`block`: every `interval` tokens."""
     return Rule(lambda prefill: range(interval, prefill.prompt + 1, interval))
 
@@ -173,7 +178,7 @@ def balanced_positions(prompt: int, count: int) -> range:
 
 
 @PLACEMENTS.register("balanced")
-def balanced(count: int) -> Rule:
+def balanced(count: Count) -> Rule:
     """`balanced`: `count` states at equal distances."""
     return Rule(lambda prefill: balanced_positions(prefill.prompt, count))
 
@@ -185,7 +190,7 @@ def square_root() -> Rule:
 
 
 @PLACEMENTS.register("log")
-def powers_of_two(least: int = 768) -> Rule:
+def powers_of_two(least: Annotated[int, positive, "least position, rounded up to a power of two"] = 768) -> Rule:
     """`log`: the powers of two from `least` on."""
     first = 1 << (least - 1).bit_length()
     return Rule(lambda prefill: [first << k for k in range(max(0, (prefill.prompt // first).bit_length()))])
@@ -198,11 +203,13 @@ def last() -> Rule:
 
 
 @PLACEMENTS.register("tail")
-def tail(count: int, offset: int | None = None, *, facts: ArmFacts) -> Rule:
-    """`tail`: `count` states at offset · 2^k tokens before the prompt's end, k = 0 … count - 1.
-
-    `offset`  None: the model's grid
-    """
+def tail(
+    count: Count,
+    offset: Annotated[int | None, positive, "tokens from the prompt's end to the first state; null: the grid"] = None,
+    *,
+    facts: ArmFacts,
+) -> Rule:
+    """`tail`: `count` states at offset · 2^k tokens before the prompt's end, k = 0 … count - 1."""
     distances = [(offset or facts.grid) << k for k in reversed(range(count))]
     return Rule(lambda prefill: [prefill.prompt - distance for distance in distances if distance < prefill.prompt])
 
@@ -236,7 +243,7 @@ def branch_else_last(*, facts: ArmFacts) -> Rule:
 
 
 @PLACEMENTS.register("retention")
-def retention(interval: int | None = None, *, facts: ArmFacts) -> Rule:
+def retention(interval: Between = None, *, facts: ArmFacts) -> Rule:
     """`retention`: the last boundary, the junction and, with `interval`, one state per `interval` tokens.
 
     A repeated prompt computes its last token, so the last boundary at which it can resume is before that token. The
@@ -257,7 +264,7 @@ def retention(interval: int | None = None, *, facts: ArmFacts) -> Rule:
 
 
 @PLACEMENTS.register("second_hit")
-def second_hit(interval: int | None = None) -> Rule:
+def second_hit(interval: Between = None) -> Rule:
     """`second_hit`: where the prompt diverges from all earlier ones and, with `interval`, at multiples before.
 
     A prefix that is used once costs no state. Compare vLLM's junction (vllm-project/vllm#37898) and branch snapshots
@@ -307,13 +314,17 @@ def chunk_end(*, facts: ArmFacts) -> Following:
 
 
 @PLACEMENTS.register("decode_interval", needs=(PROGRESS,))
-def decode_interval(interval: int) -> Following:
+def decode_interval(interval: Interval) -> Following:
     """`decode_interval`: every `interval` tokens of the output; compare vllm-project/vllm#50551."""
     return Following(Progress(interval=interval))
 
 
 @PLACEMENTS.register("response_end", needs=(PROGRESS,))
-def response_end(interval: int | None = None, *, facts: ArmFacts) -> Following:
+def response_end(
+    interval: Annotated[int | None, positive, "tokens between two positions of the state; null: the unit"] = None,
+    *,
+    facts: ArmFacts,
+) -> Following:
     """`response_end`: the last multiple of `interval`, None: of the unit, that the output reaches.
 
     A server copies the running state at every multiple and keeps the newest copy. Sources: vllm-project/vllm#49574,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from spanlab.core.admission import Admission, SecondTouch, always
 from spanlab.core.placement import Placer
 from spanlab.core.policies.block_pool import BLOCK, BlockRules, BlockShape, BlockStore, block_shape
@@ -22,9 +24,10 @@ from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import SharedIndex, isolated, whole
 from spanlab.model_spec import ModelSpec
-from spanlab.registry import Registry
+from spanlab.registry import Registry, not_negative, positive
 
 CHUNK = 256  # tokens, LMCache's usual chunk
+BlockSize = Annotated[int, positive, "tokens per block"]
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
 #: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; with `drops_last` the
@@ -70,10 +73,10 @@ def blocks(
     token_bytes: int,
     ahead: bool = False,
     drops_last: bool = False,
-    block_size: int | None = None,
-    retention: int | None = 0,
-    junctions: bool = True,
-    cut: bool = False,
+    block_size: Annotated[int | None, positive, "tokens per block"] = None,
+    retention: Annotated[int | None, not_negative, "states to store"] = 0,
+    junctions: Annotated[bool, "whether a state is stored at the end of a shared prefix that has none"] = True,
+    cut: Annotated[bool, "whether prefill chunks end at each multiple of `retention`"] = False,
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
     shape = block_shape(model, token_bytes, block_size)
@@ -86,7 +89,7 @@ def blocks(
 
 
 @POLICIES.register("unshared")
-def unshared(model: ModelSpec, budget: Budget, token_bytes: int, block_size: int = BLOCK) -> Policy:
+def unshared(model: ModelSpec, budget: Budget, token_bytes: int, block_size: BlockSize = BLOCK) -> Policy:
     """The pool of `blocks` for requests without common tokens, as in logs of lengths; for models of attention alone."""
     if model.is_hybrid:
         raise ValueError(f"policy=unshared with model.name={model.name}: expected a model of attention layers alone")
@@ -104,7 +107,7 @@ def exact_hash(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 
 
 @POLICIES.register("chunks")
-def chunks(model: ModelSpec, budget: Budget, token_bytes: int, block_size: int = CHUNK) -> Policy:
+def chunks(model: ModelSpec, budget: Budget, token_bytes: int, block_size: BlockSize = CHUNK) -> Policy:
     """A pool of chunks that stores prompts only, as in LMCache; for models of attention alone."""
     if model.is_hybrid:
         raise ValueError(f"policy=chunks with model.name={model.name}: expected a model of attention layers alone")
