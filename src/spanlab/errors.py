@@ -243,16 +243,11 @@ def printed() -> Iterator[Console]:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
         warn(f"stdout cannot be written, the results are in the run's folder: {error}")
-        _drop_stdout()
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warn(text: str) -> None:
     """Print one line on stderr, if it can be written."""
     with suppress(OSError, ValueError):
         print(f"spanlab: {text}", file=sys.stderr)
-
-
-def _drop_stdout() -> None:
-    """Redirect stdout to null, so that Python exits without an error about unwritten text."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -107,25 +107,19 @@ class ModelSpec:
     grid: int = 1
 
     def __post_init__(self) -> None:
-        self._check_positive()
+        for key, value in ((size.name, getattr(self, size.name)) for size in fields(self)):
+            if isinstance(value, (int, float)) and value < 0:  # sizes of layers that the model lacks, too
+                raise ValueError(f"model.{key} is {value}, expected 0 or more.")
+        keys = _ALWAYS_POSITIVE + (_POSITIVE_IF_HYBRID if self.is_hybrid else ())
+        keys += _EXPERT_SIZES if self.expert_layers else ()
+        for key in keys + (("intermediate_size",) if self.expert_layers < self.num_layers else ()):
+            if getattr(self, key) < 1:
+                raise ValueError(f"model.{key} is {getattr(self, key)} in {self.name!r}, expected a positive integer.")
         self._check_divides("attention_heads", "kv_heads")
         if self.is_hybrid:
             self._check_divides("recurrent_value_heads", "recurrent_key_heads")
         self._check_at_most("expert_layers", "num_layers")
         self._check_at_most("experts_per_token", "experts")
-
-    def _check_positive(self) -> None:
-        for key, value in ((size.name, getattr(self, size.name)) for size in fields(self)):
-            if isinstance(value, (int, float)) and value < 0:  # sizes of layers that the model lacks, too
-                raise ValueError(f"model.{key} is {value}, expected 0 or more.")
-        for key in self._positive_keys():
-            if getattr(self, key) < 1:
-                raise ValueError(f"model.{key} is {getattr(self, key)} in {self.name!r}, expected a positive integer.")
-
-    def _positive_keys(self) -> tuple[str, ...]:
-        keys = _ALWAYS_POSITIVE + (_POSITIVE_IF_HYBRID if self.is_hybrid else ())
-        keys += _EXPERT_SIZES if self.expert_layers else ()
-        return keys + (("intermediate_size",) if self.expert_layers < self.num_layers else ())
 
     def _check_at_most(self, key: str, limit_key: str) -> None:
         limit = getattr(self, limit_key)

@@ -46,7 +46,10 @@ def load_plugins(names: Iterable[str]) -> None:
     for name, (spec, contents) in specs.items():
         _files.add(str(spec.origin))
         if not _is_file(name):
-            _import(name)
+            try:
+                import_module(name)
+            except (Exception, SystemExit) as error:  # a user's code may raise anything
+                raise _failed(name, error) from error
         elif name not in _loaded:
             _run(name, spec)
             _loaded[name] = _Loaded(str(spec.origin), contents)
@@ -76,13 +79,6 @@ def _find(name: str) -> tuple[ModuleSpec, str]:
         return spec, hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
     except (OSError, ImportError) as error:
         raise ValueError(f"plugins={name}: {error}; {expected}") from error
-
-
-def _import(name: str) -> None:
-    try:
-        import_module(name)
-    except (Exception, SystemExit) as error:  # a user's code may raise anything
-        raise _failed(name, error) from error
 
 
 def _run(name: str, spec: ModuleSpec) -> None:

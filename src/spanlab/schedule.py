@@ -297,7 +297,10 @@ def schedule(case: Case, policy: Policy) -> Decisions:
             ended = _ended(step, accepted_drafts)
             scheduler.complete(step, now + 1, ended, accepted_drafts)
             ended_sequences += ended
-    _record_outcomes(decisions, ended_sequences)
+    for sequence in ended_sequences:
+        if sequence.first_plan is not None:
+            decisions.reused_on_admission[sequence.request.id] = sequence.first_plan.resume
+        decisions.preemptions += sequence.preemptions
     return decisions
 
 
@@ -320,13 +323,6 @@ def _ended(step: ScheduledStep, accepted_drafts: list[int]) -> list[ScheduledSeq
     decoded = zip(step.decodes, accepted_drafts, strict=True)
     finished = [s for s, drafts in decoded if s.generated + 1 + drafts >= s.request.output_len]
     return finished_prompts(step) + finished
-
-
-def _record_outcomes(decisions: Decisions, ended: list[ScheduledSequence]) -> None:
-    for sequence in ended:
-        if sequence.first_plan is not None:
-            decisions.reused_on_admission[sequence.request.id] = sequence.first_plan.resume
-        decisions.preemptions += sequence.preemptions
 
 
 def check_fits(case: Case, policy: Policy) -> None:

@@ -480,7 +480,8 @@ def share_interval(right: int, total: int, level: float = 0.95) -> Interval:
 
     if not 0 <= right <= total or total < 1:
         raise ValueError(f"right={right}: expected 0 to {total}, out of at least one")
-    _check_level(level)
+    if not 0 < level < 1:
+        raise ValueError(f"level={level}: expected a probability between 0 and 1")
     tail = (1 - level) / 2
     low = float(betaincinv(right, total - right + 1, tail)) if right else 0.0
     high = float(betaincinv(right + 1, total - right, 1 - tail)) if right < total else 1.0
@@ -509,11 +510,6 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
     only_second = sum(b and not a for a, b in zip(first, second, strict=True))
     rarer, both = min(only_first, only_second), only_first + only_second
     return McNemar(only_first, only_second, min(1.0, 2 * float(bdtr(rarer, both, 0.5))))
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"level={level}: expected a probability between 0 and 1")
 
 
 # ------------------------------------------------------------------------------
@@ -601,13 +597,7 @@ def _errors(values: Floats, block: NDArray[np.int64], blocks: int) -> dict[str, 
     sizes = counts @ np.bincount(block, minlength=blocks)
     counts, sizes = counts[sizes > 0], sizes[sizes > 0]
     draws = {"mean": counts @ np.bincount(block, values, blocks) / sizes}
-    draws |= _percentiles(values, block, counts, sizes)
-    widen = (blocks / (blocks - 1)) ** 0.5
-    return {name: widen * float(drawn.std()) for name, drawn in draws.items()}
-
-
-def _percentiles(values: Floats, block: NDArray[np.int64], counts: Floats, sizes: Floats) -> dict[str, Floats]:
-    """Return percentiles of each draw: the least threshold that the required number of its values do not exceed."""
+    # percentiles of each draw: the least threshold that enough of its values do not exceed
     thresholds = np.unique(values)
     if len(thresholds) > _THRESHOLDS:
         thresholds = np.unique(np.quantile(values, np.linspace(0, 1, _THRESHOLDS), method="higher"))
@@ -615,7 +605,9 @@ def _percentiles(values: Floats, block: NDArray[np.int64], counts: Floats, sizes
     cells = np.bincount(block * len(thresholds) + threshold, minlength=counts.shape[1] * len(thresholds))
     below = counts @ cells.reshape(-1, len(thresholds)).cumsum(1)
     required = {name: percent / 100 * sizes for name, percent in PERCENTS.items()}
-    return {name: thresholds[(below < least[:, None]).sum(1)] for name, least in required.items()}
+    draws |= {name: thresholds[(below < least[:, None]).sum(1)] for name, least in required.items()}
+    widen = (blocks / (blocks - 1)) ** 0.5
+    return {name: widen * float(drawn.std()) for name, drawn in draws.items()}
 
 
 # ------------------------------------------------------------------------------

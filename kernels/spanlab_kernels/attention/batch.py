@@ -367,7 +367,13 @@ def check(query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatc
         raise ValueError(
             f"value_pages must be like key_pages, {tuple(key_pages.shape)}, not {tuple(value_pages.shape)}."
         )
-    _check_table(table, query, batch, form)
+    if table.rotary_dim > query.shape[2]:
+        raise ValueError(f"table.rotary_dim must be at most head_dim, {query.shape[2]}, not {table.rotary_dim}.")
+    if table.device != query.device:
+        raise ValueError(f"table must lie on the device of query, {query.device}, not on {table.device}.")
+    reach = batch.reach(form)
+    if table.length <= reach:
+        raise ValueError(f"table.length must exceed the largest shift of form {form}, {reach}, not {table.length}.")
 
 
 def _check_query(query: Tensor, batch: SpanBatch) -> None:
@@ -401,13 +407,3 @@ def _check_pages(name: str, pages: Tensor, query: Tensor, batch: SpanBatch) -> N
         raise ValueError(f"{name} must have the head_dim of query, {query.shape[2]}, not {head_dim}.")
     if not heads or query.shape[1] % heads:
         raise ValueError(f"{name} must have a number of kv heads that divides {query.shape[1]}, not {heads}.")
-
-
-def _check_table(table: AngleTable, query: Tensor, batch: SpanBatch, form: str) -> None:
-    if table.rotary_dim > query.shape[2]:
-        raise ValueError(f"table.rotary_dim must be at most head_dim, {query.shape[2]}, not {table.rotary_dim}.")
-    if table.device != query.device:
-        raise ValueError(f"table must lie on the device of query, {query.device}, not on {table.device}.")
-    reach = batch.reach(form)
-    if table.length <= reach:
-        raise ValueError(f"table.length must exceed the largest shift of form {form}, {reach}, not {table.length}.")

@@ -309,7 +309,14 @@ def row_plan(batch: SpanBatch, form: str, table: AngleTable, interleaved: bool) 
 
     Cached for the last few batches, since all layers of a model use the same plan.
     """
-    reads = _reads(batch)
+    spans, single = np.diff(batch.starts.spans), np.diff(batch.starts.rows) == 1
+    span = np.flatnonzero(np.repeat(single, spans))
+    row = np.repeat(batch.starts.rows[:-1][single], spans[single])
+    query_index, index, length = (
+        x.numpy().astype(np.int64) for x in (batch.query_index, batch.span_index, batch.span_length)
+    )
+    visible = np.clip(query_index[row] - index[span] + 1, 0, length[span])
+    reads = _Reads(*(values[visible > 0] for values in (row, span, visible)))
     if not len(reads.row):
         return None
     runs = _runs(batch, reads, form)
@@ -322,17 +329,6 @@ def row_plan(batch: SpanBatch, form: str, table: AngleTable, interleaved: bool) 
     counts = [run.rows for calls in (in_pool, *(each.runs for each in copies)) for run in calls]
     targets, rows = torch.from_numpy(np.unique(row)), torch.from_numpy(row)
     return RowPlan(targets, rows, angles, in_pool, copies, counts, *_join_indices(row))
-
-
-def _reads(batch: SpanBatch) -> _Reads:
-    spans, single = np.diff(batch.starts.spans), np.diff(batch.starts.rows) == 1
-    span = np.flatnonzero(np.repeat(single, spans))
-    row = np.repeat(batch.starts.rows[:-1][single], spans[single])
-    query_index, index, length = (
-        x.numpy().astype(np.int64) for x in (batch.query_index, batch.span_index, batch.span_length)
-    )
-    visible = np.clip(query_index[row] - index[span] + 1, 0, length[span])
-    return _Reads(*(values[visible > 0] for values in (row, span, visible)))
 
 
 def _runs(batch: SpanBatch, reads: _Reads, form: str) -> _Runs:
@@ -423,17 +419,12 @@ def attend(
     if batch.max_rows > 1:
         out, lse = _attend_runs(query, *pools, batch, scores)
     else:
-        out, lse = _empty_result(query)
+        out = torch.zeros_like(query, dtype=torch.float32)
+        lse = out.new_full(out.shape[:2], -torch.inf)
     singles = row_plan(batch, scores.form, scores.table, scores.interleaved) if len(batch.one_row_groups) else None
     if singles is not None:
         out[singles.targets], lse[singles.targets] = attend_rows(query, *pools, singles, scores)
     return out.to(query.dtype), lse
-
-
-def _empty_result(query: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of rows that see no key."""
-    out = torch.zeros_like(query, dtype=torch.float32)
-    return out, out.new_full(out.shape[:2], -torch.inf)
 
 
 def _attend_runs(

@@ -272,7 +272,10 @@ def arm_rows(
     """
     floor_agreement = _agreement(floor)
     for arm in arms:
-        _check_lengths(arm, len(golds))
+        prompts = len(golds)
+        for name, values in (("answers", arm.answers), ("divergences", arm.divergences)):
+            if values and len(values) != prompts:
+                raise ValueError(f"{arm.arm}.{name}: {len(values)} of them, expected one for each of {prompts} prompts")
     reference_correct = next(
         (_correct_answers(arm, golds) for arm in arms if arm.arm == reference and arm.answers), None
     )
@@ -321,12 +324,6 @@ def _mean(values: Sequence[float], kind: Kind) -> Interval:
     if not np.isfinite(sample).all():
         raise ValueError(f"values={values}: expected finite numbers")
     return mean_interval(sample, np.arange(len(sample)), kind)
-
-
-def _check_lengths(arm: ArmResult, prompts: int) -> None:
-    for name, values in (("answers", arm.answers), ("divergences", arm.divergences)):
-        if values and len(values) != prompts:
-            raise ValueError(f"{arm.arm}.{name}: {len(values)} of them, expected one for each of {prompts} prompts")
 
 
 # ------------------------------------------------------------------------------

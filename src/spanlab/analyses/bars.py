@@ -145,19 +145,15 @@ def expected_prefix_bar(finished: Finished, arm: str) -> Iterator[Verdict]:
     }
     for order in options.orders:
         rows = labels["order"] == order
-        reused = t_interval(_by_group(columns, rows) - options.system_tokens)
+        # the mean reused tokens of the selected requests by group
+        groups, numbers = np.unique(columns["group_id"][rows], return_inverse=True)
+        means: np.ndarray = np.bincount(numbers, columns["reused_tokens"][rows], len(groups)) / np.bincount(numbers)
+        reused = t_interval(means - options.system_tokens)
         slack = 0.0 if reused.high is None else reused.high - reused.mean
         description = f"reused documents of {order} order, tokens per prompt"
         least = SHARE_OF_INFINITE * all_tokens if order == "same" else None
         yield Verdict("expected_prefix", arm, description, reused.mean, least, expected[order] + slack)
         yield Verdict("expected_prefix", arm, f"E[LCP] of {order} order, tokens", expected[order])
-
-
-def _by_group(columns: Columns, rows: np.ndarray) -> np.ndarray:
-    """Return the mean reused tokens of the selected requests by group."""
-    groups, numbers = np.unique(columns["group_id"][rows], return_inverse=True)
-    means: np.ndarray = np.bincount(numbers, columns["reused_tokens"][rows], len(groups)) / np.bincount(numbers)
-    return means
 
 
 @BARS.register("computed_once")
@@ -255,7 +251,11 @@ def _check(study: Study) -> None:
     if "expected_prefix" in study.bars and study.workload.kind != _REORDERED:
         raise ValueError(f"bars.expected_prefix with workload.kind={study.workload.kind}: expected {_REORDERED}")
     if "prefill_speedup" in study.bars:
-        _check_alone(study)
+        if study.arrivals.clients != 1:
+            clients = f"arrivals.clients={study.arrivals.clients}"
+            raise ValueError(f"bars.prefill_speedup with {clients}: expected arrivals=closed_loop with 1")
+        if study.baseline not in study.chosen():
+            raise ValueError(f"bars.prefill_speedup with baseline={study.baseline}: expected one of the arms that run")
     if "thrash" in study.bars and study.model.is_hybrid:
         raise ValueError(
             f"bars.thrash with model.name={study.model.name}: expected attention layers alone, for it counts KV"
@@ -265,15 +265,6 @@ def _check(study: Study) -> None:
         raise ValueError(
             f"bars.beyond_whole_prompts with {names} of policy=exact_hash: expected one such arm that runs"
         )
-
-
-def _check_alone(study: Study) -> None:
-    """Raise ValueError where requests share the device, for the bar compares single prefills."""
-    if study.arrivals.clients != 1:
-        clients = f"arrivals.clients={study.arrivals.clients}"
-        raise ValueError(f"bars.prefill_speedup with {clients}: expected arrivals=closed_loop with 1")
-    if study.baseline not in study.chosen():
-        raise ValueError(f"bars.prefill_speedup with baseline={study.baseline}: expected one of the arms that run")
 
 
 def _check_unread(study: Study) -> None:

@@ -261,7 +261,7 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
     strokes = style.strokes((name, families[name]) for name in arms if name != baseline)
     for name, stroke in strokes.items():
         decay = arms[name]
-        middles = _middles(decay.novel)
+        middles = [0.0, *((start + end) / 2 for start, end in pairwise(decay.novel))]
         _line(speedup, middles, decay.speedup, stroke, name, 1)
         _line(reused, middles, decay.reused, stroke, name, 100)
         for axes in loss:
@@ -289,10 +289,6 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
 def _reach(lines: Iterable[Sequence[Interval]]) -> float:
     """Return twice the largest mean as axis limit: the wide intervals of few seeds would flatten the lines."""
     return 2 * max(abs(value.mean) for values in lines for value in values) or 1.0
-
-
-def _middles(novel: Sequence[float]) -> list[float]:
-    return [0.0, *((start + end) / 2 for start, end in pairwise(novel))]
 
 
 def _line(

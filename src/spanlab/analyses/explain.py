@@ -534,7 +534,14 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     other_tokens = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.baseline}
     explained = _explained(study, facts, baseline, other_tokens)
     fixes = ranked_fixes(explained)
-    bounds = _bounds(facts, explained)
+    # shares of the prompt tokens: prefix by the log's pieces, optimum by the arm's memory and blocks
+    total = facts.prompt_tokens
+    anywhere = int(facts.contents.seen_anywhere().sum()) / total if facts.names_contents else None
+    bounds = {
+        "prefix": int(facts.paths.seen_tokens.sum()) / total,
+        "any_position": anywhere,
+        "offline_optimum": facts.offline_optimum(explained.rules) / total,
+    }
     _check_bounds(study, presets, bounds)
     reported = reported_of(facts, baseline.replayed.reused)
     return _head(log) | {
@@ -584,17 +591,6 @@ def _explained(study: Study, facts: Facts, arm: _Arm, other_tokens: Mapping[str,
     assert isinstance(arm.rules, CacheRules), "the check of the log lets no other arm pass"
     rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
     return ExplainedArm(study, facts, arm.rules, rate, other_tokens)
-
-
-def _bounds(facts: Facts, explained: ExplainedArm) -> dict[str, float | None]:
-    """Return bounds as shares of prompt tokens: prefix by the log's pieces, optimum by the arm's memory and blocks."""
-    total = facts.prompt_tokens
-    anywhere = int(facts.contents.seen_anywhere().sum()) / total if facts.names_contents else None
-    return {
-        "prefix": int(facts.paths.seen_tokens.sum()) / total,
-        "any_position": anywhere,
-        "offline_optimum": facts.offline_optimum(explained.rules) / total,
-    }
 
 
 def _check_bounds(study: Study, presets: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, float | None]) -> None:

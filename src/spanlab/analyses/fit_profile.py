@@ -32,7 +32,6 @@ from spanlab.study.numbers import ArmFiles, RunCell
 from spanlab_sim.timings import TERMS, Profile, read_profile
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -158,20 +157,16 @@ def draw_residuals(points: Sequence[Point], errors: NDArray[np.float64], footer:
         wspace=0.12,
     )
     for ax, (name, count) in zip(axes, varying.items(), strict=True):
-        _draw_term(ax, name, count, errors)
+        some = count > 0
+        ax.plot(count[some], 100 * errors[some], ".", color=_COLOUR, markersize=3, alpha=0.5)
+        ax.axhline(0, color=style.INK, linewidth=0.8)
+        style.log_scale(ax.xaxis, float(count[some].min()), 1e3 * float(count[some].max()))  # small: room for few ticks
+        ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
+        ax.tick_params(labelsize=7)
     below = 0.45 / figure.get_figheight()
     figure.supxlabel("units of the term in one step", fontsize=style.LABEL_PT, color=style.INK, y=below)
     figure.supylabel("predicted ÷ measured - 1 (%)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
     return figure
-
-
-def _draw_term(ax: Axes, name: str, count: NDArray[np.int64], errors: NDArray[np.float64]) -> None:
-    some = count > 0
-    ax.plot(count[some], 100 * errors[some], ".", color=_COLOUR, markersize=3, alpha=0.5)
-    ax.axhline(0, color=style.INK, linewidth=0.8)
-    style.log_scale(ax.xaxis, float(count[some].min()), 1e3 * float(count[some].max()))  # small: room for few ticks
-    ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
-    ax.tick_params(labelsize=7)
 
 
 # ------------------------------------------------------------------------------
@@ -232,7 +227,12 @@ def fit_profile(finished: Finished) -> Findings:
     points = points_of(finished.study, finished.files)
     errors, profile = cross_validation_errors(points), profile_from_points(finished.study, finished.facts, points)
     profile.write(finished.folder / "profile.json")
-    _write(points, errors, finished.folder / "steps.jsonl")
+    # write every fitted step with its cross-validation error
+    pairs = zip(points, errors.tolist(), strict=True)
+    rows = [point.row() | {"left_out_error": error} for point, error in pairs]
+    (finished.folder / "steps.jsonl").write_bytes(
+        b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+    )
     storage_note = (
         f"profile not kept, for it lacks arms: {', '.join(finished.failed)}"
         if finished.failed
@@ -293,13 +293,6 @@ def profile_from_points(study: Study, facts: EngineFacts, points: Sequence[Point
         steps=len(points),
         longest=study.design.longest,
     )
-
-
-def _write(points: Sequence[Point], errors: NDArray[np.float64], path: Path) -> None:
-    """Write every fitted step with its cross-validation error."""
-    pairs = zip(points, errors.tolist(), strict=True)
-    rows = [point.row() | {"left_out_error": error} for point, error in pairs]
-    path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
 
 
 # ------------------------------------------------------------------------------

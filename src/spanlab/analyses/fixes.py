@@ -65,7 +65,12 @@ def rules_of(study: Study, name: str, longest: int) -> Rules:
     arm, model = study.arms[name], study.model
     if not arm.keep:
         return None
-    _check(name, arm)
+    if arm.policy_name not in PREFIX_POLICIES:
+        raise ValueError(f"arms.{name}.policy={arm.policy_name} with analyses=explain: expected null or a pool")
+    if not arm.passages.are_default:
+        raise ValueError(f"arms.{name}.passages with analyses=explain: expected given and all; it tries cached_order")
+    if arm.eviction not in ORDERS:
+        raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
     if arm.spans is not None:
         return _span_rules(name, arm, model, capacity_of(study))
     return _pool(study, name) if arm.pool is not None else _tree(study, name, longest)
@@ -78,15 +83,6 @@ def capacity_of(study: Study) -> int:
         if value is not None:
             raise ValueError(f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all")
     return build_budget(study.store).total_bytes
-
-
-def _check(name: str, arm: Strategy) -> None:
-    if arm.policy_name not in PREFIX_POLICIES:
-        raise ValueError(f"arms.{name}.policy={arm.policy_name} with analyses=explain: expected null or a pool")
-    if not arm.passages.are_default:
-        raise ValueError(f"arms.{name}.passages with analyses=explain: expected given and all; it tries cached_order")
-    if arm.eviction not in ORDERS:
-        raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
 
 
 def _span_rules(name: str, arm: Strategy, model: ModelSpec, capacity: int) -> SpanRules:
@@ -124,19 +120,7 @@ def _tree(study: Study, name: str, longest: int) -> CacheRules:
     rules = CacheRules(arm.block_size, arm.block_size * model.kv_bytes_per_token, capacity)
     if not model.is_hybrid:
         return rules
-    _check_states(name, arm)
-    return replace(
-        rules,
-        state_bytes=model.state_bytes,
-        unit=max(arm.block_size, model.grid),
-        placer=build_placer(model, arm, 0, longest),
-        outputs=False,
-        to_state=arm.cache.store_to == "state",
-    )
-
-
-def _check_states(name: str, arm: Strategy) -> None:
-    """Raise ValueError for placements of states that depend on more than lengths of prompts."""
+    # placements of states that depend on more than lengths of prompts
     kinds = [kind for kind in (arm.placement.kind, *arm.placement.also) if kind in PLACEMENTS.needing(PROGRESS)]
     if kinds:
         raise ValueError(f"arms.{name}.placement.kind={kinds[0]} with analyses=explain: expected one of prompts alone")
@@ -146,6 +130,14 @@ def _check_states(name: str, arm: Strategy) -> None:
     if arm.cache.states_per_path is not None:
         setting = f"arms.{name}.cache.states_per_path={arm.cache.states_per_path}"
         raise ValueError(f"{setting} with analyses=explain: expected null")
+    return replace(
+        rules,
+        state_bytes=model.state_bytes,
+        unit=max(arm.block_size, model.grid),
+        placer=build_placer(model, arm, 0, longest),
+        outputs=False,
+        to_state=arm.cache.store_to == "state",
+    )
 
 
 def check_fits(study: Study, rules: Rules, tokens: int, request: int) -> None:
@@ -479,20 +471,16 @@ def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
         return
     for name, (says, rule) in _placements(arm.rules).items():
         yield arm.fix(f"states_{name}", says, arm.replayed(replace(arm.rules, placer=rule)))
-    finer = _fine_grained(arm)
+    # rules with default blocks, and states at every position that the model's kernels support
+    model, size = arm.study.model, min(BLOCK, arm.rules.block)
+    unit = max(model.grid, size)
+    finer = replace(
+        arm.rules, block=size, block_bytes=size * model.kv_bytes_per_token, state_bytes=model.state_bytes, unit=unit
+    )
     if finer.unit < arm.rules.unit:
         for name, (says, rule) in _placements(finer).items():
             tokens = arm.replayed(replace(finer, placer=rule))
             yield arm.fix(f"states_{name}_{finer.unit}", f"{says}, on a grid of {finer.unit} tokens", tokens)
-
-
-def _fine_grained(arm: ExplainedArm) -> CacheRules:
-    """Return rules with default blocks, and states at every position that the model's kernels support."""
-    model, size = arm.study.model, min(BLOCK, arm.rules.block)
-    unit = max(model.grid, size)
-    return replace(
-        arm.rules, block=size, block_bytes=size * model.kv_bytes_per_token, state_bytes=model.state_bytes, unit=unit
-    )
 
 
 def _placements(rules: CacheRules) -> dict[str, tuple[str, Placer]]:

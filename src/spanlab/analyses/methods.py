@@ -89,11 +89,12 @@ def read_answers(finished: Finished, questions: Sequence[Request], arm: str, fil
     outputs_path = files.outputs(arm, cell)
     scored = study.engine.record == "scores"
     scores = _scores(questions, read_scores(outputs_path)) if scored else {}
-    right = (
-        _likeliest(questions, scores["nll"], read_options(outputs_path))
-        if scored
-        else _right(finished, questions, read_outputs(outputs_path))
-    )
+    if scored:
+        options = read_options(outputs_path)
+        wrong = [min(options.get(request.id, ()), default=np.nan) for request in questions]
+        right = {"likeliest": np.where(np.isnan(wrong), np.nan, scores["nll"] < wrong)}
+    else:
+        right = _right(finished, questions, read_outputs(outputs_path))
     return ArmAnswers(
         arm=arm,
         family=family(study.arms[arm]),
@@ -134,12 +135,6 @@ def _thirds(lengths: NDArray[np.int64]) -> NDArray[np.str_]:
 
 def _scores(questions: Sequence[Request], scores: dict[int, dict[str, float]]) -> dict[str, Floats]:
     return {name: np.array([scores[request.id][name] for request in questions]) for name in SCORES}
-
-
-def _likeliest(questions: Sequence[Request], gold: Floats, options: dict[int, list[float]]) -> dict[str, Floats]:
-    """Return 1 where the right option has the lowest loss per token, else 0; NaN without options."""
-    wrong = [min(options.get(request.id, ()), default=np.nan) for request in questions]
-    return {"likeliest": np.where(np.isnan(wrong), np.nan, gold < wrong)}
 
 
 def _right(finished: Finished, questions: Sequence[Request], outputs: Outputs) -> dict[str, Floats]:
@@ -290,17 +285,13 @@ def draw_benefit(data: MethodData) -> Figure | None:
     ):
         if arm is not None and arm in data.entries:
             _line(ax, data.entries[arm], key, factor, text)
-    low, high = (edge * unit.factor for edge in _times(drawn))
+    means = [entry["ttft_s"]["mean"] for entry in drawn.values()]
+    low, high = (edge * unit.factor for edge in (min(means), max(means)))
     style.log_scale(ax.xaxis, low, high)
     ax.set_xlim(low / 1.25, high * 1.25)
     style.label(ax, f"mean time to first token ({unit.name})", f"{name}; {direction}")
     place_labels(ax, labels, [bar for entry in drawn.values() for bar in _bars(entry, key, unit.factor, factor)])
     return figure
-
-
-def _times(drawn: dict[str, MethodEntry]) -> tuple[float, float]:
-    means = [entry["ttft_s"]["mean"] for entry in drawn.values()]
-    return min(means), max(means)
 
 
 def _point(ax: Axes, name: str, entry: MethodEntry, key: str, across: float, up: float, stroke: style.Stroke) -> Label:

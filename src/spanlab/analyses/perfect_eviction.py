@@ -165,7 +165,7 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
     for point in points:
         name = " ".join(value for key, value in point.settings.items() if key != last) or axis_name(last)
         panels.setdefault(name, []).append(point)
-    if not all(_is_number(point.settings[last]) for point in points):
+    if not all(point.settings[last].replace(".", "", 1).isdigit() for point in points):
         return None
     title = "Gain of perfect eviction"
     margins = style.Margins(top=_TOP_IN)
@@ -186,10 +186,6 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
     options = {"ncols": 4, "fontsize": style.NOTE_PT, "frameon": False}
     figure.legend(handles=hits[0].get_lines(), loc="upper left", bbox_to_anchor=anchor, **options)
     return figure
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
 
 
 def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, measure: str, bound: str, factor: float) -> None:

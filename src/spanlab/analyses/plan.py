@@ -224,7 +224,11 @@ def draw_search(summary: Mapping[str, Any], name: str, title: str) -> Figure:
     for number, (key, limit) in enumerate(targets.items()):
         _draw_target(ax, search["axis"]["key"], curve, key, 1.0 if single else limit, f"C{number}")
     ax.axhline(next(iter(targets.values())) if single else 1.0, color=style.INK, linestyle="--", label="target")
-    _mark(ax, search["marks"], search["answer"])
+    answer = search["answer"]
+    for number, (label, value) in enumerate(search["marks"].items()):
+        ax.axvline(value, color="#777777", linestyle=style.LINE_STYLES[1 + number % 3], linewidth=1, label=label)
+    if answer is not None:
+        ax.axvline(answer, color=style.INK, linewidth=1, label=f"answer: {answer:.4g}")
     if search["axis"]["logarithmic"]:
         log_scale(ax.xaxis, *ax.get_xlim())
     log_scale(ax.yaxis, *ax.get_ylim())
@@ -250,13 +254,6 @@ def _draw_target(ax: Axes, axis: str, curve: list[Mapping[str, Any]], key: str, 
         ax.plot(point[axis], point[key]["mean"] / unit, color=colour, marker="o", markersize=4, markerfacecolor=face)
 
 
-def _mark(ax: Axes, marks: Mapping[str, float], answer: float | None) -> None:
-    for number, (label, value) in enumerate(marks.items()):
-        ax.axvline(value, color="#777777", linestyle=style.LINE_STYLES[1 + number % 3], linewidth=1, label=label)
-    if answer is not None:
-        ax.axvline(answer, color=style.INK, linewidth=1, label=f"answer: {answer:.4g}")
-
-
 # ------------------------------------------------------------------------------
 # The analysis `plan`: results of the searches, their verdict, and the runs that support them.
 # ------------------------------------------------------------------------------
@@ -269,18 +266,8 @@ def plan(finished: Finished) -> Findings:
     trials = Trials(study, finished.workers, finished.folder / "points.jsonl", Console(stderr=True))
     planner = Planner(study, finished.workload.requests, trials)
     results = {name: SEARCHES[name](planner) for name in study.plan.searches}
-    summary = _summary(planner, results)
-    trials.sort()
-    title = f"{finished.name} · {footer(finished)}"
-    caveats = (*_caveats(planner), *(caveat for result in results.values() for caveat in result.caveats))
-    curves = [name for name, result in results.items() if result.curve]
-    figures = {f"plan_{name}": partial(draw_search, summary, name, title) for name in curves}
-    return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
-
-
-def _summary(planner: Planner, results: Mapping[str, SearchResult]) -> dict[str, Any]:
     answers = {key: value for result in results.values() for key, value in result.answer.items()}
-    return {
+    summary = {
         "verdict": _analysis_verdict(results),
         "targets": {target.key: target.limit_s for target in planner.targets},
         "meets": planner.references["own"].meets,
@@ -294,6 +281,12 @@ def _summary(planner: Planner, results: Mapping[str, SearchResult]) -> dict[str,
             for name, result in results.items()
         },
     }
+    trials.sort()
+    title = f"{finished.name} · {footer(finished)}"
+    caveats = (*_caveats(planner), *(caveat for result in results.values() for caveat in result.caveats))
+    curves = [name for name, result in results.items() if result.curve]
+    figures = {f"plan_{name}": partial(draw_search, summary, name, title) for name in curves}
+    return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
 
 
 def _analysis_verdict(results: Mapping[str, SearchResult]) -> str:

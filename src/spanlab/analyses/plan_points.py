@@ -53,7 +53,9 @@ def arrivals_of(study: Study, requests: tuple[Request, ...], replication: int, l
     times = np.array([request.arrived_at for request in served], dtype=np.int64)
     if replication and not drawn:
         times = shake(times, np.array([request.group_id for request in served]), replication)
-    return _with_arrivals(served, np.rint(times / load).astype(np.int64))
+    times = np.rint(times / load).astype(np.int64)
+    order, stamps = np.argsort(times, kind="stable").tolist(), times.tolist()
+    return [replace(served[index], arrived_at=stamps[index]) for index in order]
 
 
 def shake(times: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:
@@ -67,11 +69,6 @@ def shake(times: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:
     times_in_order = np.empty(len(times), dtype=np.int64)
     times_in_order[by_group] = moved[np.lexsort((moved, groups))].astype(np.int64)
     return times_in_order
-
-
-def _with_arrivals(served: Sequence[Request], times: np.ndarray) -> list[Request]:
-    order, stamps = np.argsort(times, kind="stable").tolist(), times.tolist()
-    return [replace(served[index], arrived_at=stamps[index]) for index in order]
 
 
 # ------------------------------------------------------------------------------
@@ -374,19 +371,15 @@ def find_border(grid: Sequence[float], points: int, try_: Try) -> Border:
     while indices:
         every = sure.issuperset(indices)
         outcomes |= zip(indices, try_([grid[index] for index in indices], every), strict=True)
-        last_miss, first = _border(outcomes, len(grid))
+        end = len(grid)
+        last_miss = max((index for index, outcome in outcomes.items() if not outcome.meets), default=-1)
+        first = min((index for index in outcomes if index > last_miss), default=end)
         if first - last_miss > 1 and last_miss >= 0:
             indices = [(last_miss + first) // 2]
         else:
             indices = [index for index in (last_miss, first) if index in outcomes and index not in sure]
             sure |= set(indices)
     return Border(grid, dict(sorted(outcomes.items())), first if first in outcomes else None)
-
-
-def _border(outcomes: dict[int, Outcome], end: int) -> tuple[int, int]:
-    """Return the last index that misses, or -1, and the least index from which all meet, or `end`."""
-    last_miss = max((index for index, outcome in outcomes.items() if not outcome.meets), default=-1)
-    return last_miss, min((index for index in outcomes if index > last_miss), default=end)
 
 
 # ------------------------------------------------------------------------------

@@ -100,7 +100,12 @@ def load(planner: Planner) -> SearchResult:
     own_outcome = planner.references["own"]
     utilisation, rate = own_outcome.mean("utilisation"), own_outcome.mean("rate_rps")
     if utilisation is None or rate is None:
-        return _no_load(planner)
+        # no load, since all requests arrive at once; ValueError where the search is set explicitly
+        reason = "all requests come at once; expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE"
+        if planner.study.plan.search is not None:
+            raise ValueError(f"plan.search=load: {reason}")
+        answer = {"highest_load": None, "highest_rate_rps": None}
+        return SearchResult(LOAD_AXIS, (), f"the load is undefined: {reason}", value=None, answer=answer)
     least, lowest = LEAST / utilisation, 1e9 / (rate * APART_NS)
     border = _border(planner, least, MOST / utilisation)
     if border.value is None and planner.references["alone"].meets and lowest < least:
@@ -122,15 +127,6 @@ def _border(planner: Planner, low: float, high: float) -> Border:
     return planner.border(
         grid, lambda times: replace(planner.study_point, load=times), lambda times: f"load times {times:g}"
     )
-
-
-def _no_load(planner: Planner) -> SearchResult:
-    """Return no load, since all requests arrive at once; ValueError where the search is set explicitly."""
-    reason = "all requests come at once; expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE"
-    if planner.study.plan.search is not None:
-        raise ValueError(f"plan.search=load: {reason}")
-    answer = {"highest_load": None, "highest_rate_rps": None}
-    return SearchResult(LOAD_AXIS, (), f"the load is undefined: {reason}", value=None, answer=answer)
 
 
 def _load_verdict(planner: Planner, border: Border, rate: float) -> str:

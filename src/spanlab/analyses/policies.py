@@ -197,6 +197,8 @@ def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> F
 
     `measure`  token_hit_rate, with its bounds, or ttft_mean_s
     """
+    from matplotlib.lines import Line2D
+
     panels = panels_of(sorted(points, key=lambda point: point.gib or 0.0))
     panels = {name: panels[name] for name in dict.fromkeys(point.panel for point in points)}
     margins = style.Margins(top=0.65, bottom=0.95)
@@ -210,7 +212,14 @@ def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> F
     for ax in axes[::_COLS]:
         ax.set_ylabel(_LABELS[measure], fontsize=style.LABEL_PT)
     legend.set_axis_off()
-    _legend(legend, families, measure)
+    lines = [
+        Line2D([], [], color=colour, marker=marker, markersize=5, linewidth=1.5, label=f"best of {family}")
+        for family, (colour, marker) in zip(families, _STROKES, strict=False)
+    ]
+    lines.append(Line2D([], [], color="#bbbbbb", marker="o", markersize=3, linewidth=0, label="every rule and budget"))
+    if measure == "token_hit_rate":
+        lines += [Line2D([], [], color=style.INK, linestyle=dash, label=name) for name, dash in _BOUNDS.values()]
+    legend.legend(handles=lines, loc="center left", fontsize=8.5, frameon=False)
     return figure
 
 
@@ -277,19 +286,6 @@ def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:
         ax.axhline(max(levels), **options)
     else:
         ax.step([budgets[0] / 2.5, *budgets], [levels[0], *levels], where="pre", **options)
-
-
-def _legend(ax: Axes, families: Sequence[str], measure: str) -> None:
-    from matplotlib.lines import Line2D
-
-    lines = [
-        Line2D([], [], color=colour, marker=marker, markersize=5, linewidth=1.5, label=f"best of {family}")
-        for family, (colour, marker) in zip(families, _STROKES, strict=False)
-    ]
-    lines.append(Line2D([], [], color="#bbbbbb", marker="o", markersize=3, linewidth=0, label="every rule and budget"))
-    if measure == "token_hit_rate":
-        lines += [Line2D([], [], color=style.INK, linestyle=dash, label=name) for name, dash in _BOUNDS.values()]
-    ax.legend(handles=lines, loc="center left", fontsize=8.5, frameon=False)
 
 
 # ------------------------------------------------------------------------------

@@ -257,7 +257,10 @@ def draw_prefill_capture(data: PrefillData) -> Figure | None:
                 _capture_draw_arm(ax, entry, strokes[entry["arm"]])
         ax.set_title(f"{length:,.0f} tokens", fontsize=9, loc="left", color=style.INK, pad=3)
     _states_axis(panels[0], max(entry["captured_states"] for entry in entries))
-    _capture_label(figure, panels[0])
+    name_axes(figure, "states captured in the prefill", "capture overhead (% of the cold prefill)")
+    handles, names = panels[0].get_legend_handles_labels()
+    anchor = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
+    figure.legend(handles, names, loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)
     return figure
 
 
@@ -286,13 +289,6 @@ def _states_axis(ax: Axes, most: float) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
     ax.set_xlim(-0.3, 1.6 * max(most, 1))
-
-
-def _capture_label(figure: Figure, ax: Axes) -> None:
-    name_axes(figure, "states captured in the prefill", "capture overhead (% of the cold prefill)")
-    handles, names = ax.get_legend_handles_labels()
-    anchor = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
-    figure.legend(handles, names, loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)
 
 
 # ------------------------------------------------------------------------------
@@ -375,6 +371,8 @@ _LIGHTEST, _DARKEST = 0.82, 0.08
 
 def draw_prefill_reuse(data: PrefillData) -> Figure | None:
     """Draw median (dot), quartiles and bound (cross) of every arm and kind of request."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
     from matplotlib.lines import Line2D
 
     if not all(entry["bound_s"] for entry in data.entries):
@@ -387,7 +385,9 @@ def draw_prefill_reuse(data: PrefillData) -> Figure | None:
         margins=style.margins_for([*names, "bound, measured rates"]),
     )
     unit = style.time_unit(max(entry["ttft_s"]["p75"] for entry in data.entries))
-    shades = _shades(len(lengths))
+    # a shade for each length, light to dark
+    step = (_LIGHTEST - _DARKEST) / max(len(lengths) - 1, 1)
+    shades = [to_hex(colormaps["viridis"](_LIGHTEST - step * index)) for index in range(len(lengths))]
     for length, shade in zip(lengths, shades, strict=True):
         entries = [entry for entry in data.entries if entry["prompt_tokens"] == length]
         reused = [entry["reused_tokens"] for entry in entries]
@@ -409,15 +409,6 @@ def draw_prefill_reuse(data: PrefillData) -> Figure | None:
     labels = [*names, "bound, measured rates"]
     ax.legend(keys, labels, loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8.5, frameon=False)
     return figure
-
-
-def _shades(count: int) -> list[str]:
-    """Return a shade for each of `count` lengths, light to dark."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    step = (_LIGHTEST - _DARKEST) / max(count - 1, 1)
-    return [to_hex(colormaps["viridis"](_LIGHTEST - step * index)) for index in range(count)]
 
 
 # ------------------------------------------------------------------------------
@@ -500,6 +491,8 @@ _TTFT_COLS = 3
 
 def draw_prefill_ttft(data: PrefillData) -> Figure | None:
     """Draw medians, with quartiles as bands; None where all prompts have one length."""
+    from matplotlib.lines import Line2D
+
     lengths = data.lengths()
     if len(lengths) < 2:
         return None
@@ -526,7 +519,11 @@ def draw_prefill_ttft(data: PrefillData) -> Figure | None:
         ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
     length_axis(panels[0].xaxis, lengths)
     style.log_scale(panels[0].yaxis, *style.positive_range(times * unit.factor))
-    _ttft_label(figure, unit.name, strokes)
+    name_axes(figure, "prompt length (tokens)", f"TTFT ({unit.name})")
+    keys = [Line2D([], [], markersize=4, **stroke.options) for stroke in strokes.values()]
+    right = style.margins_for(strokes).right
+    anchor = 1 - (right - 0.1) / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
+    figure.legend(keys, list(strokes), loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)
     return figure
 
 
@@ -535,16 +532,6 @@ def _ttft_draw_arm(ax: Axes, entries: list[Entry], stroke: style.Stroke, factor:
     low, middle, high = ([entry["ttft_s"][point] * factor for entry in entries] for point in ("p25", "p50", "p75"))
     ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
     ax.plot(lengths, middle, markersize=4, linewidth=1.2, **stroke.options)
-
-
-def _ttft_label(figure: Figure, unit: str, strokes: dict[str, style.Stroke]) -> None:
-    from matplotlib.lines import Line2D
-
-    name_axes(figure, "prompt length (tokens)", f"TTFT ({unit})")
-    keys = [Line2D([], [], markersize=4, **stroke.options) for stroke in strokes.values()]
-    right = style.margins_for(strokes).right
-    anchor = 1 - (right - 0.1) / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
-    figure.legend(keys, list(strokes), loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)
 
 
 FIGURES = {

@@ -117,6 +117,8 @@ _MARKS = {"default": ("SGLang's default", (0, (1, 1.5))), "formula": ("SGLang's 
 
 def draw_ratios(panels: Sequence[RatioCurves], footer: str) -> Figure:
     """Draw a panel per model and workload; markers at its right end are hit rates with one budget."""
+    from matplotlib.lines import Line2D
+
     title = "Token hit rate by the split of memory; diamonds: one budget for states and KV"
     margins = style.Margins(top=0.95, bottom=0.95)
     figure, axes = style.panels(
@@ -127,7 +129,13 @@ def draw_ratios(panels: Sequence[RatioCurves], footer: str) -> Figure:
         _draw_panel(ax, panel, arms)
     for ax in axes[::_COLS]:
         ax.set_ylabel("reused (%)", fontsize=style.LABEL_PT)
-    _legend(figure, arms)
+    lines = [
+        Line2D([], [], color=colour, marker=marker, markersize=4, label=arm)
+        for arm, (colour, marker) in zip(arms, _STROKES, strict=False)
+    ]
+    lines += [Line2D([], [], color=style.INK, linestyle=dash, label=name) for name, dash in _MARKS.values()]
+    top = 1 - 0.33 / figure.get_figheight()
+    figure.legend(handles=lines, loc="upper left", bbox_to_anchor=(0.01, top), ncols=3, fontsize=8, frameon=False)
     return figure
 
 
@@ -150,18 +158,6 @@ def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
     ax.set_ylim(0, 100)
     ax.set_title(panel.panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left")
     ax.set_xlabel("states ÷ KV (bytes)", fontsize=style.TICK_PT)
-
-
-def _legend(figure: Figure, arms: Sequence[str]) -> None:
-    from matplotlib.lines import Line2D
-
-    lines = [
-        Line2D([], [], color=colour, marker=marker, markersize=4, label=arm)
-        for arm, (colour, marker) in zip(arms, _STROKES, strict=False)
-    ]
-    lines += [Line2D([], [], color=style.INK, linestyle=dash, label=name) for name, dash in _MARKS.values()]
-    top = 1 - 0.33 / figure.get_figheight()
-    figure.legend(handles=lines, loc="upper left", bbox_to_anchor=(0.01, top), ncols=3, fontsize=8, frameon=False)
 
 
 # ------------------------------------------------------------------------------

@@ -129,7 +129,16 @@ def draw_twin_figure(columns: Mapping[str, Any], title: str) -> Figure:
     for column, (metric, name) in enumerate(SHOWN.items()):
         predicted, measured = columns["predicted"][metric], columns["measured"][metric]
         _draw_pairs(axes[0][column], columns["trains"], predicted, measured, name)
-        _draw_errors(axes[1][column], columns, predicted / measured - 1, name)
+        ax = axes[1][column]
+        ax.axhspan(-100 * BAND, 100 * BAND, color=style.FAINT, alpha=0.6, zorder=0)
+        ax.axhline(0, color=style.INK, linewidth=0.8)
+        shown = 100 * np.clip(predicted / measured - 1, -MOST, MOST)
+        for label, mask in _subsets(columns["trains"]):
+            colour, marker = PARTS[label]
+            ax.scatter(
+                columns["arrived_s"][mask], shown[mask], s=9, marker=marker, color=colour, alpha=0.6, linewidths=0
+            )
+        style.label(ax, "arrival (s)", f"error of {name} (%)")
     style.legend_right(axes[0][1])
     return figure
 
@@ -154,16 +163,6 @@ def _draw_pairs(ax: Axes, trains: Any, predicted: Any, measured: Any, name: str)
     ax.set_xlim(*ends)
     ax.set_ylim(*ends)
     style.label(ax, f"measured {name} (s)", f"predicted {name} (s)")
-
-
-def _draw_errors(ax: Axes, columns: Mapping[str, Any], errors: Any, name: str) -> None:
-    ax.axhspan(-100 * BAND, 100 * BAND, color=style.FAINT, alpha=0.6, zorder=0)
-    ax.axhline(0, color=style.INK, linewidth=0.8)
-    shown = 100 * np.clip(errors, -MOST, MOST)
-    for label, mask in _subsets(columns["trains"]):
-        colour, marker = PARTS[label]
-        ax.scatter(columns["arrived_s"][mask], shown[mask], s=9, marker=marker, color=colour, alpha=0.6, linewidths=0)
-    style.label(ax, "arrival (s)", f"error of {name} (%)")
 
 
 # ------------------------------------------------------------------------------

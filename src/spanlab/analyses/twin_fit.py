@@ -297,7 +297,7 @@ def token_slopes(log: TimedLog, times: Times, timings: Sequence[FittedTiming]) -
         np.searchsorted(ends, times.last_ns) + 1,
     )
     arrives = np.searchsorted(starts, log.arrived_s * 1e9)  # the first step that begins after the arrival
-    request_by_end = _request_by_end(times)
+    request_by_end = dict(zip(times.last_ns.tolist(), range(len(times.last_ns)), strict=True))
     moved = np.zeros((2, len(first), longer.shape[1]))
     for index in np.argsort(times.admitted_ns, kind="stable").tolist():
         predecessor = request_by_end.get(int(times.admitted_ns[index])) if begins[index] > arrives[index] + 1 else None
@@ -306,11 +306,6 @@ def token_slopes(log: TimedLog, times: Times, timings: Sequence[FittedTiming]) -
         moved[0, index] = before + longer[first[index]] - longer[min(from_step, first[index])]
         moved[1, index] = moved[0, index] + longer[last[index]] - longer[first[index]]
     return moved
-
-
-def _request_by_end(times: Times) -> dict[int, int]:
-    """Return one request that ends at each time, by that time."""
-    return dict(zip(times.last_ns.tolist(), range(len(times.last_ns)), strict=True))
 
 
 def _cumulative_delays(runs: Sequence[Run], timings: Sequence[FittedTiming]) -> Floats:

@@ -113,21 +113,17 @@ class CudaGraphs:
 
     def __call__(self, key: Hashable, work: Work) -> Tensor:
         if key not in self._captured:
-            logits = self._warm_up(work)
+            # on a side stream, to compile kernels and initialise libraries before the capture
+            current, side_stream = torch.cuda.current_stream(), torch.cuda.Stream()
+            side_stream.wait_stream(current)
+            with torch.cuda.stream(side_stream):
+                logits = work()
+            current.wait_stream(side_stream)
             self._captured[key] = self._capture(work)
             return logits
         graph, out = self._captured[key]
         graph.replay()
         return out
-
-    def _warm_up(self, work: Work) -> Tensor:
-        """Run the work on a side stream, to compile kernels and initialise libraries before the capture."""
-        current, side_stream = torch.cuda.current_stream(), torch.cuda.Stream()
-        side_stream.wait_stream(current)
-        with torch.cuda.stream(side_stream):
-            logits = work()
-        current.wait_stream(side_stream)
-        return logits
 
     def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         from spanlab_kernels.attention.kernel import forget_lists  # imports Triton, which a CPU does not need
@@ -522,7 +518,11 @@ class Engine:
     def run(self, step: ScheduledStep, times: int = 1) -> dict[str, float]:
         """Compute a scheduled step, with `times` tokens per decode; return the seconds of its phases."""
         self._clear()
-        self._claim(step)
+        # allocate pages for blocks that the policy stored during scheduling, in the same order
+        if self.policy.stores_when_scheduled:
+            for chunk in step.chunks:
+                for index in chunk.work.cache_spans:
+                    self._request_state(chunk.sequence).claim(index)
         repair = self.policy.rules.repair
         across = self.key_layout.copies or repair.kind != "none"
         clock = clock_of(self.model.device)
@@ -561,14 +561,6 @@ class Engine:
                 request_state.free()
                 del self._request_states[sequence]
 
-    def _claim(self, step: ScheduledStep) -> None:
-        """Allocate pages for blocks that the policy stored during scheduling, in the same order."""
-        if not self.policy.stores_when_scheduled:
-            return
-        for chunk in step.chunks:
-            for index in chunk.work.cache_spans:
-                self._request_state(chunk.sequence).claim(index)
-
     def _request_state(self, sequence: ScheduledSequence) -> RequestState:
         if sequence not in self._request_states:
             allocation = sequence.allocation
@@ -602,16 +594,14 @@ class Engine:
         if not (rule.measured and chunks and is_repair(chunks[0])):
             self._compute(chunks, decodes, times)
         elif rule.probes:
-            self._probe(chunks[0])
+            # run a repair whose tokens are selected by a probe before pages are copied
+            chunk = chunks[0]
+            request_state = self._request_state(chunk.sequence)
+            request_state.repaired = chosen = self._measured.probe(request_state, chunk)
+            self._copier.copy(self._copier.moves_before(request_state, chunk, chosen))
+            self._compute([chunk], [], times=1)
         else:
             self._measured.blend(self._request_state(chunks[0].sequence), chunks[0])
-
-    def _probe(self, chunk: ScheduledChunk) -> None:
-        """Run a repair whose tokens are selected by a probe before pages are copied."""
-        request_state = self._request_state(chunk.sequence)
-        request_state.repaired = chosen = self._measured.probe(request_state, chunk)
-        self._copier.copy(self._copier.moves_before(request_state, chunk, chosen))
-        self._compute([chunk], [], times=1)
 
     def _compute(self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int) -> None:
         repaired = [self._repaired(chunk) for chunk in chunks]

@@ -384,7 +384,12 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
     """
     needs = [policy.need(request) for request in requests]
     for request, need in zip(requests, needs, strict=True):
-        _check_context(request, context)
+        tokens = request.num_tokens + request.longest_output - 1
+        if tokens > context:
+            raise ValueError(
+                f"request {request.id} has {tokens:,} tokens, its answer included: "
+                f"expected at most {context:,}, the positions that the model was made for"
+            )
         _check_budget(policy, request, need)
     page, running_requests = policy.store.tree.block_size, rules.max_num_seqs
     running = sum(nlargest(running_requests, (need.tokens for need in needs)))
@@ -426,15 +431,6 @@ def _full_page_tokens(cache_span: CacheSpan, page: int) -> int:
 def _budget_tokens(policy: TreePolicy) -> int:
     store = policy.store
     return min(store.budget.kv_bytes, store.budget.total_bytes) // store.token_bytes
-
-
-def _check_context(request: Request, context: int) -> None:
-    tokens = request.num_tokens + request.longest_output - 1
-    if tokens > context:
-        raise ValueError(
-            f"request {request.id} has {tokens:,} tokens, its answer included: "
-            f"expected at most {context:,}, the positions that the model was made for"
-        )
 
 
 def _check_budget(policy: TreePolicy, request: Request, need: Need) -> None:

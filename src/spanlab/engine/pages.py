@@ -142,7 +142,13 @@ class TransferBatch:
         assert device == self._device, "a transfer has one target device"
         lengths, unit = [len(values) for values in arrays], _ALIGNED // dtype.itemsize
         gaps = [-length % unit for length in lengths]
-        host, target = self._reserve((sum(lengths) + sum(gaps)) * dtype.itemsize)
+        size = (sum(lengths) + sum(gaps)) * dtype.itemsize
+        if not self._buffers or self._used + size > self._size:
+            self._add_buffer(size)
+        host, target = self._buffers[-1]
+        first, self._used = self._used, self._used + size
+        host = host[first : self._used]
+        target = target[first : self._used]
         numbers, offset = host.view(dtype).numpy(), 0
         for values, length, gap in zip(arrays, lengths, gaps, strict=True):
             numbers[offset : offset + length] = values
@@ -162,14 +168,6 @@ class TransferBatch:
         for callback in self._callbacks:
             callback()
         self._buffers, self._callbacks, self._used = [], [], 0
-
-    def _reserve(self, size: int) -> tuple[Tensor, Tensor]:
-        """Reserve `size` bytes; return the host and device views."""
-        if not self._buffers or self._used + size > self._size:
-            self._add_buffer(size)
-        host, target = self._buffers[-1]
-        first, self._used = self._used, self._used + size
-        return host[first : self._used], target[first : self._used]
 
     def _add_buffer(self, size: int) -> None:
         """Append a buffer of at least `size` bytes."""
@@ -213,7 +211,11 @@ class PageTable:
             return self._free[entries].pop()
         start, self._used = self._used, self._used + entries
         if self._used > len(self.ids):
-            self._extend(max(self._used, 2 * len(self.ids)))
+            ids = np.zeros(max(self._used, 2 * len(self.ids)), np.int64)
+            ids[: len(self.ids)] = self.ids
+            copy = torch.zeros(len(ids), dtype=torch.int32, device=self._device)
+            copy[: len(self.ids)] = self.on_device
+            self.ids, self.on_device = ids, copy
         return start
 
     def free(self, start: int, entries: int) -> None:
@@ -235,13 +237,6 @@ class PageTable:
 
     def _write(self, entries: Tensor, ids: Tensor) -> None:
         self.on_device[entries] = ids.int()  # duplicates of an entry carry the same, latest id
-
-    def _extend(self, entries: int) -> None:
-        ids = np.zeros(entries, np.int64)
-        ids[: len(self.ids)] = self.ids
-        copy = torch.zeros(entries, dtype=torch.int32, device=self._device)
-        copy[: len(self.ids)] = self.on_device
-        self.ids, self.on_device = ids, copy
 
 
 class PageList:

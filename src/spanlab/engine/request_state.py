@@ -143,18 +143,15 @@ class RequestState:
         span_pages, length = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
         ids = span_pages.pages.ids[: -(-length // self.page_size)].copy()
         touched = np.arange(len(ids)) if rows is None else np.unique(rows // self.page_size)
-        ids[touched] = self._allocate_private(len(touched))
+        pages = self._pool.allocate(len(touched))
+        self._private.append(pages)
+        ids[touched] = pages
         span_pages.copy.free()
         span_pages.copy.extend(ids)
         span_pages.copied = length
         inside = (touched[:, None] * self.page_size + np.arange(self.page_size)).ravel()
         inside = inside[inside < length]
         return self.slots(index, inside), self.slots(index, inside, in_copy=True)
-
-    def _allocate_private(self, count: int) -> PageIds:
-        pages = self._pool.allocate(count)
-        self._private.append(pages)
-        return pages
 
     # -- pages passed to the tree or freed ----------------------------------------------------------------------------
 

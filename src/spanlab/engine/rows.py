@@ -70,7 +70,21 @@ def chunk_rows(request_state: RequestState, chunk: ScheduledChunk, repaired: np.
     if isinstance(chunk.work, PrefillRange):
         return cache_span_rows(request_state, chunk.work.cache_span, chunk.start, chunk.stop)
     assert repaired is not None, "a repair has no rows"
-    return _repair_rows(request_state, chunk, repaired[(repaired >= chunk.start) & (repaired < chunk.stop)])
+    # in prompt order; span tokens are written to private copies, text between spans to its pages
+    repaired = repaired[(repaired >= chunk.start) & (repaired < chunk.stop)]
+    parts, spans = [], []
+    for index, span_pages in enumerate(request_state.spans):
+        start, stop = span_pages.cache_span.start, min(span_pages.cache_span.stop, chunk.stop)
+        if stop <= start:
+            break
+        if index in chunk.work.cache_spans:
+            request_state.ensure_pages(index, stop - start)
+            resume = max(request_state.allocation.plan.cache_spans[index].resume, chunk.start - start)
+            parts.append(_cache_span_arrays(request_state, index, np.arange(resume, stop - start), in_copy=False))
+        rows = repaired[(repaired >= start) & (repaired < stop)] - start
+        parts.append(_cache_span_arrays(request_state, index, rows, in_copy=True))
+        spans += _spans(request_state, index, stop - start)
+    return _packed(parts, spans)
 
 
 def cache_span_rows(request_state: RequestState, index: int, start: int, stop: int) -> QueryRows:
@@ -103,23 +117,6 @@ def visible_spans(request_state: RequestState, index: int, stop: int) -> list[tu
 def visible(request_state: RequestState, cache_span: CacheSpan) -> list[int]:
     """Earlier cache spans that are visible to rows of a cache span."""
     return [index for index, other in enumerate(request_state.spans) if other.cache_span.stop <= cache_span.context]
-
-
-def _repair_rows(request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray) -> QueryRows:
-    """Rows of a repair in prompt order; span tokens are written to private copies, text between spans to its pages."""
-    parts, spans = [], []
-    for index, span_pages in enumerate(request_state.spans):
-        start, stop = span_pages.cache_span.start, min(span_pages.cache_span.stop, chunk.stop)
-        if stop <= start:
-            break
-        if index in chunk.work.cache_spans:
-            request_state.ensure_pages(index, stop - start)
-            resume = max(request_state.allocation.plan.cache_spans[index].resume, chunk.start - start)
-            parts.append(_cache_span_arrays(request_state, index, np.arange(resume, stop - start), in_copy=False))
-        rows = repaired[(repaired >= start) & (repaired < stop)] - start
-        parts.append(_cache_span_arrays(request_state, index, rows, in_copy=True))
-        spans += _spans(request_state, index, stop - start)
-    return _packed(parts, spans)
 
 
 def probe_rows(request_state: RequestState, begin: int) -> QueryRows:
@@ -255,7 +252,12 @@ class DecodeRows:
         indices = np.array([sequence.prompt + sequence.generated - 1 for sequence in self.sequences], np.int64)
         tokens = [outputs[sequence.request.id][sequence.generated - 1] for sequence in self.sequences]
         rows, page = indices - self._starts, self._context.pool.shape.page_size
-        self._extend_lists(rows // page)
+        # append a page to each list that does not contain its page index `last`
+        short = [
+            pages for pages, index in zip(self._pages, (rows // page).tolist(), strict=True) if pages.length <= index
+        ]
+        if short:
+            append_to_each(self._context.pages, short, self._context.pool.allocate(len(short)))
         firsts = np.fromiter((pages.start for pages in self._pages), np.int64, len(self._pages))
         slots = self._context.pages.ids[firsts + rows // page] * page + rows % page
         rotations = carried_rotation(self._context.key_layout, self._cache_span, self._bases, rows)
@@ -263,12 +265,6 @@ class DecodeRows:
         spans.length[self._last_spans], spans.first_page[self._last_spans] = rows + 1, firsts
         groups = self._groups._replace(query_index=indices, query_shift=self._bases + rows - rotations)
         return TailRows(np.array(tokens, np.int64), rotations, slots, groups, self._independent)
-
-    def _extend_lists(self, last: np.ndarray) -> None:
-        """Append a page to each list that does not contain its page index `last`."""
-        short = [pages for pages, index in zip(self._pages, last.tolist(), strict=True) if pages.length <= index]
-        if short:
-            append_to_each(self._context.pages, short, self._context.pool.allocate(len(short)))
 
 
 def _spans_of(request_state: RequestState) -> Reads:

@@ -65,27 +65,12 @@ class EngineSettings:
         one_of("engine.weights", self.weights, WEIGHTS)
         not_negative("engine.seed", self.seed)
         one_of("engine.decode", self.decode, DECODES)
-        self._check_graphs()
+        if self.decode == GRAPHS and self.device == "cpu":
+            raise ValueError(f"engine.decode={self.decode} with engine.device=cpu: expected plain or padded")
         one_of("engine.clock", self.clock, CLOCKS)
         one_of("engine.record", self.record, RECORDS)
         if self.teacher is not None:
             one_of("engine.teacher", self.teacher, TEACHERS)
-        self._check_teacher()
-        self._check_alternate()
-        not_negative("engine.temperature", self.temperature)
-        positive("engine.threads", self.threads)
-        if (self.path is not None) != (self.weights == "path"):
-            raise ValueError(
-                f"engine.path={self.path} with engine.weights={self.weights}: expected both or neither path"
-            )
-
-    def _check_graphs(self) -> None:
-        """Raise if CUDA graphs are set for the CPU."""
-        if self.decode == GRAPHS and self.device == "cpu":
-            raise ValueError(f"engine.decode={self.decode} with engine.device=cpu: expected plain or padded")
-
-    def _check_teacher(self) -> None:
-        """Raise if a teacher is set without a record of its effects, or scores without gold answers."""
         pair = f"engine.teacher={self.teacher} with engine.record={self.record}"
         if self.teacher == BASELINE and self.record == "nothing":
             raise ValueError(f"{pair}: expected tokens or logits")
@@ -93,13 +78,16 @@ class EngineSettings:
             raise ValueError(f"{pair}: expected logits or scores")
         if self.teacher != GOLD and self.record == "scores":
             raise ValueError(f"{pair}: expected engine.teacher=gold")
-
-    def _check_alternate(self) -> None:
-        """Raise if arms alternate on the wall clock, or read outputs that the baseline has only at its end."""
         if self.alternate and self.clock == "wall":
             raise ValueError(f"engine.alternate=true with engine.clock={self.clock}: expected virtual")
         if self.alternate and self.teacher == BASELINE:
             raise ValueError(f"engine.alternate=true with engine.teacher={self.teacher}: expected gold or null")
+        not_negative("engine.temperature", self.temperature)
+        positive("engine.threads", self.threads)
+        if (self.path is not None) != (self.weights == "path"):
+            raise ValueError(
+                f"engine.path={self.path} with engine.weights={self.weights}: expected both or neither path"
+            )
 
 
 def reads_baseline(engine: EngineSettings) -> bool:

@@ -408,16 +408,13 @@ class RunningState:
         cache_span = self._allocation.plan.cache_spans[rows.cache_span].cache_span
         scan = self._scan_map if cache_span.independent and not rows.again else self._scan_state
         actions = self.enter(rows)
-        for start, stop in self._cut(rows):
+        # split token ranges at captures and at the start of the span's map
+        begin = self._map_start(rows.cache_span)
+        inside = {begin} if rows.start < begin < rows.stop else set()
+        for start, stop in pairwise(sorted({rows.start, *rows.captures, *inside, rows.stop})):
             first = row + start - rows.start
             actions += scan(_ScanRange(rows.cache_span, cache_span.start, start, stop, first, stop in rows.captures))
         return actions + self._after_repair(rows) if rows.again else actions
-
-    def _cut(self, rows: StateRows) -> Iterable[tuple[int, int]]:
-        """Split token ranges at captures and at the start of the span's map."""
-        begin = self._map_start(rows.cache_span)
-        inside = {begin} if rows.start < begin < rows.stop else set()
-        return pairwise(sorted({rows.start, *rows.captures, *inside, rows.stop}))
 
     def _map_start(self, index: int) -> int:
         """Prompt position of the first token of a cache span that a repair does not recompute."""

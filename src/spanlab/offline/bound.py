@@ -172,25 +172,12 @@ class Packing:
         self.per_token, self.per_reuse, self.per_path = np.array(usage, np.float64).reshape(-1, 3).T
         capacity = [resource.capacity for resource in resources]
         self.capacity = np.array(capacity, np.float64).reshape(-1, reuses.slots)
-        self._drop_slots()
-        self._merge_rows()
-
-    def _number(self, new: Flags) -> None:
-        """Number the paths; `new` marks the first row of each."""
-        self.new = new
-        self.heads = np.flatnonzero(new)
-        self.path = np.cumsum(new) - 1
-        self.head = self.heads[self.path]
-
-    def _drop_slots(self) -> None:
-        """Keep only slots in which not everything fits; the deepest reuse of a path occupies the most memory."""
+        # keep slots in which not everything fits; the deepest reuse of a path occupies the most memory
         deepest = np.append(self.heads[1:], len(self.path)) - 1
         tight = np.flatnonzero(np.any(self.usage(deepest) > self.capacity, axis=0))
         self.first, self.stop = np.searchsorted(tight, self.first), np.searchsorted(tight, self.stop)
         self.capacity = self.capacity[:, tight]
-
-    def _merge_rows(self) -> None:
-        """Merge consecutive rows of a path that occupy the same slots."""
+        # merge consecutive rows of a path that occupy the same slots
         occupies = self.first < self.stop
         ranges = np.stack([self.first * occupies, self.stop * occupies])
         same = np.concatenate([[False], (ranges[:, 1:] == ranges[:, :-1]).all(axis=0)]) & ~self.new
@@ -199,6 +186,13 @@ class Packing:
         self.tokens = np.add.reduceat(self.tokens, starts)
         self.first, self.stop = ranges[:, starts]
         self._number(self.new[starts])
+
+    def _number(self, new: Flags) -> None:
+        """Number the paths; `new` marks the first row of each."""
+        self.new = new
+        self.heads = np.flatnonzero(new)
+        self.path = np.cumsum(new) - 1
+        self.head = self.heads[self.path]
 
     @property
     def slots(self) -> int:
@@ -214,19 +208,16 @@ class Packing:
         until = np.concatenate([np.zeros((len(prices), 1)), np.cumsum(prices, axis=1)], axis=1)
         span = until[:, self.stop] - until[:, self.first]
         node_price = self.per_token @ span * self.tokens
-        above = self._along_path(node_price) - node_price
+        # sums from the path's start to each row
+        total = np.cumsum(node_price)
+        along: Floats = total - (total - node_price)[self.head]
+        above = along - node_price
         fixed = above + self.per_reuse @ span + (self.per_path @ span)[self.head]
         full = self.gains.full - node_price - fixed
         first_unit = self.gains.first_unit - node_price * (self.unit / self.tokens) - fixed
         best = np.maximum(np.maximum.reduceat(np.maximum(full, first_unit), self.heads), 0.0)
         value = float(best.sum() + (prices * self.capacity).sum())
         return Choice(value, self.usage(*self._chosen(full, first_unit, best)))
-
-    def _along_path(self, values: Floats) -> Floats:
-        """Return sums from the path's start to each row."""
-        total = np.cumsum(values)
-        along: Floats = total - (total - values)[self.head]
-        return along
 
     def _chosen(self, full: Floats, first_unit: Floats, best: Floats) -> tuple[Ints, Flags]:
         """Return the last row of each path with a positive gain, and whether only its first unit is reused."""
@@ -279,7 +270,12 @@ class _Point:
 
 def descend(packing: Packing) -> float:
     """Return the least bound found, by subgradient steps of Polyak's length with momentum."""
-    point = best = _start(packing)
+    # the best of several prices, uniform over slots, at which all resources cost the same in total
+    total = np.maximum(packing.capacity.sum(axis=1, keepdims=True), 1.0)
+    scale = packing.unlimited_gain() / total / len(total)
+    none = np.zeros_like(packing.capacity)
+    points = [_point(packing, none + scale * 0.5**i, none) for i in range(_SCALES)]
+    point = best = min(points, key=lambda point: point.value)
     target, stalled = _TARGET, 0
     for _ in range(_ROUNDS):
         point = _step(packing, point, best.value * (1 - target))
@@ -298,15 +294,6 @@ def _step(packing: Packing, point: _Point, target: float) -> _Point:
     moving = np.where((point.prices <= 0) & (direction > 0), 0.0, direction)
     length = (point.value - target) / max(float((moving**2).sum()), 1e-300)
     return _point(packing, np.maximum(point.prices - length * moving, 0.0), direction)
-
-
-def _start(packing: Packing) -> _Point:
-    """Return the best of several prices, uniform over slots, at which all resources cost the same in total."""
-    total = np.maximum(packing.capacity.sum(axis=1, keepdims=True), 1.0)
-    scale = packing.unlimited_gain() / total / len(total)
-    none = np.zeros_like(packing.capacity)
-    points = [_point(packing, none + scale * 0.5**i, none) for i in range(_SCALES)]
-    return min(points, key=lambda point: point.value)
 
 
 def _point(packing: Packing, prices: Floats, direction: Floats) -> _Point:
@@ -578,7 +565,12 @@ class Prefill:
 
 def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> PricedBound:
     """Return a lower bound on TTFT in whole nanoseconds, summed over counted requests, for any cache of this memory."""
-    useful = _useful(reuses, prefill.useful_tokens(reuses.unit))
+    # the reuses that save time: nodes up to the useful depth, with the last one truncated there
+    above, limit = reuses.depth - reuses.tokens, prefill.useful_tokens(reuses.unit)[reuses.stop]
+    saves = above < limit
+    depth = np.minimum(reuses.depth, limit)[saves]
+    rows = {name: getattr(reuses, name)[saves] for name in ("first", "stop", "path")}
+    useful = replace(reuses, depth=depth, tokens=depth - above[saves], **rows)
     computing = prefill.computing(np.zeros_like(prefill.prompt_tokens), prefill.prompt_tokens)
     saves = np.zeros(len(computing), np.bool_)
     saves[useful.stop] = True
@@ -590,12 +582,3 @@ def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> PricedB
     saved = bound_gain(useful, resources_of(reuses, memory), gains, LIMIT)
     total = alone.sum() * (1 - ERROR) - saved.value / NS
     return PricedBound(max(ceil(total), len(alone) * prefill.step_ns), saved.method)
-
-
-def _useful(reuses: Reuses, useful_tokens: Ints) -> Reuses:
-    """Return the reuses that save time: nodes up to the useful depth, with the last one truncated there."""
-    above, limit = reuses.depth - reuses.tokens, useful_tokens[reuses.stop]
-    saves = above < limit
-    depth = np.minimum(reuses.depth, limit)[saves]
-    rows = {name: getattr(reuses, name)[saves] for name in ("first", "stop", "path")}
-    return replace(reuses, depth=depth, tokens=depth - above[saves], **rows)

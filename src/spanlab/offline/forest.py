@@ -208,7 +208,14 @@ def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
 
     A unit that occurs twice in one prompt is reusable at its second position, without memory.
     """
-    visits = _visits(forest, order)
+    paths, request = _gather(forest.prompt_paths, order.prompts)
+    rows, path = _gather(forest.path_starts, paths)
+    index = rows - forest.path_starts[paths[path]]
+    node = forest.path_nodes[rows]
+    depth = np.cumsum(forest.lengths[node])
+    above = np.concatenate([[0], depth])[np.searchsorted(path, path, side="left")]
+    usable, prompt = (index < limit[paths[path]] for limit in (forest.path_usable, forest.path_prompt))
+    visits = _Visits(node, request[path], path, depth - above, usable, prompt)
     until = np.where(visits.prompt, order.stored_until[visits.slot], order.finished[visits.slot])
     ready = _last_stored(visits, until, len(order.prompts))
     own_tokens = forest.lengths[visits.node] * visits.prompt * ~visits.need_no_memory(ready)
@@ -245,17 +252,6 @@ class _Visits:
     def need_no_memory(self, ready: Ints) -> Flags:
         """Return the visits of nodes that this request, or an earlier running one, holds in any case."""
         return ready >= self.slot
-
-
-def _visits(forest: Forest, order: ServiceOrder) -> _Visits:
-    paths, request = _gather(forest.prompt_paths, order.prompts)
-    rows, path = _gather(forest.path_starts, paths)
-    index = rows - forest.path_starts[paths[path]]
-    node = forest.path_nodes[rows]
-    depth = np.cumsum(forest.lengths[node])
-    above = np.concatenate([[0], depth])[np.searchsorted(path, path, side="left")]
-    usable, prompt = (index < limit[paths[path]] for limit in (forest.path_usable, forest.path_prompt))
-    return _Visits(node, request[path], path, depth - above, usable, prompt)
 
 
 def _gather(starts: Ints, chosen: Ints) -> tuple[Ints, Ints]:

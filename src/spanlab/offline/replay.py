@@ -272,21 +272,18 @@ class _Cache:
         states = self._captures(prefill)
         stop = max(prefill.resume, *states, 0) if self.rules.to_state else prefill.prompt
         for node in reversed(path):
-            self._use_kv(node, stop)
+            # store a node's blocks up to `stop`; blocks that are stored already stay
+            blocks, block = self._weights[node], self.rules.block
+            if stop < self._stop[node]:
+                blocks = max(0, stop // block - self._start[node] // block)
+            size, stored = blocks * self.rules.block_bytes, self._entries.get(node, 0)
+            if stored and stored >= size:
+                self._entries.move_to_end(node)
+            elif size:
+                self._store(node, size)
+            self._kept[node] = self._entries.get(node, 0) // self.rules.block_bytes
             if self.rules.placer is not None:
                 self._use_states(node, states, prefill.resume)
-
-    def _use_kv(self, node: int, stop: int) -> None:
-        """Store a node's blocks up to a position of the prompt; blocks that are stored already stay."""
-        blocks, block = self._weights[node], self.rules.block
-        if stop < self._stop[node]:
-            blocks = max(0, stop // block - self._start[node] // block)
-        size, stored = blocks * self.rules.block_bytes, self._entries.get(node, 0)
-        if stored and stored >= size:
-            self._entries.move_to_end(node)
-        elif size:
-            self._store(node, size)
-        self._kept[node] = self._entries.get(node, 0) // self.rules.block_bytes
 
     def _store(self, entry: Entry, size: int) -> None:
         self._bytes += size - self._entries.pop(entry, 0)

@@ -384,16 +384,13 @@ class _Parser:
             return Message("user", self._string(token))
         if token.text != "(":
             self._raise_error(f"{_shorten(token)}; expected a string or (", token)
-        return self._form(token, depth)
-
-    def _form(self, opened: _Token, depth: int) -> Query:
-        name = self._take(opened)
+        name = self._take(token)
         for kind in GROUP_KINDS:
             if name.text == kind:
-                return Group(kind, self._children(opened, depth + 1))
+                return Group(kind, self._children(token, depth + 1))
         for role in ROLES:
             if name.text == role:
-                return Message(role, self._only_string(role, opened))
+                return Message(role, self._only_string(role, token))
         return self._raise_error(f"{_shorten(name)} as the kind of a node; expected {EXPECTED_KINDS}", name)
 
     def _children(self, opened: _Token, depth: int) -> tuple[Query, ...]:

@@ -259,7 +259,14 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
     _draw_frontier(ax, shown, larger_is_better)
     for family, members in _families(shown):
         _draw_family(ax, family, members)
-    _draw_full(ax, shown)
+    # draw hollow markers where the store was full, with an entry in the legend
+    full = [point for point in shown if point.full]
+    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 4}
+    for point in full:
+        colour, marker = family_style(point.family)
+        ax.plot([point.x], [point.y], marker, color=colour, gid="full", **hollow)
+    if full:
+        ax.plot([], [], "o", color=INK, label="hollow: store full", **hollow)
     hidden = [f"{point.name} (0 bytes)" for point in points if point not in shown]
     if hidden:
         ax.text(1.02, 0, "\n".join(["not drawn:", *hidden]), transform=ax.transAxes, fontsize=8, color="#555555")
@@ -323,17 +330,6 @@ def _draw_frontier(ax: Axes, points: Sequence[Point], larger_is_better: bool) ->
     }
     # to the right edge: bytes beyond those of the last point bring no gain
     ax.plot([*x, ax.get_xlim()[1]], [*y, y[-1]], drawstyle="steps-post", label="Pareto frontier", **line)
-
-
-def _draw_full(ax: Axes, points: Sequence[Point]) -> None:
-    """Draw hollow markers where the store was full, with an entry in the legend."""
-    full = [point for point in points if point.full]
-    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 4}
-    for point in full:
-        colour, marker = family_style(point.family)
-        ax.plot([point.x], [point.y], marker, color=colour, gid="full", **hollow)
-    if full:
-        ax.plot([], [], "o", color=INK, label="hollow: store full", **hollow)
 
 
 def _draw_family(ax: Axes, family: str, members: Sequence[Point]) -> None:

@@ -139,7 +139,12 @@ def draw_cache_content(study: StudyData) -> Figure | None:
     unit = style.time_unit(longest)
     byte_unit = style.byte_unit(max(_most_bytes(arm.runs[0]) for arm in arms))
     for ax, arm in zip(panels, arms, strict=True):
-        _cache_content_draw_arm(ax, arm.runs[0], unit.factor, byte_unit.factor)
+        run = arm.runs[0]
+        time = np.asarray(run["timeline_s"]) * unit.factor
+        kv = np.asarray(run["timeline_kv_bytes"]) * byte_unit.factor
+        total = kv + np.asarray(run["timeline_state_bytes"]) * byte_unit.factor
+        ax.fill_between(time, 0, kv, color=_KV, linewidth=0, step="post")
+        ax.fill_between(time, kv, total, color=_STATES, linewidth=0, step="post")
     panels[0].set_xlim(0, longest * unit.factor or 1)
     panels[0].set_ylim(bottom=0)
     label_outer(figure, f"time since start ({unit.name})", f"bytes held ({byte_unit.name})")
@@ -155,14 +160,6 @@ def _holds_bytes(arm: ArmData) -> bool:
 
 def _most_bytes(run: dict[str, Any]) -> float:
     return float(np.max(np.asarray(run["timeline_kv_bytes"]) + np.asarray(run["timeline_state_bytes"])))
-
-
-def _cache_content_draw_arm(ax: Axes, run: dict[str, Any], per_second: float, per_byte: float) -> None:
-    time = np.asarray(run["timeline_s"]) * per_second
-    kv = np.asarray(run["timeline_kv_bytes"]) * per_byte
-    total = kv + np.asarray(run["timeline_state_bytes"]) * per_byte
-    ax.fill_between(time, 0, kv, color=_KV, linewidth=0, step="post")
-    ax.fill_between(time, kv, total, color=_STATES, linewidth=0, step="post")
 
 
 # ------------------------------------------------------------------------------
@@ -204,7 +201,8 @@ def _has_states(arm: ArmData) -> bool:
 
 def _checkpoint_positions_draw_arm(ax: Axes, rounds: list[dict[str, Any]]) -> None:
     number = np.array([visit["round"] for visit in rounds], dtype=float)
-    bar_pt = _row_height_pt(ax) * _ROW_FILL
+    bottom, top = ax.get_ylim()
+    bar_pt = float(ax.bbox.height) / style.DPI * 72 / abs(bottom - top) * _ROW_FILL
     for key, colour in (("prompt", _PROMPT), ("match", _MATCH)):
         ax.hlines(number, 0, [visit[key] for visit in rounds], color=colour, linewidth=bar_pt, zorder=1)
     positions = np.concatenate([np.asarray(visit["positions"], dtype=float) for visit in rounds])
@@ -214,11 +212,6 @@ def _checkpoint_positions_draw_arm(ax: Axes, rounds: list[dict[str, Any]]) -> No
     resumed = [(visit["resume"], visit["round"]) for visit in rounds if visit["resume"]]
     if resumed:
         ax.plot(*zip(*resumed, strict=True), "o", color=_RESUME, markersize=size + 2, mec="white", mew=0.7)
-
-
-def _row_height_pt(ax: Axes) -> float:
-    bottom, top = ax.get_ylim()
-    return float(ax.bbox.height) / style.DPI * 72 / abs(bottom - top)
 
 
 def _handles() -> list[Line2D]:
@@ -261,18 +254,14 @@ def draw_common_prefix(study: StudyData) -> Figure | None:
         wspace=0.08,
     )
     for column, values, high, unit in ((0, prefix, max(float(prefix.max()), 1.0), "tokens"), (1, share, 100.0, "%")):
-        _draw_histogram(axes[0][column], values, high)
+        counts, edges = np.histogram(values, bins=_COMMON_PREFIX_BINS, range=(0.0, high))
+        axes[0][column].stairs(counts, edges, fill=True, color=_COLOUR, alpha=0.75)
         _draw_cdf(axes[1][column], values, high, unit)
     style.count_ticks(axes[1][0].xaxis)
     style.label(axes[0][0], y=f"requests (of {len(prefix)})")
     style.label(axes[1][0], "common prefix (tokens)", "requests at or below (%)")
     style.label(axes[1][1], "common prefix (% of prompt tokens)")
     return figure
-
-
-def _draw_histogram(ax: Axes, values: NDArray[np.float64], high: float) -> None:
-    counts, edges = np.histogram(values, bins=_COMMON_PREFIX_BINS, range=(0.0, high))
-    ax.stairs(counts, edges, fill=True, color=_COLOUR, alpha=0.75)
 
 
 def _draw_cdf(ax: Axes, values: NDArray[np.float64], high: float, unit: str) -> None:
@@ -322,7 +311,12 @@ def draw_length_ttft(study: StudyData) -> Figure | None:
     style.log_scale(ax.yaxis, low, high)
     ax.set_ylim(low / 1.2, high * 1.2)
     for arm in arms:
-        _length_ttft_draw_arm(ax, arm, strokes[arm.name], unit.factor)
+        stroke = strokes[arm.name]
+        length, value = arm.columns["prompt_tokens"], ttft_s(arm) * unit.factor
+        middle, (lower, median, upper) = binned_quartiles(length, value)
+        ax.plot(length, value, ",", color=stroke.colour, alpha=0.3, rasterized=True, zorder=1)
+        ax.fill_between(middle, lower, upper, color=stroke.colour, alpha=0.2, linewidth=0, zorder=2)
+        ax.plot(middle, median, markersize=5, label=arm.name, zorder=3, **stroke.options)
     style.label(ax, "prompt length (tokens)", f"TTFT ({unit.name})")
     style.legend_right(ax, title=_KEY_TITLE, title_fontsize=8, alignment="left")
     return figure
@@ -336,14 +330,6 @@ def binned_quartiles(
     groups = [group for group in np.array_split(order, min(bins, len(order))) if len(group)]
     middle = np.array([np.median(length[group]) for group in groups])
     return middle, np.array([np.percentile(value[group], (25, 50, 75)) for group in groups]).T
-
-
-def _length_ttft_draw_arm(ax: Axes, arm: ArmData, stroke: style.Stroke, factor: float) -> None:
-    length, value = arm.columns["prompt_tokens"], ttft_s(arm) * factor
-    middle, (lower, median, upper) = binned_quartiles(length, value)
-    ax.plot(length, value, ",", color=stroke.colour, alpha=0.3, rasterized=True, zorder=1)
-    ax.fill_between(middle, lower, upper, color=stroke.colour, alpha=0.2, linewidth=0, zorder=2)
-    ax.plot(middle, median, markersize=5, label=arm.name, zorder=3, **stroke.options)
 
 
 # ------------------------------------------------------------------------------
@@ -366,7 +352,11 @@ def draw_loss_by_cause(study: StudyData) -> Figure | None:
     )
     starts = [0.0] * len(arms)
     for category in _CATEGORIES:
-        starts = _draw_category(ax, arms, category, starts)
+        widths = [share_percent(arm, category) for arm in arms]
+        label = category.replace("_", " ").replace("kv ", "KV ") if any(widths) else None
+        colour = style.CAUSE_COLOURS.get(category, "#999999")
+        ax.barh(range(len(arms)), widths, 0.78, starts, color=colour, label=label, gid=category, linewidth=0)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
     ax.set_yticks(range(len(arms)), [_title(arm) for arm in arms])
     ax.set_xlim(0, 100)
     ax.set_ylim(-0.6, len(arms) - 0.4)
@@ -380,14 +370,6 @@ def share_percent(arm: ArmData, category: str) -> float:
     """Return the tokens of one category, `reused` or a loss cause, in percent of the prompt tokens."""
     tokens = arm.summary["tokens"]
     return 100.0 * category_tokens(tokens, category) / float(tokens["prompt"] or 1)
-
-
-def _draw_category(ax: Axes, arms: list[ArmData], category: str, starts: list[float]) -> list[float]:
-    widths = [share_percent(arm, category) for arm in arms]
-    label = category.replace("_", " ").replace("kv ", "KV ") if any(widths) else None
-    colour = style.CAUSE_COLOURS.get(category, "#999999")
-    ax.barh(range(len(arms)), widths, 0.78, starts, color=colour, label=label, gid=category, linewidth=0)
-    return [start + width for start, width in zip(starts, widths, strict=True)]
 
 
 def _title(arm: ArmData) -> str:

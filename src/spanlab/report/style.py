@@ -260,7 +260,7 @@ def place_labels(ax: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tup
     occupied = np.empty((0, 4))
     placed = []
     for k in np.argsort(points[:, 0], kind="stable"):
-        size = _size(labels[k].text)
+        size = np.array([0.62 * len(labels[k].text), 1.05]) * _LABEL_PT * _PIXELS_PER_PT
         candidates = _inside(
             np.asarray(ax.bbox.extents), [_box(points[k], size, ring, *side) for ring in _RINGS for side in _AROUND]
         )
@@ -270,11 +270,6 @@ def place_labels(ax: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tup
             occupied = np.vstack([occupied, box])
             placed.append((labels[k], points[k], box))
     _labels_write(ax, placed)
-
-
-def _size(text: str) -> Floats:
-    # estimated, not rendered: rendering every candidate would take longer than the figure itself
-    return np.array([0.62 * len(text), 1.05]) * _LABEL_PT * _PIXELS_PER_PT
 
 
 def _sampled(corners: Floats) -> Floats:

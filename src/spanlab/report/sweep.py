@@ -256,12 +256,18 @@ class Panel:
     def _draw_numbers(self, key: str, values: Sequence[float]) -> None:
         ends = [self._draw_line(arm, rows) for arm, rows in self._arms.items()]
         if self._measure is HIT_RATE:
-            ends += self._draw_bounds()
+            ends += [self._draw_bound(finds, levels) for finds, levels in self._bounds().items()]
         _log_where_wide(self._ax.xaxis, values)
         self._ax.set_xticks(values, [value_text(value) for value in values])
         self._set_limits(self._ax.yaxis)
         style.label(self._ax, axis_name(key), self._measure.name, size=9)
-        self._name_ends(ends)
+        # write names beside the right ends of the lines, without overlaps
+        to_axes = self._ax.transData + self._ax.transAxes.inverted()
+        heights = to_axes.transform([(end.x, end.y) for end in ends])[:, 1]
+        lines = np.array([1 + end.name.count("\n") for end in ends])
+        label_heights = spread(heights, lines * _LABEL_IN / self._size_in(1))
+        for end, height, label_height in zip(ends, heights, label_heights, strict=True):
+            self._name_end(end, float(height), float(label_height))
 
     def _draw_line(self, arm: str, rows: Sequence[SweepRow]) -> _End:
         stroke, ordered = self._strokes[arm], sorted(rows, key=lambda row: row.value)
@@ -272,10 +278,6 @@ class Panel:
         if np.any(reach):
             self._ax.errorbar(x, y, yerr=reach, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5)
         return _End(arm, x[-1], y[-1], stroke.colour)
-
-    def _draw_bounds(self) -> list[_End]:
-        """Draw the reuse of an infinite cache, by the kind of lookup."""
-        return [self._draw_bound(finds, levels) for finds, levels in self._bounds().items()]
 
     def _bounds(self) -> dict[str, dict[float, float]]:
         """Return the largest bound over arms by value, as requests in flight at a lookup differ by arm."""
@@ -291,15 +293,6 @@ class Panel:
         y = [levels[value] for value in x]
         self._ax.plot(x, y, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=name)
         return _End(name, x[-1], y[-1], style.INK)
-
-    def _name_ends(self, ends: Sequence[_End]) -> None:
-        """Write names beside the right ends of the lines, without overlaps."""
-        to_axes = self._ax.transData + self._ax.transAxes.inverted()
-        heights = to_axes.transform([(end.x, end.y) for end in ends])[:, 1]
-        lines = np.array([1 + end.name.count("\n") for end in ends])
-        label_heights = spread(heights, lines * _LABEL_IN / self._size_in(1))
-        for end, height, label_height in zip(ends, heights, label_heights, strict=True):
-            self._name_end(end, float(height), float(label_height))
 
     def _name_end(self, end: _End, height: float, label_height: float) -> None:
         leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}

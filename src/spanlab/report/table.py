@@ -124,7 +124,7 @@ def _markdown_cell(cell: Cell, column: Column, first: bool) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _one_line(text).replace("|", "\\|")
+    return " ".join(text.split("\n")).replace("|", "\\|")
 
 
 def csv_text(table: Table) -> str:
@@ -184,10 +184,6 @@ def tracker_rows(table: Table) -> tuple[list[str], list[list[Value]]]:
 
 def _pairs(table: Table, row: tuple[Cell, ...]) -> enumerate[tuple[Cell, Column]]:
     return enumerate(zip(row, table.columns, strict=True))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split("\n"))
 
 
 # ------------------------------------------------------------------------------

@@ -451,7 +451,12 @@ class ArmResult:
 
 def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> ArmResult:
     """Read and summarize one arm's records and runs."""
-    columns, runs = _read_study_cells(study, arm, files)
+    # read the records and runs of the study's cells; files of a resumed run may have more cells
+    columns, runs = read_records(files.records), files.finished()
+    study_cells = set(run_cells(study, arm))
+    selected = np.repeat([RunCell.of(run) in study_cells for run in runs], [run["requests"] for run in runs])
+    columns = select(columns, selected)
+    runs = [run for run in runs if RunCell.of(run) in study_cells]
     records = select(columns, at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds))
     counted = select(records, records["counted"].astype(bool))
     base_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
@@ -475,14 +480,6 @@ def _infinite_cache(summary: dict[str, Any], counted: Columns, hit_last: bool) -
     if summary["finds"] == PREFIXES:
         return bound_tokens(counted, hit_last)
     return int(summary["bounds"]["infinite_any_position_tokens"])
-
-
-def _read_study_cells(study: Study, arm: str, files: ArmFiles) -> tuple[Columns, list[dict[str, Any]]]:
-    """Read the records and runs of the study's cells; files of a resumed run may have more cells."""
-    columns, runs = read_records(files.records), files.finished()
-    study_cells = set(run_cells(study, arm))
-    selected = np.repeat([RunCell.of(run) in study_cells for run in runs], [run["requests"] for run in runs])
-    return select(columns, selected), [run for run in runs if RunCell.of(run) in study_cells]
 
 
 def family(strategy: Strategy) -> str:

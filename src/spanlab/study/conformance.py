@@ -331,7 +331,15 @@ def greedy_generation(subject: Subject) -> Measurement:
 @PROPERTIES.register("prefix_reuse")
 def prefix_reuse(subject: Subject) -> Measurement:
     """Logits after a stored prefix equal those of a full forward."""
-    requests = _forks(subject)
+    # prompts that share prefixes of different lengths with the first, each with a different suffix
+    grid = subject.settings.model.grid
+    longest = subject.random_span(0, 2 * grid + subject.settings.document_tokens)
+    cuts = np.linspace(grid + 1, len(longest.tokens) - 1, subject.settings.prompts - 1).astype(int)
+    forks = [
+        subject.request(number, Span(longest.tokens[:cut]), subject.random_span(100 + number, 11))
+        for number, cut in enumerate(cuts.tolist(), 1)
+    ]
+    requests = [subject.request(0, longest), *forks]
     served = subject.serve(prefixes(subject), requests)
     reused = [served.reused(request) for request in requests[1:]]
     value = subject.max_difference(served, requests) if all(reused) else None
@@ -358,18 +366,6 @@ def preemption(subject: Subject) -> Measurement:
     times = sum(sequence.preemptions for sequence in served.sequences.values())
     value = subject.max_difference(served, [first, second]) if times else None
     return Measurement(value, subject.limit, f"{OF_LOGITS}; preempted {times} times")
-
-
-def _forks(subject: Subject) -> list[Request]:
-    """Prompts that share prefixes of different lengths with the first, each with a different suffix."""
-    grid = subject.settings.model.grid
-    longest = subject.random_span(0, 2 * grid + subject.settings.document_tokens)
-    cuts = np.linspace(grid + 1, len(longest.tokens) - 1, subject.settings.prompts - 1).astype(int)
-    forks = [
-        subject.request(number, Span(longest.tokens[:cut]), subject.random_span(100 + number, 11))
-        for number, cut in enumerate(cuts.tolist(), 1)
-    ]
-    return [subject.request(0, longest), *forks]
 
 
 def _generated(subject: Subject, request: Request) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,14 +110,9 @@ def arrived_requests(settings: Export, root: Path) -> tuple[Workload, list[Reque
     if settings.vocab_size is not None:
         requests = tuple(remap_tokens(requests, settings.vocab_size))
     arrived = build_arrivals(settings, requests, settings.seed, settings.arrivals.rate_rps)
-    _check_times(arrived)
-    return workload, arrived
-
-
-def _check_times(requests: Iterable[Request]) -> None:
-    """Raise where the arrival of a request depends on the end of another."""
-    waiting = next((request for request in requests if request.after), None)
+    waiting = next((request for request in arrived if request.after), None)
     if waiting is not None:
         raise ValueError(
             f"arrivals: request {waiting.id} waits for request {waiting.after[0]}; expected arrivals with times"
         )
+    return workload, arrived

@@ -211,18 +211,6 @@ def _without_paths(text: str, folder: Path, home: Path) -> str:
 
 def _write_card(card: Path, name: str, settings: FirstLight, state: Mapping[str, Outcome]) -> None:
     """Write the page and the data of a card; called after each stage."""
-    table = _table(settings, state)
-    facts = {"card": name, "device": settings.engine_device, "stages": {stage: asdict(state[stage]) for stage in state}}
-    (card / "card.json").write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
-    lines = [
-        f"# First light on {name}\n",
-        "Made by `bash runall.sh -cn first_light`; each folder holds what its stage left, with the end of its log.\n",
-        markdown(table),
-    ]
-    (card / "README.md").write_text("\n".join(lines))
-
-
-def _table(settings: FirstLight, state: Mapping[str, Outcome]) -> Table:
     rows = []
     for stage, stage_settings in settings.stages.items():
         outcome = state.get(stage)
@@ -233,7 +221,15 @@ def _table(settings: FirstLight, state: Mapping[str, Outcome]) -> Table:
                  Cell(stage_settings.minutes, f"{stage_settings.minutes:g}"),
                  Cell(outcome.commit, outcome.commit), Cell(command, command))
             )  # fmt: skip
-    return Table("stages", "Stages", _COLUMNS, tuple(rows))
+    table = Table("stages", "Stages", _COLUMNS, tuple(rows))
+    facts = {"card": name, "device": settings.engine_device, "stages": {stage: asdict(state[stage]) for stage in state}}
+    (card / "card.json").write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
+    lines = [
+        f"# First light on {name}\n",
+        "Made by `bash runall.sh -cn first_light`; each folder holds what its stage left, with the end of its log.\n",
+        markdown(table),
+    ]
+    (card / "README.md").write_text("\n".join(lines))
 
 
 def _read_state(path: Path) -> dict[str, Outcome]:

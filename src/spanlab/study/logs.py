@@ -78,9 +78,6 @@ class TraceFile:
         times = {"ts": now * _US_PER_NS, "dur": result.duration_ns * _US_PER_NS}
         name = " + ".join(kind for kind, count in counts.items() if count) or "preemption"
         self._write({"ph": "X", "cat": "step", "name": name, "tid": _STEPS, **times, "args": args})
-        self._count_bytes(now)
-
-    def _count_bytes(self, now: int) -> None:
         assert self.store is not None, "a backend that runs steps has a store"
         resident = self.store.kv_cached, self.store.state_cached
         if resident != self._resident:
@@ -287,8 +284,19 @@ class ServingLog:
             tokens.newest_ns = end
             if result.repeats > 1:
                 tokens.spans.append(later_durations)
-        self._record_first_tokens(step, end)
-        self._add_batch_fill(step, result.duration_ns)
+        # A prefill ends with a token; after a preemption, its gap starts at the last token before it.
+        for chunk in step.chunks:
+            if not chunk.last:
+                continue
+            tokens = self._running.setdefault(chunk.sequence.request.id, _Tokens(end))
+            if tokens.newest_ns < end:
+                tokens.gaps_ns.append(end - tokens.newest_ns)
+                tokens.newest_ns = end
+        prefills = len({id(chunk.sequence) for chunk in step.chunks})
+        scheduled = sum([chunk.tokens for chunk in step.chunks]) + len(step.decodes) + sum(step.drafts)
+        self._sequences_ns += (prefills + len(step.decodes)) * result.duration_ns
+        self._tokens_ns += scheduled * result.duration_ns
+        self._busy_ns += result.duration_ns
 
     def _durations(self, result: StepResult) -> Ints:
         if result.repeats == 1:
@@ -297,23 +305,6 @@ class ServingLog:
         durations = self.spans.last[: result.repeats]
         assert int(durations.sum()) == result.duration_ns, "step durations of a span sum to its duration"
         return durations
-
-    def _record_first_tokens(self, step: ScheduledStep, end: int) -> None:
-        """Log the token at the end of a prefill; after a preemption, the gap starts at the last token before it."""
-        for chunk in step.chunks:
-            if not chunk.last:
-                continue
-            tokens = self._running.setdefault(chunk.sequence.request.id, _Tokens(end))
-            if tokens.newest_ns < end:
-                tokens.gaps_ns.append(end - tokens.newest_ns)
-                tokens.newest_ns = end
-
-    def _add_batch_fill(self, step: ScheduledStep, duration_ns: int) -> None:
-        prefills = len({id(chunk.sequence) for chunk in step.chunks})
-        tokens = sum([chunk.tokens for chunk in step.chunks]) + len(step.decodes) + sum(step.drafts)
-        self._sequences_ns += (prefills + len(step.decodes)) * duration_ns
-        self._tokens_ns += tokens * duration_ns
-        self._busy_ns += duration_ns
 
     def finished(self, record: Record | ServedRecord) -> None:
         """Pool the gaps of a request, except in the warm-up."""

@@ -349,21 +349,16 @@ def readings_of(folder: Path) -> Path:
 
 def noise_of(study: Study, baseline: ArmFiles, repeat: ArmFiles | None, readings: Path) -> Noise:
     """Noise of a finished study, from A/A ratios by seed (or between repeats at each load) and all readings."""
-    aa_ratios = _successive_ratios(study, baseline) if repeat is None else _repeat_ratios(study, baseline, repeat)
+    if repeat is None:
+        # A/A ratios of each repeat to the previous one, at each load
+        ttfts: dict[float | None, dict[int, list[float]]] = {}
+        for cell, columns in baseline.columns().items():
+            ttfts.setdefault(cell.rate_rps, {}).setdefault(cell.repeat, []).append(_mean_ttft(columns))
+        loads = [[float(np.mean(repeats[repeat])) for repeat in sorted(repeats)] for repeats in ttfts.values()]
+        aa_ratios = [ratio for repeats in loads for ratio in successive(repeats)]
+    else:
+        aa_ratios = ratios(mean_ttfts(study, baseline), mean_ttfts(study, repeat))
     return Noise.of(aa_ratios, read_readings(readings), cores(), study.engine.alternate)
-
-
-def _repeat_ratios(study: Study, baseline: ArmFiles, repeat: ArmFiles) -> list[float]:
-    return ratios(mean_ttfts(study, baseline), mean_ttfts(study, repeat))
-
-
-def _successive_ratios(study: Study, baseline: ArmFiles) -> list[float]:
-    """A/A ratios of each repeat to the previous one, at each load."""
-    ttfts: dict[float | None, dict[int, list[float]]] = {}
-    for cell, columns in baseline.columns().items():
-        ttfts.setdefault(cell.rate_rps, {}).setdefault(cell.repeat, []).append(_mean_ttft(columns))
-    loads = [[float(np.mean(repeats[repeat])) for repeat in sorted(repeats)] for repeats in ttfts.values()]
-    return [ratio for repeats in loads for ratio in successive(repeats)]
 
 
 def mean_ttfts(study: Study, files: ArmFiles) -> list[float]:

@@ -441,16 +441,13 @@ class ArmFiles:
         rows, position = self.finished(), {cell: index for index, cell in enumerate(order)}
         ordered = sorted(rows, key=lambda row: position.get(RunCell.of(row), len(position)))
         if ordered != rows:
-            self._rewrite(rows, ordered)
-
-    def _rewrite(self, rows: Rows, ordered: Rows) -> None:
-        data, begin, parts = self.records.read_bytes(), 0, {}
-        for row in rows:
-            parts[RunCell.of(row)], begin = data[begin : row["records_end"]], row["records_end"]
-        ends = np.cumsum([len(parts[RunCell.of(row)]) for row in ordered]).tolist()
-        lines = [orjson.dumps(row | {"records_end": end}) + b"\n" for row, end in zip(ordered, ends, strict=True)]
-        replace_file(self.records, b"".join(parts[RunCell.of(row)] for row in ordered))
-        replace_file(self.runs, b"".join(lines))
+            data, begin, parts = self.records.read_bytes(), 0, {}
+            for row in rows:
+                parts[RunCell.of(row)], begin = data[begin : row["records_end"]], row["records_end"]
+            ends = np.cumsum([len(parts[RunCell.of(row)]) for row in ordered]).tolist()
+            lines = [orjson.dumps(row | {"records_end": end}) + b"\n" for row, end in zip(ordered, ends, strict=True)]
+            replace_file(self.records, b"".join(parts[RunCell.of(row)] for row in ordered))
+            replace_file(self.runs, b"".join(lines))
 
 
 def _find_inconsistency(rows: Rows, columns: Columns) -> str:

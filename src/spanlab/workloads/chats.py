@@ -206,7 +206,10 @@ def modelled(chat_sessions: ChatSessions) -> Workload:
     systems = [Span(ids.take(options.system_tokens), reusable=True) for _ in range(options.tenants)]
     requests: list[Request] = []
     seeds = np.random.SeedSequence(options.seed).spawn(options.sessions + 1)
-    for group, tenant in enumerate(_tenants(options, np.random.default_rng(seeds[-1]))):
+    rng = np.random.default_rng(seeds[-1])
+    weights = np.arange(1, options.tenants + 1, dtype=np.float64) ** -options.tenant_zipf
+    drawn: list[int] = rng.choice(options.tenants, options.sessions, p=weights / weights.sum()).tolist()
+    for group, tenant in enumerate(drawn):
         draw = np.random.default_rng(seeds[group])
         requests += _conversation(options, len(requests), group, systems[tenant], ids, draw)
     detail = (
@@ -214,12 +217,6 @@ def modelled(chat_sessions: ChatSessions) -> Workload:
         f"mean think time {options.think_s:g} s"
     )
     return Workload("chat sessions", tuple(requests), Provenance("modelled", detail))
-
-
-def _tenants(options: ChatSessions, rng: np.random.Generator) -> list[int]:
-    weights = np.arange(1, options.tenants + 1, dtype=np.float64) ** -options.tenant_zipf
-    drawn: list[int] = rng.choice(options.tenants, options.sessions, p=weights / weights.sum()).tolist()
-    return drawn
 
 
 def _conversation(

@@ -232,12 +232,7 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
     source = WORKLOADS.make(reader, keys, settings.options, selection=_reserve_tokens(settings, Joints()))
     if not WORKLOADS.takes(reader, "selection") and isinstance(source, Workload):
         refuse_selection(settings)
-    source = _with_prompts(source, settings)
-    return source if settings.name is None else source.with_name(settings.name)
-
-
-def _with_prompts(source: Corpus | Workload, settings: WorkloadSettings) -> Workload:
-    """Return the selected requests with arranged documents and questions and with preambles."""
+    # the selected requests with arranged documents and questions and with preambles
     arrangement, joints = settings.arrangement, Joints()
     if isinstance(source, Corpus):
         if source.joints is not None and not arrangement.is_plain:
@@ -247,7 +242,8 @@ def _with_prompts(source: Corpus | Workload, settings: WorkloadSettings) -> Work
     if settings.tokenizer is not None and not settings.preamble.is_absent:
         write = preamble_writer(find_tokenizer(settings.tokenizer))
     source = with_independent_documents(arranged(source, arrangement, joints), settings.documents_independent)
-    return with_preambles(source, settings.preamble, write)
+    source = with_preambles(source, settings.preamble, write)
+    return source if settings.name is None else source.with_name(settings.name)
 
 
 def _reserve_tokens(settings: WorkloadSettings, joints: Joints) -> Selection:

@@ -97,11 +97,6 @@ def _read_queries(path: Path) -> list[QueryLine]:
     query_lines = list((_sexprs if path.suffix.lower() in SEXPR_SUFFIXES else _json_lines)(text, path))
     if not query_lines:
         raise ValueError(f"{KEY}={path} holds no query; expected {EXPECTED}")
-    _check_times(query_lines, path)
-    return query_lines
-
-
-def _check_times(query_lines: Sequence[QueryLine], path: Path) -> None:
     timed_line = next((query_line.line for query_line in query_lines if query_line.arrived_s is not None), None)
     untimed_line = next((query_line.line for query_line in query_lines if query_line.arrived_s is None), None)
     if timed_line is not None and untimed_line is not None:
@@ -109,6 +104,7 @@ def _check_times(query_lines: Sequence[QueryLine], path: Path) -> None:
             f"{KEY}={path} line {untimed_line} has no arrived_s and line {timed_line} has one; "
             "expected it in every line or none"
         )
+    return query_lines
 
 
 def _sexprs(text: str, path: Path) -> Iterator[QueryLine]:
@@ -165,7 +161,11 @@ def _parse_line(text: str, line: int) -> QueryLine:
         return QueryLine(line, with_a_message(query_of(value)))
     query = with_a_message(query_of(value.pop("query")))
     for name, field_value in value.items():
-        _check_field(name, field_value)
+        if name not in _FIELDS:
+            raise ValueError(f"{name} is an unknown field; expected {among(name, _FIELDS)}")
+        is_valid, expected = _FIELDS[name]
+        if field_value is not None and not is_valid(field_value):
+            raise ValueError(f"{name} is {json.dumps(field_value)[:40]}; expected {expected}")
     return QueryLine(line, query, **value)
 
 
@@ -189,14 +189,6 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cache_salt": (_is_text, "a string"),
     "answer": (_is_text, "a string"),
 }
-
-
-def _check_field(name: str, value: object) -> None:
-    if name not in _FIELDS:
-        raise ValueError(f"{name} is an unknown field; expected {among(name, _FIELDS)}")
-    is_valid, expected = _FIELDS[name]
-    if value is not None and not is_valid(value):
-        raise ValueError(f"{name} is {json.dumps(value)[:40]}; expected {expected}")
 
 
 def _select_queries(query_lines: Iterable[QueryLine], selection: Selection) -> list[tuple[int, QueryLine]]:

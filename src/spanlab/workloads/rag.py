@@ -305,7 +305,10 @@ def draw_workload(source: Corpus, selection: Selection, rag: Rag) -> Workload:
 def draw_requests(source: Corpus, selection: Selection, options: Rag) -> Corpus:
     """Return requests with k passages each, drawn from the selected documents and questions of `source`."""
     library = _library(source, selection)
-    _check_k(library, options)
+    sizes = library.sizes
+    limit, scope = (sum(sizes), "the corpus") if options.noise else (min(sizes), "its shortest document, as noise=0")
+    if options.k > limit:
+        raise ValueError(f"workload.rag.k={options.k}; expected at most {limit}, the passages of {scope}")
     # One random stream per kind of draw, so that the number of requests and the order do not affect other draws.
     streams = [np.random.default_rng([options.seed, i]) for i in range(4)]
     shares = popularity(library.sizes, options.zipf, options.passage_zipf, streams[0])
@@ -326,14 +329,6 @@ def _library(source: Corpus, selection: Selection) -> Library:
         tuple(rows[0].spans[2:-1] for rows in chosen),
         tuple(tuple(rows[: selection.questions_per_document]) for rows in chosen),
     )
-
-
-def _check_k(library: Library, options: Rag) -> None:
-    """Reject k above the passages that a question can get: those of its document, or with noise all."""
-    sizes = library.sizes
-    limit, scope = (sum(sizes), "the corpus") if options.noise else (min(sizes), "its shortest document, as noise=0")
-    if options.k > limit:
-        raise ValueError(f"workload.rag.k={options.k}; expected at most {limit}, the passages of {scope}")
 
 
 def _ranked_passages(library: Library, shares: Popularity, options: Rag, rng: np.random.Generator) -> list[list[Ints]]:

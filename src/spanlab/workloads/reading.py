@@ -207,7 +207,14 @@ def model(lengths_path: Path, questions_path: Path | None, words_path: Path | No
         ),
     }
     shape = _stub_shape(assign_questions(_questions(tales), len(word_counts)), tokenizer, ratios)
-    return _with_document_lengths(shape, np.rint(word_counts * ratios["quality"]).astype(np.int64))
+    # stubs are the reusable spans, in the order of their documents: replace their lengths
+    lengths = np.rint(word_counts * ratios["quality"]).astype(np.int64)
+    stubs = np.flatnonzero(shape.flags & REUSABLE)
+    assert len(stubs) == len(lengths), "one stub per document"
+    assert not shape.lcps[stubs].any(), "stubs share nothing"
+    replaced = shape.lengths.copy()
+    replaced[stubs] = lengths
+    return replace(shape, lengths=replaced)
 
 
 def tokens_per_word(texts: Sequence[str], tokenizer: TokenizerFile) -> float:
@@ -278,16 +285,6 @@ def _stub_shape(
     workload = select(corpus, Selection(unknown_output=0))
     joints = {JOINTS: joints_of(NARRATIVEQA, tokenizer).counts()}
     return measure(workload, detail=detail, tokens_per_word=ratios, **joints)
-
-
-def _with_document_lengths(shape: Shape, lengths: NDArray[np.int64]) -> Shape:
-    """Replace stub lengths by document lengths; stubs are the reusable spans, in the order of their documents."""
-    stubs = np.flatnonzero(shape.flags & REUSABLE)
-    assert len(stubs) == len(lengths), "one stub per document"
-    assert not shape.lcps[stubs].any(), "stubs share nothing"
-    replaced = shape.lengths.copy()
-    replaced[stubs] = lengths
-    return replace(shape, lengths=replaced)
 
 
 # ------------------------------------------------------------------------------

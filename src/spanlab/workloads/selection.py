@@ -133,7 +133,10 @@ def _fit(limits: _DocumentLimits, members: list[int]) -> tuple[list[_SelectedRow
     corpus = limits.corpus
     fitting: list[_SelectedRow] = []
     cut = dropped = 0
-    for document, rows in _by_document(corpus, members).items():
+    documents: dict[int, list[int]] = {}
+    for index in members:
+        documents.setdefault(_document_span(corpus, corpus.rows[index]), []).append(index)
+    for document, rows in documents.items():
         length = int(corpus.lengths[document])
         limit = limits.of(document, rows)
         if limit < length and (limits.selection.too_long == "drop" or limit < 1):
@@ -172,13 +175,6 @@ class _DocumentLimits:
         count = None if self.selection.too_long == "drop" else self.selection.documents
         groups = list(_groups(self.corpus.rows).values())[:count]
         return max(self._other_tokens(row) for rows in groups for row in rows[: self.selection.questions_per_document])
-
-
-def _by_document(corpus: Corpus, members: list[int]) -> dict[int, list[int]]:
-    documents: dict[int, list[int]] = {}
-    for index in members:
-        documents.setdefault(_document_span(corpus, corpus.rows[index]), []).append(index)
-    return documents
 
 
 def _document_span(corpus: Corpus, row: Row) -> int:

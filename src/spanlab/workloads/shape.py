@@ -85,7 +85,10 @@ def measure(workload: Workload, **meta: Any) -> Shape:
 
     `meta` overrides or extends the metadata; its values are JSON.
     """
-    spans, numbers = _distinct(workload)
+    by_identity = {_identity(span): span for request in workload.requests for span in request.spans}
+    order = sorted(by_identity)
+    spans = [by_identity[key] for key in order]
+    numbers = {key: number for number, key in enumerate(order)}
     requests = [[numbers[_identity(span)] for span in request.spans] for request in workload.requests]
     provenance = workload.provenance
     defaults = {"format": FORMAT_VERSION, "name": workload.name, "kind": provenance.kind, "detail": provenance.detail}
@@ -109,7 +112,13 @@ def expand(shape: Shape, requested: Mapping[int, int]) -> dict[int, Tokens]:
     Span i equals span i - 1 up to their shared length, then has ids from a counter. An id stands for one position in
     the tree of spans, so it does not depend on the other requested spans.
     """
-    needed = _needed(shape, requested)
+    # how many leading tokens of each span to make: those requested of it or copied by later spans
+    needed = [0] * len(shape.lengths)
+    carried = 0
+    lcps = [*shape.lcps.tolist(), 0]
+    for span in range(len(needed) - 1, -1, -1):
+        carried = max(requested.get(span, 0), min(carried, lcps[span + 1]))
+        needed[span] = carried
     fresh = shape.lengths - shape.lcps
     starts = (np.cumsum(fresh) - fresh - shape.lcps).tolist()
     lcps = shape.lcps.tolist()
@@ -217,12 +226,6 @@ def _identity(span: Span) -> tuple[bytes, bool, bool]:
     return _sort_key(span.tokens), span.independent, span.reusable
 
 
-def _distinct(workload: Workload) -> tuple[list[Span], dict[tuple[bytes, bool, bool], int]]:
-    by_identity = {_identity(span): span for request in workload.requests for span in request.spans}
-    order = sorted(by_identity)
-    return [by_identity[key] for key in order], {key: number for number, key in enumerate(order)}
-
-
 def _verify(shape: Shape, prompts: Sequence[Tokens]) -> None:
     """Raise ValueError if prompts of the shape share other prefix lengths than the real prompts.
 
@@ -242,17 +245,6 @@ def _verify(shape: Shape, prompts: Sequence[Tokens]) -> None:
                 f"the shape of {shape.meta['name']} keeps {made_length} of the {real} tokens that prompts {first} and "
                 f"{second} share; expected spans of which none continues the text of another"
             )
-
-
-def _needed(shape: Shape, requested: Mapping[int, int]) -> list[int]:
-    """Return how many leading tokens of each span to make: those requested of it or copied by later spans."""
-    needed = [0] * len(shape.lengths)
-    carried = 0
-    lcps = [*shape.lcps.tolist(), 0]
-    for span in range(len(needed) - 1, -1, -1):
-        carried = max(requested.get(span, 0), min(carried, lcps[span + 1]))
-        needed[span] = carried
-    return needed
 
 
 def _smallest(array: NDArray[Any]) -> NDArray[Any]:

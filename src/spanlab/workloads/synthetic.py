@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -82,7 +82,12 @@ class Synthetic:
 def modelled_synthetic(synthetic: Synthetic) -> Corpus:
     """Make the prompts: the first `overlap` tokens of the group's base, then ids that occur nowhere else."""
     options = synthetic
-    overlaps = _overlaps(options)
+    # draw the shared tokens of each request, shape (groups, requests_per_group)
+    draw = np.random.default_rng(options.seed)
+    drawn = DISTRIBUTIONS[options.kind](options, draw, options.groups * options.requests_per_group)
+    scale = options.prompt_tokens if options.unit == "fraction" else 1
+    tokens = np.clip(np.rint(drawn * scale), 0, options.prompt_tokens).astype(np.int64)
+    overlaps = tokens.reshape(options.groups, options.requests_per_group)
     total = options.groups * options.prompt_tokens + int((options.prompt_tokens - overlaps).sum())
     if total > LARGEST_TOKEN:
         raise ValueError(
@@ -96,15 +101,6 @@ def modelled_synthetic(synthetic: Synthetic) -> Corpus:
         f"of {overlaps.min()} to {overlaps.max()} tokens, seed {options.seed}"
     )
     return text.corpus("synthetic", "modelled", detail)
-
-
-def _overlaps(options: Synthetic) -> NDArray[np.int64]:
-    """Draw the shared tokens of each request, shape (groups, requests_per_group)."""
-    draw = np.random.default_rng(options.seed)
-    drawn = DISTRIBUTIONS[options.kind](options, draw, options.groups * options.requests_per_group)
-    scale = options.prompt_tokens if options.unit == "fraction" else 1
-    tokens = np.clip(np.rint(drawn * scale), 0, options.prompt_tokens).astype(np.int64)
-    return tokens.reshape(options.groups, options.requests_per_group)
 
 
 def _prompts(options: Synthetic, overlaps: NDArray[np.int64]) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
@@ -277,7 +273,8 @@ def requests_of_forked_sequence(options: ForkedSequence, output_tokens: int) -> 
 def _family(options: ForkedSequence, family: int, ids: FreshIds, output_tokens: int) -> Iterator[Labelled]:
     """Yield prompts of the trunk's spans up to their depth, then fresh tokens; the cold prompt has the whole trunk."""
     shared = options.shared()
-    trunk = _trunk(shared, ids)
+    starts = [0, *shared[:-1]]
+    trunk = [Span(ids.take(stop - start), reusable=True) for start, stop in zip(starts, shared, strict=True)]
     cold = {"kind": "cold", "depth": "", "visit": ""}
     prompts = [(len(shared), cold)]
     for visit in range(options.visits):
@@ -288,12 +285,6 @@ def _family(options: ForkedSequence, family: int, ids: FreshIds, output_tokens: 
         tail = Span(ids.take(options.prompt_tokens - shared[spans - 1]))
         request = Request(0, family, (*trunk[:spans], tail), output_len=output_tokens)
         yield Labelled(request, labels)
-
-
-def _trunk(shared: Sequence[int], ids: FreshIds) -> list[Span]:
-    """Return the spans of the common prefix; each ends at a depth."""
-    starts = [0, *shared[:-1]]
-    return [Span(ids.take(stop - start), reusable=True) for start, stop in zip(starts, shared, strict=True)]
 
 
 # ------------------------------------------------------------------------------

@@ -207,9 +207,6 @@ class Facts:
                 f"workload.questions.facts.passages={self.passages} with sentences={self.sentences}: expected 2 "
                 "passages or more and a multiple of 4 facts, for two hops"
             )
-        self._check_words()
-
-    def _check_words(self) -> None:
         people = self.loans * 2 if 2 in self.hops else self.loans
         if self.loans > len(CITIES) or people > len(NAMES):
             raise ValueError(
@@ -508,7 +505,9 @@ _LOCAL_INSTRUCTION = "Answer the question from the passages alone, in a few word
 def questions(path: Path) -> Task:
     """Read the questions of a file, grouped by `document`, or else by equal passages."""
     rows = read_jsonl(path, KEY, LOCAL_EXPECTED)
-    _check_gold(rows, path)
+    has_gold = [("gold" in row) for row in rows]
+    if any(has_gold) and not all(has_gold):
+        raise ValueError(f"{KEY}={path} has gold in some rows only; expected it in every row or none")
     grouped: dict[tuple[str, ...], list[JsonRow]] = {}
     for row in rows:
         grouped.setdefault(_document_of(row), []).append(row)
@@ -555,13 +554,6 @@ def _local_gold(row: JsonRow, ranking: tuple[int, ...]) -> tuple[int, ...]:
         if type(position) is not int or not 0 <= position < len(ranking):
             raise row.error(f"gold={shorten(position)} with {len(ranking)} passages", "their numbers from 0")
     return tuple(ranking[position] for position in positions)
-
-
-def _check_gold(rows: list[JsonRow], path: Path) -> None:
-    """Raise ValueError unless all rows or no rows have gold, because gold positions are reported for all or none."""
-    has_gold = [("gold" in row) for row in rows]
-    if any(has_gold) and not all(has_gold):
-        raise ValueError(f"{KEY}={path} has gold in some rows only; expected it in every row or none")
 
 
 def _texts(row: JsonRow, name: str) -> tuple[str, ...]:

@@ -395,11 +395,6 @@ def load_or_build(cache_dir: Path | None, key: str, build: Callable[[], EncodedT
         except BROKEN:
             path.unlink()
     text = build()
-    _write_entry(path, text)
-    return text
-
-
-def _write_entry(path: Path, text: EncodedText) -> None:
     arrays = {
         "tokens": np.concatenate(text.spans),
         "lengths": np.array([len(span) for span in text.spans], dtype=np.int64),
@@ -409,6 +404,7 @@ def _write_entry(path: Path, text: EncodedText) -> None:
     }
     # numpy's stub reads arrays by name as options
     write_atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+    return text
 
 
 def _read_entry(path: Path) -> EncodedText:

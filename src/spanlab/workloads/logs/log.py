@@ -457,7 +457,11 @@ class Columns:
 
         Content ids are chained within a span. Where each prompt is one span, all ids are therefore chained.
         """
-        pieces = _numbered(np.frombuffer(self._keys, dtype=np.int64))
+        # the rank of each key among the distinct ones; batches take less memory than np.unique's inverse
+        keys = np.frombuffer(self._keys, dtype=np.int64)
+        distinct, pieces = np.unique(keys), np.empty(len(keys), dtype=np.int32)
+        for start in range(0, len(keys), _BATCH):
+            pieces[start : start + _BATCH] = np.searchsorted(distinct, keys[start : start + _BATCH])
         starts = np.array(self._starts, dtype=np.int64)
         opens = np.frombuffer(bytes(self._opens), dtype=np.bool_)
         undivided = ids == Ids.CONTENT and int(opens.sum()) == np.count_nonzero(np.diff(starts))
@@ -502,14 +506,6 @@ def _marked(indexes: Iterable[int], count: int) -> bytearray:
     for index in indexes:
         marks[index] = 1
     return marks
-
-
-def _numbered(keys: Keys) -> NDArray[np.int32]:
-    """Return the rank of each key among the distinct keys; batches take less memory than np.unique's inverse."""
-    distinct, numbers = np.unique(keys), np.empty(len(keys), dtype=np.int32)
-    for start in range(0, len(keys), _BATCH):
-        numbers[start : start + _BATCH] = np.searchsorted(distinct, keys[start : start + _BATCH])
-    return numbers
 
 
 def is_chained(pieces: NDArray[np.int32], starts: Ints) -> bool:

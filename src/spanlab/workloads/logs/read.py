@@ -214,11 +214,9 @@ def _columns(file: LogFile, log_format: LogFormat, settings: LogSettings) -> Col
             break
         if order.in_order(entry):
             columns.add(entry)
-    return columns if not order.late_entries else _sorted(log_format, file, settings)
-
-
-def _sorted(log_format: LogFormat, file: LogFile, settings: LogSettings) -> Columns:
-    """Read the log again and sort all requests by time; only the first reading shows that this is necessary."""
+    if not order.late_entries:
+        return columns
+    # only the first reading shows that requests must be sorted by time
     file.start_over()
     columns, entries = Columns(), list(islice(_accepted(file, log_format), settings.requests))
     file.notes.append("time goes backwards in the log: its requests are sorted by time")

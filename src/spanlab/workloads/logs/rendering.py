@@ -200,16 +200,6 @@ class BodyReader:
             prompt = self._options.rewrite(line, prompt)
         if prompt is None:
             return Pieces(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ())
-        self._note(prompt)
-        sections = sections_of(prompt, self._options)
-        spans = [self._hash(section.content) for section in sections]
-        if not spans:
-            raise BadFieldError("messages", "a message with content")
-        begins = np.cumsum([0, *(len(keys) for keys, _ in spans)]).tolist()
-        keys, lengths = (np.concatenate([span[index] for span in spans]) for index in (0, 1))
-        return Pieces(keys, lengths, tuple(begins[1:-1]))
-
-    def _note(self, prompt: Prompt) -> None:
         notes = self._file.notes
         if self._options.template is None and prompt.messages and prompt.messages[0].path != "prompt":
             _add(notes, TEMPLATE)
@@ -220,6 +210,13 @@ class BodyReader:
                 _add(notes, f"tokens of images are estimated from their size: one for each {PATCH} x {PATCH} pixels")
             elif section.tokens is not None:
                 _add(notes, f"each image counts as {section.tokens:,} tokens, as workload.log.image_tokens says")
+        sections = sections_of(prompt, self._options)
+        spans = [self._hash(section.content) for section in sections]
+        if not spans:
+            raise BadFieldError("messages", "a message with content")
+        begins = np.cumsum([0, *(len(keys) for keys, _ in spans)]).tolist()
+        keys, lengths = (np.concatenate([span[index] for span in spans]) for index in (0, 1))
+        return Pieces(keys, lengths, tuple(begins[1:-1]))
 
     def _hash(self, content: Block | Ints) -> tuple[Keys, Ints]:
         """Return keys and lengths of the pieces of a text, of token ids, or of a part that is no text."""
@@ -341,16 +338,8 @@ class Reorder:
         """Return the prompt in the new order; the same object where nothing changes."""
         if self.tools and prompt.tools:
             prompt = self._with_sorted_tools(prompt)
-        return prompt if self.volatile is None else self._with_volatile_last(prompt)
-
-    def _with_sorted_tools(self, prompt: Prompt) -> Prompt:
-        texts = [as_json(tool) for tool in prompt.tools]
-        order = sorted(range(len(texts)), key=lambda index: (-self.survey.requests[hash(texts[index])], texts[index]))
-        if order == list(range(len(texts))):
+        if self.volatile is None:
             return prompt
-        return replace(prompt, tools=tuple(prompt.tools[index] for index in order))
-
-    def _with_volatile_last(self, prompt: Prompt) -> Prompt:
         messages: list[Message] = []
         tail: list[Block] = []
         for number, message in enumerate(prompt.messages):
@@ -370,6 +359,13 @@ class Reorder:
             messages[-1] = replace(messages[-1], blocks=_appended(messages[-1].blocks, tail))
         same = all(new is old for new, old in zip(messages, prompt.messages, strict=True))
         return prompt if same else replace(prompt, messages=tuple(messages))
+
+    def _with_sorted_tools(self, prompt: Prompt) -> Prompt:
+        texts = [as_json(tool) for tool in prompt.tools]
+        order = sorted(range(len(texts)), key=lambda index: (-self.survey.requests[hash(texts[index])], texts[index]))
+        if order == list(range(len(texts))):
+            return prompt
+        return replace(prompt, tools=tuple(prompt.tools[index] for index in order))
 
 
 def _without(message: Message, moves: Sequence[bool]) -> tuple[Block, ...]:
