@@ -40,11 +40,6 @@ def test_outputs_without_known_ids_share_no_digest():
     assert not set(chains[0][2:]) & set(chains[1][2:])
 
 
-def test_salts_share_no_digest():
-    salted, plain = (Chain(request(range(8), cache_salt=salt), 4).digests for salt in ("tenant", ""))
-    assert not set(salted) & set(plain)
-
-
 def test_a_million_prefixes_have_distinct_digests():
     digests = Chain(request(np.zeros(1_000_000)), 1).digests + Chain(request(np.ones(1_000_000)), 1).digests
     assert len(set(digests)) == 2_000_000

@@ -75,23 +75,6 @@ def test_cache_spans_are_independent_spans_and_text_between(request, layout):
     assert all(one[0] or other[0] for one, other in pairwise(cut)), "ordered text was cut"
 
 
-def test_the_last_token_is_ordered_whatever_it_belongs_to():
-    cut = [cache_span[:3] for cache_span in isolated(make_prompt(text(1, 2), doc(3, 4), doc(5, 6, 7)))]
-    assert cut == [(0, 2, False), (2, 4, True), (4, 6, True), (6, 7, False)]
-    assert [cache_span[:3] for cache_span in isolated(make_prompt(doc(5)))] == [(0, 1, False)]
-
-
-def test_a_span_of_one_last_token_continues_the_text_before_it():
-    assert isolated(make_prompt(text(1, 2), doc(3))) == whole(make_prompt(text(1, 2, 3)))
-
-
-def test_empty_spans_leave_no_trace():
-    full = make_prompt(text(1, 2), doc(3, 4), text(5))
-    holes = make_prompt(doc(), text(1), doc(), text(2), text(), doc(3, 4), doc(), text(), text(5), doc())
-    for layout in LAYOUTS.values():
-        assert layout(holes) == layout(full)
-
-
 def test_one_cache_span_where_prefixes_are_cached():
     request = make_prompt(text(1, 2), doc(3), text(4))
     assert whole(request) == (CacheSpan(0, 4, False, request.string, b"", 0),)

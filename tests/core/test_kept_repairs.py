@@ -45,13 +45,6 @@ def served(policy, *requests: Request) -> list[int]:
     return [sequence.first_plan.repaired for sequence in sequences.values()]
 
 
-def test_same_passages_in_order_pay_once():
-    policy = make_policy()
-    orders = [(1, 2, 3), (1, 2, 3), (1, 2, 4), (2, 1, 3), (2, 1, 3), (1, 2)]
-    requests = [prompt(*order, id=number) for number, order in enumerate(orders)]
-    assert served(policy, *requests) == [12, 0, 4, 12, 0, 0]
-
-
 def test_kept_repairs_weigh_their_blocks():
     for block_size, tokens in ((1, 4), (3, 6)):
         policy = make_policy(block_size=block_size)
@@ -59,10 +52,6 @@ def test_kept_repairs_weigh_their_blocks():
         for tested in (policy, plain):
             served(tested, prompt(1, 2, 3), prompt(2, 1, 3, id=1))
         assert policy.store.kv_cached - plain.store.kv_cached == 6 * tokens * KV
-
-
-def test_short_spans_keep_no_repair():
-    assert served(make_policy(), prompt(0, 1), prompt(0, 1, id=1)) == [7, 3]
 
 
 def test_span_at_the_start_needs_none():

@@ -68,15 +68,6 @@ def test_cost_equals_brute_force_with_gaps_ties_and_zero_mass(pairs, count):
 
 
 @settings(deadline=None, max_examples=100)
-@given(small, st.integers(0, 5), st.lists(st.integers(1, 50), min_size=10, max_size=10))
-def test_cost_equals_brute_force_for_any_increasing_work(pairs, count, increments):
-    depths, mass = zip(*pairs, strict=True)
-    work = np.cumsum(increments)[: len(depths)].tolist()
-    solution = solve(depths, mass, count, work)
-    assert expected_work(depths, mass, solution.positions(), work) == brute_force(depths, mass, count, work)
-
-
-@settings(deadline=None, max_examples=100)
 @given(small, st.integers(0, 5))
 def test_positions_lie_in_the_support_increasing_and_beyond_zero(pairs, count):
     depths, mass = zip(*pairs, strict=True)
@@ -131,17 +122,6 @@ def test_a_limit_clips_mass_for_any_increasing_work(pairs, count, limit, increme
         assert expected_work(inside, weights, positions, within) == brute_force(inside, weights, count, within)
 
 
-def test_a_limit_that_cuts_no_mass_changes_nothing():
-    solution = solve([10, 20, 30, 40], [1, 8, 1, 0], 2)
-    assert solution.positions_within(30) == solution.positions_within(99) == solution.positions()
-
-
-def test_all_mass_beyond_the_limit_puts_one_state_at_its_end():
-    solution = solve([10, 20, 30, 40], [0, 0, 0, 5], 3)
-    assert solution.positions_within(29) == [20]
-    assert solution.positions_within(9) == []
-
-
 def masses(rng, K):
     """Histograms of very different shapes, the exponentials of growing weights among them."""
     flat = rng.random(K)
@@ -180,12 +160,6 @@ def test_every_limit_of_a_large_instance_is_solved_at_once(seed):
         inside, weights = clipped(depths.tolist(), mass.tolist(), 64 * last + 63)
         want = recurrence(np.array(weights), np.array(inside, float), 8)[-1]
         assert expected_work(inside, weights, solution.positions_within(64 * last + 63)) == want
-
-
-def test_a_checkpoint_per_depth_leaves_no_work():
-    solution = solve([3, 5, 9], [1, 2, 4], 7)
-    assert solution.positions() == [3, 5, 9]
-    assert solution.cost[-1] == 0
 
 
 def test_hand_worked_example():

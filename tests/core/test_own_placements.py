@@ -56,18 +56,6 @@ def test_budget_goes_where_depths_are_spread_and_asked():
     assert positions == {0: [30, 60], 1: [40]}
 
 
-def test_one_budget_takes_the_state_that_saves_most():
-    placer = SharedBudget(2, 1.0, facts=make_facts(10, max_tokens=100))
-    positions = {}
-    for number in range(64):
-        for group, depth in ((0, 20), (1, 80)):
-            request = Request(number, group, (Span(np.arange(100, dtype=np.int32)),))
-            prefill = PrefillInfo(100, 0, depth, 0, (), request, free_bytes=lambda: 1)
-            placer.observe(prefill)
-            positions[group] = list(placer.place(prefill))
-    assert positions == {0: [], 1: [80]}
-
-
 def test_shared_budget_rejects_an_impossible_share():
     with pytest.raises(ValueError, match=r"placement.options.share=2: expected a share above 0 and up to 1"):
         PLACEMENTS.check("placement.options", "dp_shared", "placement.kind=dp_shared", {"share": 2}, {"count": 2})

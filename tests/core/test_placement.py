@@ -170,21 +170,6 @@ def test_learned_is_balanced_until_the_warm_up_is_over():
     assert admit(learned, make_info(80)) == [50]
 
 
-def test_frozen_never_solves_again():
-    learned = make_dp(warmup=1, update="frozen")
-    learned.observe(make_info(80, seen=30))
-    placed = [admit(learned, make_info(80, seen=70)) for _ in range(50)]
-    assert placed == [[30]] * 50
-
-
-def test_periodic_solves_at_multiples_of_its_period_with_the_visit_included():
-    learned = make_dp(warmup=1, every=4)
-    learned.observe(make_info(80, seen=30))
-    placed = [admit(learned, make_info(80, seen=70)) for _ in range(4)]
-    # the fourth observation is the third of 70, which it counts
-    assert placed == [[30], [30], [70], [70]]
-
-
 def test_decay_forgets_what_periodic_remembers():
     depths = [30] * 12 + [70] * 4
     forgets, remembers = make_dp(update="decayed", every=1, decay=0.5), make_dp(every=1)
@@ -192,43 +177,6 @@ def test_decay_forgets_what_periodic_remembers():
         placed = [admit(placement, make_info(80, seen=depth)) for placement in (forgets, remembers)]
     # remembered: one state at 30 leaves 4·40, one at 70 leaves 12·30
     assert placed == [[70], [30]]
-
-
-def test_decay_multiplies_every_bin_at_each_observation():
-    learned = make_dp(count=2, update="decayed", every=1, decay=0.5)
-    bins = np.zeros(9)
-    rng = np.random.default_rng(3)
-    for _ in range(800):
-        depth = int(rng.integers(0, 100))
-        learned.observe(make_info(80, seen=depth))
-        bins *= 0.5
-        bins[min(depth // 10, 8)] += 1
-    assert learned._histogram.tolist() == bins.tolist()
-
-
-def test_smoothing_gives_weight_to_depths_never_seen():
-    plain, smooth = (make_dp(count=8, warmup=1, update="frozen", smoothing=alpha) for alpha in (0.0, 0.5))
-    for placement in (plain, smooth):
-        placement.observe(make_info(80, seen=40))
-    assert admit(plain, make_info(80)) == [40]
-    assert admit(smooth, make_info(80)) == [10, 20, 30, 40, 50, 60, 70, 80]
-
-
-@pytest.mark.parametrize(("observe", "position"), [("seen", 60), ("matched", 20)])
-def test_a_censored_histogram_sees_stored_matches_only(observe, position):
-    learned = make_dp(warmup=1, observe=observe)
-    learned.observe(make_info(80, matched=20, seen=60))
-    assert admit(learned, make_info(80)) == [position]
-
-
-def test_fixed_sets_are_cut_and_per_length_sets_solved():
-    fixed, per_length = (make_dp(warmup=3, update="frozen", backtrack=how) for how in ("fixed", "per_length"))
-    for placement in (fixed, per_length):
-        for depth in (20, 70, 70):
-            placement.observe(make_info(80, seen=depth))
-    for placement, long, short in ((fixed, [70], []), (per_length, [70], [50])):
-        assert admit(placement, make_info(80)) == long
-        assert admit(placement, make_info(50)) == short
 
 
 def test_published_solver_puts_a_spare_state_into_first_bin():
@@ -243,14 +191,6 @@ def test_published_solver_puts_a_spare_state_into_first_bin():
     assert placed(5, [40, 60]) == [10, 40, 60]
     assert placed(3, [10, 60]) == [10, 60]
     assert placed(2, [0, 0]) == [10]
-
-
-def test_matches_beyond_a_prompts_end_count_at_its_end():
-    learned = make_dp(count=1, warmup=3, update="frozen")
-    for depth in (20, 70, 70):
-        learned.observe(make_info(80, seen=depth))
-    # dropped, the two deeper matches would leave 20; clipped to 50, a state there leaves 20 instead of 60
-    assert admit(learned, make_info(55)) == [50]
 
 
 def test_depths_beyond_the_range_count_in_the_last_bin():

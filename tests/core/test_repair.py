@@ -174,12 +174,3 @@ def test_private_tokens_are_those_on_the_pages_that_are_written(spans, rule, blo
     assert private <= len(places(spans))
     if rule.kind not in ("first", "last"):
         assert private <= rule.count(spans) * block_size
-
-
-def test_private_pages_by_hand():
-    spans = [ReusedSpan(0, 40, 40), ReusedSpan(40, 50, 0)]
-    assert Repair("first", k=16).private(spans, 16) == 16 + 10
-    assert Repair("first", k=17).private(spans, 16) == 32 + 10
-    assert Repair("last", k=8).private(spans, 16) == 8 + 10  # the last block is half full
-    assert Repair("last", k=9).private(spans, 16) == 8 + 16 + 10
-    assert Repair("last", k=9).private(spans, 1) == 9 + 9

@@ -65,11 +65,3 @@ def test_novel_prompts_displace_nothing():
     assert served(make_policy(make_budget(tokens=65)), requests)[-1] == 29
     plain = [make_request(request.tokens, id=number) for number, request in enumerate(requests)]
     assert served(factories.make_policy(make_budget(tokens=65)), plain)[-1] == 0
-
-
-def test_tokens_without_admission_count_as_refused():
-    policy = make_policy()
-    requests = [make_request(range(30), id=number) for number in range(2)]
-    served(policy, requests[:1])
-    losses = policy.match(requests[1], 5).losses
-    assert (losses.locked, losses.last_token, losses.never_seen) == (29, 1, 0)

@@ -170,14 +170,6 @@ def test_layouts_as_seen_share_nothing_with_other_layouts(clean):
     assert resumes(dirty.match(make_prompt(text(7), TWO, TAIL), 3)) == [1, 0, 0], "opening text is the same for all"
 
 
-def test_text_after_a_span_as_seen_is_never_found():
-    policy = make_policy(layout=as_seen)
-    for now in range(3):
-        plan = serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), now)
-        assert plan.cache_spans[-1].matched == 0
-    assert held(policy)[0] == [(1, 2), (10, 11, 12, 13)]
-
-
 def test_text_with_document_words_is_no_lost_document():
     policy = make_policy(layout=as_seen)
     serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
@@ -207,13 +199,6 @@ def test_repaired_tokens_are_lost_although_they_were_found(repair, lost):
     warm = policy.match(make_prompt(HEAD, TWO, ONE, text(7)), 1)
     assert (warm.resume, warm.losses.repair, warm.reused) == (9, lost, 9 - lost)
     assert warm.rows == 1 + lost
-
-
-def test_partly_found_spans_lose_only_found_tokens():
-    policy = make_policy(layout=isolated, repair=Repair("first", k=3))
-    serve_prompt(policy, make_prompt(HEAD, doc(10, 11), TAIL), 0)
-    plan = policy.match(make_prompt(HEAD, ONE, TAIL), 1)
-    assert (resumes(plan), plan.losses.repair, plan.repair.count(plan.spans)) == ([2, 2, 0], 2, 3)
 
 
 def test_a_repair_as_long_as_the_spans_leaves_nothing_of_them():

@@ -231,15 +231,6 @@ def test_inserted_minus_evicted_bytes_is_what_is_cached():
     assert store.inserted_bytes - store.evicted_bytes == store.kv_cached + store.state_cached == 6 * KV + 2 * STATE
 
 
-def test_the_same_state_is_not_stored_twice():
-    store = make_store()
-    root = store.tree.new_root()
-    for _ in range(2):
-        put(store, root, (1, 2, 3), states=(2,))
-    assert store.state_cached == STATE
-    assert store.kv_cached == 3 * KV
-
-
 def test_the_recount_notices_a_miscount():
     store = make_store()
     root = store.tree.new_root()

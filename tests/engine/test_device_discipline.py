@@ -50,11 +50,12 @@ PROBE = "engine.repair:chosen copies to the host"
 # torch checks the result of a decomposition if a map is stored in low rank.
 SVD = "engine.maps:low_rank checks what linalg_svd gives"
 METHODS = (
-    "none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_blend_15", "cache_blend_lmcache_15",
-    "cache_blend_gradual_15", "ape", "as_seen_blend_15", "query_aware_16", "neighbour_aware_16",
+    "none", "radix", "pic", "pic_raw", "lego_link_16", "cache_blend_15", "ape", "as_seen_blend_15", "query_aware_16",
+    "neighbour_aware_16",
 )  # fmt: skip
 OTHERS = (  # with other settings of the runs above
     "block_hash_16", "cache_blend_kv2_15", "as_seen", "old_positions", "random_16", "last_16", "strided_15",
+    "pic_turned", "cache_blend_lmcache_15", "cache_blend_gradual_15",
 )  # fmt: skip
 LENGTHS = (20, 5, 33)
 

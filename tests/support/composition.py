@@ -13,8 +13,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from spanlab import cli
+from spanlab import api, cli
+from spanlab.compiled import CONF
 from spanlab.settings.composition import compose_entry, with_sections
+from spanlab.study import sweep
 
 
 class Compositions:
@@ -26,7 +28,7 @@ class Compositions:
 
     def __call__(self, entry: str, overrides: Sequence[str], searched: str | None = None, **options: Any) -> DictConfig:
         """As `compose_entry`, which composes whatever is new, reads other folders, or is wrong."""
-        if searched or options:
+        if searched or options or not _reads_ours_alone():
             return compose_entry(entry, overrides, searched, **options)
         try:
             parsed = OverridesParser.create().parse_overrides(with_sections(overrides))
@@ -48,9 +50,15 @@ class Compositions:
         return not (override.is_add() or override.is_force_add() or override.is_delete() or self.groups[key])
 
 
+def _reads_ours_alone() -> bool:
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    return [source.path for source in sources if source.scheme() == "file"] == [str(CONF)]
+
+
 @contextmanager
 def composing(compositions: Compositions) -> Iterator[None]:
-    """Let `spanlab.cli.compose` take entries from here while this lasts."""
+    """Let the command line, the Python API and points of sweeps take entries from here while this lasts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "compose_entry", compositions)
+        for module in (cli, api, sweep):
+            patch.setattr(module, "compose_entry", compositions)
         yield

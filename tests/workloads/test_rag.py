@@ -150,11 +150,6 @@ def test_the_head_has_exactly_the_length_that_was_asked_for(length: int, head: l
     assert request.boundaries == (length,)
 
 
-def test_stretching_repeats_all_but_the_first():
-    assert fit_length(np.array([7, 1, 2], np.int32), 6).tolist() == [7, 1, 2, 1, 2, 1]
-    assert fit_length(np.array([7, 1, 2], np.int32), 1).tolist() == [7]
-
-
 def test_documents_and_questions_are_selected_before_anything_is_drawn():
     workload = draw([4, 3, 5], 3, Selection(documents=2, questions_per_document=2), k=3, noise=1.0, requests=40)
     assert {passage for passages in passage_numbers(workload) for passage in passages} <= set(range(7))
