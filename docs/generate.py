@@ -108,9 +108,9 @@ def root_link(entry: str) -> str:
 def groups() -> Iterator[str]:
     """Yield the section of the groups: the folders of conf/ with their choices."""
     yield "## Groups\n"
-    for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name in GROUPS):
-        yield f"### Group {folder.name}\n\n{GROUPS[folder.name]}\n"
-        rows = [(f"`{name}`", content_of(folder.name, name, text)) for name, text in described(folder.name).items()]
+    for group in sorted(GROUPS):
+        yield f"### Group {group}\n\n{GROUPS[group]}\n"
+        rows = [(f"`{name}`", content_of(group, name, text)) for name, text in described(group).items()]
         yield table(("choice", "content"), rows)
 
 

@@ -127,8 +127,9 @@ def entries() -> list[str]:
 
 
 def groups() -> list[str]:
-    """Return the names of all config groups: the folders of conf/."""
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+    """Return the names of all config groups: the folders of conf/, and groups whose choices need no file."""
+    folders = {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"}
+    return sorted(folders | {group for group, _ in choices_without_file() if group})
 
 
 def described(group: str | None) -> dict[str, str]:

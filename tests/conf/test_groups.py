@@ -35,7 +35,6 @@ ROUNDS = [
     {group: name for group, name in zip(FREE, names, strict=True) if name is not None}
     for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
 ]
-OF_TIERS = "state_backfill"  # of a tree, whose states are loaded from a tier
 OF_ANSWERS = "answers"  # sizes of pic_answers, whose arms need gold passages; composed by tests/docs
 OF_FIRST_LIGHT = "stages"  # of an entry that is no study; composed by tests/study/test_first_light.py
 _APART = (*FREE, OF_ANSWERS, OF_FIRST_LIGHT)
@@ -43,13 +42,11 @@ BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group 
 for _choice in (BY_ARM, PLUGIN, ("arms", "answers"), ("arms", "repair_budgets")):
     BOUND.remove(_choice)
 # Strategies that reuse spans, and studies of them, go with models of attention layers alone, but for those with maps.
-OF_MAPS = ["pic_exact", "pic_last", "pic_repaired", "pic_scalar", "pic_sum"]
+OF_MAPS = ["pic_exact"]
 OF_SPANS = [path.stem for path in sorted(CONF.glob("strategy/*.yaml")) if "\nspans:" in path.read_text()]
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
-ATTENTION["families_transformer"] = ATTENTION["break_even"] = ATTENTION["decay"] = "llama-3.1-8b"
-ATTENTION["decay_answers"] = "llama-3.1-8b"
-ATTENTION |= {"presets": "llama-3.1-8b", "junctions": "qwen3.5-4b"}  # the latter's block has 528 tokens
+ATTENTION |= dict.fromkeys(("families_transformer", "break_even", "presets"), "llama-3.1-8b")
 OF_ATTENTION = [*OF_SPANS, "lmcache"]
 
 
@@ -84,12 +81,10 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen += [f"workload.chat_sessions.{key}" for key in talks]
     if (group, name) == ("traffic", "narrativeqa"):
         chosen.append("workload.max_prompt_tokens=2048")
-    if (group, name) == ("arms", "tiers"):
-        chosen.append("+tier@store.tiers.host=dram")
-    if (group, name) in (("arms", "state_tiers"), ("strategy", OF_TIERS)):
+    if (group, name) == ("arms", "state_tiers"):
         chosen.append("+tier@store.tiers.host=dram")
     if group == "tier":
-        chosen = ["arms=tiers", f"+tier@store.tiers.mine={name}"]
+        chosen = ["arms=state_tiers", f"+tier@store.tiers.mine={name}"]
     if (group, name) == ("tier", "own"):
         chosen += ["store.tiers.mine.gib=1", "store.tiers.mine.bandwidth_gb_s=2"]
     if (group, name) == ("executor", "dask"):
@@ -101,8 +96,6 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
             told = ("cpu", 1, "bfloat16", {}, "", "", PRICES, HULL, {"median": 0.05}, 1, 1, 1)
             store_profile(Profile(model, machine(), *told), parquet.parent)
         chosen.append(f"output.root={parquet.parent}")
-    if (group, name) == ("store", "mib_64"):
-        chosen.append("workload.max_prompt_tokens=1024")
     if (group, name) == ("workload", "narrativeqa"):
         chosen.append("workload.max_prompt_tokens=2048")
     return chosen
@@ -148,38 +141,29 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
     check_named(study, group, name)
 
 
-def test_a_strategy_places_as_its_file_is_called(toy):
+def test_a_strategy_places_as_it_is_called(toy):
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
     named |= {"planned", "learned", "dp_shared"}
-    names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS, OF_TIERS]]
+    names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS]]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
     named |= {"retention", "second_hit", "chunk_end", "decode_interval", "branch_else_last", "response_end"}
     expected = {name: name if name in named else "none" for name in kinds}
-    several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
-    several |= {"resident_kv": "last", "tail_replay": "last"}
-    several |= {"marconi": "branch", "trtllm_hybrid": "block", "clairvoyant": "clairvoyant"}
-    several |= {"boundary_value": "boundary"}
+    several = {"sglang_0_5_23_hybrid": "branch_else_last", "marconi": "branch"}
+    several |= {"trtllm_hybrid": "block", "clairvoyant": "clairvoyant"}
     assert kinds == expected | several
 
 
 def test_span_strategies_have_the_repair_of_their_name(toy):
-    repairs = {
-        "lego_link": "first",
-        "lego_link_kept": "first",
-        "cache_blend": "deviation",
-        "cache_blend_gradual": "deviation_gradual",
-    }
-    repairs |= {"cache_blend_lmcache": "deviation", "cache_blend_kv2": "deviation"}
+    repairs = {"lego_link": "first", "cache_blend": "deviation"}
     repairs |= {"query_aware": "attention", "neighbour_aware": "neighbours"}
-    repairs |= {f"repair_{kind}": kind for kind in ("last", "random", "strided")}
     typed = [f"+strategy@arms.my_{name}={name}" for name in OF_SPANS]
     arms = compose("smoke", [*toy, "model=llama-3.2-1b", "arms=attention", *typed]).arms
     assert {arms[f"my_{name}"].placement.kind for name in OF_SPANS} == {"none"}
     kinds = {name: arms[f"my_{name}"].spans.repair.kind for name in OF_SPANS}
     assert kinds == {name: repairs.get(name, "none") for name in kinds}
     assert set(repairs) < set(kinds)
-    assert len(kinds) == 15
+    assert len(kinds) == 6
 
 
 def test_methods_and_controls_differ_only_as_named(toy):

@@ -635,6 +635,11 @@ def test_a_mistake_leaves_a_finished_run_as_it_is(
     assert bytes_below(finished) == before
 
 
+def test_arms_that_an_entry_writes_out_are_no_group(spanlab, one_sentence):
+    had = "arms: entry tiers_sim has no such group, its keys are in the entry; expected arms.KEY=VALUE; "
+    one_sentence(spanlab("-cn", "tiers_sim", "arms=pic"), had, "entries with the group arms: batch_sim, ")
+
+
 def test_an_unknown_entry_lists_the_entries(spanlab, one_sentence):
     one_sentence(
         spanlab("-cn", "qualty_sim"),

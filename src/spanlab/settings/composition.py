@@ -278,6 +278,10 @@ def _no_group(entry: str, group: str) -> str:
     """Return the sentence about a group that the entry has no choice of."""
     schema = _schema_of_entry(entry)
     keys = [] if schema is None else list(_hints(schema))
+    if group in keys:
+        having = _some([name for name in _other_entries(entry) if group in dict(_defaults(name))])
+        written = f"{group}: entry {entry} has no such group, its keys are in the entry"
+        return f"{written}; expected {group}.KEY=VALUE; entries with the group {group}: {having}"
     same = [key for key in ([] if schema is None else _leaves(schema)) if key.rpartition(".")[2] == group]
     hint = f"one of {', '.join(keys)} (did you mean {same[0]}?)" if same else among(group, keys)
     return f"{group}: entry {entry} has no such group; expected {hint}{_elsewhere(entry, group)}"
@@ -285,14 +289,18 @@ def _no_group(entry: str, group: str) -> str:
 
 def _elsewhere(entry: str, key: str) -> str:
     """Return which entries have a top-level key or a group that this entry lacks; empty for none."""
+    having = [name for name in _other_entries(entry) if key in _keys_of_entry(name)]
+    return f"; entries with {key}: {_some(having)}" if having and key not in _keys_of_entry(entry) else ""
+
+
+def _other_entries(entry: str) -> list[str]:
     files = (path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-    names = sorted({*files, *(name for group, name in choices_without_file() if group is None)} - {entry})
-    having = [name for name in names if key in _keys_of_entry(name)]
-    if not having or key in _keys_of_entry(entry):
-        return ""
-    shown = having if len(having) < 4 else having[:3]
-    more = f" and {len(having) - len(shown)} more" if len(having) > len(shown) else ""
-    return f"; entries with {key}: {', '.join(shown)}{more}"
+    return sorted({*files, *(name for group, name in choices_without_file() if group is None)} - {entry})
+
+
+def _some(names: list[str]) -> str:
+    shown = names if len(names) < 4 else names[:3]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 def _keys_of_entry(name: str) -> set[str]:

@@ -13,7 +13,7 @@ from spanlab.kinds import kinds_of
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.registry import ENTRIES
 from spanlab.settings.arms import Strategy
-from spanlab.settings.server import ExecutorSettings, StoreSettings, TrackingSettings
+from spanlab.settings.server import EXECUTORS, TRACKERS, ExecutorSettings, StoreSettings, TrackingSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab_sim.arrivals import Arrivals
 from spanlab_sim.timings import Timing
@@ -62,6 +62,8 @@ def choices_without_file() -> dict[tuple[str | None, str], Choice]:
     for (group, _), schema in _GROUPS.items():
         kinds: Any = kinds_of(schema) or {}
         made |= {(group, name): Choice({"kind": name}, _first_line(kinds[name])) for name in kinds}
+    for group, texts in {"executor": EXECUTORS, "tracking": TRACKERS}.items():
+        made |= {(group, name): Choice({"kind": name}, text) for name, text in texts.items()}
     for name in PLACEMENTS:
         if not PLACEMENTS.needs_options(name):
             text = _first_line(PLACEMENTS[name]).removeprefix(f"`{name}`: ")

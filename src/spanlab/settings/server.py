@@ -59,6 +59,14 @@ class StoreSettings:
         return self.total_gib / (1 + self.state_ratio), self.total_gib * self.state_ratio / (1 + self.state_ratio)
 
 
+#: Choices of `executor`, which are also values of its key `kind`.
+EXECUTORS = {
+    "local": "Processes of this machine, one per core unless workers=N is set.",
+    "here": "This process, one arm after another, for use with a debugger or a profiler.",
+    "dask": "Workers of a Dask scheduler at executor.address, with this checkout and output.root under the same paths.",
+}
+
+
 @dataclass
 class ExecutorSettings:
     """The executor of the arms.
@@ -71,7 +79,7 @@ class ExecutorSettings:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("executor.kind", self.kind, ("local", "here", "dask"))
+        one_of("executor.kind", self.kind, EXECUTORS)
         scheduler = "expected the scheduler's tcp://HOST:PORT"
         if self.kind != "dask" and self.address is not None:
             raise ValueError(f"executor.address={self.address} with executor.kind={self.kind}: expected executor=dask")
@@ -334,6 +342,13 @@ class OutputSettings:
             )
 
 
+#: Choices of `tracking`, which are also values of its key `kind`.
+TRACKERS = {
+    "wandb": "Weights & Biases: offline unless logged in (then online); `wandb sync` uploads later.",
+    "none": "No tracking.",
+}
+
+
 @dataclass
 class TrackingSettings:
     """Experiment tracking.
@@ -348,7 +363,7 @@ class TrackingSettings:
     mode: str = "auto"
 
     def __post_init__(self) -> None:
-        one_of("tracking.kind", self.kind, ("wandb", "none"))
+        one_of("tracking.kind", self.kind, TRACKERS)
         one_of("tracking.mode", self.mode, ("auto", "online", "offline"))
 
 

@@ -22,7 +22,7 @@ RUSH = ("arrivals.rate_rps=30",)
 #: Batches in which prompts are cut, keep decodes waiting, or take memory from those that run.
 BATCHES = {
     "mixed": ("batch.max_num_batched_tokens=512",),
-    "prefill_first": ("batch=prefill_first",),
+    "prefill_first": ("batch.prefill_first=true",),
     "preempting": ("store.total_gib=0.45", "workload.max_prompt_tokens=3000", "workload.output_tokens=300"),
 }
 
