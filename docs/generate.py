@@ -22,9 +22,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from spanlab.cli import dataclass_in, described, meaning_of, meanings_of, registered, registries
-from spanlab.kinds import kinds_of
-from spanlab.registry import ENTRIES, REQUIRED
+from spanlab.cli import dataclass_in, described, meaning_of, meanings_of, options_of, registered, registries
+from spanlab.kinds import Kinds, kinds_of
+from spanlab.registry import ENTRIES, REQUIRED, Registry, bounds_of
 from spanlab.settings import Study
 from spanlab.settings.entries import choices_without_file
 
@@ -121,6 +121,18 @@ def names() -> Iterator[str]:
     for key, registry in registries().items():
         yield f"### Names of {key}\n"
         yield table(("name", "meaning"), [(f"`{name}`", escaped(text)) for name, text in registered(registry).items()])
+        rows = [] if isinstance(registry, Kinds) else list(option_rows(key, registry))  # kinds are listed with the keys
+        if rows:
+            yield f"Options of names of {key}:\n"
+            yield table(("name", "key", "type", "default", "meaning"), rows)
+
+
+def option_rows(key: str, registry: Registry[Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the table rows of all options of the names of a registry."""
+    for name in registry:
+        for option, values, default, meaning in options_of(key, registry, name):
+            usual = "required" if default == REQUIRED else f"`{shown(default)}`"
+            yield f"`{name}`", f"`{option}`", escaped(values), usual, escaped(meaning)
 
 
 def content_of(group: str, name: str, text: str) -> str:
@@ -216,6 +228,7 @@ def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> l
         subschema = dataclass_in(hint)
         if subschema is None:
             kind = type_of(hint, choices.get(name, ()))
+            kind += bounds_of(field.metadata.get("check"))
         else:
             heading = shown_at[subschema]
             kind = f"[{heading}](#{anchor(heading)}){' or null' if NoneType in get_args(hint) else ''}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import os
 import re
 import signal
 import sys
 from argparse import ArgumentError, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
@@ -30,11 +31,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from spanlab.analyses import every  # noqa: F401 - registers the analyses
 from spanlab.compiled import CONF, HOME, restart_as
 from spanlab.errors import CHOICES, is_user_error, sentence, use_ascii_fallback, with_notes
-from spanlab.kinds import kinds_of, schema_of_kind
+from spanlab.kinds import Kinds, kinds_of, schema_of_kind
 from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
 from spanlab.provenance import version
-from spanlab.registry import Registry, entry, entry_of, one_of
+from spanlab.registry import ENTRIES, REQUIRED, Registry, entry, entry_of, expected_of, one_of
+from spanlab.settings.arms import Strategy
 from spanlab.settings.composition import (
     as_settings,
     check_folder,
@@ -144,12 +146,52 @@ def listing(kind: str) -> str:
     """Return one line per entry, choice of a group, or name that a key takes; the plural of a group is accepted."""
     kind = next((group for group in groups() if kind in (f"{group}s", f"{group[:-1]}ies")), kind)
     if kind == "entries":
-        return _lines(described(None))
+        return _lines(described(None).items())
     if kind in groups():
-        return _lines(described(kind))
+        return _lines(described(kind).items())
     names = registries()
     one_of("--list", kind, ("entries", *names, *groups()))
-    return _lines(registered(names[kind]))
+    return _lines(_names(kind, names[kind]))
+
+
+def _names(key: str, registry: Registry[Any]) -> Iterator[tuple[str, str]]:
+    """Yield each name with its meaning, then its options: KEY=DEFAULT, and the values that it takes."""
+    section = f"{key.rpartition('.')[0]}."
+    for name, text in registered(registry).items():
+        yield name, text
+        for option, values, default, meaning in options_of(key, registry, name):
+            shown = "" if default == REQUIRED else f"={json.dumps(default, default=str)}".replace('"', "")
+            yield f"  {option.removeprefix(section)}{shown}", f"{values}{'; ' if meaning else ''}{meaning}"
+
+
+def options_of(key: str, registry: Registry[Any], name: str) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield each option of a name: its full key, the values that it takes, its default (or REQUIRED), its meaning.
+
+    `key`  the key that takes the names of the registry; for kinds, keys of every kind are left out
+    """
+    schema, section, common = registry.schema(name), key.rpartition(".")[0], set[str]()
+    if isinstance(registry, Kinds):
+        common = {field.name for field in fields(registry.base)}
+    options = [field for field in fields(schema) if field.name not in common]
+    hints = get_type_hints(schema) if options else {}
+    for field in options:
+        below = section if isinstance(registry, Kinds) else _section_of(key, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        values = expected_of(hints[field.name], field.metadata.get("check"))
+        yield f"{below}.{field.name}", values, default, field.metadata.get("meaning", "")
+
+
+def _section_of(key: str, option: str) -> str:
+    """Return the section of an option: that of the key if it has a field of this name, or one of options below it."""
+    section, _, last = key.rpartition(".")
+    first = section.partition(".")[0]
+    schema: Any = next(each.schema for each in ENTRIES.values() if first in get_type_hints(each.schema))
+    for word in section.replace(".NAME", "").split("."):
+        schema = dataclass_in(get_type_hints(schema)[word]) or get_args(get_type_hints(schema)[word])[1]
+    names = {field.name for field in fields(schema)}
+    if option in names and schema is not Strategy:  # keys of an arm are no options of its policy
+        return section
+    return f"{section}.{last}_options" if f"{last}_options" in names else f"{section}.options"
 
 
 def registries() -> dict[str, Registry[Any]]:
@@ -199,10 +241,10 @@ def usage(entry: str, config: Any) -> str:
     schema = schema_of(config)
     return _USAGE.format(
         kinds="the entries, the choices of a group, or the names that a KEY takes, with those of plugins",
-        entries=_lines(described(None)),
+        entries=_lines(described(None).items()),
         groups="\n".join(f"{name}: {', '.join(described(name))}" for name in groups()),
         entry=entry,
-        keys=_lines(dict(_keys(schema, config))),
+        keys=_lines(_keys(schema, config)),
     )
 
 
@@ -232,9 +274,10 @@ def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{name}={'null' if value is None else value}", meaning
 
 
-def _lines(rows: dict[str, str]) -> str:
-    width = min(44, max(map(len, rows), default=0))
-    return "\n".join(f"  {name:{width}}  {text}".rstrip() for name, text in rows.items())
+def _lines(rows: Iterable[tuple[str, str]]) -> str:
+    rows = list(rows)
+    width = min(44, max((len(name) for name, _ in rows), default=0))
+    return "\n".join(f"  {name:{width}}  {text}".rstrip() for name, text in rows)
 
 
 # ------------------------------------------------------------------------------

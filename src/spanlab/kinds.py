@@ -80,6 +80,10 @@ class Kinds(Registry[K]):
         """Return the dataclass of a name, or `base` for null where that is a choice."""
         return self.base if name is None and getattr(self.base, self.key) is None else self[str(name)]
 
+    def schema(self, name: str) -> Any:
+        """Return the dataclass of a name, whose fields are its keys."""
+        return self[name]
+
     def hints(self, name: str | None) -> dict[str, Any]:
         """Return the types of the keys of a kind, the choosing one among them."""
         kind: Any = self.chosen(name)

@@ -164,6 +164,7 @@ _TYPE_NAMES: dict[Any, str] = {
     str: "text",
     bool: "true or false",
     list: "a list",
+    dict: "values by name",
 }
 
 
@@ -234,11 +235,12 @@ class Registry(Generic[T]):
         """
         factory: Any = self[name]
         if factory not in self._schemas:
-            hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
+            parameters = inspect.signature(factory).parameters.values()
+            options = [parameter for parameter in parameters if parameter.name not in self._given]
+            annotated = factory.__init__ if inspect.isclass(factory) else factory
+            hints = get_type_hints(annotated, include_extras=True) if options else {}
             keys = []
-            for parameter in inspect.signature(factory).parameters.values():
-                if parameter.name in self._given:
-                    continue
+            for parameter in options:
                 if parameter.annotation is inspect.Parameter.empty:
                     expected = f"expected a type, such as {parameter.name}: int = 3"
                     where = f"{file_of(factory)}: {factory.__name__}({parameter})"
@@ -333,6 +335,20 @@ def type_name(annotation: Any) -> str:
     """Return the words for a type in errors."""
     kinds = [get_origin(kind) or kind for kind in _kinds(annotation) if kind is not type(None)]
     return " or ".join(_TYPE_NAMES.get(kind, f"its keys ({kind.__name__})") for kind in kinds)
+
+
+def expected_of(annotation: Any, check: Check) -> str:
+    """Return the words for the values that a key takes: its choices, or its type and bounds."""
+    null = ", or null" if type(None) in _kinds(annotation) else ""
+    if check is not None and not callable(check):
+        return f"one of {', '.join(check)}{null}"
+    return f"{type_name(annotation)}{bounds_of(check)}{null}"
+
+
+def bounds_of(check: Check) -> str:
+    """Return the words for bounds, to be put behind those for a type; empty for other checks."""
+    words = check.words if isinstance(check, Bounds) else ""
+    return words.removeprefix("a number") if words.startswith("a number") else f", {words}" if words else ""
 
 
 # ------------------------------------------------------------------------------

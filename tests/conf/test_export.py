@@ -43,6 +43,10 @@ def test_export_folds_ids_below_the_vocabulary(spanlab, tmp_path: Path):
             ("writer.format=openai", "writer.path=x", "writer.block_size=16"),
             ("writer.block_size=16 with writer.format=openai: expected writer.block_size=null",),
         ),
+        (
+            ("writer.format=mooncake", "writer.path=x", "writer.block_size=0"),
+            ("writer.block_size=0: expected a number above zero",),
+        ),
         (("writer.format=mooncake", "writer.path=x", "vocab_size=9"), ("vocab_size=9 with", "expected openai")),
         (
             ("writer.format=mooncake", "writer.path=x", "arrivals=closed_loop", "arrivals.clients=2"),

@@ -94,6 +94,36 @@ def test_one_file_adds_a_name_to_list_docs_and_tables(
     assert told in (folder / "tables.json").read_text()
 
 
+def test_one_file_adds_a_name_of_each_kind(here: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (here / "mine.py").write_text("\n".join(FILES[file] for file, *_ in ADDED))
+    for _, key, name, _ in ADDED:
+        monkeypatch.setattr("sys.argv", ["spanlab", "--list", key, "plugins=[mine.py]"])
+        main()
+        assert f"\n  {name}" in capsys.readouterr().out
+    both = ("plugins=[mine.py]", "output.run=mine")
+    chosen = (*both, "only=[mine,kv_only]", "+strategy@arms.mine=last", "arms.mine.policy=prompts_only")
+    chosen += ("arrivals=as_given", "arrivals.kind=bursts", "arrivals.rate_rps=null", "timing.kind=per_token")
+    chosen += ("workload=plugin", "workload.kind=two_turns", "+workload.options.groups=20", "workload.documents=null")
+    chosen += ("workload.questions_per_document=null", "analyses=[summary,longest_prompt]")
+    folders = [run(here, *chosen)[0], run(here, *both, "log=requests.jsonl", entry="explain")[0]]
+    tables, page = "".join((folder / "tables.json").read_text() for folder in folders), docs_script("generate").page()
+    for _, _, name, told in ADDED:
+        assert f"`{name}" in page
+        assert told in tables
+
+
+def test_options_of_a_plugin_are_listed_with_their_bounds(here: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr("sys.argv", ["spanlab", "--list", "arms.NAME.cost", "plugins=[pairs.py]"])
+    main()
+    declared = ("a number, zero or more", "price of a token without its pairs")
+    assert f"\n    cost_options.base=1.0  {'; '.join(declared)}" in capsys.readouterr().out
+    row = f"| `pairs` | `arms.NAME.cost_options.base` | {declared[0]} | `1.0` | {declared[1]} |"
+    assert row in docs_script("generate").page()
+    arm = ("plugins=[pairs.py]", "+strategy@arms.mine=planned", "arms.mine.cost=pairs")
+    sentence = "arms.mine.cost_options.base=-1: expected zero or more"
+    assert refused(*arm, "+arms.mine.cost_options.base=-1") == sentence
+
+
 @pytest.mark.parametrize("name", [name for name in FILES if name not in {file for file, *_ in ADDED}])
 def test_plugin_of_the_page_runs(name: str, here: Path):
     folder, summary = run_command(name, here)

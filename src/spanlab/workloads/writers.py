@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from spanlab.core.request import Request
-from spanlab.registry import Registry, one_of
+from spanlab.registry import Registry, one_of, positive
 from spanlab.workloads.logs.formats import BLOCKS
 from spanlab.workloads.text import find_tokenizer
 
@@ -25,6 +25,7 @@ Writer = Callable[[Iterable[Request]], Iterator[Line]]
 
 #: A registered function returns the writer; its parameters are keys of `writer`.
 WRITERS: Registry[Writer] = Registry("writer")
+BlockSize = Annotated[int, positive, "tokens per block"]
 
 
 # ------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ def check_prompts(path: str, prompts: str, tokenizer: str | None) -> None:
 
 
 @WRITERS.register("guidellm")
-def guidellm(block_size: int = 512) -> Writer:
+def guidellm(block_size: BlockSize = 512) -> Writer:
     """Write a Mooncake trace with `timestamp` in seconds, as guidellm reads it."""
     return block_trace(block_size, lambda request: request.arrived_at / 1e9)
 
@@ -148,7 +149,7 @@ _NS_PER_MS = 1_000_000
 
 
 @WRITERS.register("mooncake")
-def mooncake(block_size: int = 512) -> Writer:
+def mooncake(block_size: BlockSize = 512) -> Writer:
     """Write `timestamp` in milliseconds, as an integer if exact, and no sessions, because readers continue them."""
     return block_trace(block_size, _milliseconds)
 
@@ -164,7 +165,11 @@ def _milliseconds(request: Request) -> float:
 
 
 @WRITERS.register("openai")
-def openai(served_model: str | None = None, prompts: str = "tokens", tokenizer: str | None = None) -> Writer:
+def openai(
+    served_model: Annotated[str | None, "name of the model in each request"] = None,
+    prompts: Annotated[str, PROMPTS, "tokens: ids; text; messages: one message of a user"] = "tokens",
+    tokenizer: Annotated[str | None, "decodes prompts: tokenizer.json, its folder, or a hub name"] = None,
+) -> Writer:
     """Write the call as `body`, with `timestamp` in seconds, `session_id` and `output_length` as further fields."""
     check_prompts("writer", prompts, tokenizer)
     bodies = Bodies(served_model, prompts, None if tokenizer is None else find_tokenizer(tokenizer).tokenizer)
