@@ -19,8 +19,8 @@ from torch import Tensor
 def uses_triton(tensor: Tensor) -> bool:
     """Whether Triton runs operations on this tensor: it is on a CUDA device and Triton is installed.
 
-    CPU tensors never reach Triton here, whatever TRITON_INTERPRET is; its interpreter is for tests, which call the
-    launchers directly. Warn once of a CUDA device without Triton.
+    CPU tensors never reach Triton here, whatever TRITON_INTERPRET is; its interpreter is for tests,
+    which call the launchers directly. Warn once of a CUDA device without Triton.
     """
     if not tensor.is_cuda:
         return False

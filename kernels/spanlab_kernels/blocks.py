@@ -74,8 +74,8 @@ def scatter(pages: Tensor, slots: Tensor, values: Tensor) -> None:
 def copy(pages: Tensor, source_slots: Tensor, target_slots: Tensor) -> None:
     """Copy rows to other rows of the same pages, as copy-on-write does.
 
-    Targets are distinct and none is a source, since the order of copies is undefined. ValueError for arguments that do
-    not match.
+    Targets are distinct and none is a source, since the order of copies is undefined. ValueError
+    for arguments that do not match.
     """
     _check_pages(pages)
     _check_slots("source_slots", source_slots, pages)

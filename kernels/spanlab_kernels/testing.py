@@ -1,8 +1,8 @@
 """Cases and verdicts shared by the tests and the benchmarks of the kernels.
 
-A result passes when its largest error is at most 1.5 times that of the same mathematics in the same dtype in torch,
-plus a rounding floor, and its relative RMS error is under a limit of its dtype. No environment variable changes these
-limits.
+A result passes when its largest error is at most 1.5 times that of the same mathematics in the same
+dtype in torch, plus a rounding floor, and its relative RMS error is under a limit of its dtype. No
+environment variable changes these limits.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class Compiled:
 def compiled_for(capability: int) -> Iterator[list[Compiled]]:
     """Compile launches on CPU tensors for this compute capability, and list them in order, within the context.
 
-    Use it in a separate process: the device stays set in Triton after the context. RuntimeError for a kernel that needs
-    more shared memory than a block may have.
+    Use it in a separate process: the device stays set in Triton after the context. RuntimeError for
+    a kernel that needs more shared memory than a block may have.
     """
     target, launches, run = GPUTarget("cuda", capability, 32), list[Compiled](), JITFunction.run
     driver.set_active(

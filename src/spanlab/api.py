@@ -1,7 +1,7 @@
 """The Python API: run an entry, load a finished run, read its tables as polars frames.
 
-The API neither prints nor exits. A user error is a ValueError with the sentence that the command line prints. Terminal
-output goes to the logger `spanlab`.
+The API neither prints nor exits. A user error is a ValueError with the sentence that the command
+line prints. Terminal output goes to the logger `spanlab`.
 """
 
 from __future__ import annotations

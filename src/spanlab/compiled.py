@@ -1,7 +1,7 @@
 """The core and the simulator compiled by mypyc, imported in place of the Python files.
 
-A build belongs to one state of the sources and lies in `.compiled/KEY` of the checkout, which may be deleted at any
-time. Records and runs are byte-identical with and without it.
+A build belongs to one state of the sources and lies in `.compiled/KEY` of the checkout, which may
+be deleted at any time. Records and runs are byte-identical with and without it.
 """
 
 from __future__ import annotations

@@ -484,8 +484,8 @@ def is_ready(model: PackagedModel) -> bool:
 def packaged_folder(model: PackagedModel) -> Path:
     """The model as a Hugging Face folder with its tokenizer, in the user's cache, converted at first use.
 
-    The folder appears complete or not at all, also if two processes convert it at once. ValueError if the package is
-    missing or has another file.
+    The folder appears complete or not at all, also if two processes convert it at once. ValueError
+    if the package is missing or has another file.
     """
     folder = _folder(model)
     if folder.is_dir():

@@ -301,8 +301,8 @@ class ModelSpec:
     def prefill_flops(self, start: Positions | int, stop: Positions | int) -> Counts | int:
         """FLOPs to compute prompt tokens [start, stop) on top of `start` reused ones, without the output head.
 
-        linear_flops_per_token · (stop − start) + attention_flops_per_pair · causal_pairs(start, stop); arrays of
-        positions give arrays (int64: prompts under some 10 million tokens).
+        linear_flops_per_token · (stop − start) + attention_flops_per_pair · causal_pairs(start,
+        stop); arrays of positions give arrays (int64: prompts under some 10 million tokens).
         """
         first, last = _wide(start), _wide(stop)
         pairs = (last * (last + 1) - first * (first + 1)) // 2

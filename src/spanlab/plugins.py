@@ -35,8 +35,8 @@ def located(name: str) -> str:
 def load_plugins(names: Iterable[str]) -> None:
     """Import these plugins and unregister all others: another study may use the same names for other files.
 
-    An unchanged file stays loaded. A module stays loaded too: other modules may have imported it, and Python runs each
-    module once. Raises ValueError if a plugin fails.
+    An unchanged file stays loaded. A module stays loaded too: other modules may have imported it,
+    and Python runs each module once. Raises ValueError if a plugin fails.
     """
     specs = {name: _find(name) for name in map(located, names)}
     for name, loaded in list(_loaded.items()):
@@ -148,8 +148,8 @@ def named_errors() -> Iterator[None]:
 def _origin(error: BaseException) -> tuple[BaseException, str]:
     """The first of an error's causes that passed a plugin, with file and line of the innermost call of the plugin.
 
-    The location is empty where no plugin was called. The simulator's event loop raises a copy of an error, whose cause
-    is the error itself.
+    The location is empty where no plugin was called. The simulator's event loop raises a copy of an
+    error, whose cause is the error itself.
     """
     if error.__cause__ is not None:
         origin, location = _origin(error.__cause__)

@@ -197,8 +197,8 @@ class ServedRun:
 class RunRow:
     """One finished run: one arm with one seed at one load.
 
-    Resident bytes are those of the cache; means are weighted by time. With several replicas, numbers are sums over the
-    replicas, and peaks are those of the sum.
+    Resident bytes are those of the cache; means are weighted by time. With several replicas,
+    numbers are sums over the replicas, and peaks are those of the sum.
     """
 
     seed: int

@@ -294,7 +294,9 @@ def schedule(case: Case, policy: Policy) -> Decisions:
                 decisions.add({}, waiting[0].arrived_at - decisions.num_steps)
         else:
             accepted_drafts = [_accepted(sequence, drafts) for sequence, drafts in _drafts(step)]
-            ended = _ended(step, accepted_drafts)
+            decoded = zip(step.decodes, accepted_drafts, strict=True)
+            ended = finished_prompts(step)
+            ended += [s for s, drafts in decoded if s.generated + drafts + 1 >= s.request.output_len]
             scheduler.complete(step, now + 1, ended, accepted_drafts)
             ended_sequences += ended
     for sequence in ended_sequences:
@@ -317,12 +319,6 @@ def _accepted(sequence: ScheduledSequence, drafts: int) -> int:
     """Number of accepted drafts of a sequence, at most the rest of its output."""
     remaining = sequence.request.output_len - sequence.generated - 1
     return min(accepted(sequence.request.id, sequence.generated, drafts), remaining)
-
-
-def _ended(step: ScheduledStep, accepted_drafts: list[int]) -> list[ScheduledSequence]:
-    decoded = zip(step.decodes, accepted_drafts, strict=True)
-    finished = [s for s, drafts in decoded if s.generated + 1 + drafts >= s.request.output_len]
-    return finished_prompts(step) + finished
 
 
 def check_fits(case: Case, policy: Policy) -> None:

@@ -71,8 +71,8 @@ def two_sided_p(statistic: float, degrees: float) -> float:
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
     """Whether each hypothesis is rejected; the probability of any false rejection is at most `level` (Holm 1979).
 
-    The i-th smallest of m values is compared with level / (m - i + 1), up to the first that is not below. NaN, as of a
-    test without data, counts among the m and is never rejected.
+    The i-th smallest of m values is compared with level / (m - i + 1), up to the first that is not
+    below. NaN, as of a test without data, counts among the m and is never rejected.
     """
     order = sorted(range(len(p_values)), key=lambda index: (math.isnan(p_values[index]), p_values[index]))
     rejected = [False] * len(p_values)
@@ -398,8 +398,8 @@ def drawn_counts(count: int) -> Floats:
 def positive_ratio(above: Floats, below: Floats) -> Interval:
     """Return the interval of sum(above) ÷ sum(below) for a positive quantity, such as a time or a speedup.
 
-    On the log scale, by the delta method: estimate · exp(± t · error / estimate), so that no end is negative. The scale
-    takes account of skewness.
+    On the log scale, by the delta method: estimate · exp(± t · error / estimate), so that no end is
+    negative. The scale takes account of skewness.
     """
     value = float(above.sum() / below.sum())
     error = ratio_error(above, below)
@@ -570,8 +570,8 @@ class Estimate(NamedTuple):
 def block_estimates(values: Floats) -> dict[str, Estimate] | None:
     """Return mean and percentiles of `values`, shape (n,), in order of time; None where all are NaN.
 
-    NaN values are ignored. Blocks are resampled with replacement (Carlstein 1986), so that requests that waited for
-    the same event stay together.
+    NaN values are ignored. Blocks are resampled with replacement (Carlstein 1986), so that requests
+    that waited for the same event stay together.
     """
     valid = ~np.isnan(values)
     if not valid.any():
@@ -669,8 +669,8 @@ def verdict_of(entry: Mapping[str, Any]) -> Verdict:
 def expected_prefix(parts: int, part_tokens: int, earlier: int) -> float:
     """Return E[LCP] in tokens of a random order of `parts` equal parts with the closest of `earlier` random orders.
 
-    The first j parts agree with one order with probability p_j = (parts − j)! ÷ parts!, and with at least one of n
-    independent orders with 1 − (1 − p_j)^n; the expectation is the sum over j.
+    The first j parts agree with one order with probability p_j = (parts − j)! ÷ parts!, and with at
+    least one of n independent orders with 1 − (1 − p_j)^n; the expectation is the sum over j.
     """
     match_probabilities = [math.factorial(parts - j) / math.factorial(parts) for j in range(1, parts + 1)]
     return part_tokens * sum(1 - (1 - probability) ** earlier for probability in match_probabilities)

@@ -5,8 +5,8 @@ With `cache_policy_module_path=spanlab.vllm_policy`, vLLM looks up `eviction_pol
 
     protected = cache_policy("slru", protected=0.5)
 
-vLLM's chunks have one size and leave in any order, so the tree that an order sees has one level: each chunk is a leaf.
-Only `cache_policy` needs vLLM.
+vLLM's chunks have one size and leave in any order, so the tree that an order sees has one level:
+each chunk is a leaf. Only `cache_policy` needs vLLM.
 """
 
 from __future__ import annotations

@@ -64,11 +64,11 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of `query` [T, Hq, D] over the spans of `batch` in pages [P, page_size, Hkv, D].
 
-    Key j of span s has index span_index[s] + j in its prompt, and row i sees it iff that is at most query_index[i].
-    The score is scale · ⟨R(a) q, R(b) k⟩, with a = query_shift[i] - (span_position[s] in form QR) and
-    b = span_position[s] + j in form KR, 0 else. R rotates the first `table.rotary_dim` channels: pairs
-    (i, i + rotary_dim / 2), or (2i, 2i + 1) when `interleaved`. Query head h reads kv head h // (Hq / Hkv). Rotation
-    and softmax are float32.
+    Key j of span s has index span_index[s] + j in its prompt, and row i sees it iff that is at most
+    query_index[i]. The score is scale · ⟨R(a) q, R(b) k⟩, with a = query_shift[i] -
+    (span_position[s] in form QR) and b = span_position[s] + j in form KR, 0 else. R rotates the
+    first `table.rotary_dim` channels: pairs (i, i + rotary_dim / 2), or (2i, 2i + 1) when
+    `interleaved`. Query head h reads kv head h // (Hq / Hkv). Rotation and softmax are float32.
 
     Returns out [T, Hq, D] in the dtype of `query` and the log-sum-exp of the scores, natural, float32 [T, Hq]; 0 and
     -inf for a row that sees no key. Every key of a span must have been written, also those that no row sees. A page may

@@ -275,8 +275,8 @@ def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, p
 def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int, send: Send | None = None) -> SpanBatch:
     """Copy groups to the device of `pages`, int32, the page table that their spans refer to, in one transfer.
 
-    `send` replaces `to_device`, and may copy the numbers later, before the batch is read. Every page in the table is
-    less than `page_count`. ValueError for a page size that is no power of two.
+    `send` replaces `to_device`, and may copy the numbers later, before the batch is read. Every
+    page in the table is less than `page_count`. ValueError for a page size that is no power of two.
     """
     _check_page_size(page_size)
     rows, spans, shift = groups.rows, groups.of_span, groups.query_shift

@@ -45,8 +45,8 @@ class Call:
 class Plan:
     """Calls of dense attention for a batch.
 
-    `groups` has, for each group of several rows, its range [first, last) of the batch's keys and its calls, each with
-    the slots of its keys in the pool: a slice where they are consecutive.
+    `groups` has, for each group of several rows, its range [first, last) of the batch's keys and
+    its calls, each with the slots of its keys in the pool: a slice where they are consecutive.
     """
 
     order: Tensor | None  # rows of the batch in the order of the plan; None if the order is the same
@@ -539,7 +539,12 @@ def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, 
     if not (call.causal or call.masked):
         out, lse = flash(q, key[None], value[None], scale=scale)
         return out[0].transpose(0, 1), lse[0].T
-    mask = _mask(call, cuts, q.dtype) if call.masked else None
+    if call.masked:
+        key_index = cuts.keys.prompt_index[slice(*call.keys)]
+        unseen = key_index > cuts.query_index[slice(*call.rows), None]
+        mask = torch.zeros(unseen.shape, dtype=q.dtype).masked_fill_(unseen, -torch.inf)[None, None]
+    else:
+        mask = None
     # kv heads are the batch dimension; a stride of 0 repeats keys for the heads that share them
     heads = (
         q[0].unflatten(1, (call.rows[1] - call.rows[0], -1)).transpose(1, 2)
@@ -560,12 +565,6 @@ def _merge_parts(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         for (more, _), weight in zip(parts[1:], weights[1:], strict=True):
             out.addcmul_(more.float(), weight)
     return out.float(), lse
-
-
-def _mask(call: Call, cuts: Plan, dtype: torch.dtype) -> Tensor:
-    """The additive mask of the scores of a masked call, [1, 1, rows, keys]."""
-    unseen = cuts.keys.prompt_index[slice(*call.keys)] > cuts.query_index[slice(*call.rows), None]
-    return torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, -torch.inf)[None, None]
 
 
 def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, *, fresh: bool) -> None:

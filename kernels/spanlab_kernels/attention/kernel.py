@@ -1,9 +1,9 @@
 """Attention over spans on the device: the kernel, its lists of tiles, and functions that other kernels share.
 
-A tile of rows is BLOCK_M pairs (row, query head) of one group and one kv head, so that few rows of many heads still
-fill it and every key is read once for all heads that share it. A program processes a tile of rows over a run of the
-group's key tiles, across spans without a break, with an online softmax (arXiv 2205.14135); `merge_pieces` merges the
-pieces of a tile of rows.
+A tile of rows is BLOCK_M pairs (row, query head) of one group and one kv head, so that few rows of
+many heads still fill it and every key is read once for all heads that share it. A program processes
+a tile of rows over a run of the group's key tiles, across spans without a break, with an online
+softmax (arXiv 2205.14135); `merge_pieces` merges the pieces of a tile of rows.
 
 Products of queries and keys do not depend on the order of channels, so both use the order of `channels`. In that order,
 the partners of rotated pairs are adjacent runs, two halves or neighbours. So any rotary_dim and any head_dim share one
@@ -87,8 +87,8 @@ def _rotate_back(
 ):  # fmt: skip
     """The query rotated back by `position`, the position of a key that is stored at angle 0.
 
-    PARTNERS: return all first partners, and all second ones. IN_PLACE: return all channels in two parts, since
-    neighbours of one part share a register. Else return all channels, twice.
+    PARTNERS: return all first partners, and all second ones. IN_PLACE: return all channels in two
+    parts, since neighbours of one part share a register. Else return all channels, twice.
     """
     # offset first, and a range that keys do not use: then all loads of a thread share one address
     pair = tl.arange(HALF_BLOCK, 2 * HALF_BLOCK)
@@ -149,9 +149,9 @@ def attend_tiles(
     """Grid (pieces of work or more, kv heads). `scale` is the positive scale of the scores times log2(e).
 
     A tile of rows in one piece is written to `out` and `lse`, a piece of any other tile to `parts`
-    [pieces, kv heads, BLOCK_M, D] and `part_lse`, both float32. No tile of rows has more than one piece unless SPLIT.
-    IN_PLACE: rows are rotated in the registers that products read. HALF_SUMS: warps share the rows of large tiles, each
-    for half of the keys.
+    [pieces, kv heads, BLOCK_M, D] and `part_lse`, both float32. No tile of rows has more than one
+    piece unless SPLIT. IN_PLACE: rows are rotated in the registers that products read. HALF_SUMS:
+    warps share the rows of large tiles, each for half of the keys.
     """
     # late tiles start first: they see most keys, and would delay the end
     work, kv_head = tl.load(work_starts + groups) - 1 - tl.program_id(0), tl.program_id(1)
@@ -415,8 +415,8 @@ def forget_lists() -> None:
 class Work:
     """Pieces per tile of rows of each group, int32 [G], and pieces of all groups before it, int32 [G + 1].
 
-    A piece is an equal share of the key tiles that its tile of rows sees. There are at most `max_pieces`, and no tile
-    of rows has more than one unless `split`.
+    A piece is an equal share of the key tiles that its tile of rows sees. There are at most
+    `max_pieces`, and no tile of rows has more than one unless `split`.
     """
 
     pieces: Tensor

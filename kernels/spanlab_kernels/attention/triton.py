@@ -192,8 +192,8 @@ TILE = 32  # keys that one program rotates
 class RotationPlan:
     """Plan of the rotated copies of a batch: its groups of several rows over the pool, and over the copies.
 
-    `keys` is the number of copied keys. `sequences` has the groups as causal sequences, if each has the last rows of
-    contiguous keys, else None. `rows` has their rows in the batch.
+    `keys` is the number of copied keys. `sequences` has the groups as causal sequences, if each has
+    the last rows of contiguous keys, else None. `rows` has their rows in the batch.
     """
 
     source: SpanBatch

@@ -85,8 +85,8 @@ def bars_of_points(points: Sequence[SweepPoint]) -> Findings:
 def prefill_speedup(finished: Finished, arm: str) -> Iterator[Verdict]:
     """Compare the speedup of requests with a known prefix with the timing model's prediction, by order of parts.
 
-    Predicted: time to compute the whole prompt ÷ time to compute the tokens after the known prefix, one request at a
-    time.
+    Predicted: time to compute the whole prompt ÷ time to compute the tokens after the known prefix,
+    one request at a time.
     """
     cells = [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.seeds]
     arm_columns, base_columns = (_joined(finished, name, cells) for name in (arm, finished.study.baseline))
@@ -160,8 +160,8 @@ def expected_prefix_bar(finished: Finished, arm: str) -> Iterator[Verdict]:
 def computed_once(finished: Finished, arm: str) -> Iterator[Verdict]:
     """Compare tokens computed after the first prefill with the tokens that no earlier prompt has.
 
-    Each request may compute less than one block more. The number of requests that compute the shared part again is
-    reported.
+    Each request may compute less than one block more. The number of requests that compute the
+    shared part again is reported.
     """
     block = finished.study.arms[arm].block_size
     runs = [_once(columns, block) for columns in finished.files[arm].columns().values()]

@@ -64,8 +64,8 @@ class Stream:
     def windows(self) -> Ints:
         """The window of each request: 0 before the first novel request, then 1 to WINDOWS.
 
-        Windows 1 to WINDOWS have equally many novel requests. The first half of the requests before them has -1, since
-        it meets an empty cache.
+        Windows 1 to WINDOWS have equally many novel requests. The first half of the requests before
+        them has -1, since it meets an empty cache.
         """
         count = np.cumsum(self.novel, dtype=np.int64)
         windows: Ints = (count * WINDOWS + count[-1] - 1) // count[-1]

@@ -126,7 +126,10 @@ CAUSES = {
 def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
     """Return the tables for which the log has numbers; `caveats` are notes of the first table."""
     if not summary["presets"]:
-        return (_lengths_table(summary, title, caveats),)
+        lengths = summary["prompt_lengths"].items()
+        fields = Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count)
+        rows = [{"length": name, "tokens": value} for name, value in lengths]
+        return (tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats),)
     tables = [make(summary) for make in (_bounds_table, _breaks, _fixes, _curve_table, _positions)]
     return (
         _presets(summary, title, caveats),
@@ -139,12 +142,6 @@ def _head_table(summary: Summary) -> str:
     tokens = summary["tokens"]["prompt"]
     lines = [*summary["measured"], f"{summary['requests']:,} requests, {tokens:,} prompt tokens", summary["verdict"]]
     return "\n".join(lines)
-
-
-def _lengths_table(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
-    fields = (Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count))
-    rows = [{"length": name, "tokens": value} for name, value in summary["prompt_lengths"].items()]
-    return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats)
 
 
 def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:

@@ -237,8 +237,8 @@ def judge(cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]) 
     cells_noisy        cells without a verdict: one repeat, or A/A above twice the goal
     met                of every cell; False where one fails, None where none fails and one is noisy
 
-    `cells` hold `arm`, `load`, `rate_rps` and `errors`, as `errors.errors` makes them; `decisions` hold `load`,
-    `rate_rps` and, of two arms or more, the fields of `decisions.decide`.
+    `cells` hold `arm`, `load`, `rate_rps` and `errors`, as `errors.errors` makes them; `decisions`
+    hold `load`, `rate_rps` and, of two arms or more, the fields of `decisions.decide`.
     """
     cells = list(cells)
     return [_over_cells(goal, cells) for goal in GOALS] + [_of_ranks(list(decisions))]

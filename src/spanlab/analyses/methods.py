@@ -399,7 +399,8 @@ def compare_methods(finished: Finished) -> Findings:
     arms = {arm: read_arm(arm, files) for arm, files in finished.files.items()}
     floor = read_arm(baseline, floor_files(finished.folder, baseline))
     without = arms.get(study.methods.without_context or "")
-    references = References(arms[baseline], without, floor, _groups(questions))
+    groups = np.array([request.group_id for request in questions], np.int64)
+    references = References(arms[baseline], without, floor, groups)
     noise = finished.noise_sentence("speedups")
     entries = {name: method_entry(arm, references) | ({"speedup": None} if noise else {}) for name, arm in arms.items()}
     lowest = floor_entry(references)
@@ -422,10 +423,6 @@ def compare_methods(finished: Finished) -> Findings:
         figures={name: partial(drawing, data) for name, drawing in FIGURES.items()} if scored else {},
         caveats=_caveats(entries, len(np.unique(references.groups)), noise),
     )
-
-
-def _groups(questions: Sequence[Request]) -> Groups:
-    return np.array([request.group_id for request in questions], np.int64)
 
 
 def _buckets(

@@ -267,8 +267,11 @@ def plan(finished: Finished) -> Findings:
     planner = Planner(study, finished.workload.requests, trials)
     results = {name: SEARCHES[name](planner) for name in study.plan.searches}
     answers = {key: value for result in results.values() for key, value in result.answer.items()}
+    # verdicts of searches that help come first; where none helps, the sentence begins with that
+    helpful = [result.verdict for result in results.values() if result.helps]
+    unhelpful = [result.verdict for result in results.values() if not result.helps]
     summary = {
-        "verdict": _analysis_verdict(results),
+        "verdict": "; ".join([*helpful, *unhelpful]) if helpful else f"this will not help: {'; '.join(unhelpful)}",
         "targets": {target.key: target.limit_s for target in planner.targets},
         "meets": planner.references["own"].meets,
         **answers,
@@ -287,15 +290,6 @@ def plan(finished: Finished) -> Findings:
     curves = [name for name, result in results.items() if result.curve]
     figures = {f"plan_{name}": partial(draw_search, summary, name, title) for name in curves}
     return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
-
-
-def _analysis_verdict(results: Mapping[str, SearchResult]) -> str:
-    """Join the verdicts, those of searches that help first; where none helps, the sentence begins with that."""
-    helpful = [result.verdict for result in results.values() if result.helps]
-    unhelpful = [result.verdict for result in results.values() if not result.helps]
-    if helpful:
-        return "; ".join([*helpful, *unhelpful])
-    return f"this will not help: {'; '.join(unhelpful)}"
 
 
 def _search_entry(result: SearchResult) -> dict[str, Any]:

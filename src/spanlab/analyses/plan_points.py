@@ -425,12 +425,10 @@ class Trials:
         jobs = {self._workers.submit(serve, point, cell[1]): cell for cell, point in missing.items()}
         silent = not (jobs and self._console.is_terminal)
         for job in track(as_completed(jobs), "runs", len(jobs), console=self._console, transient=True, disable=silent):
-            self._record_result(jobs[job], job.result())
-
-    def _record_result(self, cell: tuple[str, int], result: RunResult) -> None:
-        self._results[cell] = result
-        with self._path.open("ab") as file:
-            file.write(_line(cell, result))
+            cell, result = jobs[job], job.result()
+            self._results[cell] = result
+            with self._path.open("ab") as file:
+                file.write(_line(cell, result))
 
     def sort(self) -> None:
         """Order the lines as the plan asked for them, which no order of completion changes; others last."""

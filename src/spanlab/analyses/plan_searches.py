@@ -94,8 +94,8 @@ LEAST, MOST = 0.05, 1.25  # multiples of the saturating load
 def load(planner: Planner) -> SearchResult:
     """Compress arrivals in time, up to a load that exceeds the capacity of full batches.
 
-    Where the least load misses the targets and one request at a time meets them, the search goes on to lower loads,
-    down to a mean gap as long as that between requests that come one at a time.
+    Where the least load misses the targets and one request at a time meets them, the search goes on
+    to lower loads, down to a mean gap as long as that between requests that come one at a time.
     """
     own_outcome = planner.references["own"]
     utilisation, rate = own_outcome.mean("utilisation"), own_outcome.mean("rate_rps")

@@ -233,7 +233,14 @@ def _draw_panel(ax: Axes, points: Sequence[PolicyPoint], families: Sequence[str]
     ax.scatter(resident, values, s=7, color="#bbbbbb", linewidths=0)
     for family, (colour, marker) in zip(families, _STROKES, strict=False):
         family_rules = [[rule for rule in point.rules if rule.family == family] for point in points]
-        _draw_family(ax, [_best(rules, measure) for rules in family_rules], measure, colour, marker)
+        shown = [rule for rule in (_best(rules, measure) for rules in family_rules) if rule]
+        x = [rule.resident / GIB for rule in shown]
+        y = np.array([_value(rule, measure) for rule in shown], dtype=np.float64)
+        ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, zorder=3)
+        if measure == "token_hit_rate":
+            rates = [rule.hit_rate for rule in shown]
+            halves = [0.0 if rate.high is None else 100 * (rate.high - rate.mean) for rate in rates]
+            ax.errorbar(x, y, halves, fmt="none", ecolor=colour, elinewidth=1, capsize=2, zorder=3)
     if measure == "token_hit_rate":
         for bound in _BOUNDS:
             _draw_bound(ax, points, bound)
@@ -264,16 +271,6 @@ def _best(rules: Sequence[RuleResult], measure: str) -> RuleResult | None:
     measured = [rule for rule in rules if _value(rule, measure) is not None]
     sign = 1.0 if measure == "token_hit_rate" else -1.0
     return max(measured, key=lambda rule: sign * (_value(rule, measure) or 0.0), default=None)
-
-
-def _draw_family(ax: Axes, rules: Sequence[RuleResult | None], measure: str, colour: str, marker: str) -> None:
-    shown = [rule for rule in rules if rule is not None]
-    x = [rule.resident / GIB for rule in shown]
-    y = np.array([_value(rule, measure) for rule in shown], dtype=np.float64)
-    ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, zorder=3)
-    if measure == "token_hit_rate":
-        halves = [0.0 if rate.high is None else 100 * (rate.high - rate.mean) for rate in (r.hit_rate for r in shown)]
-        ax.errorbar(x, y, yerr=halves, fmt="none", ecolor=colour, elinewidth=1, capsize=2, zorder=3)
 
 
 def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:

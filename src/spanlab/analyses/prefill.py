@@ -233,6 +233,8 @@ _CAPTURE_TICKS = (0, 1, 3, 10, 30, 100, 300, 1000)
 
 def draw_prefill_capture(data: PrefillData) -> Figure | None:
     """Draw TTFT with captures ÷ TTFT of the baseline − 1, with 95 % intervals, by length; None without captures."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     entries = [entry for entry in data.without_baseline() if entry["reused_tokens"] == 0 and entry["speedup"]]
     if not any(entry["captured_states"] for entry in entries):
         return None
@@ -256,7 +258,14 @@ def draw_prefill_capture(data: PrefillData) -> Figure | None:
             if entry["prompt_tokens"] == length:
                 _capture_draw_arm(ax, entry, strokes[entry["arm"]])
         ax.set_title(f"{length:,.0f} tokens", fontsize=9, loc="left", color=style.INK, pad=3)
-    _states_axis(panels[0], max(entry["captured_states"] for entry in entries))
+    # set the x axis of states: zero, then decades
+    ax = panels[0]
+    most = max(entry["captured_states"] for entry in entries)
+    ax.set_xscale("symlog", linthresh=1, linscale=0.4)
+    ax.xaxis.set_major_locator(FixedLocator([tick for tick in _CAPTURE_TICKS if tick <= 2 * most]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
+    ax.set_xlim(-0.3, 1.6 * max(most, 1))
     name_axes(figure, "states captured in the prefill", "capture overhead (% of the cold prefill)")
     handles, names = panels[0].get_legend_handles_labels()
     anchor = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
@@ -278,17 +287,6 @@ def _capture_draw_arm(ax: Axes, entry: Entry, stroke: style.Stroke) -> None:
         markersize=5,
         elinewidth=0.9,
     )
-
-
-def _states_axis(ax: Axes, most: float) -> None:
-    """Set the x axis of states: zero, then decades."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    ax.set_xscale("symlog", linthresh=1, linscale=0.4)
-    ax.xaxis.set_major_locator(FixedLocator([tick for tick in _CAPTURE_TICKS if tick <= 2 * most]))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
-    ax.set_xlim(-0.3, 1.6 * max(most, 1))
 
 
 # ------------------------------------------------------------------------------

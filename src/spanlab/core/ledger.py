@@ -3,8 +3,8 @@
 Tokens of the computed tree are marked (`Node.uses`) while they are stored, and after their eviction until a request
 misses them: one eviction explains one miss. Tokens without a mark were not stored since they were last computed.
 
-It observes a policy and decides nothing: without it, the same tokens are reused. Learning placements read its
-observations.
+It observes a policy and decides nothing: without it, the same tokens are reused. Learning
+placements read its observations.
 """
 
 from __future__ import annotations

@@ -403,8 +403,8 @@ class RepairPass:
     def token_range(self, plan: ReusePlan, computed: int, take: int) -> tuple[int, int]:
         """Return the prompt tokens `[start, stop)` that rows `[computed, computed + take)` belong to.
 
-        Rows go by position, so the tokens that a row reads are repaired before it. Ranges leave no gap between
-        them: each ends at the next row.
+        Rows go by position, so the tokens that a row reads are repaired before it. Ranges leave no
+        gap between them: each ends at the next row.
         """
         if take == self.tokens:
             return self.start, self.stop
@@ -425,8 +425,8 @@ class RepairPass:
     def runs(self, plan: ReusePlan, start: int, stop: int) -> list[CacheSpanRows]:
         """Return the contiguous tokens, by cache span, that recurrent layers process for `[start, stop)`.
 
-        These are the first tokens of spans, which is all that is repaired in a model with such layers, and the text
-        between.
+        These are the first tokens of spans, which is all that is repaired in a model with such
+        layers, and the text between.
         """
         ranges = []
         for index, span in enumerate(plan.cache_spans):

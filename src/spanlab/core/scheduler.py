@@ -255,7 +255,16 @@ class Scheduler:
 
     def _admit(self, step: ScheduledStep, budget: int, now: int) -> None:
         if self.loading:
-            budget = self._start_loaded(step, budget, now)
+            # start sequences whose loads have ended, within the limits
+            for sequence in list(self.loading):
+                allocation = sequence.allocation
+                assert allocation is not None, "a loading sequence holds memory"
+                if budget <= 0 or self._spare_sequences <= 0:
+                    break
+                if allocation.loading or not self._sizes.may_start(step, allocation.plan, sequence.generated, budget):
+                    continue
+                self.loading.remove(sequence)
+                budget -= self._start(step, sequence, budget, now)
         while self.waiting and not self._refused and self._spare_sequences > 0 and budget > 0:
             sequence = self.waiting[0]
             plan = self.policy.match(sequence.request, now, sequence.generated)
@@ -293,19 +302,6 @@ class Scheduler:
         if allocation.loads_state:
             step.loads.append(sequence)
         return used
-
-    def _start_loaded(self, step: ScheduledStep, budget: int, now: int) -> int:
-        """Start sequences whose loads have ended, within the limits; returns the remaining token budget."""
-        for sequence in list(self.loading):
-            allocation = sequence.allocation
-            assert allocation is not None, "a loading sequence holds memory"
-            if budget <= 0 or self._spare_sequences <= 0:
-                break
-            if allocation.loading or not self._sizes.may_start(step, allocation.plan, sequence.generated, budget):
-                continue
-            self.loading.remove(sequence)
-            budget -= self._start(step, sequence, budget, now)
-        return budget
 
     def _horizon(self, step: ScheduledStep) -> int:
         has_waiting = self.waiting and self._spare_sequences > 0
@@ -417,9 +413,9 @@ def _rows(chunks: list[ScheduledChunk]) -> int:
 class SpeculativeScheduler(Scheduler):
     """A scheduler whose decodes verify drafts, as many as the token budget allows (vLLM's order).
 
-    Drafts take memory like the token before them, and are not published until they are accepted. A drafter with
-    separate keys and values also takes memory for the drafts that follow a step, behind chunks of prompts too. A
-    sequence that runs alone drafts as many tokens as fit.
+    Drafts take memory like the token before them, and are not published until they are accepted. A
+    drafter with separate keys and values also takes memory for the drafts that follow a step,
+    behind chunks of prompts too. A sequence that runs alone drafts as many tokens as fit.
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:

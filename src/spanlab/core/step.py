@@ -229,9 +229,9 @@ class Backend(Protocol):
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Run a step without interruption.
 
-        A decode-only step may repeat up to `step.max_repeats` times. It repeats until a sequence finishes, or until
-        the first end at or after `deadline_ns` from now, when the next request arrives. None: no request will
-        arrive.
+        A decode-only step may repeat up to `step.max_repeats` times. It repeats until a sequence
+        finishes, or until the first end at or after `deadline_ns` from now, when the next request
+        arrives. None: no request will arrive.
         """
         ...
 
@@ -264,9 +264,9 @@ def finished_prompts(step: ScheduledStep) -> list[ScheduledSequence]:
 def stages(chunks: Iterable[ScheduledChunk], copies: bool) -> list[list[ScheduledChunk]]:
     """Split one sequence's chunks of a step where rows read copies of what earlier chunks compute.
 
-    Rows of one forward may read each other's keys, since every layer writes all keys before it reads any. Copies
-    are made between forwards. So where spans are copied or repaired, chunks that read across them wait for the next
-    forward.
+    Rows of one forward may read each other's keys, since every layer writes all keys before it
+    reads any. Copies are made between forwards. So where spans are copied or repaired, chunks that
+    read across them wait for the next forward.
     """
     groups: list[list[ScheduledChunk]] = []
     has_spans = False
@@ -370,9 +370,9 @@ def features(
 ) -> StepFeatures:
     """Count the work of a step, in the integers that a timing model reads.
 
-    `rules` are the policy's; `reads` is None where it reuses prefixes only. A measured repair is described by what is
-    known beforehand: its chosen rows at full depth, all others through the layers before the choice, spread evenly over
-    the spans. A probe is one more forward.
+    `rules` are the policy's; `reads` is None where it reuses prefixes only. A measured repair is
+    described by what is known beforehand: its chosen rows at full depth, all others through the
+    layers before the choice, spread evenly over the spans. A probe is one more forward.
     """
     if step.drafts:
         return _with_drafts(features(replace(step, drafts=[]), state_bytes, rules, reads), step)

@@ -173,8 +173,8 @@ class Room:
     def _end_of(self, leaf: Node, tokens: int) -> Node:
         """Return the part of a leaf to evict for `tokens` tokens: all of it, or its last blocks.
 
-        States are evicted with their blocks and may free enough, so a leaf with states is evicted block by block; so
-        is every leaf where the order depends on sizes.
+        States are evicted with their blocks and may free enough, so a leaf with states is evicted
+        block by block; so is every leaf where the order depends on sizes.
         """
         if not self.tree.fixed_blocks:
             return leaf

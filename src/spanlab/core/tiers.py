@@ -405,9 +405,9 @@ def overlapped(load_ns: int, compute_ns: int, layers: int) -> int:
 class Tiers:
     """Tiers, the nearest first, each behind a link that its reads and writes share.
 
-    A block that is evicted from the device or a tier is copied out of a staging buffer: its memory is free at once,
-    and the next tier stores it when its bytes have arrived. A transfer between two tiers uses only the link of the
-    lower one.
+    A block that is evicted from the device or a tier is copied out of a staging buffer: its memory
+    is free at once, and the next tier stores it when its bytes have arrived. A transfer between two
+    tiers uses only the link of the lower one.
     """
 
     def __init__(self, tiers: Sequence[Tier], links: Sequence[Link]) -> None:
@@ -487,21 +487,18 @@ class Tiers:
                 begun.append(key)
                 evicted += removed
         if evicted:
-            self._pass_down(number, evicted, now)
+            # demoted blocks are written to the next tier, unless it has them
+            counts, moved = self.tiers[number].counts, []
+            if self.tiers[number].rules.action == "demote":
+                moved = [key for key in evicted if not self.tiers[number + 1].stores_or_receives(key)]
+            counts.demoted += len(moved)
+            counts.evicted += len(evicted) - len(moved)
+            if moved:
+                self._write(number + 1, moved, now)
         if begun:
             transfer = self.links[number].begin(len(begun) * tier.block_bytes, now)
             self._writes[transfer] = number, begun[::-1]
             self._collect(now)
-
-    def _pass_down(self, number: int, keys: list[Key], now: int) -> None:
-        """Count blocks evicted from a tier; write demoted ones to the next tier, unless it has them."""
-        counts, moved = self.tiers[number].counts, []
-        if self.tiers[number].rules.action == "demote":
-            moved = [key for key in keys if not self.tiers[number + 1].stores_or_receives(key)]
-        counts.demoted += len(moved)
-        counts.evicted += len(keys) - len(moved)
-        if moved:
-            self._write(number + 1, moved, now)
 
     def _collect(self, now: int) -> None:
         """Process transfers that have ended."""

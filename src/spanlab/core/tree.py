@@ -105,8 +105,8 @@ def conditioned(request: Request) -> tuple[CacheSpan, ...]:
 def _cut_prompt(request: Request, parent_hash: bytes, context: int) -> tuple[CacheSpan, ...]:
     """Return cache spans; independent ones have the hash `parent_hash` and attend to `context` tokens.
 
-    The parent hash of ordered text covers all text before it and its span boundaries: with other boundaries, the same
-    tokens have other KV.
+    The parent hash of ordered text covers all text before it and its span boundaries: with other
+    boundaries, the same tokens have other KV.
     """
     cache_spans, before = [], blake2b(parent_hash, digest_size=16)
     for start, stop, independent, tokens in token_runs(request):
@@ -130,9 +130,9 @@ def composable(request: Request) -> tuple[CacheSpan, ...]:
 def as_seen(request: Request) -> tuple[CacheSpan, ...]:
     """Store independent spans as first computed, behind the text of their first prompt (LMCache's chunks).
 
-    They have a separate parent hash, so that no other layout matches them. Text behind such a span depends on a
-    donor that no token identifies, and is not stored. It has a separate parent hash too; otherwise it would match a
-    document of the same tokens.
+    They have a separate parent hash, so that no other layout matches them. Text behind such a span
+    depends on a donor that no token identifies, and is not stored. It has a separate parent hash
+    too; otherwise it would match a document of the same tokens.
     """
     cache_spans: list[CacheSpan] = []
     for start, stop, independent, tokens in token_runs(request):
@@ -145,8 +145,8 @@ def as_seen(request: Request) -> tuple[CacheSpan, ...]:
 def repeats(cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
     """Map the index of each repeated span to that of the first equal span of the prompt.
 
-    Spans are equal in tokens and parent hash. Only spans whose KV follows from both are included: an `as_seen` span
-    has other KV at another position.
+    Spans are equal in tokens and parent hash. Only spans whose KV follows from both are included:
+    an `as_seen` span has other KV at another position.
     """
     first_index: dict[tuple[bytes, TokenString], int] = {}
     duplicates = {}
@@ -185,8 +185,8 @@ LAYOUTS: dict[str, Layout] = {"whole": whole, "isolated": isolated, "conditioned
 class State:
     """A stored recurrent state: the state of all layers after the first `position` tokens of its node's path.
 
-    In the tree of an independent span it is a map of states instead. `node` is None once it is removed from the
-    store.
+    In the tree of an independent span it is a map of states instead. `node` is None once it is
+    removed from the store.
     """
 
     __slots__ = ("created", "in_heap", "locks", "node", "num_bytes", "position", "serial", "used", "uses")
@@ -329,8 +329,8 @@ class PrefixTree:
     def match(self, start: Node, tokens: TokenString) -> tuple[Node, int]:
         """Return the deepest node that `tokens` reach from `start`, and the matched length in tokens.
 
-        `tokens` contain those of `start`. The length is less than the node's depth when the match ends inside its edge.
-        Changes nothing.
+        `tokens` contain those of `start`. The length is less than the node's depth when the match
+        ends inside its edge. Changes nothing.
         """
         node, depth, block_size = start, start.depth, self.block_size
         while True:
@@ -372,8 +372,8 @@ class PrefixTree:
     def split(self, node: Node, depth: int) -> Node:
         """Split a node's edge at `depth`, strictly inside it; returns the new upper part.
 
-        The lower part keeps its identity and its depth; states stay at their positions, in the part that contains
-        them.
+        The lower part keeps its identity and its depth; states stay at their positions, in the part
+        that contains them.
         """
         parent, edge, offset = node.parent, node.edge, depth - node.start
         assert parent is not None and node.start < depth < node.depth, "a split lies strictly inside an edge"

@@ -103,8 +103,8 @@ def run_eager(key: Hashable, work: Work) -> Tensor:
 class CudaGraphs:
     """Captures the work of each key once and replays it; graphs share one memory pool, since one runs at a time.
 
-    Work advances recurrent states, so each call runs it exactly once: first eagerly, later by replay. A capture does
-    not execute it.
+    Work advances recurrent states, so each call runs it exactly once: first eagerly, later by
+    replay. A capture does not execute it.
     """
 
     def __init__(self) -> None:

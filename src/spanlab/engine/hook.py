@@ -59,8 +59,8 @@ class Forward:
 def register() -> None:
     """Register spanlab's attention with transformers under `ATTENTION`.
 
-    No mask function is registered: without one, transformers builds no mask. With one, it would first search the
-    position ids for packed sequences, which synchronizes with the device.
+    No mask function is registered: without one, transformers builds no mask. With one, it would
+    first search the position ids for packed sequences, which synchronizes with the device.
     """
     AttentionInterface.register(ATTENTION, _attention)
 
@@ -162,9 +162,9 @@ def read_rotation(model: PreTrainedModel) -> Rotation:
 def store_by_input(model: PreTrainedModel) -> None:
     """Store float32 weights [out, in] of decoder layers in column-major order, on the CPU only.
 
-    torch's product of a few rows with such a weight takes 0.7 to 0.9 times as long, and that of hundreds of rows as
-    long as before; prompts with cached prefixes compute few rows. The output head is unchanged: one row reads it, and
-    it may be the embedding table.
+    torch's product of a few rows with such a weight takes 0.7 to 0.9 times as long, and that of
+    hundreds of rows as long as before; prompts with cached prefixes compute few rows. The output
+    head is unchanged: one row reads it, and it may be the embedding table.
     """
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return

@@ -205,8 +205,8 @@ def _layer(model: PreTrainedModel, layer: int) -> str:
 def load_model(settings: EngineSettings, spec: ModelSpec) -> SpanModel:
     """Load the model of the settings, with support check and numeric self-check.
 
-    ValueError for a model that cannot be loaded, differs from the sizes in `spec` or does not allow reuse of spans, and
-    for a missing device.
+    ValueError for a model that cannot be loaded, differs from the sizes in `spec` or does not allow
+    reuse of spans, and for a missing device.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -353,18 +353,14 @@ def convert(file: Path, folder: Path) -> None:
     with redirect_stderr(io.StringIO()):  # hides progress bars per tensor; errors raise exceptions
         tokenizer = AutoTokenizer.from_pretrained(**source)
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)  # required by the GGUF loader
-        _without_quantization(model).save_pretrained(folder)
+        # transformers cannot save a model with a quantisation config: copy the weights to one without
+        keys = {key: value for key, value in model.config.to_dict().items() if key not in _DROPPED_KEYS}
+        with torch.device("meta"):  # skips random initialisation
+            plain = type(model)(type(model.config)(**keys, dtype="float16"))
+        plain.load_state_dict({name: tensor.half() for name, tensor in model.state_dict().items()}, assign=True)
+        plain.tie_weights()
+        plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy the weights to a model without quantisation config, because transformers cannot save one with it."""
-    keys = {key: value for key, value in model.config.to_dict().items() if key not in _DROPPED_KEYS}
-    with torch.device("meta"):  # skips random initialisation
-        plain = type(model)(type(model.config)(**keys, dtype="float16"))
-    plain.load_state_dict({name: tensor.half() for name, tensor in model.state_dict().items()}, assign=True)
-    plain.tie_weights()
-    return plain
 
 
 # ------------------------------------------------------------------------------
@@ -377,10 +373,10 @@ GIB = 1 << 30
 def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:
     """Pages that suffice for every allocation of the policy's store, for any order of arrivals.
 
-    Sum of three terms: the budget, or all storable tokens plus the largest requests that run at once if that is less;
-    up to page - 1 tokens for every page sequence of running requests; the tokens by which their longest options
-    exceed their answers. ValueError for a request that alone exceeds the budget, or `context`, the model's context
-    length.
+    Sum of three terms: the budget, or all storable tokens plus the largest requests that run at
+    once if that is less; up to page - 1 tokens for every page sequence of running requests; the
+    tokens by which their longest options exceed their answers. ValueError for a request that alone
+    exceeds the budget, or `context`, the model's context length.
     """
     needs = [policy.need(request) for request in requests]
     for request, need in zip(requests, needs, strict=True):
@@ -402,8 +398,8 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
     """Tokens stored after a run without evictions, in full pages; equal cache spans of equal parents count once.
 
-    Answers, and tokens stored beside spans, count for every request, because which requests share them is unknown
-    before the run.
+    Answers, and tokens stored beside spans, count for every request, because which requests share
+    them is unknown before the run.
     """
     tree, answers = PrefixTree(policy.store.tree.block_size), 0
     roots: dict[object, Node] = {}

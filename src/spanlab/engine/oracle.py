@@ -83,8 +83,8 @@ def block_mask(segments: Sequence[Segment], head: int = 0, *, device: torch.devi
 def dense_logits(hf_model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
     """Logits float32 [N, V] of N rows; row i is at `positions[i]` and attends to the rows where mask[i] is true.
 
-    `hf_model` has eager attention. The mask need not be causal: a token may appear twice under two masks, such as a
-    repaired token and its original version.
+    `hf_model` has eager attention. The mask need not be causal: a token may appear twice under two
+    masks, such as a repaired token and its original version.
     """
     return dense_run(hf_model, ids, mask, positions).logits
 

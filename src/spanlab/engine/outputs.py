@@ -166,8 +166,8 @@ class Scorer:
 
     MissingBaselineError where another run reads logits that the reference has not computed.
 
-    An answer's first token is scored in the step of its second token, so that TTFT excludes scoring. The losses of a
-    request's options are computed once the answer is complete.
+    An answer's first token is scored in the step of its second token, so that TTFT excludes
+    scoring. The losses of a request's options are computed once the answer is complete.
     """
 
     def __init__(self, requests: Ordered[Request], vocabulary: int, path: Path, is_reference: bool) -> None:

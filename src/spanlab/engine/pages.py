@@ -45,8 +45,8 @@ class PoolShape:
 class PagePool:
     """Keys and values of all layers in pages that are allocated and freed one by one.
 
-    A *slot* is page · page_size + offset: the row of one token, the same in every layer. With `poison`, unwritten and
-    free pages hold NaN, so that tests detect reads of unwritten memory.
+    A *slot* is page · page_size + offset: the row of one token, the same in every layer. With
+    `poison`, unwritten and free pages hold NaN, so that tests detect reads of unwritten memory.
 
     `free_pages`  number of pages that `allocate` can return now
     """
@@ -127,8 +127,8 @@ MIN_BYTES = 1 << 16  # bytes of a buffer: the rows and spans of about a hundred 
 class TransferBatch:
     """Arrays get device addresses when they are added, and their contents when all are sent.
 
-    Arrays of equal lengths in equal order get equal addresses in `buffer` (uint8 on the device, optional). A transfer
-    that exceeds its buffer continues in a new one, with one more copy.
+    Arrays of equal lengths in equal order get equal addresses in `buffer` (uint8 on the device,
+    optional). A transfer that exceeds its buffer continues in a new one, with one more copy.
     """
 
     def __init__(self, device: torch.device, buffer: Tensor | None = None) -> None:
@@ -191,8 +191,8 @@ _MIN_CAPACITY = 16  # entries of the smallest non-empty list
 class PageTable:
     """Page lists in one array; each list occupies a contiguous range of entries, a power of two long.
 
-    `update` copies only the entries written since the previous update to the device: a decode step sends one number
-    per newly allocated page.
+    `update` copies only the entries written since the previous update to the device: a decode step
+    sends one number per newly allocated page.
 
     `on_device`  the device copy of the table, int32; valid until the next write
     """

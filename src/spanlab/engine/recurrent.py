@@ -99,8 +99,8 @@ class Windows:
 class ConvRows:
     """Convolution inputs of a layer: the rows of every scan after their earlier inputs, and updates of conv states.
 
-    The inputs form a table: the rows of scans in order, each after `kernel - 1` earlier inputs; zeros; stored inputs.
-    Its indexes may be sent later, before the first layer runs.
+    The inputs form a table: the rows of scans in order, each after `kernel - 1` earlier inputs;
+    zeros; stored inputs. Its indexes may be sent later, before the first layer runs.
     """
 
     def __init__(self, windows: Windows, rows: int, device: torch.device, send: Send = to_device) -> None:

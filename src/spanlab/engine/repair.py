@@ -155,9 +155,9 @@ def deviations(score: str, new: tuple[Tensor, Tensor], stored: tuple[Tensor, Ten
 class NeighbourBlend(Blend):
     """The neighbour-aware repair: ranks tokens by their attention to everything before their span.
 
-    score(i) = Σ_h Σ_{j < start of i's span} a_h(i, j), with a the softmax over all of the prompt up to i at the check
-    layer: Σ_h exp(lse over keys before the span - lse over all). Earlier layers compute all tokens with the full prompt
-    visible, as in CacheBlend.
+    score(i) = Σ_h Σ_{j < start of i's span} a_h(i, j), with a the softmax over all of the prompt up
+    to i at the check layer: Σ_h exp(lse over keys before the span - lse over all). Earlier layers
+    compute all tokens with the full prompt visible, as in CacheBlend.
 
     `before`  the same rows by cache span, in order, each reading only the tokens before that span
     """
@@ -183,8 +183,8 @@ class NeighbourBlend(Blend):
 class Probe:
     """The attention of a forward up to the last profiled layer, and the scores of span tokens.
 
-    score(j) = Σ_l Σ_h Σ_i a_lh(i, j) over profiled layers l, heads h and tokens i of the query, with a the softmax over
-    all of the prompt up to i, with spans as stored.
+    score(j) = Σ_l Σ_h Σ_i a_lh(i, j) over profiled layers l, heads h and tokens i of the query,
+    with a the softmax over all of the prompt up to i, with spans as stored.
 
     `rows`        missing text between the spans, and the query at the end
     `query_rows`  the query's rows, restricted to the spans that tokens are selected from

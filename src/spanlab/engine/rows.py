@@ -369,8 +369,8 @@ def _limits(batch: SpanBatch) -> tuple[int, ...]:
 def _group(rows: QueryRows) -> tuple[GroupArrays, NDArray[np.bool_]]:
     """Rows as one group, and a mask of the independent spans that they read.
 
-    If queries and keys lack the same rotation, neither is rotated, because attention depends on the difference only.
-    So a span that is computed alone needs no rotation.
+    If queries and keys lack the same rotation, neither is rotated, because attention depends on the
+    difference only. So a span that is computed alone needs no rotation.
     """
     groups = flatten([Group(rows.indices, [span for span, _ in rows.spans], rows.shifts)])
     position = groups.of_span.position

@@ -114,9 +114,9 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashin
 def remap_tokens(requests: Sequence[Request], vocab_size: int) -> list[Request]:
     """Return the requests with ids in [0, vocab_size); unchanged if all ids are already in range.
 
-    Workloads from measured shapes number their tokens consecutively, so a plain remainder would give unrelated texts
-    equal sequences; ids are hashed first. Equal ids stay equal, and spans that share an array still share one. Known
-    outputs and options are mapped too.
+    Workloads from measured shapes number their tokens consecutively, so a plain remainder would
+    give unrelated texts equal sequences; ids are hashed first. Equal ids stay equal, and spans that
+    share an array still share one. Known outputs and options are mapped too.
     """
     spans = {id(span): span for request in requests for span in request.spans}
     texts = [

@@ -33,8 +33,8 @@ class TensorSpec(NamedTuple):
 class SlotPool:
     """Slots with equal tensors [layers, …], created on demand and reused; one of them is `conv`.
 
-    The position of a slot is checked on use, so that a state is never used for a prefix of another length.
-    With `poison` uncleared and free slots hold NaN.
+    The position of a slot is checked on use, so that a state is never used for a prefix of another
+    length. With `poison` uncleared and free slots hold NaN.
     """
 
     def __init__(

@@ -159,9 +159,9 @@ class Choice:
 class Packing:
     """The reuses and budgets of one run; slots in which everything fits are dropped.
 
-    A path ends in a row with the full node or with its first unit: its price is linear within a node, and gains are
-    at most linear, so no length between these is better. The same holds for consecutive nodes that occupy the same
-    slots, which are therefore merged into one row.
+    A path ends in a row with the full node or with its first unit: its price is linear within a
+    node, and gains are at most linear, so no length between these is better. The same holds for
+    consecutive nodes that occupy the same slots, which are therefore merged into one row.
     """
 
     def __init__(self, reuses: Reuses, resources: list[Resource], gains: Gains) -> None:

@@ -1,7 +1,7 @@
 """The shared prefixes of a set of prompts, as a compressed forest of units.
 
-A unit is the smallest run of tokens that a cache stores and matches: a block, or for models with recurrent
-layers a multiple of the kernel grid. Consecutive units with the same users form one node.
+A unit is the smallest run of tokens that a cache stores and matches: a block, or for models with
+recurrent layers a multiple of the kernel grid. Consecutive units with the same users form one node.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Admissions:
 def service_order(run: Admissions, reserved: bool = True) -> ServiceOrder:
     """Return the service order of these admissions.
 
-    A request with a reserved prompt stores it at once, unless it is preempted and computes its prompt
-    again; any other request may store until it has finished.
+    A request with a reserved prompt stores it at once, unless it is preempted and computes its
+    prompt again; any other request may store until it has finished.
     """
     own_slot = np.arange(len(run.prompts))
     last_slot = np.maximum(np.searchsorted(run.admitted, run.finished, side="left") - 1, own_slot)

@@ -178,8 +178,8 @@ class ChatTemplate:
     def gaps(self, roles: Sequence[str], *, open_turn: bool) -> tuple[str, ...]:
         """Texts before, between and after the contents of messages in these roles: len(roles) + 1 strings.
 
-        They are located by a distinct placeholder character for each content. Raises ValueError if the template
-        repeats, omits or reorders contents.
+        They are located by a distinct placeholder character for each content. Raises ValueError if
+        the template repeats, omits or reorders contents.
         """
         markers = [chr(_FIRST_MARKER + index) for index in range(len(roles))]
         parts = _MARKER.split(self.apply(zip(roles, markers, strict=True), open_turn=open_turn))

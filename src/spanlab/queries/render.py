@@ -59,10 +59,10 @@ class Layout:
 def compute_layout(chat: Chat, template: ChatTemplate) -> Layout:
     """Apply the template once to all messages, with an open assistant's turn, and locate every range in the text.
 
-    The span of an independent unit includes its wrapping, which is the same at every position. The span of an ordered
-    message includes the other text around it. Text that belongs to neither (a BOS, a default system prompt, the open
-    turn) is a separate ordered span. Raises ValueError if the template changes a content or wraps an independent unit
-    differently by position.
+    The span of an independent unit includes its wrapping, which is the same at every position. The
+    span of an ordered message includes the other text around it. Text that belongs to neither (a
+    BOS, a default system prompt, the open turn) is a separate ordered span. Raises ValueError if
+    the template changes a content or wraps an independent unit differently by position.
     """
     roles = [message.role for message in chat.messages]
     gaps = template.gaps(roles, open_turn=True)
@@ -269,8 +269,8 @@ def load_tokenizer(
 ) -> ChatTokenizer:
     """Load tokenizer.json and the chat settings of tokenizer_config.json or chat_template.jinja.
 
-    `chat_template` takes precedence over that of the folder. Raises ValueError if files of the folder are missing or
-    invalid; a missing template is an error only when a chat is rendered.
+    `chat_template` takes precedence over that of the folder. Raises ValueError if files of the
+    folder are missing or invalid; a missing template is an error only when a chat is rendered.
     """
     tokenizer = _tokenizer_tokenizer(folder)
     config_file = folder / "tokenizer_config.json"
@@ -398,8 +398,8 @@ def invented_words() -> tuple[str, ...]:
 def builtin_tokenizer() -> ChatTokenizer:
     """One token for each invented word, with or without a space before it, and one for each byte of all other text.
 
-    Ids: 256 bytes, then the words and the names of the roles, each in both forms, then the special tokens; ChatML as
-    the chat template; no BOS. Decoding restores every text exactly.
+    Ids: 256 bytes, then the words and the names of the roles, each in both forms, then the special
+    tokens; ChatML as the chat template; no BOS. Decoding restores every text exactly.
     """
     return ChatTokenizer("builtin", _builtin_tokenizer(), CHATML, eos_token="<|im_end|>")
 

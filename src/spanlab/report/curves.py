@@ -251,8 +251,8 @@ def resident_label(study: StudyData) -> str:
 def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
     """Draw frontier, families and error bars, set the limits of x, and return the points drawn.
 
-    Arms without bytes are listed beside the axes instead: a log axis cannot show them, and on a linear axis they
-    would compress all others.
+    Arms without bytes are listed beside the axes instead: a log axis cannot show them, and on a
+    linear axis they would compress all others.
     """
     shown = [point for point in points if point.x > 0] or list(points)
     _scale_x(ax, [point.x for point in shown])

@@ -256,30 +256,27 @@ def draw_common_prefix(study: StudyData) -> Figure | None:
     for column, values, high, unit in ((0, prefix, max(float(prefix.max()), 1.0), "tokens"), (1, share, 100.0, "%")):
         counts, edges = np.histogram(values, bins=_COMMON_PREFIX_BINS, range=(0.0, high))
         axes[0][column].stairs(counts, edges, fill=True, color=_COLOUR, alpha=0.75)
-        _draw_cdf(axes[1][column], values, high, unit)
+        ax = axes[1][column]
+        median = float(np.median(values))
+        ax.plot(*style.empirical_cdf(values), color=_COLOUR, drawstyle="steps-post", linewidth=1.5)
+        ax.axvline(median, color=style.INK, linewidth=0.8, linestyle=(0, (4, 2)))
+        on_left = median > high / 2
+        ax.annotate(
+            f"median {median:,.0f} {unit}",
+            (median, 85 if on_left else 12),  # a CDF leaves this corner free
+            xytext=(-5 if on_left else 5, 0),
+            textcoords="offset points",
+            ha="right" if on_left else "left",
+            fontsize=style.TICK_PT,
+            color=style.INK,
+        )
+        ax.set_xlim(0, 1.01 * high)
+        ax.set_ylim(0, 102)
     style.count_ticks(axes[1][0].xaxis)
     style.label(axes[0][0], y=f"requests (of {len(prefix)})")
     style.label(axes[1][0], "common prefix (tokens)", "requests at or below (%)")
     style.label(axes[1][1], "common prefix (% of prompt tokens)")
     return figure
-
-
-def _draw_cdf(ax: Axes, values: NDArray[np.float64], high: float, unit: str) -> None:
-    median = float(np.median(values))
-    ax.plot(*style.empirical_cdf(values), color=_COLOUR, drawstyle="steps-post", linewidth=1.5)
-    ax.axvline(median, color=style.INK, linewidth=0.8, linestyle=(0, (4, 2)))
-    on_left = median > high / 2
-    ax.annotate(
-        f"median {median:,.0f} {unit}",
-        (median, 85 if on_left else 12),  # a CDF leaves this corner free
-        xytext=(-5 if on_left else 5, 0),
-        textcoords="offset points",
-        ha="right" if on_left else "left",
-        fontsize=style.TICK_PT,
-        color=style.INK,
-    )
-    ax.set_xlim(0, 1.01 * high)
-    ax.set_ylim(0, 102)
 
 
 # ------------------------------------------------------------------------------

@@ -256,7 +256,13 @@ class Panel:
     def _draw_numbers(self, key: str, values: Sequence[float]) -> None:
         ends = [self._draw_line(arm, rows) for arm, rows in self._arms.items()]
         if self._measure is HIT_RATE:
-            ends += [self._draw_bound(finds, levels) for finds, levels in self._bounds().items()]
+            # the largest bound over arms by value, as requests in flight at a lookup differ by arm
+            bounds: dict[str, dict[float, float]] = {}
+            for row in (row for rows in self._arms.values() for row in rows):
+                levels = bounds.setdefault(row.finds, {})
+                value = float(row.value)
+                levels[value] = max(100 * row.bound, levels.get(value, 0.0))
+            ends += [self._draw_bound(finds, levels) for finds, levels in bounds.items()]
         _log_where_wide(self._ax.xaxis, values)
         self._ax.set_xticks(values, [value_text(value) for value in values])
         self._set_limits(self._ax.yaxis)
@@ -278,15 +284,6 @@ class Panel:
         if np.any(reach):
             self._ax.errorbar(x, y, yerr=reach, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5)
         return _End(arm, x[-1], y[-1], stroke.colour)
-
-    def _bounds(self) -> dict[str, dict[float, float]]:
-        """Return the largest bound over arms by value, as requests in flight at a lookup differ by arm."""
-        bounds: dict[str, dict[float, float]] = {}
-        for row in (row for rows in self._arms.values() for row in rows):
-            levels = bounds.setdefault(row.finds, {})
-            value = float(row.value)
-            levels[value] = max(100 * row.bound, levels.get(value, 0.0))
-        return bounds
 
     def _draw_bound(self, finds: str, levels: Mapping[float, float]) -> _End:
         x, name = sorted(levels), f"infinite cache:\n{finds}"

@@ -33,7 +33,12 @@ def reuse_shares(columns: Columns) -> dict[str, float | list[float]]:
                               first half includes the start on an empty cache
     """
     prompt, reused = columns["prompt_tokens"], columns["reused_tokens"]
-    late = _second_half(columns["arrived_s"], columns["seed"])
+    # mask of the requests in the second half of their seed, by arrival, including the middle one
+    late = np.zeros(len(prompt), dtype=np.bool_)
+    for seed in np.unique(columns["seed"]):
+        rows = np.flatnonzero(columns["seed"] == seed)
+        in_order = rows[np.argsort(columns["arrived_s"][rows], kind="stable")]
+        late[in_order[len(rows) // 2 :]] = True
     return {
         "token_hit_rate": _ratio(reused, prompt),
         "token_hit_rate_mean": float(np.mean(reused / prompt)),
@@ -44,16 +49,6 @@ def reuse_shares(columns: Columns) -> dict[str, float | list[float]]:
 def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> float:
     total = int(denominator.sum())
     return int(numerator.sum()) / total if total else 0.0
-
-
-def _second_half(arrived_s: NDArray[np.float64], seeds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask of the requests in the second half of their seed, by arrival, including the middle one."""
-    late = np.zeros(len(seeds), dtype=np.bool_)
-    for seed in np.unique(seeds):
-        rows = np.flatnonzero(seeds == seed)
-        in_order = rows[np.argsort(arrived_s[rows], kind="stable")]
-        late[in_order[len(rows) // 2 :]] = True
-    return late
 
 
 # ------------------------------------------------------------------------------

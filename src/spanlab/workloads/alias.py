@@ -115,9 +115,9 @@ class _Facts:
 def alias_chains(count: int, document_words: int, distractors: int = 2, seed: int = 0) -> list[AliasChain]:
     """Make `count` questions, each with 2 + distractors documents of exactly `document_words` words, in shuffled order.
 
-    A distractor is half of another chain with the same verb and unit, so that only the alias leads to the answer.
-    No name occurs in two questions. For one seed, the first questions do not depend on `count`. Answers are numbers.
-    `AliasQuestions` checks the ranges of the arguments.
+    A distractor is half of another chain with the same verb and unit, so that only the alias leads
+    to the answer. No name occurs in two questions. For one seed, the first questions do not depend
+    on `count`. Answers are numbers. `AliasQuestions` checks the ranges of the arguments.
     """
     rng = np.random.default_rng(seed)
     mint = WordGenerator(rng)

@@ -70,8 +70,8 @@ def read_csv(
 ) -> list[dict[str, str]]:
     """Read the rows of a csv file by column.
 
-    Raises ValueError, naming file and line, for a file without rows, without one of `columns` or with a repeated one,
-    and for a row that ends before them.
+    Raises ValueError, naming file and line, for a file without rows, without one of `columns` or
+    with a repeated one, and for a row that ends before them.
     """
     path = existing_file(path, key, expected)
     reader = csv.DictReader(io.StringIO(read_text(path, key, expected, encoding, newline=""), newline=""))

@@ -223,8 +223,8 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
 
     `cache_dir`  folder for tokenised text if the settings name none; None tokenises the text on each call.
 
-    Raises SourceUnavailable if the text is not available, and ValueError for invalid settings. There is no fallback to
-    another source.
+    Raises SourceUnavailable if the text is not available, and ValueError for invalid settings.
+    There is no fallback to another source.
     """
     reader, keys = settings.reader, settings.keys
     if WORKLOADS.takes(reader, "cache_dir"):

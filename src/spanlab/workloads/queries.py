@@ -51,9 +51,9 @@ class QueryLine:
 def local(path: Path, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
     """Return the selected queries of a file, in its order; groups are numbered by first appearance.
 
-    Equal spans share one array of token ids. The output length comes from `selection`, else from the line, else from
-    the answer, else from `selection.unknown_output`. Raises ValueError, one sentence with file and line, for a query
-    that cannot be read or rendered.
+    Equal spans share one array of token ids. The output length comes from `selection`, else from
+    the line, else from the answer, else from `selection.unknown_output`. Raises ValueError, one
+    sentence with file and line, for a query that cannot be read or rendered.
     """
     refuse_length_limit("queries", selection, "no limit, because queries are served as written")
     if not path.is_file():

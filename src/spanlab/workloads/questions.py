@@ -234,9 +234,9 @@ def make_workload(
 ) -> Workload:
     """Make one request per question, in groups by document.
 
-    Spans: head, passages, question with the opened answer. Labels: `task`; `opening`, the words that open the answer;
-    `choices`, one a line; and if gold passages are known, `gold_position` (−1: not retrieved) and `gold_tokens` of the
-    passage that states the answer.
+    Spans: head, passages, question with the opened answer. Labels: `task`; `opening`, the words
+    that open the answer; `choices`, one a line; and if gold passages are known, `gold_position`
+    (−1: not retrieved) and `gold_tokens` of the passage that states the answer.
 
     `how`  description of retriever and order.
     """

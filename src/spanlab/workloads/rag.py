@@ -71,8 +71,8 @@ class Popularity:
     def weights(self, document: int, noise: float) -> Floats:
         """Return the probability that each passage ranks first for a question about `document`, shape (passages,).
 
-        The passage comes from the question's document with probability 1 − noise, else from the whole corpus; documents
-        and passages within a document are drawn by popularity.
+        The passage comes from the question's document with probability 1 − noise, else from the
+        whole corpus; documents and passages within a document are drawn by popularity.
         """
         from_corpus = noise * self.documents[self.document_of]
         from_document = (1 - noise) * (self.document_of == document)
@@ -96,8 +96,8 @@ def popularity(sizes: Sequence[int], documents: float, passages: float, draw: np
 def retrieve(weights: Floats, k: int, draw: np.random.Generator) -> Ints:
     """Draw k different passages, one after the other in proportion to `weights`; the first drawn ranks first.
 
-    An exponential race draws all k at once: passage i arrives after Exp(1) / w_i, and the first k arrivals are drawn
-    (Efraimidis and Spirakis 2006).
+    An exponential race draws all k at once: passage i arrives after Exp(1) / w_i, and the first k
+    arrivals are drawn (Efraimidis and Spirakis 2006).
     """
     candidates = np.flatnonzero(weights)
     assert len(candidates) >= k, "at least k passages with a positive weight"

@@ -238,9 +238,9 @@ def scaled_arrivals(seconds: NDArray[np.int64], options: RagPulse) -> list[int]:
 def scatter(ids: Tokens) -> Tokens:
     """Permute the numbers from 0 to 2^31 - 1.
 
-    Consecutive ids of two contents would still run in parallel after a modulo by the vocabulary size; permuted ids do
-    not. Each step is invertible: a multiplication by an odd number modulo 2^31, and an xor of the number with its
-    upper half.
+    Consecutive ids of two contents would still run in parallel after a modulo by the vocabulary
+    size; permuted ids do not. Each step is invertible: a multiplication by an odd number modulo
+    2^31, and an xor of the number with its upper half.
     """
     mixed = ids.astype(np.uint64)
     for odd in ODD:

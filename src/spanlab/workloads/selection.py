@@ -394,8 +394,8 @@ def _arrangement_spans(
 def with_novel(workload: Workload, count: int, draw: np.random.Generator) -> Workload:
     """Return the workload with `count` more requests, each as long as a drawn one and in a new group.
 
-    Spans before the first passage, such as a system prompt, are shared. All other token ids are fresh, and may exceed a
-    vocabulary.
+    Spans before the first passage, such as a system prompt, are shared. All other token ids are
+    fresh, and may exceed a vocabulary.
     """
     if not count:
         return workload

@@ -109,8 +109,8 @@ def measure(workload: Workload, **meta: Any) -> Shape:
 def expand(shape: Shape, requested: Mapping[int, int]) -> dict[int, Tokens]:
     """Make the first `requested[span]` token ids of each span, int32.
 
-    Span i equals span i - 1 up to their shared length, then has ids from a counter. An id stands for one position in
-    the tree of spans, so it does not depend on the other requested spans.
+    Span i equals span i - 1 up to their shared length, then has ids from a counter. An id stands
+    for one position in the tree of spans, so it does not depend on the other requested spans.
     """
     # how many leading tokens of each span to make: those requested of it or copied by later spans
     needed = [0] * len(shape.lengths)

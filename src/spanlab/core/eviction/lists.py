@@ -240,7 +240,17 @@ class Arc(ListOrder[RankedT]):
         for item in items:
             name = self._names.add(item)
             was_evicted = name in self._once_ghosts or name in self._again_ghosts
-            self._adapt(name, self.kind.num_bytes(item))
+            # change the target in favour of the list that evicted this entry
+            num_bytes = self.kind.num_bytes(item)
+            once, again = self._once_ghosts, self._again_ghosts
+            if name in once:
+                increase = num_bytes * max(1.0, again.bytes / once.bytes)
+                self._target = min(float(self.kind.capacity), self._target + increase)
+            elif name in again:
+                decrease = num_bytes * max(1.0, once.bytes / again.bytes)
+                self._target = max(0.0, self._target - decrease)
+            once.discard(name)
+            again.discard(name)
             (self._again if was_evicted else self._once).append(item)
         self._trim_ghosts()
 
@@ -271,17 +281,6 @@ class Arc(ListOrder[RankedT]):
 
     def _list(self, item: RankedT) -> Chain[RankedT]:
         return self._once if item in self._once else self._again
-
-    def _adapt(self, name: bytes, num_bytes: int) -> None:
-        """Change the target in favour of the list that evicted this entry."""
-        once, again = self._once_ghosts, self._again_ghosts
-        if name in once:
-            increase = num_bytes * max(1.0, again.bytes / once.bytes)
-            self._target = min(float(self.kind.capacity), self._target + increase)
-        elif name in again:
-            self._target = max(0.0, self._target - num_bytes * max(1.0, once.bytes / again.bytes))
-        once.discard(name)
-        again.discard(name)
 
     def _trim_ghosts(self) -> None:
         """Limit T1 and B1 together to one capacity, and all four lists to two."""

@@ -69,19 +69,16 @@ class Placement:
         cost, totals = support.work_to, [float(support.work_to[-1])]
         for _ in range(min(count, len(self.depths))):
             self._below = cost
-            cost = self._add_layer(cost)
+            x, mass_to = self._support.work, self._support.mass_to[1:]
+            bracket = self._support.bracket(cost)
+            # a cut behind the depth is never better than one on it, but rounding can select one
+            cut = np.minimum(_envelope(x, bracket, mass_to), np.arange(len(x)))
+            self._cuts.append(cut)
+            layer = self._support.work_to[1:] + bracket[cut] - x[cut] * mass_to
+            cost = np.concatenate([[0.0], layer])
             totals.append(float(cost[-1]))
         self.cost = np.maximum(totals, 0.0)
         """Expected work left with 0, 1, … M checkpoints, over all depths; stops where it reaches zero."""
-
-    def _add_layer(self, cost: Floats) -> Floats:
-        x, mass_to = self._support.work, self._support.mass_to[1:]
-        bracket = self._support.bracket(cost)
-        # a cut behind the depth itself is never better than one on it, but rounding can select one
-        cut = np.minimum(_envelope(x, bracket, mass_to), np.arange(len(x)))
-        self._cuts.append(cut)
-        layer = self._support.work_to[1:] + bracket[cut] - x[cut] * mass_to
-        return np.concatenate([[0.0], layer])
 
     def positions(self) -> list[int]:
         """Chosen depths, increasing."""
@@ -355,8 +352,8 @@ def solve_as_published(histogram: Floats, bin_tokens: int, count: int, cost: Cos
 def published_bins(histogram: Floats, count: int) -> list[int]:
     """Return the distinct checkpoint bins of the published recurrence, increasing.
 
-    Backtracking starts at bin N. Where it reaches bin 0 with checkpoints left, it restarts at bin N one layer below,
-    because the original indexes an array by -1 there.
+    Backtracking starts at bin N. Where it reaches bin 0 with checkpoints left, it restarts at bin N
+    one layer below, because the original indexes an array by -1 there.
     """
     last_bin = len(histogram) - 1
     chosen, end = set(), last_bin
@@ -383,8 +380,8 @@ def _layers(table: _Table, count: int) -> list[Bins]:
 class _Table:
     """Costs of the recurrence, evaluated in full only at bins with mass.
 
-    Between two such bins the prefix sums are constant, bit by bit. A bin j there has the costs of the previous bin with
-    mass, and those of splits in between, whose last term is zero.
+    Between two such bins the prefix sums are constant, bit by bit. A bin j there has the costs of
+    the previous bin with mass, and those of splits in between, whose last term is zero.
     """
 
     def __init__(self, histogram: Floats) -> None:

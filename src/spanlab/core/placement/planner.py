@@ -203,7 +203,19 @@ class Planner:
             for depth in self._depths:
                 if prefill.resume < depth <= prefill.prompt:
                     uses[depth] = uses.get(depth, 0.0) + share
-        return self._choose(prefill.resume, uses) if uses else ()
+        if not uses:
+            return ()
+        facts, order = self._facts, sorted(uses)
+        positions = np.array([prefill.resume, *order])
+        deeper_uses = np.cumsum([uses[position] for position in reversed(order)])[::-1]
+        offers = Offers(positions.astype(np.float64), self._cost(0, positions), np.concatenate([[0.0], deeper_uses]))
+        price = SHARE * math.exp(self._logarithms / self._placed) if self._placed else 0.0
+        chain = offers.chain(price * facts.state_bytes, price * facts.token_bytes)
+        for start, stop in zip([0, *chain], chain, strict=False):
+            num_bytes = facts.state_bytes + facts.token_bytes * float(positions[stop] - positions[start])
+            self._placed += 1
+            self._logarithms += math.log(offers.saving(start, stop) / num_bytes)
+        return [order[entry - 1] for entry in chain]
 
     def _floor(self, position: int) -> int:
         return position // self._facts.unit * self._facts.unit
@@ -230,19 +242,6 @@ class Planner:
             for position, kind in reasons.items()
             if position > prefill.resume
         }
-
-    def _choose(self, resume: int, uses: dict[int, float]) -> list[int]:
-        facts, order = self._facts, sorted(uses)
-        positions = np.array([resume, *order])
-        deeper_uses = np.cumsum([uses[position] for position in reversed(order)])[::-1]
-        offers = Offers(positions.astype(np.float64), self._cost(0, positions), np.concatenate([[0.0], deeper_uses]))
-        price = SHARE * math.exp(self._logarithms / self._placed) if self._placed else 0.0
-        chain = offers.chain(price * facts.state_bytes, price * facts.token_bytes)
-        for start, stop in zip([0, *chain], chain, strict=False):
-            num_bytes = facts.state_bytes + facts.token_bytes * float(positions[stop] - positions[start])
-            self._placed += 1
-            self._logarithms += math.log(offers.saving(start, stop) / num_bytes)
-        return [order[entry - 1] for entry in chain]
 
 
 # ------------------------------------------------------------------------------

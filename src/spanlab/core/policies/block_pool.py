@@ -1,7 +1,7 @@
 """A pool of blocks of one size: published blocks can be matched until they are evicted (vLLM's block pool).
 
-Free blocks form one queue. Blocks without a key come first, last freed first; then the blocks that were
-never used; then those with a key, in the order in which they were freed.
+Free blocks form one queue. Blocks without a key come first, last freed first; then the blocks that
+were never used; then those with a key, in the order in which they were freed.
 """
 
 from __future__ import annotations
@@ -564,7 +564,10 @@ class Chain:
             last = self.digests[-1] if first else _seed(self.request.cache_salt)
             ids = tokens[: count * size].reshape(count, size).astype(np.int64).view(np.uint64)
             positions = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _STRIDE
-            mixed = _mixed(ids @ _factors(size) + positions)
+            numbers = ids @ _factors(size) + positions
+            for shift, factor in _MIX:
+                numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+            mixed = numbers ^ (numbers >> np.uint64(31))
             self.digests += (mixed.cumsum() + np.uint64(last)).tolist()
         return tokens[count * size :]
 
@@ -578,9 +581,3 @@ def _seed(cache_salt: str) -> int:
 def _factors(size: int) -> NDArray[np.uint64]:
     """Return odd random numbers, one for each position in a block, shape (size,)."""
     return np.random.default_rng(size).integers(2**64, size=size, dtype=np.uint64) | np.uint64(1)
-
-
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    for shift, factor in _MIX:
-        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
-    return numbers ^ (numbers >> np.uint64(31))

@@ -1,8 +1,8 @@
 """Prefix caching as in vLLM: hashed blocks of one pool, with states of hybrid models among them.
 
 Blocks are published when they are scheduled, because every layer writes keys and values before it
-reads them. A recurrent state is usable from the next step on. Memory is allocated block by block, and
-the output of a request is stored like its prompt. Semantics: vLLM 0.32.0.
+reads them. A recurrent state is usable from the next step on. Memory is allocated block by block,
+and the output of a request is stored like its prompt. Semantics: vLLM 0.32.0.
 """
 
 from __future__ import annotations
@@ -290,8 +290,8 @@ class BlockPolicy:
     def allocate(self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0) -> BlockAllocation | None:
         """Reuse the matched blocks; None, and no change, where the whole prompt and its drafts would not fit.
 
-        Memory for them is checked and not reserved. A state that this step writes cannot be read by this
-        step.
+        Memory for them is checked and not reserved. A state that this step writes cannot be read by
+        this step.
         """
         refusal = self._refusal
         if refusal is not None and refusal.plan is plan and refusal.still_applies(self._pool):

@@ -1,8 +1,8 @@
 """A store of KV in chunks by chained hash, as in LMCache's host memory; semantics: LMCache 0.5.6.
 
-It differs from the pool of `blocks` in three rules. Prompts are stored, outputs are not. A stored chunk after the gap
-of an evicted one is not stored again, and keeps its age. The order of eviction is different: reused chunks age from the
-last to the first, new chunks from the first to the last.
+It differs from the pool of `blocks` in three rules. Prompts are stored, outputs are not. A stored
+chunk after the gap of an evicted one is not stored again, and keeps its age. The order of eviction
+is different: reused chunks age from the last to the first, new chunks from the first to the last.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ class UnsharedPolicy:
     def spare_steps(self, allocations: list[CountedAllocation]) -> int:
         """Return the exact number of decode steps for which memory of all `allocations` suffices.
 
-        Each takes a block when its last one is full, and then one per block size: after `rounds` of those, the
-        remaining blocks go to the requests whose last block is fullest.
+        Each takes a block when its last one is full, and then one per block size: after `rounds` of
+        those, the remaining blocks go to the requests whose last block is fullest.
         """
         rounds, remaining = divmod(self.store.num_free, len(allocations))
         room = sorted([allocation.num_blocks * self.size - allocation.stop for allocation in allocations])

@@ -1,7 +1,7 @@
 """A pool of hashed blocks over lower memory tiers, from which blocks are loaded where that is faster than computing.
 
-The policy of the pool is unchanged, but lookups also return blocks of lower tiers. Memory of the pool is allocated when
-a load begins, and the blocks are published when it has ended.
+The policy of the pool is unchanged, but lookups also return blocks of lower tiers. Memory of the
+pool is allocated when a load begins, and the blocks are published when it has ended.
 """
 
 from __future__ import annotations

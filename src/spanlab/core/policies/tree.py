@@ -26,7 +26,7 @@ from spanlab.core.plan import (
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import ReusedSpan
 from spanlab.core.request import Request
-from spanlab.core.rules import Replay, ReuseRules
+from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store, recount
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import CacheSpan, Node, PrefixIndex, RootKey, State, repeats, without_tails
@@ -65,14 +65,12 @@ class Captures:
         """
         cache_span = span_plan.cache_span
         start, stop, unit = cache_span.start, cache_span.stop, self.unit(cache_span)
-        ends = self._map_ends(cache_span) if cache_span.independent else placed
-        floored = {start + (position - start) // unit * unit for position in ends if start < position <= stop}
+        if cache_span.independent:
+            assert self._maps is not None, "spans of a model with recurrent layers are maps"
+            placed = [start + length for length in self._maps.positions(stop - start)]
+        inside = [position for position in placed if start < position <= stop]
+        floored = {start + (position - start) // unit * unit for position in inside}
         return sorted([position for position in floored if position > start + computed_from])
-
-    def _map_ends(self, span: CacheSpan) -> Sequence[int]:
-        """Return the ends of a span's maps, as positions in the prompt."""
-        assert self._maps is not None, "spans of a model with recurrent layers are stored as maps"
-        return [span.start + length for length in self._maps.positions(span.stop - span.start)]
 
     def deepest(self, plan: ReusePlan, positions: list[int], spare: int) -> list[int]:
         """Return the last of these positions, as many as fit in `spare` bytes."""
@@ -153,12 +151,10 @@ class Matcher:
             assert anchor.parent is not None, "the root ends at zero"
             anchor = anchor.parent
         plan = CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
-        return plan if self._rules.replay is None else self._with_replay(plan, self._rules.replay, min(matched, limit))
-
-    def _with_replay(self, plan: CacheSpanPlan, replay: Replay, limit: int) -> CacheSpanPlan:
-        """Return the plan with the KV up to `limit`, in whole blocks, that a replay reads."""
-        stop = limit // self._block_size * self._block_size
-        return plan._replace(replayed=replay.tokens(stop - plan.resume))
+        if self._rules.replay is None:
+            return plan
+        stop = min(matched, limit) // self._block_size * self._block_size
+        return plan._replace(replayed=self._rules.replay.tokens(stop - plan.resume))
 
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
         """Return the state to resume from, None for attention alone, and the deepest resume position within `limit`."""
@@ -229,8 +225,8 @@ def working_map_bytes(plan: ReusePlan, rules: ReuseRules) -> int:
 def excess_states(end: Node, limit: int) -> list[State]:
     """Return the states to drop from a path with more than `limit` states, shallowest first.
 
-    The deepest state of the path is not dropped, nor are states in use, nor states at the end of a leaf or at a fork,
-    where several stored prefixes continue.
+    The deepest state of the path is not dropped, nor are states in use, nor states at the end of a
+    leaf or at a fork, where several stored prefixes continue.
     """
     path = list(end.path())
     states = [state for node in reversed(path) for state in node.states]
@@ -346,8 +342,8 @@ class TreePolicy:
     def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
         """Lock the reused entries and reserve memory for computed ones; None, and no change, where that does not fit.
 
-        A preempted request resumes with `generated` output tokens; their KV is reserved too, and that of `drafts`
-        tokens after them.
+        A preempted request resumes with `generated` output tokens; their KV is reserved too, and
+        that of `drafts` tokens after them.
         """
         store, rules = self.store, self.rules
         stored, states = self._stored_reads(plan)

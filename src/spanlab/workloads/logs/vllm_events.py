@@ -1,7 +1,7 @@
 """KV events of vLLM or SGLang: a captured stream of msgpack batches of stored and removed blocks.
 
-A stored block names its parent, so a chain of blocks gives the full blocks of a prompt. Reused blocks cause no event,
-unless the server reports all blocks (`kv_cache_report_mode=full`).
+A stored block names its parent, so a chain of blocks gives the full blocks of a prompt. Reused
+blocks cause no event, unless the server reports all blocks (`kv_cache_report_mode=full`).
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class _Counting:
 def _messages(file: LogFile) -> Iterator[_Batch]:
     """Yield the messages of a capture; ValueError, naming the position, where it is damaged or ends in a message.
 
-    A capture has the payloads end to end, or ZeroMQ's three frames: topic, number of 8 bytes, payload. The frames are
-    lists of msgpack, or end to end too.
+    A capture has the payloads end to end, or ZeroMQ's three frames: topic, number of 8 bytes,
+    payload. The frames are lists of msgpack, or end to end too.
     """
     import msgpack
 
