@@ -45,7 +45,7 @@ def insert_prompt(store, root, tokens):
 blocks = st.lists(st.tuples(st.just(0), st.integers(0, 2)), min_size=1, max_size=5).map(lambda pairs: sum(pairs, ()))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(blocks, max_size=12))
 def test_runs_of_blocks_are_evicted_block_by_block(prompts):
     store, table = make_store(make_budget(tokens=ROOM * BLOCK), block_size=BLOCK, fixed_blocks=True), PlainTable()

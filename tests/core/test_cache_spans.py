@@ -65,7 +65,7 @@ def test_cache_spans_cover_the_prompt_exactly(request, layout):
     assert all(cache_span.stop - cache_span.start == len(cache_span.tokens) > 0 for cache_span in cache_spans)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(request=prompts, layout=st.sampled_from(SPAN_LAYOUTS))
 def test_cache_spans_are_independent_spans_and_text_between(request, layout):
     cut = cut_by_token(request)
@@ -83,7 +83,7 @@ def test_one_cache_span_where_prefixes_are_cached():
 # -- parent hashes -----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(one=prompts, other=prompts, layout=st.sampled_from(SPAN_LAYOUTS))
 def test_pasts_are_equal_exactly_for_equal_dependencies(one, other, layout):
     known = [
@@ -95,7 +95,7 @@ def test_pasts_are_equal_exactly_for_equal_dependencies(one, other, layout):
         assert (truth == true_other) == (parent_hash == parent_other)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(parts=st.lists(spans, min_size=1, max_size=4), tail=st.lists(st.integers(0, 1), min_size=1, max_size=3))
 def test_the_same_tokens_cut_or_marked_otherwise_are_another_past(parts, tail):
     """All ways of marking the same spans: behind any two of them that cut differently, parent hashes differ."""

@@ -32,7 +32,7 @@ def stored(policy) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("fixed_blocks", [False, True])
 @pytest.mark.parametrize("eviction", BLIND_EVICTIONS)
 def test_the_same_entries_are_evicted_at_once_and_token_by_token(eviction, fixed_blocks):
-    for seed in range(6):
+    for seed in range(3):
         at_once, stepwise = (full_policy(eviction, fixed_blocks, seed) for _ in range(2))
         for tokens in (1, 7, 30, 40):
             assert at_once.store.reserve(tokens, 0)

@@ -79,7 +79,7 @@ def test_repaired_tokens_equal_brute_force(block_size: int):
 )
 def test_crowded_stores_add_up(eviction: str, block_size: int, tokens: int | None, entries: int | None):
     """Serve several requests at once, with preemptions and evictions."""
-    for seed in range(6):
+    for seed in range(3):
         draw = np.random.default_rng(seed)
         policy = make_policy(make_budget(tokens=tokens, entries=entries), block_size=block_size, eviction=eviction)
         requests = [

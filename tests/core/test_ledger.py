@@ -75,7 +75,7 @@ def test_refusals_are_forgotten_once_the_tokens_are_kept():
     assert ledger.lookup("other", ZEROS) == (0, 0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_strings_followed_again_are_known_like_new_ones(data):
     bits = st.lists(st.integers(0, 1), min_size=1, max_size=8)

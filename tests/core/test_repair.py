@@ -37,14 +37,14 @@ def places(spans: list[ReusedSpan]) -> list[int]:
 # -- how many ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(spans=reused(), k=ks)
 def test_controls_have_the_budget_of_lego_link(spans, k):
     counts = {kind: Repair(kind, k=k).count(spans) for kind in PER_SPAN}
     assert set(counts.values()) == {sum(min(k, span.stop - span.start) for span in spans)}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(spans=reused(), percent=st.integers(0, 100))
 def test_controls_have_the_budget_of_cache_blend(spans, percent):
     counts = {kind: Repair(kind, ratio=percent / 100).count(spans) for kind in SHARES}
@@ -64,7 +64,7 @@ def test_no_repair_touches_nothing(spans):
     assert (none.count(spans), none.num_stored(spans), none.private(spans, 4)) == (0, 0, 0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(spans=reused(), rule=rules)
 def test_what_is_lost_had_been_found_and_is_computed_again(spans, rule):
     lost, stored, count = rule.num_stored(spans), sum(span.stored for span in spans), rule.count(spans)
@@ -87,7 +87,7 @@ def _in(position: int, span: ReusedSpan) -> bool:
 # -- which ------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(spans=reused(), rule=choosing, request=st.integers(0, 1000))
 def test_rows_are_as_many_as_counted_increasing_and_inside_the_spans(spans, rule, request):
     chosen = rule.rows(spans, request)
@@ -106,7 +106,7 @@ def test_first_and_last_are_the_ends_of_every_span(spans, k):
     assert last == [p for span in spans for p in range(span.start, span.stop) if span.stop - p <= k]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(spans=reused(), percent=st.integers(1, 100))
 def test_strided_rows_stand_at_equal_distances(spans, percent):
     everywhere = places(spans)
@@ -161,7 +161,7 @@ def test_measured_rows_cannot_be_asked_for(kind):
 # -- owners of blocks -------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(spans=reused(), rule=choosing, block_size=st.sampled_from([1, 2, 3, 4, 16]), request=st.integers(0, 9))
 def test_private_tokens_are_those_on_the_pages_that_are_written(spans, rule, block_size, request):
     """Pages are counted from a span's start. Exactly so for the ends of spans; else a bound, for any choice of rows."""

@@ -98,7 +98,7 @@ policies = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(workload=workloads, rules=steps.batches, options=policies, repair=st.sampled_from(REPAIRS), budget=budgets)
 def test_every_request_finishes_and_every_row_is_accounted_for(workload, rules, options, repair, budget):
     requests = [make_prompt(*parts, id=id, output=output) for id, (parts, output) in enumerate(workload)]

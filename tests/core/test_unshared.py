@@ -44,7 +44,7 @@ def schedule(policy, lengths):
     raise AssertionError("the requests do not end")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(LENGTHS)
 def test_steps_equal_those_of_the_hashed_pool(lengths):
     hashed = BlockPolicy(BlockRules(SIZE), BlockStore(BlockPool(BLOCKS), 1, 1))

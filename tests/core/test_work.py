@@ -49,7 +49,7 @@ def reads(plan: ReusePlan, work: PrefillRange) -> set[int]:
     return {*range(cache_span.context), *range(cache_span.start, work.start)}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(made=plans(), generated=st.integers(0, 3))
 def test_plans_are_computed_in_an_order_that_finds_all_it_reads(made, generated):
     plan, copies = made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -137,14 +138,15 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     return run_result
 
 
-CASES = [(rules, tight) for rules in RULES for tight in (False, True)]
-QUICK = [("chunked", True), ("whole prompts", False)]
+QUICK = [("chunked", True), ("whole prompts", False)]  # of the default tests, arm by arm in turn
+CASES = [
+    pytest.param(name, *case, marks=() if case == QUICK[rank % 2] else pytest.mark.slow)
+    for rank, name in enumerate(ARMS)
+    for case in product(RULES, (False, True))
+]
 
 
-@pytest.mark.parametrize(
-    ("rules", "tight"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
-)
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(("name", "rules", "tight"), CASES)
 def test_plans_records_and_rows_are_equal(name, rules, tight):
     strategy, requests = ARMS[name], hybrid_trace() if name in HYBRID | SPANS else trace()
     model = model_for(strategy)

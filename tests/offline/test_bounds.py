@@ -42,7 +42,7 @@ from spanlab.offline.forest import (
 from .brute_force import Exhaustive
 
 KV = 2
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True)
 
 
 def prompt(number: int, *spans: list[int] | tuple[int, ...], independent: bool = False) -> Request:

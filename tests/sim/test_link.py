@@ -39,7 +39,7 @@ def fluid_ends(begins: list[tuple[int, int]], bytes_per_ns: Fraction, latency: i
 transfers = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 5_000)), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(begins=transfers, latency=st.sampled_from([0, 7, 400]), rate=st.sampled_from([1, 3, Fraction(1, 4)]))
 def test_transfers_end_as_in_fluid_time(begins, latency, rate):
     link = Link(float(rate) * GB, latency / GB)

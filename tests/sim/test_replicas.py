@@ -71,7 +71,7 @@ def workloads(draw) -> list[Request]:
 
 
 @given(requests=workloads(), routing=st.sampled_from(EXACT), count=st.integers(2, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_jumping_and_stepping_agree_on_several_replicas(requests, routing, count):
     jumped, stepped = (served(requests, routing, count, jump=jump) for jump in (True, False))
     assert jumped[0] == stepped[0]

@@ -229,7 +229,7 @@ tier_rules = st.builds(
     always=st.booleans(),
     states=st.sampled_from(["none", "align"]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_random_runs_lose_no_token_and_no_byte(asked, outputs, gap, tiers, always, states):
     for upper, lower in pairwise(tiers):
         if lower.write == "back":

@@ -8,7 +8,6 @@ def erlang_c(servers: int, offered: float) -> float:
 
     By Erlang B, B(0) = 1, B(k) = a · B(k − 1) / (k + a · B(k − 1)), then C = B / (1 − ρ · (1 − B)): no factorials.
     """
-    _check_stable("offered", offered, servers)
     blocked = 1.0
     for k in range(1, servers + 1):
         blocked = offered * blocked / (k + offered * blocked)
@@ -20,15 +19,9 @@ def mg1_wait(rate: float, mean_s: float, second_moment: float) -> float:
 
     E[S²] is mean_s² for constant service (M/D/1) and 2 · mean_s² for exponential (M/M/1).
     """
-    _check_stable("rate times mean_s", rate * mean_s, 1)
     return rate * second_moment / (2 * (1 - rate * mean_s))
 
 
 def mmc_wait(rate: float, mean_s: float, servers: int) -> float:
     """Mean wait in queue of M/M/c, seconds: erlang_c(c, λ · E[S]) / (c / E[S] − λ)."""
     return erlang_c(servers, rate * mean_s) / (servers / mean_s - rate)
-
-
-def _check_stable(key: str, offered: float, servers: int) -> None:
-    if not 0 <= offered < servers:
-        raise ValueError(f"{key} is {offered}, expected 0 or more and less than {servers}, else the queue grows.")

@@ -47,7 +47,7 @@ def marked(prompts: list[tuple[list[int], list[int]]]) -> Workload:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(requests)
 def test_round_trip_keeps_all_pairwise_prefixes_and_span_equalities(prompts):
     real = marked(prompts)

@@ -133,8 +133,9 @@ def test_goal_without_limits_is_refused():
 
 def test_warm_up_of_sessions_is_that_of_records(tmp_path: Path):
     settings = ("warmup_fraction=0.3", "output.figures=false", "tracking.kind=none", "seeds=[0]", "only=[]")
+    few = ("workload.chat_sessions.sessions=30",)
     study = compose(
-        "sessions_sim", [*settings, "analyses=[serving]", "replicas.count=2", "replicas.routing=round_robin"]
+        "sessions_sim", [*settings, *few, "analyses=[serving]", "replicas.count=2", "replicas.routing=round_robin"]
     )
     study.output.run = "sessions"
     folder = run_study(study, "sessions_sim", tmp_path, show=False)
