@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from spanlab.cli import compose
-from spanlab.report.sweep import sweep_rows
+from spanlab.report.sweep import SweepPoint, sweep_rows
 from spanlab.settings import Study
-from spanlab.study.sweep import Lane, PointOutcome, parse_axes, run_sweep
+from spanlab.study.sweep import Lane, parse_axes, run_sweep
 
 TOY = (
     "workload.documents=2",
@@ -96,7 +96,7 @@ def test_a_failing_point_of_several_at_once_is_named(sweep):
 def test_a_killed_point_is_named_and_others_run(sweep, monkeypatch):
     run = Lane.run_here
 
-    def run_or_die(lane: Lane, study: Study, point: str) -> PointOutcome:
+    def run_or_die(lane: Lane, study: Study, point: str) -> SweepPoint:
         if point.endswith("=1"):
             os.kill(os.getpid(), signal.SIGKILL)
         return run(lane, study, point)

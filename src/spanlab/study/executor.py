@@ -1,4 +1,4 @@
-"""The executor of a study: processes of this machine, this process, or workers of a Dask scheduler."""
+"""The executor of a study: processes of this machine, this process, or Dask workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar, TypeVarTuple, cast
 from uuid import uuid4
 
 import cloudpickle
@@ -35,10 +35,11 @@ from spanlab.registry import PACKAGES
 from spanlab.settings.server import ExecutorSettings
 
 KILLED = "was killed, most likely because memory ran out"
+_LOST = f"workers: a process {KILLED}; expected more memory or fewer workers=N"
 
 T = TypeVar("T")
 W = TypeVar("W")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
 
 class ProcessKilledError(ValueError):
@@ -59,12 +60,12 @@ class Executor(ABC, Generic[W]):
         self.worker = worker
         self._threads = ThreadPoolExecutor(lanes)
 
-    def submit(self, work: Callable[Concatenate[W, P], T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    def submit(self, work: Callable[[W, *Ts], T], *arguments: *Ts) -> Future[T]:
         """Start `work(worker, *arguments)` as soon as a lane is free.
 
         The future has the error that `work` raises, or ProcessKilledError.
         """
-        return self._threads.submit(self._run, partial(_named, work, **named), *arguments)
+        return self._threads.submit(self._run, partial(_named, work), *arguments)
 
     def __enter__(self) -> Self:
         return self
@@ -84,10 +85,10 @@ class Executor(ABC, Generic[W]):
         """Stop the processes; where `abandon` is true, also those that are busy."""
 
 
-def _named(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def _named(work: Callable[..., T], *arguments: Any) -> T:
     """Run `work` in its process, where the traceback of an error has the frames of plugins."""
     with named_errors():
-        return work(*arguments, **named)
+        return work(*arguments)
 
 
 _is_active: ContextVar[Callable[[], bool]] = ContextVar("_is_active", default=lambda: True)
@@ -118,13 +119,6 @@ class Here(Executor[W]):
 # Work in another process: a task is a pickled function with its arguments, and its answer is
 # the pickled result or error.
 # ------------------------------------------------------------------------------
-
-
-class _RemoteError(Exception):
-    """Cause of an error from another process: the traceback there."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
 
 
 def _pack(worker: object, plugins: Sequence[str]) -> bytes:
@@ -163,12 +157,8 @@ def _answer(worker: Callable[[], Any], task: bytes) -> bytes:
 def _result(answer: bytes) -> Any:
     result, error, text = pickle.loads(answer)
     if error is not None:
-        raise error from _RemoteError(text)
+        raise error from RuntimeError(f"in its process:\n{text}")
     return result
-
-
-def _lost() -> ProcessKilledError:
-    return ProcessKilledError(f"workers: a process {KILLED}; expected more memory or fewer workers=N")
 
 
 # ------------------------------------------------------------------------------
@@ -192,7 +182,7 @@ class _Process(NamedTuple):
                 self.pipe.send_bytes(message)
             return self.pipe.recv_bytes()
         except (EOFError, OSError) as end:
-            raise _lost() from end
+            raise ProcessKilledError(_LOST) from end
 
 
 class Local(Executor[W]):
@@ -222,8 +212,7 @@ class Local(Executor[W]):
             usable = process
         finally:
             self._idle.put(usable)
-        result: T = _result(answer)
-        return result
+        return cast(T, _result(answer))
 
     def _start(self, start: Callable[[Connection], tuple[Any, Any]]) -> _Process:
         with self._starting:
@@ -266,8 +255,8 @@ def _can_fork() -> bool:
 
 
 def _fork(worker: object, pipe: Connection) -> tuple[Any, Any]:
-    arguments = pipe, lambda: worker, os.getpid()
-    process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments)
+    arguments = pipe, os.getpid(), lambda: worker
+    process = multiprocessing.get_context("fork").Process(target=serve, args=arguments)
     process.start()
     return process.kill, process.join
 
@@ -277,24 +266,26 @@ def _spawn(pipe: Connection) -> tuple[Any, Any]:
 
     Python's own start methods run the script of the parent again, which may start a study.
     """
-    call = f"executor.serve({pipe.fileno()}, {os.getpid()})"
-    command = f"import sys; sys.path[:] = {sys.path!r}; from spanlab.study import executor; {call}"
-    process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=[pipe.fileno()])
+    paths, number = [str(path) for path in sys.path], pipe.fileno()
+    call = f"executor.serve(executor.Connection({number}), {os.getpid()})"
+    command = f"import sys; sys.path[:] = {paths}; from spanlab.study import executor; {call}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[number],
+    )
     return process.kill, process.wait
 
 
-def serve(pipe: int, parent: int) -> None:
-    """Serve a pipe, whose first message is the packed worker; `parent` is a process id."""
-    connection = Connection(pipe)
-    packed = connection.recv_bytes()
-    _serve(connection, cache(lambda: _unpack(packed)), parent)
+def serve(pipe: Connection, parent: int, worker: Callable[[], Any] | None = None) -> None:
+    """Answer tasks up to an empty one; without a worker, the first message is the packed one.
 
-
-def _serve(pipe: Connection, worker: Callable[[], Any], parent: int) -> None:
-    """Answer tasks up to an empty one."""
+    `parent`  its process id
+    """
     gc.freeze()  # objects inherited by a fork stay alive: no collection needs to visit them
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     with suppress(EOFError, OSError):  # the parent has ended
+        worker = worker or cache(partial(_unpack, pipe.recv_bytes()))
         while task := pipe.recv_bytes():
             pipe.send_bytes(_answer(worker, task))
 
@@ -347,10 +338,9 @@ class Dask(Executor[W]):
         future = self._client.submit(_answer_on_dask, self._file, self._plugins, task, pure=False)
         self._running.add(future)
         try:
-            result: T = _result(future.result())
-            return result
+            return cast(T, _result(future.result()))
         except KilledWorker as error:
-            raise _lost() from error
+            raise ProcessKilledError(_LOST) from error
         finally:
             self._running.discard(future)
 
@@ -362,21 +352,19 @@ class Dask(Executor[W]):
 def _check_workers(client: Any, address: str, folder: Path) -> int:
     """Raise where a worker runs other code or does not see the folder; return their number."""
     states = client.run(_worker_state, folder)
+    key, ours = f"executor.address={address}", commit()
     if not states:
-        expected = "expected one worker or more, the scheduler has none"
-        raise ValueError(f"executor.address={address}: {expected}")
-    expected = commit()
+        raise ValueError(f"{key}: expected one worker or more, the scheduler has none")
     for worker, (revision, compiled, sees) in states.items():
-        if revision != expected:
-            mismatch = f"worker {worker} runs commit {revision}, expected {expected}"
-            raise ValueError(f"executor.address={address}: {mismatch}")
+        if revision != ours:
+            raise ValueError(f"{key}: worker {worker} runs commit {revision}, expected {ours}")
         if compiled != is_used():
             mode = f"{VARIABLE}={'auto' if is_used() else 'never'}"
-            mismatch = f"worker {worker} runs other modules than this process"
-            raise ValueError(f"compiled: {mismatch}, expected {mode} there")
+            runs = f"worker {worker} runs other modules than this process"
+            raise ValueError(f"compiled: {runs}, expected {mode} there")
         if not sees:
-            expected = "expected a folder that all workers see"
-            raise ValueError(f"output.root: {expected}, {worker} does not see {folder}")
+            expected = f"expected a folder that all workers see, {worker} does not see {folder}"
+            raise ValueError(f"output.root: {expected}")
     return len(states)
 
 
@@ -410,13 +398,6 @@ def _is_executing() -> bool:
     return task is not None and task.state == "executing"
 
 
-_EXECUTORS: dict[str, Callable[..., Executor[Any]]] = {
-    "local": lambda settings, worker, processes, plugins, folder: Local(worker, processes, plugins),
-    "here": lambda settings, worker, *_: Here(worker),
-    "dask": lambda settings, worker, processes, plugins, folder: Dask(settings.address, worker, plugins, folder),
-}
-
-
 def executor(
     settings: ExecutorSettings,
     worker: W,
@@ -424,9 +405,15 @@ def executor(
     plugins: Sequence[str] = (),
     folder: Path | None = None,
 ) -> Executor[W]:
-    """Return the executor of the settings, for use in a `with` block.
+    """Return the executor of the settings, for a `with` block; ValueError where none can run.
 
     `plugins`  loaded in every process
-    `folder`   folder that all processes see, on every machine
+    `folder`   folder that all processes see, on every machine; of Dask only
     """
-    return _EXECUTORS[settings.kind](settings, worker, processes, plugins, folder)
+    match settings.kind:
+        case "here":
+            return Here(worker)
+        case "dask":
+            assert folder is not None, "lanes of a sweep are processes of this machine"
+            return Dask(str(settings.address), worker, plugins, folder)
+    return Local(worker, processes, plugins)

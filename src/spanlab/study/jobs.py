@@ -143,7 +143,10 @@ class Jobs:
         requests = list(shape.requests) if shape else self.arrivals(cell.first_repeat)
         engine = study.engine
         base = study.baseline
-        records, has_teacher = engine.record != "nothing", engine.teacher == BASELINE and arm != base
+        records = engine.record != "nothing"
+        has_teacher = engine.teacher == BASELINE and arm != base
+        # of one run, for a trace is large
+        traced = study.output.trace and cell == RunCell(study.seeds[0], study.arrivals.rate_rps)
         return Job(
             strategy=study.arms[arm],
             requests=requests,
@@ -157,7 +160,7 @@ class Jobs:
             readings=files.readings,
             outputs=files.outputs(arm, cell) if records else None,
             serving=files.serving(arm, cell) if study.needs(TOKENS) else None,
-            trace=files.trace(arm, cell) if study.output.trace and self._has_trace(cell) else None,
+            trace=files.trace(arm, cell) if traced else None,
             title=f"{arm}, {cell.name}",
             teacher=files.outputs(base, cell) if has_teacher else None,
             logits=files.logits(base, cell) if engine.record == "scores" else None,
@@ -167,18 +170,15 @@ class Jobs:
             touched=designed,
         )
 
-    def _has_trace(self, cell: RunCell) -> bool:
-        """Whether the run writes a trace file: the first seed at the study's load."""
-        return cell == RunCell(self.study.seeds[0], self.study.arrivals.rate_rps)
-
     @cached_property
     def _shapes(self) -> list[Shape]:
         return shapes_of(self.study)
 
     def _find_seen(self, cell: RunCell) -> dict[int, int] | None:
         requests = self.arrivals(cell)
-        depends = self.study.arrivals.clients is not None or any(request.after for request in requests)
-        return None if depends else seen_tokens(requests)
+        if self.study.arrivals.clients is not None or any(request.after for request in requests):
+            return None  # the order of arrival follows from the run
+        return seen_tokens(requests)
 
     def _arrivals(self, cell: RunCell) -> list[Request]:
         return build_arrivals(self.study, self.requests, cell.seed, cell.rate_rps)
@@ -248,12 +248,14 @@ def run_cells(study: Study, arm: str) -> list[RunCell]:
     For a calibration: the numbers of its shapes, for each repeat.
     """
     if study.workload.kind == DESIGNED:
-        return [RunCell(n, None, repeat) for repeat in range(study.design.repeats) for n in shape_numbers(study, arm)]
+        repeats, numbers = range(study.design.repeats), shape_numbers(study, arm)
+        return [RunCell(number, None, repeat) for repeat in repeats for number in numbers]
     base = [RunCell(seed, study.arrivals.rate_rps) for seed in study.seeds]
     if arm in study.load.arms:
         sweep = [RunCell(seed, rate) for rate in study.load.rates_rps for seed in study.load.seeds]
         base += [cell for cell in sweep if cell not in base]
-    return [RunCell(cell.seed, cell.rate_rps, repeat) for repeat in range(study.repeats) for cell in base]
+    repeats = range(study.repeats)
+    return [RunCell(cell.seed, cell.rate_rps, repeat) for repeat in repeats for cell in base]
 
 
 @dataclass(frozen=True)
@@ -274,19 +276,14 @@ def run_arm(runtime: Runtime, task: Task, progress: Callable[[int], None]) -> Ge
         path.parent.mkdir(parents=True, exist_ok=True)
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
         fcntl.flock(runs, fcntl.LOCK_EX)  # a cancelled worker on another machine may still be writing
-        finished = _truncate_unfinished(files, records, runs)
+        rows = files.finished()
+        runs.truncate(files.runs.read_bytes().rfind(b"\n") + 1)
+        records.truncate(rows[-1]["records_end"] if rows else 0)
+        finished = {RunCell.of(row): row["requests"] for row in rows}
         progress(sum(finished[cell] for cell in task.cells if cell in finished))
         for cell in task.cells:
             if cell not in finished:
                 yield from _run_cell(runtime, task, cell, records, runs, progress)
-
-
-def _truncate_unfinished(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[RunCell, int]:
-    """Truncate the files after the last finished cell; return the number of requests of each finished cell."""
-    rows = files.finished()
-    runs.truncate(files.runs.read_bytes().rfind(b"\n") + 1)
-    records.truncate(rows[-1]["records_end"] if rows else 0)
-    return {RunCell.of(row): row["requests"] for row in rows}
 
 
 def _run_cell(
@@ -434,24 +431,27 @@ def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[tuple[Task, ...]]:
     """
     if study.backend != "engine":
         return [(_task(rows, row, row.cells),) for row in rows]
-    calibrations, arms = ([row for row in rows if row.calibrates == calibrates] for calibrates in (True, False))
-    rounds = [interleave(study, arms)] if any(row.is_repeat for row in arms) else by_repeat(study, arms)
+    calibrations = [row for row in rows if row.calibrates]
+    arms = [row for row in rows if not row.calibrates]
+    if any(row.is_repeat for row in arms):
+        rounds = [interleave(study, arms)]
+    else:  # arms and loads are shuffled in each repeat, so that a slow minute affects a random run
+        repeats = 1 + max(cell.repeat for row in arms for cell in row.cells)
+        rounds = [_shuffled(study, arms, repeat) for repeat in range(repeats)]
     if reads_baseline(study.engine):  # other arms read files of the baseline
         rounds = [sorted(runs, key=lambda run: run[0].name != study.baseline) for runs in rounds]
     single: list[Task] = []
     for repeat, runs in enumerate([*rounds, []]):
-        single += [_task(rows, row, (cell,)) for row, cell in (*_shuffled(study, calibrations, repeat), *runs)]
+        runs = [*_shuffled(study, calibrations, repeat), *runs]
+        single += [_task(rows, row, (cell,)) for row, cell in runs]
     last = {task.row: number for number, task in enumerate(single)}
     tasks = [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
-    return _by_cell(tasks) if study.engine.alternate else [(task,) for task in tasks]
-
-
-def _by_cell(tasks: Sequence[Task]) -> list[tuple[Task, ...]]:
-    """Group the runs of all arms on the same arrivals."""
-    groups: dict[tuple[bool, RunCell], list[Task]] = {}
+    if not study.engine.alternate:
+        return [(task,) for task in tasks]
+    turns: dict[tuple[bool, RunCell], list[Task]] = {}  # runs of all arms on the same arrivals
     for task in tasks:
-        groups.setdefault((task.calibrates, task.cells[0]), []).append(task)
-    return [tuple(group) for group in groups.values()]
+        turns.setdefault((task.calibrates, task.cells[0]), []).append(task)
+    return [tuple(turn) for turn in turns.values()]
 
 
 def _task(rows: Sequence[Row], row: Row, cells: tuple[RunCell, ...]) -> Task:
@@ -468,21 +468,13 @@ def interleave(study: Study, rows: Sequence[Row]) -> list[tuple[Row, RunCell]]:
     order: list[Row] = []
     for round_index in range(max(len(row.cells) for row in rows)):
         others = [row for row in rows if row.arm != repeat.arm and round_index < len(row.cells)]
-        middle = [
-            others[index]
-            for index in np.random.default_rng([study.seeds[0], round_index]).permutation(len(others)).tolist()
-        ]
+        random = np.random.default_rng([study.seeds[0], round_index])
+        middle = [others[index] for index in random.permutation(len(others)).tolist()]
         ends = [row for row in rows if row.arm == repeat.arm and round_index < len(row.cells)]
         first, last = (ends[:1], ends[1:]) if round_index % 2 == 0 else (ends[1:], ends[:1])
         order += [*first, *middle, *last]
     remaining = {row.name: iter(row.cells) for row in rows}
     return [(row, next(remaining[row.name])) for row in order]
-
-
-def by_repeat(study: Study, rows: Sequence[Row]) -> list[list[tuple[Row, RunCell]]]:
-    """Shuffle all arms and loads within each repeat, so that a slow minute affects a random run."""
-    repeats = 1 + max(cell.repeat for row in rows for cell in row.cells)
-    return [_shuffled(study, rows, repeat) for repeat in range(repeats)]
 
 
 def _shuffled(study: Study, rows: Iterable[Row], repeat: int) -> list[tuple[Row, RunCell]]:

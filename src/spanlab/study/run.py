@@ -49,7 +49,6 @@ from spanlab.study.machine import (
     OPTIONAL_PACKAGE,
     WITHOUT_OPTIONAL,
     EngineFacts,
-    Noise,
     engine_facts,
     floor_row,
     noise_of,
@@ -91,40 +90,27 @@ def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder
     """Measure the baseline's saturation rate, or read it from `files` of an interrupted run."""
     arm = study.baseline
     if not files.finished():
-        _run(study, workload, files, folder)
+        at_once = replace(
+            study,
+            arrivals=Saturating(order=study.arrivals.order),
+            load=LoadSweep(),
+            repeats=1,
+            analyses=["compare_backends"],
+            engine=replace(study.engine, record="nothing", teacher=None),
+        )
+        task = Task(0, arm, files, tuple(run_cells(at_once, arm)))
+        with workers_of(at_once, workload.requests, 1, 1, folder) as workers:
+            workers.submit(Worker.warm_up).result()
+            for end in run_tasks(workers, [(task,)]).values():
+                assert isinstance(end, ArmFailure), "no analysis of this study needs ARMS"
+                failed = f"the saturation rate could not be measured: {end.sentence}"
+                raise ValueError(f"{failed}; {REMEDY}")
     (row,) = files.finished()
-    saturation = Saturation(arm, row["requests"], row["makespan_s"], row["requests"] / row["makespan_s"])
-    text = (
-        f"arms.{arm} saturates at {saturation.rate_rps:.3g} requests/s, with all {saturation.requests} queued at once"
-    )
-    print_line(console, f"{text}; load.shares are shares of this rate")
+    requests, seconds = row["requests"], row["makespan_s"]
+    saturation = Saturation(arm, requests, seconds, requests / seconds)
+    rate = f"{saturation.rate_rps:.3g} requests/s, with all {requests} queued at once"
+    print_line(console, f"arms.{arm} saturates at {rate}; load.shares are shares of this rate")
     return saturation
-
-
-def _run(study: Study, workload: Workload, files: ArmFiles, folder: Path) -> None:
-    at_once = replace(
-        study,
-        arrivals=Saturating(order=study.arrivals.order),
-        load=LoadSweep(),
-        repeats=1,
-        analyses=["compare_backends"],
-        engine=replace(study.engine, record="nothing", teacher=None),
-    )
-    task = Task(0, study.baseline, files, tuple(run_cells(at_once, study.baseline)))
-    with workers_of(at_once, workload.requests, 1, 1, folder) as workers:
-        workers.submit(Worker.warm_up).result()
-        for end in run_tasks(workers, [(task,)]).values():
-            assert isinstance(end, ArmFailure), "no analysis of this study needs ARMS"
-            raise ValueError(f"the saturation rate could not be measured: {end.sentence}; {REMEDY}")
-
-
-def at_saturation_shares(study: Study, saturation: Saturation) -> Study:
-    """Return the study with rates at its shares of saturation: one sample path of arrivals, scaled to each load."""
-    first, *other_rates = saturation.shares(study.load.shares)
-    arms = study.chosen() if other_rates else []
-    load = LoadSweep(rates_rps=other_rates, arms=arms, seeds=study.seeds)
-    arrivals = study.arrivals.at_rate(first)
-    return replace(study, arrivals=arrivals, load=load, analyses=study.chosen_analyses())
 
 
 MANY = 1 << 16  # jobs of an analysis that tries points: start as many processes as are allowed
@@ -151,7 +137,8 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
     workload = check_and_load(study, name, root, console, host.load)
     run, interleaved = study.output.run or name, _interleaves_calibration(study)
     with RunFolder(*folder_names(study, name, root, workload)) as folder:
-        report = _StudyRun(study, name, root, workload, folder, console, interleaved).with_loads().report(started)
+        running = _StudyRun(study, name, root, workload, folder, console, interleaved)
+        report = running.with_loads().report(started)
         if show:
             report.show()
         report.track(run, folder.path)
@@ -165,12 +152,13 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
 def folder_names(study: Study, name: str, root: Path, workload: Workload) -> tuple[Any, ...]:
     """Return the arguments of `RunFolder`, and of the check of its names, for a study."""
     config, run = as_yaml(asdict(study), workload), study.output.run or name
-    shapes = _interleaves_calibration(study) or study.workload.kind == DESIGNED  # they depend on the arms
+    # shapes depend on the arms
+    shapes = _interleaves_calibration(study) or study.workload.kind == DESIGNED
     return root, study.folder, run, study.output.if_exists, config, () if shapes else GROWING
 
 
 def _interleaves_calibration(study: Study) -> bool:
-    """Whether calibration shapes are interleaved with the repeated runs, unless the study names a profile."""
+    """Whether calibration shapes run between the repeats, unless the study names a profile."""
     return bool(study.load.shares) or study.repeats > 1
 
 
@@ -178,7 +166,7 @@ def _interleaves_calibration(study: Study) -> bool:
 class _StudyRun:
     """A study in progress.
 
-    `calibrates`  calibration shapes are interleaved with the study's runs, unless the study names a profile
+    `calibrates`  calibration shapes run between the study's runs, unless it names a profile
     `saturation`  saturation rate of the baseline; None where the study sets rates
     `shares`      loads as shares of that rate
     """
@@ -212,36 +200,53 @@ class _StudyRun:
 
     @cached_property
     def calibration(self) -> Study | None:
-        """Calibration that is interleaved with the study's runs; None where no profile is measured that way."""
-        needs_profile = "compare_backends" in self.study.chosen_analyses() and self.study.timing.profile is None
-        if not (self.calibrates and needs_profile):
+        """Calibration between the study's runs; None where no profile is measured that way."""
+        study = self.study
+        compares = "compare_backends" in study.chosen_analyses()
+        if not (self.calibrates and compares and study.timing.profile is None):
             return None
-        return interleaved_calibration(self.study, self.workload.requests)
+        return interleaved_calibration(study, self.workload.requests)
 
     @cached_property
     def rows(self) -> list[Row]:
         """Rows in order: the arms, the repeated baseline, the floor, the calibration."""
-        rows = [Row(arm, arm, files, tuple(run_cells(self.study, arm))) for arm, files in self.files.items()]
-        rows += [row for row in (self.repeat_row, floor_row(self.study, self.folder.work)) if row]
-        return rows + (calibration_rows(self.calibration, self.folder.work / "calibration") if self.calibration else [])
+        study, folder = self.study, self.folder.work
+        cells = {arm: tuple(run_cells(study, arm)) for arm in self.files}
+        rows = [Row(arm, arm, files, cells[arm]) for arm, files in self.files.items()]
+        rows += [row for row in (self.repeat_row, floor_row(study, folder)) if row]
+        if self.calibration:
+            rows += calibration_rows(self.calibration, folder / "calibration")
+        return rows
 
     def with_loads(self) -> _StudyRun:
-        """Return the study with request rates for its `load.shares`; this measures the saturation rate first."""
+        """Return the study with rates for its `load.shares`; measures saturation first."""
         if not self.study.load.shares:
             return self
         files = ArmFiles.alone(self.folder.work / "saturation", readings_of(self.folder.work))
-        measured = measure_saturation(self.study, self.workload, files, self.folder.work, self.console)
-        study = at_saturation_shares(self.study, measured)
+        study, folder = self.study, self.folder.work
+        measured = measure_saturation(study, self.workload, files, folder, self.console)
+        first, *others = measured.shares(study.load.shares)
+        study = replace(
+            study,
+            # one sample path of arrivals, scaled to each load
+            arrivals=study.arrivals.at_rate(first),
+            load=LoadSweep(others, study.chosen() if others else [], study.seeds),
+            analyses=study.chosen_analyses(),
+        )
         return replace(self, study=study, saturation=measured, shares=self.study.load.shares)
 
     def report(self, started: float) -> Report:
         """Run every arm, run the analyses, write the folder, and return the report."""
-        self._drop_corrupt()
+        for row in self.rows:
+            if corruption := row.files.corruption():
+                files = f"its files are corrupt: {corruption}"
+                print_line(self.console, f"arms.{row.name} is recomputed because {files}")
+                row.files.remove()
         profile = self._profile()
         tried = self.study.needs(POINTS)
         processes = worker_count(self.study, MANY if tried else len(self.files))
-        rows = max(1, len(self.rows))
-        with workers_of(self.study, self.workload.requests, rows, processes, self.folder.work) as workers:
+        requests, rows = self.workload.requests, max(1, len(self.rows))
+        with workers_of(self.study, requests, rows, processes, self.folder.work) as workers:
             facts = self._check_device(workers)
             finished = self._finished(self._run(workers), facts, profile)
             finished = replace(finished, workers=workers) if tried else finished
@@ -250,7 +255,8 @@ class _StudyRun:
             summary |= run_facts(time.perf_counter() - started, PACKAGES_OF[self.study.backend])
             if self.study.plugins:
                 summary["plugins"] = fingerprints(self.study.plugins)
-            write_before_report(summary, [table for result in findings for table in result.every_table], self.folder)
+            tables = [table for result in findings for table in result.every_table]
+            write_before_report(summary, tables, self.folder)
             figures = self._draw(workers, findings) if self.study.output.figures else []
         paths = [path.relative_to(self.folder.work) for path in figures]
         report = Report(self.study, self.name, footer(finished), summary, findings, paths)
@@ -258,16 +264,8 @@ class _StudyRun:
         finish_report(summary, self.folder)
         return report
 
-    def _drop_corrupt(self) -> None:
-        """Remove the files of each arm that cannot be resumed, and print the reason."""
-        for row in self.rows:
-            corruption = row.files.corruption()
-            if corruption:
-                print_line(self.console, f"arms.{row.name} is recomputed because its files are corrupt: {corruption}")
-                row.files.remove()
-
     def _profile(self) -> Profile | None:
-        """Profile before any arm runs; None where no analysis reads one, or its calibration is interleaved."""
+        """Profile before any arm runs; None where none is read, or it is measured between runs."""
         study, requests = self.study, self.workload.requests
         if "compare_backends" not in study.chosen_analyses() or self.calibration is not None:
             return None
@@ -275,20 +273,24 @@ class _StudyRun:
         return profile or measure_profile(study, requests, self.name, self.root, self.console)
 
     def _check_device(self, workers: Executor[Worker]) -> EngineFacts | None:
-        """Return the facts of the engine's device, read in its process; ValueError where the study does not fit."""
+        """Return the facts of the engine's device, read in its process.
+
+        ValueError where the study does not fit.
+        """
         if self.study.backend != "engine":
             return None
-        facts = workers.submit(_engine_facts).result()
+        facts = workers.submit(lambda worker: engine_facts(worker.study)).result()
         check_device(self.study, facts)
         check_context(self.study, facts, self.workload.requests)
-        if self.study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL_PACKAGE not in facts.versions:
+        lacks_package = OPTIONAL_PACKAGE not in facts.versions
+        if self.study.model.is_hybrid and facts.kind == "cuda" and lacks_package:
             print_line(self.console, WITHOUT_OPTIONAL)
         return facts
 
     def _run(self, workers: Executor[Worker]) -> Outcomes:
         if not self.rows:
             return {}
-        if BACKENDS[self.study.backend].interleaved and any(row.is_unfinished() for row in self.rows):
+        if BACKENDS[self.study.backend].interleaved and any(map(Row.is_unfinished, self.rows)):
             workers.submit(Worker.warm_up).result()
         with arm_progress(self._totals(), self.console) as show:
             return run_tasks(workers, schedule_tasks(self.study, self.rows), show)
@@ -296,24 +298,34 @@ class _StudyRun:
     def _totals(self) -> dict[str, int]:
         """Number of requests of each row."""
         per_run = self.study.workload.popularity.requests or len(self.workload.requests)
-        shapes = shapes_of(self.calibration or self.study) if self._runs_shapes(self.rows[-1]) else []
+        designed = self.study.workload.kind == DESIGNED
+        shapes = shapes_of(self.calibration or self.study) if self.calibration or designed else []
         return {
-            row.name: sum(len(shapes[cell.seed].requests) if self._runs_shapes(row) else per_run for cell in row.cells)
+            row.name: sum(len(shapes[cell.seed].requests) for cell in row.cells)
+            if row.calibrates or designed
+            else per_run * len(row.cells)
             for row in self.rows
         }
 
-    def _runs_shapes(self, row: Row) -> bool:
-        return row.calibrates or self.study.workload.kind == DESIGNED
-
     def _finished(self, outcomes: Outcomes, facts: EngineFacts | None, profile: Profile | None) -> Finished:
-        """Return the input of the analyses; ValueError where every arm failed, or the calibration failed."""
-        arm_outcomes = [outcome for row, outcome in sorted(outcomes.items()) if row < len(self.files)]
-        failed = {outcome.arm: outcome.sentence for outcome in arm_outcomes if isinstance(outcome, ArmFailure)}
+        """Return the input of the analyses; ValueError where all arms or the calibration failed."""
+        ends = [end for row, end in sorted(outcomes.items()) if row < len(self.files)]
+        failed = {end.arm: end.sentence for end in ends if isinstance(end, ArmFailure)}
         if self.files and len(failed) == len(self.files):
-            raise ValueError(f"no arm completed, the first error: {next(iter(failed.values()))}; {REMEDY}")
-        shapes = [end for row, end in outcomes.items() if self.rows[row].calibrates and isinstance(end, ArmFailure)]
-        if shapes:
-            raise ValueError(f"the calibration failed: {shapes[0].sentence}; {REMEDY}")
+            first = next(iter(failed.values()))
+            raise ValueError(f"no arm completed, the first error: {first}; {REMEDY}")
+        for row, end in outcomes.items():
+            if self.rows[row].calibrates and isinstance(end, ArmFailure):
+                raise ValueError(f"the calibration failed: {end.sentence}; {REMEDY}")
+        noise = None
+        if facts:
+            repeated = self.files.get(repeated_arm(self.study), next(iter(self.files.values())))
+            repeat = self.repeat_row.files if self.repeat_row else None
+            noise = noise_of(self.study, repeated, repeat, readings_of(self.folder.work))
+        if facts and self.calibration:
+            shapes = {row.arm: row.files for row in self.rows if row.calibrates}
+            points = points_of(self.calibration, shapes)
+            profile = profile_from_points(self.calibration, facts, points)
         return Finished(
             study=self.study,
             name=self.name,
@@ -321,24 +333,13 @@ class _StudyRun:
             folder=self.folder.work,
             workload=self.workload,
             files={arm: files for arm, files in self.files.items() if arm not in failed},
-            results=[outcome for outcome in arm_outcomes if isinstance(outcome, ArmResult)],
+            results=[end for end in ends if isinstance(end, ArmResult)],
             failed=failed,
             facts=facts,
-            noise=self._noise() if facts else None,
-            profile=self._fit_profile(facts) if facts and self.calibration else profile,
+            noise=noise,
+            profile=profile,
             shares=self.saturation.shares(self.shares) if self.saturation else {},
         )
-
-    def _noise(self) -> Noise:
-        baseline = self.files.get(repeated_arm(self.study), next(iter(self.files.values())))
-        repeat = self.repeat_row.files if self.repeat_row else None
-        return noise_of(self.study, baseline, repeat, readings_of(self.folder.work))
-
-    def _fit_profile(self, facts: EngineFacts) -> Profile:
-        """Fit the profile of the interleaved calibration."""
-        assert self.calibration is not None, "called only with an interleaved calibration"
-        points = points_of(self.calibration, {row.arm: row.files for row in self.rows if row.calibrates})
-        return profile_from_points(self.calibration, facts, points)
 
     def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
         """Contents of `summary.json` that are equal for two runs of the same settings."""
@@ -361,10 +362,6 @@ class _StudyRun:
         return [path for job in as_completed(jobs) for path in job.result() if path.suffix == ".png"]
 
 
-def _engine_facts(worker: Worker) -> EngineFacts:
-    return engine_facts(worker.study)
-
-
 def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
     from spanlab.report.style import write_figure  # loads matplotlib, half a second
 
@@ -377,8 +374,15 @@ def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) 
 
 
 def measure_profile(study: Study, requests: tuple[Request, ...], name: str, root: Path, console: Console) -> Profile:
-    """Run a separate calibration and return its profile; it is stored for later studies if the machine was calm."""
-    print_line(console, f"{_describe_missing_profile(study, requests)}: measuring one first, for the simulator")
+    """Run a separate calibration and return its profile.
+
+    It is stored for later studies if the machine was calm.
+    """
+    missing, stored = f"no profile of {study.model.name} on this machine", local_profile(study)
+    if stored is not None:
+        covered = f"(the stored one covers {stored.longest:,})"
+        missing += f" covers {_longest(study, requests):,} tokens {covered}"
+    print_line(console, f"{missing}: measuring one first, for the simulator")
     calibration = calibration_of(study, requests)
     output = replace(study.output, run=f"{name}_calibration", if_exists="replace")
     calibration = replace(calibration, tracking=replace(study.tracking, kind="none"), output=output)
@@ -387,15 +391,8 @@ def measure_profile(study: Study, requests: tuple[Request, ...], name: str, root
     return read_profile(folder / "profile.json")
 
 
-def _describe_missing_profile(study: Study, requests: tuple[Request, ...]) -> str:
-    text, profile = f"no profile of {study.model.name} on this machine", local_profile(study)
-    if profile is None:
-        return text
-    return f"{text} covers {_longest(study, requests):,} tokens (the stored one covers {profile.longest:,})"
-
-
 def find_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
-    """Return the profile that the study names, or a stored one that covers the longest prompt; else None."""
+    """Return the study's profile, or a stored one that covers the longest prompt; else None."""
     if study.timing.profile is not None:
         return profile_of(study)
     profile = local_profile(study)
@@ -403,7 +400,7 @@ def find_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
 
 
 def interleaved_calibration(study: Study, requests: tuple[Request, ...]) -> Study:
-    """Return a calibration that is interleaved with a study's repeats: one round before each, one after the last."""
+    """Return a calibration for one round before each of a study's repeats, and one at the end."""
     calibration = calibration_of(study, requests)
     return replace(calibration, design=replace(calibration.design, repeats=study.repeats + 1))
 
@@ -411,11 +408,8 @@ def interleaved_calibration(study: Study, requests: tuple[Request, ...]) -> Stud
 def calibration_rows(calibration: Study, folder: Path) -> list[Row]:
     """Rows of a calibration within another study; the files are in `folder`."""
     files = {arm: ArmFiles.of_arm(folder, arm) for arm in calibration.chosen()}
-    calibration_rows = [
-        Row(CALIBRATION_PREFIX + arm, arm, files[arm], tuple(run_cells(calibration, arm)), calibrates=True)
-        for arm in files
-    ]
-    return [row for row in calibration_rows if row.cells]
+    cells = {arm: tuple(run_cells(calibration, arm)) for arm in files}
+    return [Row(CALIBRATION_PREFIX + arm, arm, files[arm], cells[arm], calibrates=True) for arm in files if cells[arm]]
 
 
 def _longest(study: Study, requests: tuple[Request, ...]) -> int:

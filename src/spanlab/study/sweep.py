@@ -53,7 +53,7 @@ from spanlab.study.jobs import run_cells
 from spanlab.study.machine import installed
 from spanlab.study.prepare import LoadFunction, load_workload
 from spanlab.study.run import Host, folder_names, run_study
-from spanlab.tracking import Tracker, check_login, tracked
+from spanlab.tracking import check_login, tracked
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.workload import Workload
 
@@ -84,16 +84,8 @@ class LastWorkload:
 
 
 @dataclass(frozen=True)
-class PointOutcome:
-    """Outcome of a point: `ran` where its run folder is complete; `failure` is one sentence, or empty."""
-
-    ran: bool
-    failure: str = ""
-
-
-@dataclass(frozen=True)
 class Lane:
-    """Runs points one after another, and loads the workload once for consecutive points that share it.
+    """Runs points one after another, and loads a workload that consecutive points share once.
 
     `concurrent`  other lanes run at the same time: progress bars would overwrite one another
     """
@@ -104,29 +96,43 @@ class Lane:
 
     @cached_property
     def _host(self) -> Host:
-        return Host(LastWorkload(), Console(stderr=True, force_terminal=False if self.concurrent else None))
+        console = Console(stderr=True, force_terminal=False if self.concurrent else None)
+        return Host(LastWorkload(), console)
 
-    def run(self, study: Study, point: str) -> PointOutcome:
-        """Run the study of a point; `point` is its name in messages."""
+    def run(self, study: Study, point: str) -> SweepPoint:
+        """Run the study of a point and return its results; `point` is its name in messages."""
+        failure, run = "", study.output.run
         try:
             run_study(study, self.name, self.root, show=False, host=self._host)
         except (ArmsFailedError, BarMissedError) as error:
-            return PointOutcome(True, f"{point}: {error}")  # the run folder is complete
+            failure = f"{point}: {error}"  # the run folder is complete
         except Exception as mistake:  # all but user errors are raised again
             if not is_user_error(mistake):
                 raise
-            text = f"{point}: {sentence(mistake)}"
-            print_line(self._host.console, f"failed: {text}")
-            return PointOutcome(False, text)
-        return PointOutcome(True)
+            failure = f"{point}: {sentence(mistake)}"
+            print_line(self._host.console, f"failed: {failure}")
+            return _failed(failure)
+        summary = (self.root / study.workload.kind / run / "summary.json").read_bytes()
+        return SweepPoint("", "", run, orjson.loads(summary), failure)
 
-    def run_here(self, study: Study, point: str) -> PointOutcome:
+    def run_here(self, study: Study, point: str) -> SweepPoint:
         """Run the study of a point with all its arms in this process."""
         study.executor, study.workers = ExecutorSettings("here"), None
         return self.run(study, point)
 
 
-StartPoint = Callable[[Study, str], Future[PointOutcome]]
+def _failed(failure: str) -> SweepPoint:
+    """A point whose run did not complete."""
+    return SweepPoint("", "", "", None, failure)
+
+
+def _finished(point: SweepPoint) -> Future[SweepPoint]:
+    future = Future[SweepPoint]()
+    future.set_result(point)
+    return future
+
+
+StartPoint = Callable[[Study, str], Future[SweepPoint]]
 
 
 @contextmanager
@@ -143,13 +149,7 @@ def lanes_of(study: Study, count: int, name: str, root: Path) -> Iterator[StartP
             yield lambda study, point: pool.submit(Lane.run_here, study, point)
         return
     lane = Lane(name, root, concurrent=False)
-
-    def run(study: Study, point: str) -> Future[PointOutcome]:
-        outcome = Future[PointOutcome]()
-        outcome.set_result(lane.run(study, point))
-        return outcome
-
-    yield run
+    yield lambda study, point: _finished(lane.run(study, point))
 
 
 # ------------------------------------------------------------------------------
@@ -196,9 +196,11 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
     copy_pipe(study.workload)
     console = Console(stderr=True)
     with RunFolder(*sweep_names(study, root)) as folder:
-        points = list(_Points(study, name, root, compose, console).run(axes))
-        _check_any_completed(points)
+        points = list(run_points(study, name, root, compose, axes))
         ran = [point for point in points if point.summary is not None]
+        if not ran:
+            first = points[0].failure
+            raise ValueError(f"no point of the sweep completed, the first error: {first}")
         functions = [ANALYSES[name].of_points for name in study.chosen_analyses()]
         findings = [of_points(ran) for of_points in functions if of_points is not None]
         tables = (
@@ -211,9 +213,13 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
         finish_report(summary, folder)
         _print(points, findings)
         with tracked(study.tracking, run, name, config, folder.path) as tracker:
-            _track(tables, folder.path, tracker)
+            for table in tables:
+                tracker.table(table.name, *tracker_rows(table))
+            tracker.figures(sorted(folder.path.glob("figures/*.png")))
     print_line(console, str(folder.path))
-    _raise_failures(points)
+    if failed := failures(points):
+        counts = f"{len(failed)} of {len(points)} points failed, the others are reported"
+        raise ValueError(f"{counts}: {'; '.join(failed)}")
     return folder.path
 
 
@@ -268,70 +274,45 @@ def _parse_axis(text: str) -> Axis:
     keys = tuple(assignment.partition("=")[0] for assignment in text.split())
     if not keys or not all(keys) or not all(override.is_sweep_override() for override in overrides):
         raise ValueError(expected)
-    return Axis(keys, tuple(tuple(map(str, override.sweep_string_iterator())) for override in overrides))
+    values = (tuple(map(str, override.sweep_string_iterator())) for override in overrides)
+    return Axis(keys, tuple(values))
 
 
-class _Points:
-    """The points of a sweep; points with equal settings run once, even on different axes."""
+def run_points(study: Study, name: str, root: Path, compose: Compose, axes: Sequence[Axis]) -> Iterator[SweepPoint]:
+    """Run all points, and yield their results axis by axis.
 
-    def __init__(self, study: Study, entry: str, root: Path, compose: Compose, console: Console) -> None:
-        self._study, self._entry, self._root, self._compose, self._console = study, entry, root, compose, console
-        self._names: dict[str, str] = {}  # name of the first point with given settings, by settings key
-        self._studies: dict[str, Study] = {}  # studies of the points that run, by name
-        self._running: dict[str, Future[PointOutcome]] = {}  # by name
-        self._points: dict[str, SweepPoint] = {}  # by name
-
-    def run(self, axes: list[Axis]) -> Iterator[SweepPoint]:
-        """Run all points, and yield their results axis by axis."""
-        combinations = [(axis, values) for axis in axes for values in axis.combinations()]
-        with lanes_of(self._study, len(combinations), self._entry, self._root) as start:
-            names = [self._start(self._settings(*combination), start) for combination in combinations]
-            for name, outcome in self._running.items():
-                self._points[name] = self._read(name, outcome)
-        for (axis, values), name in zip(combinations, names, strict=True):
-            value, settings = as_value(", ".join(values)), self._settings(axis, values)
-            yield replace(self._points[name], axis=axis.name, value=value, settings=settings)
-
-    @staticmethod
-    def _settings(axis: Axis, values: tuple[str, ...]) -> dict[str, str]:
-        return dict(zip(axis.keys, values, strict=True))
-
-    def _start(self, settings: dict[str, str], start: StartPoint) -> str:
-        """Start a point, or record why its settings are invalid; return the name of the point with these settings."""
-        overrides = [f"{key}={value}" for key, value in settings.items()]
-        point = ",".join(overrides)
-        try:
-            study = self._compose(*overrides)
-        except Exception as mistake:  # all but user errors are raised again
-            if not is_user_error(mistake):
-                raise
-            failure = f"{point}: {sentence(mistake)}"
-            print_line(self._console, f"failed: {failure}")
-            self._points[point] = SweepPoint("", "", "", None, failure)
-            return point
-        study = _of_point(self._study, study, overrides)
-        name = self._names.setdefault(settings_key(asdict(study)), point)
-        if name not in self._studies:
-            self._studies[name], self._running[name] = study, start(study, name)
-        return name
-
-    def _read(self, name: str, running: Future[PointOutcome]) -> SweepPoint:
-        """Wait for a point and read its results; its summary is None where the run did not complete."""
-        try:
-            outcome = running.result()
-        except ProcessKilledError:
-            outcome = PointOutcome(False, f"{name}: its process {KILLED}")
-        if not outcome.ran:
-            return SweepPoint("", "", "", None, outcome.failure)
-        study = self._studies[name]
-        run = study.output.run
-        summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()
-        return SweepPoint("", "", run, orjson.loads(summary), outcome.failure)
-
-
-def _check_any_completed(points: list[SweepPoint]) -> None:
-    if all(point.summary is None for point in points):
-        raise ValueError(f"no point of the sweep completed, the first error: {points[0].failure}")
+    Points with equal settings run once, even on different axes.
+    """
+    combinations = [(axis, values) for axis in axes for values in axis.combinations()]
+    known: dict[str, tuple[str, Future[SweepPoint]]] = {}  # name and run of a point, by settings
+    runs: list[tuple[str, Future[SweepPoint]]] = []
+    with lanes_of(study, len(combinations), name, root) as start:
+        for axis, values in combinations:
+            overrides = [f"{key}={value}" for key, value in zip(axis.keys, values, strict=True)]
+            point = ",".join(overrides)
+            try:
+                swept = _of_point(study, compose(*overrides), overrides)
+            except Exception as mistake:  # all but user errors are raised again
+                if not is_user_error(mistake):
+                    raise
+                failure = f"{point}: {sentence(mistake)}"
+                print_line(Console(stderr=True), f"failed: {failure}")
+                runs.append((point, _finished(_failed(failure))))
+                continue
+            key = settings_key(asdict(swept))
+            if key not in known:
+                known[key] = point, start(swept, point)
+            runs.append(known[key])
+        results = []
+        for point, run in runs:
+            try:
+                results.append(run.result())
+            except ProcessKilledError:
+                results.append(_failed(f"{point}: its process {KILLED}"))
+    for (axis, values), result in zip(combinations, results, strict=True):
+        settings = dict(zip(axis.keys, values, strict=True))
+        value = as_value(", ".join(values))
+        yield replace(result, axis=axis.name, value=value, settings=settings)
 
 
 def _write(
@@ -378,12 +359,6 @@ def _print(points: list[SweepPoint], findings: list[Findings]) -> None:
         console.print(Text("\n".join(failures(points)), style="dim"))
 
 
-def _track(tables: Sequence[Table], folder: Path, tracker: Tracker) -> None:
-    for table in tables:
-        tracker.table(table.name, *tracker_rows(table))
-    tracker.figures(sorted(folder.glob("figures/*.png")))
-
-
 def _draw(points: list[SweepPoint], findings: list[Findings], folder: Path) -> list[Path]:
     """Draw one figure per measure and those of the analyses, and return the PNG files."""
     figures: dict[str, Callable[[], Figure | None]] = {}
@@ -396,35 +371,27 @@ def _draw(points: list[SweepPoint], findings: list[Findings], folder: Path) -> l
 
 def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
     """Contents of a sweep's `summary.json`: keys that all points share, every point, every row."""
-    first = next(point.summary for point in points if point.summary is not None)
-    shared = ("study", "workload", "model", "hardware", "timing", "backend", "engine", "store", "seeds")
-    caveats = dict.fromkeys(caveat for point in points if point.summary for caveat in point.summary["caveats"])
-    walls = {point.run: point.summary["wall_s"] for point in points if point.summary is not None}
+    shared = ["study", "workload", "model", "hardware", "timing", "backend", "engine", "store", "seeds"]
+    ran = [(point.run, point.summary) for point in points if point.summary is not None]
+    caveats = dict.fromkeys(caveat for _, summary in ran for caveat in summary["caveats"])
+    walls = {run: summary["wall_s"] for run, summary in ran}
     return {
-        **{key: first[key] for key in shared},
+        **{key: ran[0][1][key] for key in shared},
         "caveats": list(caveats),
-        "points": [_point_summary(point) for point in points],
+        "points": [
+            {
+                "axis": point.axis,
+                "value": point.value,
+                "settings": dict(point.settings),
+                "workload": None if point.summary is None else point.summary["workload"]["kind"],
+                "run": point.run,
+                "failed": point.failure,
+            }
+            for point in points
+        ],
         "rows": [asdict(row) for row in sweep_rows(points)],
         **run_facts(sum(walls.values())),
     }
-
-
-def _point_summary(point: SweepPoint) -> dict[str, Any]:
-    return {
-        "axis": point.axis,
-        "value": point.value,
-        "settings": dict(point.settings),
-        "workload": None if point.summary is None else point.summary["workload"]["kind"],
-        "run": point.run,
-        "failed": point.failure,
-    }
-
-
-def _raise_failures(points: list[SweepPoint]) -> None:
-    failed = failures(points)
-    if failed:
-        counts = f"{len(failed)} of {len(points)} points failed, the others are reported"
-        raise ValueError(f"{counts}: {'; '.join(failed)}")
 
 
 # ------------------------------------------------------------------------------

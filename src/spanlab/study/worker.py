@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -73,20 +73,17 @@ class Worker:
                     outcomes[number] = end.value
                     del running[number]
             if running and len(tasks) > 1 and monotonic() > reading_at:
-                self._record_reading(tasks[0])
+                backend, path = self._runtime.backend, tasks[0].files.readings
+                assert isinstance(backend, RealEngine), "only runs of the engine alternate"
+                if path is not None:
+                    backend.record_reading(path)
                 reading_at = monotonic() + READING_PERIOD_S
         return outcomes
 
-    def _record_reading(self, task: Task) -> None:
-        backend, path = self._runtime.backend, task.files.readings
-        assert isinstance(backend, RealEngine), "only runs of the engine alternate"
-        if path is not None:
-            backend.record_reading(path)
-
     def _run_task(self, task: Task) -> Generator[None, None, Outcome]:
         """Run one task, and yield at the pauses of its runs."""
-        other_requests = [row["requests"] for row in task.files.finished() if RunCell.of(row) not in task.cells]
-        self._counts[task.row] = sum(other_requests)
+        others = (row for row in task.files.finished() if RunCell.of(row) not in task.cells)
+        self._counts[task.row] = sum(row["requests"] for row in others)
         try:
             runtime = self._calibration if task.calibrates else self._runtime
             yield from run_arm(runtime, task, lambda finished: self._progress(task.row, finished))
@@ -94,12 +91,14 @@ class Worker:
         except PlacementError as error:
             return ArmFailure(task.arm, f"arms.{task.arm}.{error}")
         except MissingBaselineError:
-            return ArmFailure(task.arm, f"arms.{task.arm} is not scored, because arms.{self.study.baseline} failed")
+            cause = f"because arms.{self.study.baseline} failed"
+            return ArmFailure(task.arm, f"arms.{task.arm} is not scored, {cause}")
         except CAUGHT as error:
             description = out_of_memory(error)
             if description is None:
                 raise
-        self._runtime.backend.recover()  # after the except block: its traceback keeps the failed run alive
+        # after the except block, whose traceback keeps the failed run alive
+        self._runtime.backend.recover()
         return ArmFailure(task.arm, f"arms.{task.arm} ran out of memory: {description}")
 
     def _progress(self, row: int, finished: int) -> None:
@@ -111,8 +110,9 @@ class Worker:
             return None
         expected = run_cells(self.study, task.arm)
         if missing := set(expected) - {RunCell.of(row) for row in task.files.finished()}:
+            lacks = f"lacks {len(missing)} of {len(expected)} finished runs"
             raise ValueError(
-                f"arms.{task.arm}: {task.files.runs} lacks {len(missing)} of {len(expected)} finished runs; expected "
+                f"arms.{task.arm}: {task.files.runs} {lacks}; expected "
                 "a folder that nothing else changes until the study ends"
             )
         task.files.sort_cells(expected)
@@ -128,7 +128,8 @@ class Worker:
             description = out_of_memory(error)
             if description is None:
                 raise
-            raise OutOfMemoryError(f"the engine ran out of memory in the warm-up: {description}; {REMEDY}") from None
+            text = f"the engine ran out of memory in the warm-up: {description}"
+            raise OutOfMemoryError(f"{text}; {REMEDY}") from None
 
 
 # ------------------------------------------------------------------------------
@@ -173,7 +174,12 @@ def run_tasks(
     while running:
         for future in wait(running, PERIOD_S, FIRST_COMPLETED).done:
             tasks = running.pop(future)
-            for task, end in zip(tasks, _ends(future, tasks), strict=True):
+            try:
+                ends = future.result()  # any other error ends the study
+            except ProcessKilledError:
+                lost = f"its process {KILLED}"
+                ends = [ArmFailure(task.arm, f"arms.{task.arm}: {lost}") for task in tasks]
+            for task, end in zip(tasks, ends, strict=True):
                 if end is not None and not _failed(outcomes, (task,)):
                     outcomes[task.row] = end
         for future, tasks in list(running.items()):
@@ -181,13 +187,6 @@ def run_tasks(
                 del running[future]
         watch(counts.tolist())
     return outcomes
-
-
-def _ends(future: Future[list[Outcome]], tasks: tuple[Task, ...]) -> list[Outcome]:
-    try:
-        return future.result()  # an error ends the study immediately
-    except ProcessKilledError:
-        return [ArmFailure(task.arm, f"arms.{task.arm}: its process {KILLED}") for task in tasks]
 
 
 def _failed(outcomes: Outcomes, tasks: tuple[Task, ...]) -> bool:

@@ -110,8 +110,9 @@ def test_an_error_that_cannot_be_sent_keeps_its_text():
     with executor(ExecutorSettings(), 7, 1) as processes:
         user, program = (processes.submit(fail, kind).exception() for kind in (TwoArgumentsError, KeyedError))
         assert processes.submit(lambda worker: worker).result() == 7
-    assert (str(user), is_user_error(user)) == ("TwoArgumentsError: one and two", True)
-    assert (str(program), is_user_error(program)) == ("KeyedError: one and two", False)
+    # where distributed is loaded, errors of any class can be sent
+    assert (str(user).removeprefix("TwoArgumentsError: "), is_user_error(user)) == ("one and two", True)
+    assert (str(program).removeprefix("KeyedError: "), is_user_error(program)) == ("one and two", False)
     assert "in fail" in str(user.__cause__)
 
 
