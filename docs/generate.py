@@ -67,7 +67,7 @@ GROUPS = {
     "([models](models.md)).",
     "preamble": "Text before the prompts of a workload: `workload.preamble`.",
     "size": "Presets for `*_clean` entries: model, store and workload size.",
-    "stages": "Stages of `first_light`: at full size on a GPU, or at their smallest size.",
+    "stages": "Stages of `first_light` in place of those for a GPU.",
     "store": "Memory budgets for KV, states and running requests together.",
     "strategy": "Strategies. Add one as an arm: `+strategy@arms.NAME=CHOICE`.",
     "timing": "Timing models of the simulator.",

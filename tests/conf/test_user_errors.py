@@ -262,7 +262,10 @@ USER_ERRORS = {
         "analyses=[replicas]",
         "analyses=replicas with replicas.count=1: expected two replicas or more",
     ),
-    "an order for groups": ("arrivals=poisson_per_group arrivals.order=shuffled", "arrivals.order=shuffled"),
+    "an order for groups": (
+        "arrivals=poisson_per_group arrivals.rate_rps=1 arrivals.order=shuffled",
+        "arrivals.order=shuffled",
+    ),
     "zero memory": ("store.total_gib=0", f"store.total_gib=0.0: {ABOVE_ZERO}"),
     "more KV than memory": ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),
     "zero entries": ("store.entries=0", f"store.entries=0: {ABOVE_ZERO}"),

@@ -17,13 +17,16 @@ from spanlab.study.run import run_study
 FEW = {
     "quality_sim": ("workload.documents=6", "workload.questions_per_document=4"),
     "pic_sim": ("workload.rag.requests=80",),
+    "interval_sim": ("workload.synthetic.prompt_tokens=20000",),
 }
+FEW["hybrid_policies_sim"] = (*FEW["quality_sim"], "sweep=[]", "analyses=[summary]")
 SHORT = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "output.run=x", "tracking=none")
 UNLIMITED, TIGHT = "store=unlimited", "store.total_gib=3"
 DEFAULT = [("quality_sim", "own_rules"), ("pic_sim", "presets")]
-HYBRID = ("presets_hybrid", "hybrid_policies", "checkpoints", "state_rules", "intervals", "evictions")
+HYBRID = ("presets_hybrid", "checkpoints", "state_rules", "evictions")
 ATTENTION = ("pic", "prefixes", "families_transformer", "evictions")
-OTHERS = [*(("quality_sim", arms) for arms in HYBRID), *(("pic_sim", arms) for arms in ATTENTION)]
+OTHERS = [("hybrid_policies_sim", None), ("interval_sim", None)]
+OTHERS += [*(("quality_sim", arms) for arms in HYBRID), *(("pic_sim", arms) for arms in ATTENTION)]
 CASES = [*DEFAULT, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
 
 
@@ -40,9 +43,10 @@ def arms_of(root: Path, entry: str, *overrides: str) -> Iterator[tuple[str, int,
 
 @pytest.mark.parametrize(("entry", "arms"), CASES)
 @pytest.mark.parametrize("memory", [UNLIMITED, TIGHT])
-def test_evicted_tokens_were_evicted(tmp_path: Path, entry: str, arms: str, memory: str):
+def test_evicted_tokens_were_evicted(tmp_path: Path, entry: str, arms: str | None, memory: str):
     seen, shared = 0, list[dict[int, int]]()
-    for arm, token_bytes, records, evicted in arms_of(tmp_path, entry, *FEW[entry], f"arms={arms}", memory):
+    chosen = [] if arms is None else [f"arms={arms}"]
+    for arm, token_bytes, records, evicted in arms_of(tmp_path, entry, *FEW[entry], *chosen, memory):
         booked = sum(record["lost_kv_evicted"] for record in records)
         assert booked * token_bytes <= evicted, arm
         if not evicted:

@@ -38,6 +38,13 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
     return {(None, f"base_{name}"): entry.schema for name, entry in ENTRIES.items()} | _GROUPS
 
 
+#: Choices that are the defaults of their schema.
+_DEFAULTS = {
+    ("store", "unlimited"): "No limit.",
+    ("tier", "own"): "Your own tier: store.tiers.NAME.gib=SIZE store.tiers.NAME.bandwidth_gb_s=RATE.",
+}
+
+
 class Choice(NamedTuple):
     """A choice that no file of conf/ describes.
 
@@ -64,6 +71,7 @@ def choices_without_file() -> dict[tuple[str | None, str], Choice]:
         made |= {(group, name): Choice({"kind": name}, _first_line(kinds[name])) for name in kinds}
     for group, texts in {"executor": EXECUTORS, "tracking": TRACKERS}.items():
         made |= {(group, name): Choice({"kind": name}, text) for name, text in texts.items()}
+    made |= {at: Choice({}, text) for at, text in _DEFAULTS.items()}
     for name in PLACEMENTS:
         if not PLACEMENTS.needs_options(name):
             text = _first_line(PLACEMENTS[name]).removeprefix(f"`{name}`: ")
