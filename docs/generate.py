@@ -227,8 +227,7 @@ def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> l
         name, hint = field.name, hints[field.name]
         subschema = dataclass_in(hint)
         if subschema is None:
-            kind = type_of(hint, choices.get(name, ()))
-            kind += bounds_of(field.metadata.get("check"))
+            kind = type_of(hint, choices.get(name, ()), bounds_of(field.metadata.get("check")))
         else:
             heading = shown_at[subschema]
             kind = f"[{heading}](#{anchor(heading)}){' or null' if NoneType in get_args(hint) else ''}"
@@ -271,16 +270,16 @@ def summary_of(schema: type[Any]) -> str:
     return " ".join(inspect.cleandoc(schema.__doc__ or "").split("\n\n")[0].split())
 
 
-def type_of(hint: Any, choices: tuple[str, ...]) -> str:
-    """Describe a type: its choices, or the kind of value."""
+def type_of(hint: Any, choices: tuple[str, ...], bounds: str = "") -> str:
+    """Describe a type: its choices, or the kind of value with its bounds in words."""
     if isinstance(hint, UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-        return f"{type_of(kinds[0], choices)} or null"
+        return f"{type_of(kinds[0], choices, bounds)}{',' if bounds else ''} or null"
     if get_origin(hint) is dict:
         return "values by name"
     if get_origin(hint) is list:
         return f"list of {SCALARS[get_args(hint)[0]]}"
-    return ", ".join(f"`{choice}`" for choice in choices) or SCALARS[hint]
+    return ", ".join(f"`{choice}`" for choice in choices) or f"{SCALARS[hint]}{bounds}"
 
 
 def default_of(field: Field[Any], subschema: type[Any] | None) -> str:

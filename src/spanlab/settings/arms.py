@@ -23,7 +23,8 @@ from spanlab.core.rules import COST, COSTS, RECOVERIES, STATE_FORMATS, CacheRule
 from spanlab.core.tiers import LOAD_WHEN
 from spanlab.core.tree import Layout, PrefixTree, shared_name, without_tails
 from spanlab.model_spec import ModelSpec
-from spanlab.registry import Registry, one_of, positive
+from spanlab.registry import Registry, check_keys, one_of, positive
+from spanlab.registry import field as declared
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
@@ -38,19 +39,17 @@ if TYPE_CHECKING:
 class PlacementSettings:
     """Positions at which recurrent states are stored: the union of `kind` and of the placements in `also`.
 
-    `kind`      the placement; docs/methods.md describes each
-    `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
-    `count`     states per prompt; balanced, dp and tail only
-    `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
     `also`      further placements, which need no option
     `dp`        how dp learns; dp only
-    `options`   options of a placement from a plugin, by name
+    `options`   options of a placement that are no keys here, by name
     """
 
-    kind: str = "none"
-    interval: int | None = None
-    count: int | None = None
-    offset: int | None = None
+    kind: str = declared("none", PLACEMENTS, "the placement; docs/methods.md describes each")
+    interval: int | None = declared(None, None, "tokens between two states, for placements that take it")
+    count: int | None = declared(None, None, "states per prompt, for placements that take it")
+    offset: int | None = declared(
+        None, None, "tokens from the prompt's end to the first state of tail; null: the model's grid"
+    )
     also: list[str] = field(default_factory=list)
     dp: Dp | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +57,7 @@ class PlacementSettings:
     def check(self, arm: str) -> None:
         """Raise ValueError for invalid settings, naming the arm."""
         path = f"{arm}.placement"
-        one_of(f"{path}.kind", self.kind, PLACEMENTS)
+        check_keys(self, lambda key: f"{path}.{key}", path)
         for extra in self.also:
             one_of(f"{path}.also", extra, [name for name in PLACEMENTS if not PLACEMENTS.needs_options(name)])
         PLACEMENTS.check(f"{path}.options", self.kind, f"{path}.kind={self.kind}", self.options, self.keys)
@@ -103,21 +102,23 @@ class PoolSettings:
                   and one where a shared prefix has none yet; n: also one per n tokens
     `junctions`   whether a state is stored at the end of a shared prefix that has none
     `cut`         whether prefill chunks end at each multiple of `retention`, so that a state exists there
-    `load_when`   when blocks of `store.tiers` are loaded: break_even, where loading is faster than recomputing; always;
-                  never, and no block is written to the tiers; null: break_even; with `store.tiers` only
     """
 
     block_size: int | None = None
     retention: int | None = 0
     junctions: bool = True
     cut: bool = False
-    load_when: str | None = None
+    load_when: str | None = declared(
+        None,
+        LOAD_WHEN,
+        "when blocks of `store.tiers` are loaded: break_even, where loading is faster than recomputing; always; never, "
+        "and no block is written to the tiers; null: break_even; with `store.tiers` only",
+    )
 
     def check(self, arm: str) -> None:
         """Raise ValueError for invalid settings, naming the arm."""
         POLICIES.check(f"{arm}.pool", "blocks", f"{arm}.pool", self.options)
-        if self.load_when is not None:
-            one_of(f"{arm}.pool.load_when", self.load_when, LOAD_WHEN)
+        check_keys(self, lambda key: f"{arm}.pool.{key}", f"{arm}.pool")
         if self.block_size and self.retention and self.retention % self.block_size:
             expected = f"expected 0 or a multiple of block_size={self.block_size}"
             raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
@@ -138,9 +139,8 @@ T = TypeVar("T")
 
 
 def _check_choice(registry: Registry[Any], arm: str, key: str, roles: Strategy) -> str:
-    """Raise ValueError for an unknown name of a key, and for invalid options of it; return KEY=NAME."""
+    """Raise ValueError for invalid options of the name that a key has; return KEY=NAME."""
     name, options = getattr(roles, key), getattr(roles, f"{key}_options")
-    one_of(f"{arm}.{key}", name, registry)
     registry.check(f"{arm}.{key}_options", name, f"{arm}.{key}={name}", options)
     return f"{arm}.{key}={name}"
 
@@ -214,7 +214,6 @@ def check_states(name: str, arm: Strategy, model: ModelSpec) -> None:
 
 
 def _check_format(path: str, arm: Strategy, model: ModelSpec) -> None:
-    one_of(f"{path}.state_format", arm.state_format, STATE_FORMATS)
     if arm.state_format == "native":
         return
     setting = f"{path}.state_format={arm.state_format}"
@@ -307,53 +306,67 @@ class Strategy:
 
     `family`      legend and colour of the arm in figures; empty: the placement's kind
     `keep`        whether anything is cached
-    `match`       radix (token level, edges split) or block_hash (full blocks of `block_size` tokens)
-    `block_size`  tokens per block, the unit of matching and sharing
     `placement`   positions of stored recurrent states; hybrid models only
-    `eviction`    eviction order; docs/methods.md describes each
     `eviction_options`  options of the eviction order, by name
-    `admission`   admission rule, which selects the tokens that are cached; docs/methods.md describes each
     `admission_options`  options of the admission rule, by name
-    `cost`        unit of the work that reuse saves, for placement and eviction: tokens, flops or seconds; null: the
-                  default of each
     `cost_options`  options of the cost, by name
-    `sharing`     shared, or private: one whole entry per request, as in the published study
-    `last_token`  the last prompt token after a full match: recompute, or reuse as in the published study
     `cache`       uses that renew an entry's age, and entries that a running request locks
     `spans`       null: prefix caching; else independent spans are reused at any position
-    `state_format`  storage format of recurrent states; docs/methods.md describes each
-    `recovery`    how a hybrid resumes where KV reaches deeper than a state; docs/methods.md describes each
     `recovery_options`  options of the recovery, by name
     `passages`    choice and order of the independent spans in the prompt
     `pool`        null: a prefix tree; else one pool of hashed blocks, for which keys of the tree cannot be set
-    `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private. second_touch: a
-                  tree with that admission. kept_repairs: a tree that also stores repaired first tokens. exact_hash: a
-                  tree that matches whole prompts only. chunks: a pool of chunks that stores prompts only. Others come
-                  from a plugin
     `options`     options of the policy, by name
     """
 
     family: str = ""
     keep: bool = True
-    match: str = "radix"
-    block_size: int = 1
+    match: str = declared(
+        "radix",
+        ("radix", "block_hash"),
+        "radix (token level, edges split) or block_hash (full blocks of `block_size` tokens)",
+    )
+    block_size: int = declared(1, positive, "tokens per block, the unit of matching and sharing")
     placement: PlacementSettings = field(default_factory=PlacementSettings)
-    eviction: str = "lru"
+    eviction: str = declared("lru", EVICTION_ORDERS, "eviction order; docs/methods.md describes each")
     eviction_options: dict[str, Any] = field(default_factory=dict)
-    admission: str = "always"
+    admission: str = declared(
+        "always",
+        ADMISSIONS,
+        "admission rule, which selects the tokens that are cached; docs/methods.md describes each",
+    )
     admission_options: dict[str, Any] = field(default_factory=dict)
-    cost: str | None = None
+    cost: str | None = declared(
+        None, COSTS, "unit of the work that reuse saves, for placement and eviction; null: the default of each"
+    )
     cost_options: dict[str, Any] = field(default_factory=dict)
     cache: CacheRules = field(default_factory=CacheRules)
-    sharing: str = "shared"
-    last_token: str = "recompute"
+    sharing: str = declared(
+        "shared", ("shared", "private"), "shared, or private: one whole entry per request, as in the published study"
+    )
+    last_token: str = declared(
+        "recompute",
+        ("recompute", "reuse"),
+        "the last prompt token after a full match: recompute, or reuse as in the published study",
+    )
     spans: SpanSettings | None = None
-    state_format: str = "native"
-    recovery: str = "recompute"
+    state_format: str = declared(
+        "native", STATE_FORMATS, "storage format of recurrent states; docs/methods.md describes each"
+    )
+    recovery: str = declared(
+        "recompute",
+        RECOVERIES,
+        "how a hybrid resumes where KV reaches deeper than a state; docs/methods.md describes each",
+    )
     recovery_options: dict[str, Any] = field(default_factory=dict)
     passages: PassageRules = field(default_factory=PassageRules)
     pool: PoolSettings | None = None
-    policy: str | None = None
+    policy: str | None = declared(
+        None,
+        POLICIES,
+        "null: tree; blocks where `pool` is set; published_study where `sharing` is private. second_touch: a tree with "
+        "that admission. kept_repairs: a tree that also stores repaired first tokens. exact_hash: a tree that matches "
+        "whole prompts only. chunks: a pool of chunks that stores prompts only. Others come from a plugin",
+    )
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -371,14 +384,10 @@ class Strategy:
 
     def check(self, arm: str) -> None:
         """Raise ValueError for invalid or contradictory settings, naming the arm."""
-        one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
-        one_of(f"{arm}.policy", self.policy_name, POLICIES)
+        check_keys(self, lambda key: f"{arm}.{key}", arm)
         check_eviction(arm, self)
         check_admission(arm, self)
         POLICIES.check(f"{arm}.options", self.policy_name, f"{arm}.policy={self.policy_name}", self.options)
-        one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
-        one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
-        positive(f"{arm}.block_size", self.block_size)
         if self.match == "block_hash" and self.block_size < 2:
             raise ValueError(
                 f"{arm}.block_size={self.block_size} with match=block_hash: expected a block of two tokens or more"

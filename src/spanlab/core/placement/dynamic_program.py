@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from spanlab.core.placement.rules import PLACEMENTS, ArmFacts, Floats, PrefillInfo, balanced_positions
 from spanlab.core.rules import COST, Cost
-from spanlab.registry import Registry, not_negative, one_of, positive
+from spanlab.registry import Registry, check_keys, field, not_negative, positive, share_above_zero
 
 # ------------------------------------------------------------------------------
 # Optimal checkpoint positions under a distribution of match depths: exact, in O(K·M) on K
@@ -202,42 +202,38 @@ SOLVERS: Registry[Solution] = Registry("solver", given=("histogram", "bin_tokens
 
 @dataclass
 class Dp:
-    """How `placement.kind=dp` learns; see `spanlab.core.placement.DynamicProgram`.
+    """How `placement.kind=dp` learns; see `spanlab.core.placement.DynamicProgram`."""
 
-    `update`      frozen: solve once, after the warm-up; periodic: solve again, forget nothing; decayed: solve again,
-                  with older observations weighted less
-    `every`       observations between two solutions; not where frozen; null: 10
-    `decay`       factor on older observations, per observation; decayed only; null: 0.99
-    `warmup`      observations before the first solution; null: the study's warm-up
-    `max_tokens`  largest depth of the histogram; null: the longest prompt of the workload
-    `smoothing`   count added to every bin before solving (Laplace)
-    `backtrack`   per_length: the optimum for the prompt's length; fixed: one set of positions for all lengths
-    `observe`     seen: longest prefix of any earlier prompt; matched: longest stored prefix
-    `solver`      optimal, or published: the recurrence of arXiv 2605.05219 with its rounding
-    """
-
-    update: str = "decayed"
-    every: int | None = None
-    decay: float | None = None
-    warmup: int | None = None
-    max_tokens: int | None = None
-    smoothing: float = 0.0
-    backtrack: str = "per_length"
-    observe: str = "seen"
-    solver: str = "optimal"
+    update: str = field(
+        "decayed",
+        ("frozen", "periodic", "decayed"),
+        "frozen: solve once, after the warm-up; periodic: solve again, forget nothing; decayed: solve again, with "
+        "older observations weighted less",
+    )
+    every: int | None = field(None, positive, "observations between two solutions; not where frozen; null: 10")
+    decay: float | None = field(
+        None, share_above_zero, "factor on older observations, per observation; decayed only; null: 0.99"
+    )
+    warmup: int | None = field(None, not_negative, "observations before the first solution; null: the study's warm-up")
+    max_tokens: int | None = field(
+        None, positive, "largest depth of the histogram; null: the longest prompt of the workload"
+    )
+    smoothing: float = field(0.0, not_negative, "count added to every bin before solving (Laplace)")
+    backtrack: str = field(
+        "per_length",
+        ("per_length", "fixed"),
+        "per_length: the optimum for the prompt's length; fixed: one set of positions for all lengths",
+    )
+    observe: str = field(
+        "seen", ("seen", "matched"), "seen: longest prefix of any earlier prompt; matched: longest stored prefix"
+    )
+    solver: str = field(
+        "optimal", SOLVERS, "optimal, or published: the recurrence of arXiv 2605.05219 with its rounding"
+    )
 
     def check(self, path: str) -> None:
         """Raise ValueError for invalid values; `path` is the key of these settings."""
-        one_of(f"{path}.update", self.update, ("frozen", "periodic", "decayed"))
-        one_of(f"{path}.backtrack", self.backtrack, ("per_length", "fixed"))
-        one_of(f"{path}.observe", self.observe, ("seen", "matched"))
-        one_of(f"{path}.solver", self.solver, SOLVERS)
-        positive(f"{path}.every", self.every)
-        not_negative(f"{path}.warmup", self.warmup)
-        positive(f"{path}.max_tokens", self.max_tokens)
-        not_negative(f"{path}.smoothing", self.smoothing)
-        if self.decay is not None and not 0 < self.decay <= 1:
-            raise ValueError(f"{path}.decay={self.decay}: expected a share above 0 and up to 1")
+        check_keys(self, lambda key: f"{path}.{key}", path)
         # keys that would have no effect
         if self.every is not None and self.update == "frozen":
             raise ValueError(f"{path}.every={self.every} with dp.update=frozen: expected null, for it solves once")
