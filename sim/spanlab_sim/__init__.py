@@ -1,3 +1,3 @@
 """The simulator: SimPy provides time and queueing, timing models the duration of steps, the core all decisions."""
 
-import spanlab  # noqa: F401 - decides whether the modules of this package are compiled
+from spanlab import compiled  # noqa: F401 - decides whether the modules of this package are compiled

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import orjson
-import simpy
-from numpy.typing import NDArray
 
-from spanlab.core.admission import BatchRules
-from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
-from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
-from spanlab.core.request import Request
-from spanlab.core.scheduler import LockstepScheduler, make_scheduler
-from spanlab.core.step import ScheduledSequence, ScheduledStep, StepFeatures, StepResult, features, finished_after
+from spanlab.core.step import StepFeatures
 from spanlab.kinds import Kind, Kinds, check_fields, field
-from spanlab.model_spec import HardwareSpec, ModelSpec, block_tokens
+from spanlab.model_spec import KV, WEIGHTS, HardwareSpec, ModelSpec, block_tokens
 from spanlab.registry import REQUIRED, not_negative, one_of, positive
 from spanlab.typed_json import from_json, reading
-from spanlab_sim.routing import Observer
-from spanlab_sim.server import Replica, Server, Source
 from spanlab_sim.timing import ConstantTiming, Nanoseconds, RooflineTiming, TimingModel
 
 # ------------------------------------------------------------------------------
@@ -245,14 +233,9 @@ class Calibrated(Timing):
 
 
 # ------------------------------------------------------------------------------
-# The devices of an engine, and its number formats of weights and KV.
+# The devices of an engine.
 # ------------------------------------------------------------------------------
 
-#: Bytes of a weight over those of the model's own format, and how much faster tensor cores multiply it. int4: scales of
-#: two bytes for each 128 weights, which are unpacked before they are multiplied.
-WEIGHTS = {"model": (1.0, 1.0), "fp8": (0.5, 2.0), "int4": (0.25 + 1 / 128, 1.0)}
-#: Bytes of a number of KV over those of the model's own format; int4 with scales of two bytes for each 128.
-KV = {"model": 1.0, "fp8": 0.5, "int4": 0.25 + 1 / 128}
 #: Numbers of tokens for which vLLM captures CUDA graphs; a step of fewer tokens is padded to the next one.
 CAPTURED: tuple[int, ...] = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 
@@ -577,137 +560,3 @@ def _soft_max(compute_ns: float, memory_ns: float) -> float:
     greater, less = (compute_ns, memory_ns) if compute_ns > memory_ns else (memory_ns, compute_ns)
     share: float = (1 + (less / greater) ** SHARPNESS) ** (1 / SHARPNESS)
     return greater * share
-
-
-# ------------------------------------------------------------------------------
-# A simulated replay of a server: the times of the first and last token of each request of a
-# log.
-# ------------------------------------------------------------------------------
-
-
-class Run(NamedTuple):
-    """Equal steps in a row: what each rank did in the first one, how many, and nanoseconds of their start and end."""
-
-    ranks: list[StepFeatures]
-    repeats: int
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True)
-class Times:
-    """The times of the requests of a log, by request, and the totals of the replay.
-
-    `admitted_ns`, `first_ns`, `last_ns`  int64, when it got memory, and when its first and its last token were out
-    `preemptions`          in all
-    `steps`                in all, equal ones counted one by one
-    `blocks`               most blocks of one rank that were in use at once
-    `runs`                 the steps themselves, in order
-    """
-
-    admitted_ns: NDArray[np.int64]
-    first_ns: NDArray[np.int64]
-    last_ns: NDArray[np.int64]
-    preemptions: int
-    steps: int
-    blocks: int
-    runs: list[Run]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """One rank's pool: usable blocks, tokens in each, and bytes of one.
-
-    `state_groups`  blocks that one recurrent state takes; 0 in a model of attention layers alone
-    `caches`        whether prefixes are cached
-    """
-
-    blocks: int
-    block_size: int
-    block_bytes: int
-    state_groups: int = 0
-    caches: bool = True
-
-    def policy(self) -> UnsharedPolicy | BlockPolicy:
-        """Return a policy that allocates the blocks.
-
-        States of a cache lie on block boundaries; otherwise counting blocks suffices.
-        """
-        if self.state_groups and self.caches:
-            rules = BlockRules(self.block_size, "align", self.state_groups)
-            return BlockPolicy(rules, BlockStore(BlockPool(self.blocks), self.block_bytes, self.block_bytes))
-        store = CountedBlocks(self.blocks, self.block_bytes)
-        return UnsharedPolicy(self.block_size, store, states=self.state_groups, caches=self.caches)
-
-    def blocks_for(self, request: Request) -> int:
-        """Return the most blocks that one request may hold."""
-        need, null_block = self.policy().need(request), 1
-        return (need.kv_bytes + need.state_bytes) // self.block_bytes - null_block
-
-
-class LockstepBackend:
-    """Runs the steps of all ranks by a fitted timing model: a step takes as long as its slowest rank."""
-
-    def __init__(self, timing: FittedTiming, scheduler: LockstepScheduler) -> None:
-        self._timing, self._scheduler = timing, scheduler
-        self.ranks: list[StepFeatures] = []  # of the last step
-
-    def resume(self) -> None:
-        """Do nothing: the duration of a modelled step does not depend on when it begins."""
-
-    def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
-        """As `ModelledBackend.execute`, for the ranks' parts of the step."""
-        self.ranks = ranks = [features(rank_step, 0) for rank_step in self._scheduler.rank_steps]
-        remaining = min([sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1)
-        times = 1 if step.chunks else min(remaining, step.max_repeats)
-        if times == 1:
-            return StepResult(self._timing.step_together(ranks), finished_after(step))
-        ends = self._timing.span_together(ranks, times).cumsum()
-        if deadline_ns is not None:
-            times = min(times, 1 + int(ends.searchsorted(deadline_ns, side="right")))
-        return StepResult(int(ends[times - 1]), finished_after(step, times), times, ends=ends[:times])
-
-    def completed(self, step: ScheduledStep) -> None:
-        """Do nothing: this backend stores no KV."""
-
-    def close(self) -> None:
-        """Do nothing: this backend holds no memory."""
-
-
-def serve_lengths(
-    requests: Ordered[Request], memory: Memory, rules: BatchRules, timing: FittedTiming, ranks: int = 1
-) -> Times:
-    """Serve requests that share no tokens, nor a `cache_salt`; their ids are 0, 1, and so on in order of arrival."""
-    policies = [memory.policy() for _ in range(ranks)]
-    scheduler = LockstepScheduler([make_scheduler(policy, rules) for policy in policies])
-    backend = LockstepBackend(timing, scheduler)
-    clock = _Clock(memory, policies, backend, *np.zeros((3, len(requests)), dtype=np.int64))
-    replica = Replica(env := simpy.Environment(), scheduler, backend, clock)
-    Server(env, Source(requests), [replica]).run()
-    return Times(clock.admitted, clock.first, clock.last, clock.preemptions, replica.steps, clock.max_used, clock.runs)
-
-
-@dataclass
-class _Clock(Observer):
-    """Times of the requests, by id, and the most blocks in use at the start of a step."""
-
-    memory: Memory
-    policies: list[UnsharedPolicy | BlockPolicy]
-    backend: LockstepBackend
-    admitted: NDArray[np.int64]
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-    preemptions: int = 0
-    max_used: int = 0
-    runs: list[Run] = dataclasses.field(default_factory=list)
-
-    def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
-        used = self.memory.blocks - min([policy.store.num_free for policy in self.policies])
-        self.max_used = max(self.max_used, used)
-        self.runs.append(Run(self.backend.ranks, result.repeats, now, now + result.duration_ns))
-
-    def finished(self, replica: int, sequence: ScheduledSequence) -> None:
-        index = sequence.request.id
-        self.admitted[index], self.first[index] = sequence.admitted_at, sequence.first_token_at
-        self.last[index] = sequence.finished_at
-        self.preemptions += sequence.preemptions

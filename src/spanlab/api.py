@@ -24,8 +24,8 @@ from spanlab.compiled import CONF
 from spanlab.errors import is_user_error, sentence
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.table import NAME as REPORT
-from spanlab.settings import Study
 from spanlab.settings.composition import as_settings, compose_entry, without_sections
+from spanlab.settings.study import Study
 from spanlab.study.folder import CONFIG, UNFINISHED, UNFINISHED_REPORT, folder_name, read_summary
 
 #: Column types by the type annotation of a row's field; frames omit fields of other types, which are nested.

@@ -49,7 +49,6 @@ from spanlab.workloads.files import is_pipe
 from spanlab.workloads.load import WorkloadSettings, load_workload, refuse_selection
 from spanlab.workloads.logs.read import open_log, served
 from spanlab.workloads.workload import Workload
-from spanlab_sim.arrivals import Arrivals, resample
 from spanlab_sim.bounds import PrefillTime
 from spanlab_sim.routing import Route
 from spanlab_sim.server import Replica
@@ -94,16 +93,6 @@ class Parts(Protocol):
     def engine(self) -> EngineSettings: ...
 
 
-class Traffic(Protocol):
-    """The part of a study that builders of arrivals read."""
-
-    @property
-    def workload(self) -> WorkloadSettings: ...
-
-    @property
-    def arrivals(self) -> Arrivals: ...
-
-
 def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
     """Load the workload; requests of a log get token ids only if they are served."""
     workload = load_workload(settings, Path(cache_dir))
@@ -119,14 +108,6 @@ def copy_pipe(settings: WorkloadSettings) -> None:
     """Copy a log that comes through a pipe, so that worker processes that start later can read it too."""
     if settings.log is not None and settings.path is not None and is_pipe(Path(settings.path)):
         open_log(Path(settings.path), settings.log)
-
-
-def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
-    """Return the requests with arrival times of one seed; equal seeds give equal sample paths at every rate."""
-    popularity = study.workload.popularity
-    if popularity.requests is not None:
-        requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
-    return study.arrivals.at_rate(rate_rps).arrive(requests, np.random.default_rng([seed, 0]))
 
 
 def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]:

@@ -28,7 +28,7 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from spanlab.analyses import every  # noqa: F401 - registers the analyses
+from spanlab import analyses  # noqa: F401 - registers them
 from spanlab.compiled import CONF, HOME, restart_as
 from spanlab.errors import CHOICES, is_user_error, sentence, use_ascii_fallback, with_notes
 from spanlab.kinds import Kinds, kinds_of, schema_of_kind

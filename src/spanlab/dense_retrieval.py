@@ -33,7 +33,7 @@ class Embedder:
         import torch
         from transformers import AutoModel, AutoTokenizer
 
-        from spanlab.engine.load import no_weight_bars
+        from spanlab.engine.hook import no_weight_bars
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         with no_weight_bars():

@@ -365,3 +365,14 @@ class HardwareSpec:
     def bytes_per_s(self) -> float:
         """Bytes per second that a step is assumed to move."""
         return self.bandwidth_bytes_per_s * self.bandwidth_efficiency
+
+
+# ------------------------------------------------------------------------------
+# Number formats of weights and KV, for engines that quantise them.
+# ------------------------------------------------------------------------------
+
+#: Bytes of a weight over those of the model's own format, and how much faster tensor cores multiply it. int4: scales of
+#: two bytes for each 128 weights, which are unpacked before they are multiplied.
+WEIGHTS = {"model": (1.0, 1.0), "fp8": (0.5, 2.0), "int4": (0.25 + 1 / 128, 1.0)}
+#: Bytes of a number of KV over those of the model's own format; int4 with scales of two bytes for each 128.
+KV = {"model": 1.0, "fp8": 0.5, "int4": 0.25 + 1 / 128}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spanlab.errors import warn
-from spanlab.settings import TrackingSettings
+from spanlab.settings.server import TrackingSettings
 
 Mode = Literal["online", "offline"]
 _MODES: dict[str, Mode] = {"online": "online", "offline": "offline"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analyses.leads import MeasuredArm, break_even
+from spanlab.analyses.base import MeasuredArm
+from spanlab.analyses.families import break_even
 
 FAMILIES = {"prefix": ["radix"], "cached_order": ["ordered"], "repaired": ["lego", "blend"], "plain": ["pic"]}
 SECONDS = 1.0 + np.random.default_rng(0).random((2, 30))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analyses.leads import SMALLEST_LEAD, MeasuredArm, compare_families, plain, shown_together, without_ratios
+from spanlab.analyses.base import MeasuredArm
+from spanlab.analyses.families import SMALLEST_LEAD, compare_families, plain, shown_together, without_ratios
 from spanlab.stats import positive_ratio_p
 
 FAMILIES = {"prefix": ["a", "b"], "pic": ["c", "absent"], "empty": ["absent"]}

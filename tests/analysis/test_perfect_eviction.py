@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analyses.leads import MeasuredArm
+from spanlab.analyses.base import MeasuredArm
 from spanlab.analyses.perfect_eviction import arms_table, draw_perfect_eviction, perfect_eviction, points_table
 from spanlab.report.sweep import SweepPoint
 

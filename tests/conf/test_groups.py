@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from spanlab.analyses.fit_profile import store_profile
-from spanlab.build import build_arrivals, build_policy, build_tiered, build_timing, build_workload
+from spanlab.build import build_policy, build_tiered, build_timing, build_workload
 from spanlab.cli import compose, described, groups
 from spanlab.compiled import CONF
 from spanlab.core.step import StepFeatures
 from spanlab.provenance import machine
 from spanlab.settings import Study
+from spanlab.study.jobs import build_arrivals
 from spanlab_sim.run import simulate
 from spanlab_sim.timings import TERMS, Profile
 

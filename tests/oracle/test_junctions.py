@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.schedule import Case, read_cases, schedule, vllm_0_32
+from spanlab.study.jobs import build_arrivals
 from spanlab_sim.run import simulate
 
 from .junction_cases import BLOCK, CASES, make_case

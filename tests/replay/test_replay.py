@@ -79,7 +79,8 @@ def test_every_request_is_asked_once_in_order(serve, tmp_path: Path):
 
 
 def _arrived(settings: Study) -> list:
-    from spanlab.build import build_arrivals, build_workload
+    from spanlab.build import build_workload
+    from spanlab.study.jobs import build_arrivals
 
     workload = build_workload(settings.workload, "")
     arrived = build_arrivals(settings, workload.requests, settings.seeds[0], settings.arrivals.rate_rps)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from spanlab.build import GIB, build_arrivals, build_budget, build_policy, build_timing, build_workload
+from spanlab.build import GIB, build_budget, build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
@@ -29,6 +29,7 @@ from spanlab.offline.forest import (
 )
 from spanlab.records import Record
 from spanlab.study.bounds import storage_of, whole_ns
+from spanlab.study.jobs import build_arrivals
 from spanlab_sim.bounds import LeastPrefill, least_prefill
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import RooflineTiming

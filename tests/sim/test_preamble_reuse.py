@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.request import Request
+from spanlab.study.jobs import build_arrivals
 
 from ..core.factories import common
 from .serving import serve

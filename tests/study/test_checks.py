@@ -8,11 +8,12 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 import pytest
 
-from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.model_spec import DeviceRates
 from spanlab.study import machine
+from spanlab.study.jobs import build_arrivals
 from spanlab.study.machine import EngineFacts
 from spanlab.study.prepare import arrival_note, check_context, check_device, check_fit, check_memory, check_packages
 

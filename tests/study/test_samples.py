@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.build import build_arrivals, build_workload
+from spanlab.build import build_workload
 from spanlab.cli import compose
+from spanlab.study.jobs import build_arrivals
 
 from .conftest import NO_LOAD
 

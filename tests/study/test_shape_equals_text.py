@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.request import Request
 from spanlab.settings import Study
+from spanlab.study.jobs import build_arrivals
 from spanlab_sim.run import simulate
 
 ALL_ARMS = ("only=[]",)

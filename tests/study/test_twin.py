@@ -13,7 +13,8 @@ import pytest
 from spanlab.analyses.twin_fit import TimedLog, predictions_without_model, server_of
 from spanlab.cli import compose
 from spanlab.study.run import run_study
-from spanlab_sim.timings import Memory, Rates
+from spanlab_sim.lockstep import Memory
+from spanlab_sim.timings import Rates
 
 from ..support.files import write_lines
 from ..support.shared import TRACES, needs

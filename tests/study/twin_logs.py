@@ -11,7 +11,8 @@ import numpy as np
 from spanlab.cli import compose
 from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab_sim.timings import Deployment, FittedTiming, Memory, Rates, serve_lengths
+from spanlab_sim.lockstep import Memory, serve_lengths
+from spanlab_sim.timings import Deployment, FittedTiming, Rates
 
 from ..support.files import write_lines
 

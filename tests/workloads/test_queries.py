@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.queries import Message, builtin_tokenizer, describe
 from spanlab.queries.render import CHATML, invented_words
 from spanlab.settings import WorkloadSettings
+from spanlab.study.jobs import build_arrivals
 from spanlab.workloads import Workload
 from spanlab_sim.run import simulate
 

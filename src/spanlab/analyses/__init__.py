@@ -1,1 +1,24 @@
-"""Statistics over records and tables: prediction errors, equivalence, ranks, goals, fits of timing models."""
+"""Analyses of finished studies, each registered in a file of this package."""
+
+from spanlab.analyses import (  # noqa: F401
+    answers,
+    bars,
+    break_even,
+    compare_backends,
+    decay,
+    explain,
+    families,
+    fit_profile,
+    methods,
+    perfect_eviction,
+    plan,
+    plan_searches,
+    policies,
+    prefill,
+    replicas,
+    serving,
+    state_ratio,
+    summary,
+    tiers,
+    twin,
+)

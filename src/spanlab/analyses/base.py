@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from spanlab.analyses.leads import MeasuredArm
+import numpy as np
+from numpy.typing import NDArray
+
 from spanlab.build import build_recovery
+from spanlab.core.request import Request
 from spanlab.errors import printed
 from spanlab.offline.bound import DESCENT, LIMIT
 from spanlab.provenance import commit
@@ -25,7 +28,6 @@ from spanlab.study.executor import Executor
 from spanlab.study.folder import CONFIG
 from spanlab.study.machine import EngineFacts, Noise
 from spanlab.study.numbers import ArmFiles
-from spanlab.study.worker import Worker
 from spanlab.tracking import tracked
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.shape import committed, committed_names
@@ -40,6 +42,20 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------
 # Input and output of an analysis of a finished study.
 # ------------------------------------------------------------------------------
+
+
+class PointWorker(Protocol):
+    """What a process of a study's executor has for the points that an analysis tries."""
+
+    @property
+    def study(self) -> Study:
+        """The study, with its own settings."""
+        ...
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """The requests of its workload."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,7 @@ class Finished:
     noise: Noise | None
     profile: Profile | None
     shares: Mapping[float, float] = field(default_factory=dict)
-    workers: Executor[Worker] | None = None
+    workers: Executor[Any] | None = None
 
     @property
     def measured(self) -> list[MeasuredArm]:
@@ -456,3 +472,26 @@ class Report:
             tracker.summary(self.summary)
             for table in self.tables:
                 tracker.table(table.name, *tracker_rows(table))
+
+
+@dataclass(frozen=True)
+class MeasuredArm:
+    """One arm of a study.
+
+    `summary`    its entry in `summary.json`
+    `ttft_sums`  seconds of TTFT by seed and group, shape (seeds, groups)
+    """
+
+    name: str
+    summary: Mapping[str, Any]
+    ttft_sums: NDArray[np.float64]
+
+    @property
+    def saturated(self) -> bool:
+        """Whether its queue grows, so that its mean TTFT depends on the length of the run."""
+        return bool(self.summary["stationarity"]["verdict"] == SATURATED)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sort key of arms that serve the same requests: by mean TTFT, saturated arms last."""
+        return self.saturated, float(self.ttft_sums.sum())

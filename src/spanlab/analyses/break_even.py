@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spanlab.analyses.base import Findings, Finished, findings_by_axis, point_entries
-from spanlab.analyses.families import check_families, family_field, family_name
-from spanlab.analyses.leads import break_even
+from spanlab.analyses.families import break_even, check_families, family_field, family_name
 from spanlab.report.cells import Table, percent, ratio_interval, seconds, word
 from spanlab.report.sweep import COLOURS, GridCell, SweepPoint, draw_grid
 from spanlab.report.table import Field, tabulate

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
-from spanlab.build import build_arrivals
 from spanlab.core.protocol import novel_requests
 from spanlab.core.request import Request
 from spanlab.records import ttft
@@ -34,6 +33,7 @@ from spanlab.settings.analyses import ANALYSES, Analysis
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, paired_ratio_interval, t_interval
 from spanlab.study.bounds import family
+from spanlab.study.jobs import build_arrivals
 from spanlab.study.numbers import RunCell, read_scores
 
 if TYPE_CHECKING:

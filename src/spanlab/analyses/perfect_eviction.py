@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from spanlab.analyses.base import Findings, Finished, findings_by_axis, point_entries
-from spanlab.analyses.leads import MeasuredArm, ratio_of
+from spanlab.analyses.base import Findings, Finished, MeasuredArm, findings_by_axis, point_entries
+from spanlab.analyses.families import ratio_of
 from spanlab.report import style
 from spanlab.report.cells import Table, one_decimal, percent, ratio, ratio_interval, seconds, word
 from spanlab.report.style import log_scale

@@ -18,7 +18,7 @@ import orjson
 from rich.console import Console
 from rich.progress import track
 
-from spanlab.build import build_arrivals
+from spanlab.analyses.base import PointWorker
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow, delays_of
 from spanlab.report.units import rounded_up
@@ -30,9 +30,8 @@ from spanlab.stats import SATURATED, Estimate, Interval, Run, assess, block_esti
 from spanlab.study.backends import Simulator
 from spanlab.study.executor import Executor
 from spanlab.study.folder import print_line
-from spanlab.study.jobs import Job
+from spanlab.study.jobs import Job, build_arrivals
 from spanlab.study.numbers import Columns, replace_file, select, utilisation_of
-from spanlab.study.worker import Worker
 
 # ------------------------------------------------------------------------------
 # Arrivals of a point: the study's arrivals, compressed in time, shake, or far apart.
@@ -107,7 +106,7 @@ class Point:
         return hashlib.sha256(orjson.dumps(asdict(self))).hexdigest()[:16]
 
 
-def serve(worker: Worker, point: Point, replication: int) -> RunResult:
+def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
     """Simulate one run of a point, and return its result, which fits one line of a file."""
     study = _study_of(worker.study, point)
     requests = arrivals_of(study, worker.requests, replication, point.load)
@@ -394,7 +393,7 @@ class Trials:
     `path`  file of finished runs, one line each, which a resumed plan reads; `sort` puts the lines into order
     """
 
-    def __init__(self, study: Study, workers: Executor[Worker], path: Path, console: Console) -> None:
+    def __init__(self, study: Study, workers: Executor[Any], path: Path, console: Console) -> None:
         self._study, self._workers, self._path, self._console = study, workers, path, console
         self._results = dict(_read_results(path))
         self._order: dict[tuple[str, int], None] = {}  # cells in the order in which the plan asked for them

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from spanlab.analyses.plan import (
     SEARCHES,
@@ -21,9 +18,8 @@ from spanlab.analyses.plan import (
     why_memory_fails,
 )
 from spanlab.analyses.plan_points import APART_NS, Border, Outcome, Point, geometric
+from spanlab.analyses.state_ratio import SGLANG_DEFAULT, balanced
 from spanlab.build import GIB
-from spanlab.core.request import Request
-from spanlab.model_spec import ModelSpec
 from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.server import StoreSettings
 from spanlab.study.prepare import room_gib
@@ -225,10 +221,6 @@ def _replicas_verdict(planner: Planner, fewest: int | None, best: Outcome) -> st
 # ------------------------------------------------------------------------------
 
 RATIO_AXIS = Axis("ratio", "states ÷ KV (bytes)")
-#: SGLang splits memory as mamba_full_memory_ratio = states ÷ KV. Its default, and its formula for a balanced split:
-#: states that a running request takes (5 with its radix cache) × state bytes ÷ (KV bytes per token × mean length).
-SGLANG_DEFAULT = 0.9
-SGLANG_SLOTS = 5
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, SGLANG_DEFAULT, 1.3, 2.0, 3.0, 5.0, 8.0)
 
 
@@ -249,12 +241,6 @@ def ratio(planner: Planner) -> SearchResult:
         raise ValueError(f"store.total_gib={total} with plan.search=ratio: expected memory for the largest request")
     marks = (Mark("SGLang's default", SGLANG_DEFAULT), Mark("SGLang's formula", rule))
     return scan(planner, RATIO_AXIS, points, lambda value: f"states ÷ KV = {value:g}", marks)
-
-
-def balanced(model: ModelSpec, requests: Sequence[Request]) -> float:
-    """Return the ratio at which both pools fill up together, by SGLang's formula."""
-    length = np.mean([request.num_tokens + request.output_len for request in requests])
-    return float(SGLANG_SLOTS * model.state_bytes / (model.kv_bytes_per_token * length))
 
 
 def _fits_largest(planner: Planner, store: StoreSettings) -> bool:

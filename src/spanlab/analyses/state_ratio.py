@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from spanlab.analyses.base import Findings, Finished, point_entries
-from spanlab.analyses.plan_searches import SGLANG_DEFAULT, balanced
+from spanlab.core.request import Request
+from spanlab.model_spec import ModelSpec
 from spanlab.report import style
 from spanlab.report.cells import Table, number_format, percent_interval, word
 from spanlab.report.data import token_hit_rate
@@ -103,6 +106,22 @@ def _row(panel: RatioCurves, arm: str) -> dict[str, Any]:
         "formula_ratio": panel.formula,
         "formula": curve[near[panel.formula]],
     }
+
+
+# ------------------------------------------------------------------------------
+# SGLang's split of memory.
+# ------------------------------------------------------------------------------
+
+#: SGLang splits memory as mamba_full_memory_ratio = states ÷ KV. Its default, and its formula for a balanced split:
+#: states that a running request takes (5 with its radix cache) × state bytes ÷ (KV bytes per token × mean length).
+SGLANG_DEFAULT = 0.9
+SGLANG_SLOTS = 5
+
+
+def balanced(model: ModelSpec, requests: Sequence[Request]) -> float:
+    """Return the ratio at which both pools fill up together, by SGLang's formula."""
+    length = np.mean([request.num_tokens + request.output_len for request in requests])
+    return float(SGLANG_SLOTS * model.state_bytes / (model.kv_bytes_per_token * length))
 
 
 # ------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from spanlab.settings.study import Study
 from spanlab.typed_json import from_json, of_kind, reading
 from spanlab.workloads.logs.log import Log, Observed
 from spanlab.workloads.logs.source import Row
-from spanlab_sim.timings import Deployment, FittedTiming, Memory, Parameter, Rates, Run, Times, names_for, serve_lengths
+from spanlab_sim.lockstep import Memory, Run, Times, serve_lengths
+from spanlab_sim.timings import Deployment, FittedTiming, Parameter, Rates, names_for
 
 # ------------------------------------------------------------------------------
 # The server of a log: facts from meta.json, from the study's settings, and estimated ones.

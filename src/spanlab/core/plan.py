@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from spanlab.core.repair import Repair, ReusedSpan
 from spanlab.core.request import Request
@@ -277,6 +277,28 @@ def _without_gap(plan: ReusePlan, lengths: tuple[int, ...]) -> int:
         if end < span_plan.cache_span.stop:
             break
     return end
+
+
+class Allocation(Protocol):
+    """The memory and the work of an admitted request.
+
+    `work`      computation before its next output token, in order
+    `captures`  positions at which its prefill captures recurrent states
+    `captured`  states stored for it so far; `captured_maps` of them are maps of spans
+    `loading`   KV that it reuses is still being loaded from a lower tier, so that it cannot run
+    """
+
+    plan: ReusePlan
+    work: tuple[Work, ...]
+    captures: list[int]
+    captured: int
+    captured_maps: int
+    loading: bool
+
+    @property
+    def loads_state(self) -> bool:
+        """Whether its first step starts from a stored state."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Protocol
 
-from spanlab.core.plan import Need, ReusePlan, Work
+from spanlab.core.plan import Need, ReusePlan
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
 from spanlab.registry import one_of
@@ -38,28 +38,6 @@ class StoredBytes(Protocol):
 
     @property
     def evicted_bytes(self) -> int: ...
-
-
-class Allocation(Protocol):
-    """The memory and the work of an admitted request.
-
-    `work`      computation before its next output token, in order
-    `captures`  positions at which its prefill captures recurrent states
-    `captured`  states stored for it so far; `captured_maps` of them are maps of spans
-    `loading`   KV that it reuses is still being loaded from a lower tier, so that it cannot run
-    """
-
-    plan: ReusePlan
-    work: tuple[Work, ...]
-    captures: list[int]
-    captured: int
-    captured_maps: int
-    loading: bool
-
-    @property
-    def loads_state(self) -> bool:
-        """Whether its first step starts from a stored state."""
-        ...
 
 
 class Policy(Protocol):

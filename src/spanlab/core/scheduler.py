@@ -12,8 +12,8 @@ from collections.abc import Sequence as Ordered
 from typing import NamedTuple
 
 from spanlab.core.admission import BatchRules
-from spanlab.core.plan import RepairPass, ReusePlan, Work
-from spanlab.core.protocol import Allocation, BeforeChange, Policy, unnoticed
+from spanlab.core.plan import Allocation, RepairPass, ReusePlan, Work
+from spanlab.core.protocol import BeforeChange, Policy, unnoticed
 from spanlab.core.request import Request
 from spanlab.core.step import DecodeBatch, ScheduledChunk, ScheduledSequence, ScheduledStep, chunk_of
 

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.plan import RepairPass, ReusePlan, Work
-from spanlab.core.protocol import Allocation
+from spanlab.core.plan import Allocation, RepairPass, ReusePlan, Work
 from spanlab.core.repair import MapRules
 from spanlab.core.request import Request
 from spanlab.core.rules import Replay, ReuseRules, StateFormat

@@ -1,16 +1,18 @@
-"""Hooks of a transformers model: its attention, its recurrent layers, and row selection between layers."""
+"""Hooks of a transformers model: its attention, its recurrent layers, row selection, and loading without bars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+from huggingface_hub.utils import enable_progress_bars  # type: ignore[attr-defined]  # not named as exported
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.utils import logging
 
 ATTENTION = "spanlab"
 
@@ -171,3 +173,22 @@ def store_by_input(model: PreTrainedModel) -> None:
     for module in decoder_layers(model).modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()
+
+
+# ------------------------------------------------------------------------------
+# Loading of weights without transformers' progress bar.
+# ------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_weight_bars() -> Iterator[None]:
+    """Hide the progress bar of weight loading, which takes seconds; downloads keep the hub's progress bar."""
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    enable_progress_bars()  # the call above disables the hub's bars too
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from heapq import nlargest
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from huggingface_hub.utils import enable_progress_bars  # type: ignore[attr-defined]  # not named as exported
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -26,39 +25,19 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging
 
 from spanlab.core.admission import BatchRules
 from spanlab.core.plan import Need
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.tree import CacheSpan, Node, PrefixTree
-from spanlab.engine.hook import ATTENTION, decoder_layers, hook_rows, register, store_by_input
+from spanlab.engine.hook import ATTENTION, decoder_layers, hook_rows, no_weight_bars, register, store_by_input
 from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.oracle import check_model
 from spanlab.engine.recurrent import MIXER, pack_mixers
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_files import FULL, RECURRENT, find_config, packaged, packaged_folder
 from spanlab.model_spec import DeviceRates, ModelSpec
-
-# ------------------------------------------------------------------------------
-# Loading of weights without transformers' progress bar.
-# ------------------------------------------------------------------------------
-
-
-@contextmanager
-def no_weight_bars() -> Iterator[None]:
-    """Hide the progress bar of weight loading, which takes seconds; downloads keep the hub's progress bar."""
-    if not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    enable_progress_bars()  # the call above disables the hub's bars too
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
-
 
 # ------------------------------------------------------------------------------
 # The support check: which layers of a model allow exact reuse of spans, and the reasons for the

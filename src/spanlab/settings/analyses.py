@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, NamedTuple
 
+from spanlab.model_spec import KV, WEIGHTS
 from spanlab.registry import Factory, Registry, not_negative, one_of, positive, share_below_one
-from spanlab_sim.timings import KV, WEIGHTS
 
 # ------------------------------------------------------------------------------
 # Analyses by name. Each stands in one file of `spanlab.analyses`, which registers it.

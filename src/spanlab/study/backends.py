@@ -27,7 +27,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.step import ScheduledStep, StepResult
 from spanlab.records import Record, RunRow
-from spanlab.settings import Study
+from spanlab.settings.study import Study
 from spanlab.study.jobs import Backend, Job, RunLogs, Running, warm_requests
 from spanlab.study.logs import StepLog
 from spanlab.study.machine import FixedStep, record_reading, release_memory

@@ -8,11 +8,12 @@ from typing import Any
 
 import orjson
 
-from spanlab.build import build_arrivals, build_workload
+from spanlab.build import build_workload
 from spanlab.core.request import Request
 from spanlab.engine.settings import remap_tokens
 from spanlab.plugins import located
 from spanlab.registry import REQUIRED, entry, not_negative, one_of, positive
+from spanlab.study.jobs import build_arrivals
 from spanlab.workloads import Workload
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.writers import WRITERS

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import orjson
 
-from spanlab.build import build_arrivals
 from spanlab.core.admission import BatchRules
 from spanlab.core.protocol import PassageRules, StoredBytes
 from spanlab.core.request import Request
@@ -30,9 +29,32 @@ from spanlab.study.numbers import ArmFiles, RunCell
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.synthetic import Shape, design
 from spanlab.workloads.workload import Provenance, Workload
-from spanlab_sim.arrivals import AsGiven
+from spanlab_sim.arrivals import Arrivals, AsGiven, resample
 from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import Roofline
+
+# ------------------------------------------------------------------------------
+# Arrivals of a study's requests.
+# ------------------------------------------------------------------------------
+
+
+class Traffic(Protocol):
+    """The part of a study that builders of arrivals read."""
+
+    @property
+    def workload(self) -> WorkloadSettings: ...
+
+    @property
+    def arrivals(self) -> Arrivals: ...
+
+
+def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
+    """Return the requests with arrival times of one seed; equal seeds give equal sample paths at every rate."""
+    popularity = study.workload.popularity
+    if popularity.requests is not None:
+        requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
+    return study.arrivals.at_rate(rate_rps).arrive(requests, np.random.default_rng([seed, 0]))
+
 
 # ------------------------------------------------------------------------------
 # Calibration as a study: designed shapes with the arms, the scheduler and the engine of another

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanlab.build import GIB, build_arrivals, build_budget, build_policy, build_progress, build_workload
+from spanlab.build import GIB, build_budget, build_policy, build_progress, build_workload
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.token_string import Tokens
@@ -23,7 +23,7 @@ from spanlab.settings.analyses import ANALYSES, DESIGNED
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.folder import print_line
-from spanlab.study.jobs import designed_workload
+from spanlab.study.jobs import build_arrivals, designed_workload
 from spanlab.study.machine import EngineFacts, installed
 from spanlab.tracking import check_login
 from spanlab.workloads.load import WorkloadSettings

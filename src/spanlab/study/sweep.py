@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
-import spanlab.analyses.every  # noqa: F401 - a fresh process that composes points knows all analyses
 from spanlab.analyses.base import Findings
 from spanlab.build import build_workload, copy_pipe
 from spanlab.errors import is_user_error, printed, sentence

@@ -9,8 +9,7 @@ The retrieved passages therefore need not contain the gold answer.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -38,6 +37,7 @@ from spanlab.workloads.text import (
     join_parts,
     load_or_build,
     option_line,
+    split_passages,
 )
 from spanlab.workloads.workload import Corpus, EncodedText, Expand, Row, Workload, workload
 
@@ -111,8 +111,6 @@ def retrieve(weights: Floats, k: int, draw: np.random.Generator) -> Ints:
 
 NAME = "rag"
 # A sentence with the white space after it; text after the last full stop counts as a sentence.
-SENTENCE = re.compile(r"\S.*?(?:[.!?][\"'”’)\]]*(?=\s)|\Z)\s*", re.DOTALL)
-WORD = re.compile(r"\S+\s*")
 
 
 def local_passages(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
@@ -127,20 +125,6 @@ def local_passages(path: Path, tokenizer: str | Path | None = None, cache_dir: P
     key = cache_key(NAME, documents, RAG, tokenizer_file.sha256)
     text = load_or_build(cache_dir, key, lambda: encode_passages(documents, RAG, tokenizer_file))
     return text.corpus(NAME, "local text", f"QuALITY articles, {path.name}, {tokenizer_file.name} tokenizer")
-
-
-def split_passages(text: str, max_words: int) -> list[str]:
-    """Pack sentences of `text` in order into passages of at most `words` words; split longer sentences."""
-    passages: list[str] = []
-    used = 0
-    for piece in _sentence_pieces(text, max_words):
-        count = len(piece.split())
-        if not passages or used + count > max_words:
-            passages.append("")
-            used = 0
-        passages[-1] += piece
-        used += count
-    return [passage.strip() for passage in passages]
 
 
 def encode_passages(documents: Sequence[Document], layout: PassagesLayout, tokenizer: TokenizerFile) -> EncodedText:
@@ -173,12 +157,6 @@ def _without_options(document: Document) -> Document:
 def _open_question(question: Question) -> Question:
     answers = (option for i, option in enumerate(question.options) if option_line(i, option) in question.answers)
     return Question(question.text, answers=tuple(answers))
-
-
-def _sentence_pieces(text: str, max_words: int) -> Iterator[str]:
-    for sentence in SENTENCE.findall(text):
-        words = WORD.findall(sentence)
-        yield from ("".join(words[start : start + max_words]) for start in range(0, len(words), max_words))
 
 
 def _encode_spans(

@@ -12,8 +12,7 @@ import numpy as np
 from spanlab.registry import Registry, not_negative, positive
 from spanlab.workloads import reading, text
 from spanlab.workloads.files import JsonRow, Label, read_csv, read_jsonl, shorten
-from spanlab.workloads.rag import split_passages
-from spanlab.workloads.text import RAG, option_line
+from spanlab.workloads.text import RAG, option_line, split_passages
 from spanlab.workloads.workload import ProvenanceKind
 
 # ------------------------------------------------------------------------------

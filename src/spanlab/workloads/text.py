@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import sys
 import zipfile
 import zlib
@@ -485,3 +486,31 @@ def hub_rows(dataset: str, split: str, expected: str) -> Iterator[JsonRow]:
             f"workload.source=hub cannot load {dataset} ({type(error).__name__}); expected a reachable hub"
         ) from error
     return (JsonRow(row, f"workload.source=hub row {number} of {dataset}", expected) for number, row in enumerate(rows))
+
+
+# ------------------------------------------------------------------------------
+# Passages of a text.
+# ------------------------------------------------------------------------------
+
+SENTENCE = re.compile(r"\S.*?(?:[.!?][\"'”’)\]]*(?=\s)|\Z)\s*", re.DOTALL)
+WORD = re.compile(r"\S+\s*")
+
+
+def split_passages(text: str, max_words: int) -> list[str]:
+    """Pack sentences of `text` in order into passages of at most `words` words; split longer sentences."""
+    passages: list[str] = []
+    used = 0
+    for piece in _sentence_pieces(text, max_words):
+        count = len(piece.split())
+        if not passages or used + count > max_words:
+            passages.append("")
+            used = 0
+        passages[-1] += piece
+        used += count
+    return [passage.strip() for passage in passages]
+
+
+def _sentence_pieces(text: str, max_words: int) -> Iterator[str]:
+    for sentence in SENTENCE.findall(text):
+        words = WORD.findall(sentence)
+        yield from ("".join(words[start : start + max_words]) for start in range(0, len(words), max_words))

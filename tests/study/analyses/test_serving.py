@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.build import build_arrivals, build_policy, build_timing, build_workload
+from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
+from spanlab.study.jobs import build_arrivals
 from spanlab.study.logs import LastSpanTiming, ServingLog
 from spanlab.study.numbers import read_records
 from spanlab.study.run import run_study

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.analyses.plan_searches import balanced
+from spanlab.analyses.state_ratio import balanced
 from spanlab.build import build_budget, build_workload
 from spanlab.cli import compose
 from spanlab.settings import StoreSettings

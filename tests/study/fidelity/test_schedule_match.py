@@ -11,11 +11,12 @@ import pytest
 pytest.importorskip("torch")
 
 from spanlab.analyses.fidelity import ScheduleMatch, schedule_match
-from spanlab.build import build_arrivals, build_engine, build_model, build_policy, build_span_reads, build_workload
+from spanlab.build import build_engine, build_model, build_policy, build_span_reads, build_workload
 from spanlab.cli import compose
 from spanlab.core.request import Request
 from spanlab.engine.settings import remap_tokens
 from spanlab.settings import Study
+from spanlab.study.jobs import build_arrivals
 from spanlab.study.logs import LoggedStep, StepLog, read_steps
 from spanlab_sim.run import serve
 

@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from spanlab import cli
 from spanlab.cli import compose
-from spanlab.settings import TrackingSettings
+from spanlab.settings.server import TrackingSettings
 from spanlab.study.run import run_study
 from spanlab.tracking import tracked
 
