@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import yaml
 
@@ -26,6 +26,7 @@ from spanlab.cli import dataclass_in, described, meaning_of, meanings_of, option
 from spanlab.kinds import Kinds, kinds_of
 from spanlab.registry import ENTRIES, REQUIRED, Registry, bounds_of
 from spanlab.settings import Study
+from spanlab.settings.composition import hints_of
 from spanlab.settings.entries import choices_without_file
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -213,7 +214,7 @@ def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any],
 def nested(schema: type[Any]) -> dict[str, type[Any]]:
     """Return the nested schemas by key; the key of a dict of schemas ends in .NAME, as in arms.NAME."""
     schemas: dict[str, type[Any]] = {}
-    for key, hint in get_type_hints(schema).items():
+    for key, hint in hints_of(schema).items():
         if (subschema := dataclass_in(hint)) is not None:
             schemas[f"{key}.NAME" if get_origin(hint) is dict else key] = subschema
     return schemas
@@ -221,7 +222,7 @@ def nested(schema: type[Any]) -> dict[str, type[Any]]:
 
 def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> list[tuple[str, ...]]:
     """Return the table rows of a schema, one per key."""
-    hints, meanings, choices = get_type_hints(schema), meanings_of(schema), choices_of(schema)
+    hints, meanings, choices = hints_of(schema), meanings_of(schema), choices_of(schema)
     rows = []
     for field in fields(schema):
         name, hint = field.name, hints[field.name]

@@ -24,6 +24,7 @@ from spanlab.compiled import CONF
 from spanlab.errors import is_user_error, sentence
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.table import NAME as REPORT
+from spanlab.settings.analyses import with_short_keys
 from spanlab.settings.composition import as_settings, compose_entry, without_sections
 from spanlab.settings.study import Study
 from spanlab.study.folder import CONFIG, UNFINISHED, UNFINISHED_REPORT, folder_name, read_summary
@@ -155,7 +156,7 @@ def _user_errors_as_values() -> Iterator[None]:
     except Exception as mistake:  # all but user errors are raised again
         if not is_user_error(mistake):
             raise
-        raise ValueError(sentence(mistake)) from mistake
+        raise ValueError(with_short_keys(sentence(mistake))) from mistake
 
 
 @contextmanager

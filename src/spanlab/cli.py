@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -36,12 +36,15 @@ from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
 from spanlab.provenance import version
 from spanlab.registry import ENTRIES, REQUIRED, Registry, entry, entry_of, expected_of, one_of
+from spanlab.settings.analyses import PATHS, short_key, with_short_keys
 from spanlab.settings.arms import Strategy
 from spanlab.settings.composition import (
     as_settings,
     check_folder,
     compose_entry,
     explained,
+    full_words,
+    hints_of,
     keep_booleans,
     open_schema,
     schema_of,
@@ -173,7 +176,7 @@ def options_of(key: str, registry: Registry[Any], name: str) -> Iterator[tuple[s
     if isinstance(registry, Kinds):
         common = {field.name for field in fields(registry.base)}
     options = [field for field in fields(schema) if field.name not in common]
-    hints = get_type_hints(schema) if options else {}
+    hints = hints_of(schema) if options else {}
     for field in options:
         below = section if isinstance(registry, Kinds) else _section_of(key, field.name)
         default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -185,9 +188,9 @@ def _section_of(key: str, option: str) -> str:
     """Return the section of an option: that of the key if it has a field of this name, or one of options below it."""
     section, _, last = key.rpartition(".")
     first = section.partition(".")[0]
-    schema: Any = next(each.schema for each in ENTRIES.values() if first in get_type_hints(each.schema))
+    schema: Any = next(each.schema for each in ENTRIES.values() if first in hints_of(each.schema))
     for word in section.replace(".NAME", "").split("."):
-        schema = dataclass_in(get_type_hints(schema)[word]) or get_args(get_type_hints(schema)[word])[1]
+        schema = dataclass_in(hints_of(schema)[word]) or get_args(hints_of(schema)[word])[1]
     names = {field.name for field in fields(schema)}
     if option in names and schema is not Strategy:  # keys of an arm are no options of its policy
         return section
@@ -250,7 +253,7 @@ def usage(entry: str, config: Any) -> str:
 
 def list_keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of a schema that hold lists; `*` stands for the name of an arm."""
-    for name, hint in get_type_hints(schema).items():
+    for name, hint in hints_of(schema).items():
         if get_origin(hint) is list:
             yield prefix + name
         elif (schema_below := dataclass_in(hint)) is not None:
@@ -259,19 +262,20 @@ def list_keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
 
 def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield KEY=VALUE and the meaning of each key; for arms, the names of the arms."""
-    hints, meanings = get_type_hints(schema), meanings_of(schema)
+    hints, meanings = hints_of(schema), meanings_of(schema)
     for name in (field.name for field in fields(schema)):
         value = None if config is None else config._get_node(name)
         hint = hints[name]
         if value is not None and kinds_of(hint) is not None:
             hint = schema_of_kind(hint, value)
         meaning, below = meaning_of(meanings, name), dataclass_in(hint)
+        key = short_key(f"{prefix}{name}")
         if get_origin(hints[name]) is dict:
-            yield f"{prefix}{name}", f"{meaning}: {', '.join(() if value is None else value)}"
+            yield key, f"{meaning}: {', '.join(() if value is None else value)}"
         elif below is not None and value is not None and not value._is_none():
             yield from _keys(below, value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}={'null' if value is None else value}", meaning
+            yield f"{key}={'null' if value is None else value}", meaning
 
 
 def _lines(rows: Iterable[tuple[str, str]]) -> str:
@@ -315,6 +319,7 @@ def read(arguments: list[str]) -> CommandLine:
     for_hydra, asks, kind = _split_options(arguments)
     parsed = _parsed(for_hydra)
     keys = {key for (group, _), schema in schemas().items() if group is None for key in list_keys(schema)}
+    keys |= set(map(short_key, keys))
     spelled = {word: _as_list(word, keys, parsed.multirun) for word in parsed.overrides}
     for word in spelled.values():
         _check(word)
@@ -388,7 +393,7 @@ def ensure_environment(settings: object) -> None:
     if environment is not None:
         start_in(environment)
     if isinstance(settings, Study):
-        restart_as(settings.compiled)
+        restart_as(settings.executor.compiled)
 
 
 def needed_environment(settings: object) -> str | None:
@@ -472,7 +477,7 @@ def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool 
     from spanlab.study.sweep import PointComposer, run_sweep
 
     root = HOME / study.output.root  # an absolute root replaces HOME
-    if study.sweep:
+    if study.runs.sweep:
         return run_sweep(study, entry, root, PointComposer(entry, overrides, as_settings))
     return run_study(study, entry, root, show)
 
@@ -505,7 +510,9 @@ def main() -> None:
             ensure_environment(_first_job(line))
         if line.searched:
             check_folder(line.searched)
-        sys.argv[1:] = with_sections(line.arguments)
+        if any(word.partition("=")[0] in PATHS for word in line.overrides):
+            _composed(line.entry, line.overrides, line.searched)  # checks the words as they were typed
+        sys.argv[1:] = with_sections(full_words(line.entry, line.arguments, line.searched))
         try:
             with explained(line.entry, line.overrides, line.searched):
                 _entry()
@@ -579,7 +586,7 @@ def _in_one_sentence() -> Iterator[None]:
     except Exception as mistake:  # all but user errors are raised again
         if os.environ.get("SPANLAB_TRACEBACK") or not is_user_error(mistake):
             raise
-        _exit(sentence(mistake), 1)
+        _exit(with_short_keys(sentence(mistake)), 1)
 
 
 def _exit(message: str, code: int) -> NoReturn:

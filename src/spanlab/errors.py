@@ -112,6 +112,7 @@ def _unknown_key(error: BaseException) -> str:
     key = getattr(error, "full_key", None) or getattr(error, "key", None)
     schema, parent = getattr(error, "object_type", None), getattr(error, "parent_node", None)
     names = [field.name for field in fields(schema)] if is_dataclass(schema) else []
+    names += getattr(schema, "short_names", ())
     if not names and isinstance(parent, DictConfig) and not parent._is_none():
         names = [str(name) for name in parent]
     expected = f"; expected {among(str(getattr(error, 'key', key)), names)}" if names else ""

@@ -22,7 +22,7 @@ from ..support.composition import Compositions, composing
 def test_the_cache_composes_as_hydra(entry, overrides):
     cache = Compositions()
     with composing(cache):
-        _composed(entry, overrides).seeds = [99]
+        _composed(entry, overrides).runs.seeds = [99]
         again = _composed(entry, overrides)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         expected = compose_entry(entry, overrides)

@@ -88,7 +88,7 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     }
     study = compose(entry, asked.get(entry, []))
     assert isinstance(study, Study)
-    assert study.baseline in study.arms
+    assert study.runs.baseline in study.arms
     for strategy in study.arms.values():
         build_policy(study, strategy, 0, 1000)
     if study.timing.kind != "calibrated":  # which needs a profile of this machine
@@ -126,7 +126,7 @@ def test_a_sweep_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path)
 
 @pytest.mark.parametrize("entry", SWEEPS)
 def test_every_value_of_a_sweep_composes(entry: str):
-    for axis in parse_axes(compose(entry, []).sweep):
+    for axis in parse_axes(compose(entry, []).runs.sweep):
         tried: set[str] = set()
         for values in axis.combinations():
             point = [f"{key}={value}" for key, value in zip(axis.keys, values, strict=True)]

@@ -51,7 +51,7 @@ def test_one_key_switches_an_optional_section_on():
 
 def test_unread_lists_may_name_arms_of_other_choices():
     study = compose("smoke", ["arms=attention", "model=llama-3.2-1b", "load.rates_rps=[]"])
-    assert study.load.arms == ["none", "dp_3"]
+    assert study.runs.load.arms == ["none", "dp_3"]
     assert "dp_3" not in study.arms
 
 

@@ -37,7 +37,7 @@ def test_a_device_is_hardware_batch_and_where_torch_runs(entry: str):
 
 @pytest.mark.parametrize(("size", "entry"), SIZES.items())
 def test_a_size_sets_model_store_workload_and_load(size: str, entry: str):
-    assert changed(entry, f"size={size}") <= {"model", "store", "workload", "arrivals", "only"}
+    assert changed(entry, f"size={size}") <= {"model", "store", "workload", "arrivals", "runs"}
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

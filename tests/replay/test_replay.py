@@ -83,7 +83,7 @@ def _arrived(settings: Study) -> list:
     from spanlab.study.jobs import build_arrivals
 
     workload = build_workload(settings.workload, "")
-    arrived = build_arrivals(settings, workload.requests, settings.seeds[0], settings.arrivals.rate_rps)
+    arrived = build_arrivals(settings, workload.requests, settings.runs.seeds[0], settings.arrivals.rate_rps)
     return remap_tokens(arrived, settings.model.vocab_size)
 
 

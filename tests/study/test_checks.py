@@ -118,7 +118,7 @@ def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, extra_b
     model, strategy = study.model, study.arms[arm]
     tokens = max(request.num_tokens + request.output_len - 1 for request in requests)
     least = tokens * model.kv_bytes_per_token + model.state_bytes
-    study.only, study.store.total_gib = [arm], (least - 1) / GIB
+    study.runs.only, study.store.total_gib = [arm], (least - 1) / GIB
     with pytest.raises(ValueError, match=rf"^store.total_gib=.*may hold {tokens} tokens of tiny-hybrid and a state$"):
         check_fit(study, requests)
     study.store.total_gib = (least + extra_bytes * model.state_bytes) / GIB
@@ -143,4 +143,4 @@ def test_unused_recorded_times_are_reported(tmp_path):
 
 def test_an_empty_list_of_rates_switches_the_load_study_off():
     study = compose("quality_sim", ["load.rates_rps=[]", "~arms.boundary"])
-    assert study.load.arms == ["none", "block_512", "boundary"]
+    assert study.runs.load.arms == ["none", "block_512", "boundary"]

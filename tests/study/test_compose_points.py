@@ -9,14 +9,14 @@ import pytest
 
 from spanlab.cli import register
 from spanlab.compiled import CONF
-from spanlab.settings.composition import as_settings
+from spanlab.settings.composition import as_settings, compose_entry
 from spanlab.study.sweep import PointComposer
 
 GIVEN = ("seeds=[0,1]", "store.total_gib=3")
 
 
 def composed(*overrides: str):
-    return as_settings(hydra.compose("smoke", [*GIVEN, *overrides]))
+    return as_settings(compose_entry("smoke", [*GIVEN, *overrides]))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_point_replaces_what_the_command_line_gave(composer):
 
 def test_one_point_leaves_no_trace_in_the_next(composer):
     composer("only=[none]")
-    assert composer("arrivals.rate_rps=2").only == composed().only
+    assert composer("arrivals.rate_rps=2").runs.only == composed().runs.only
 
 
 @pytest.mark.parametrize(

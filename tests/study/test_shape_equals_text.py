@@ -64,7 +64,7 @@ def test_records_are_equal_byte_for_byte(size, store, shared, cache, run_here, f
     shape = files_of(run_here(tmp_path / "shape", "quality_sim", *ONE_SEED, *size, store))
     text = files_of(run_here(tmp_path / "text", "quality_sim", *ONE_SEED, *size, store, *local(shared), cache))
     study = compose("quality_sim", list(size))
-    assert len(shape) == 2 * len(study.only or study.arms)
+    assert len(shape) == 2 * len(study.runs.only or study.arms)
     assert [name for name in shape if shape[name] != text[name]] == []
     assert list(shape) == list(text)
 

@@ -21,7 +21,14 @@ from spanlab.report import cells
 from spanlab.report.cells import Table
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import Ends
-from spanlab.settings.analyses import ANALYSES, LABELS, MEASURED, REPEAT, Analysis
+from spanlab.settings.analyses import (
+    ANALYSES,
+    LABELS,
+    MEASURED,
+    REPEAT,
+    Analysis,
+    AnswerSettings,
+)
 from spanlab.settings.study import Study
 from spanlab.stats import POSITIVE, SHARE, Interval, Kind, McNemar, mcnemar, mean_interval, share_interval
 from spanlab.study.jobs import run_cells
@@ -342,14 +349,14 @@ def score_answers(finished: Finished) -> Findings:
     """Return one entry per arm and combination of labels, over the requests with a gold answer."""
     study, labels = finished.study, finished.workload.labels
     outputs = {arm: _outputs(study, arm, files) for arm, files in finished.files.items()}
-    if study.baseline not in outputs:
-        return Findings({"answers": []}, caveats=(f"no answers are compared, for {study.baseline} failed",))
-    repeated_outputs = _outputs(study, study.baseline, repeat_files(finished.folder, study.baseline))
+    if study.runs.baseline not in outputs:
+        return Findings({"answers": []}, caveats=(f"no answers are compared, for {study.runs.baseline} failed",))
+    repeated_outputs = _outputs(study, study.runs.baseline, repeat_files(finished.folder, study.runs.baseline))
     entries = []
     for values, requests in answered_by_labels(finished.workload.requests, labels).items():
         labels_entry = dict(zip(labels, values, strict=True))
         entries += [labels_entry | entry for entry in _entries(study, outputs, repeated_outputs, requests)]
-    return Findings({"answers": entries}, tables=(answers_table(entries, list(labels), study.baseline),))
+    return Findings({"answers": entries}, tables=(answers_table(entries, list(labels), study.runs.baseline),))
 
 
 def answered_by_labels(
@@ -371,20 +378,20 @@ def _outputs(study: Study, arm: str, files: ArmFiles) -> Outputs:
 def _entries(
     study: Study, outputs: Mapping[str, Outputs], repeated_outputs: Outputs, requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
-    base, tokenizer = outputs[study.baseline], tokenizer_of(study.workload.tokenizer)
+    base, tokenizer = outputs[study.runs.baseline], tokenizer_of(study.workload.tokenizer)
     # Accuracy needs trained weights, and answers that the arm generated itself.
     answers, stop = study.engine.weights != "random" and study.engine.teacher is None, _stop(tokenizer)
     results = []
     for arm, arm_outputs in outputs.items():
         texts = tuple(answer_text(arm_outputs, request, tokenizer) for request in requests) if answers else ()
-        divergences = () if arm == study.baseline else _divergences(base, arm_outputs, requests, stop)
+        divergences = () if arm == study.runs.baseline else _divergences(base, arm_outputs, requests, stop)
         results.append(ArmResult(arm, texts, divergences))
     floor = _divergences(base, repeated_outputs, requests, stop)
-    rows = arm_rows(results, [[request.answer or ""] for request in requests], floor, study.baseline)
+    rows = arm_rows(results, [[request.answer or ""] for request in requests], floor, study.runs.baseline)
     entries = [_plain(asdict(row)) for row in rows]
-    if study.judge.base_url:
+    if study.analyses.answers.judge.base_url:
         for entry, result in zip(entries, results, strict=True):
-            entry["judge"] = _judge_answers(study.judge, requests, result.answers, tokenizer)
+            entry["judge"] = _judge_answers(study.analyses.answers.judge, requests, result.answers, tokenizer)
     return entries
 
 
@@ -451,24 +458,29 @@ def _check_study(study: Study) -> None:
         raise ValueError(f"analyses=answers with engine.record={engine.record}: expected tokens or logits")
     if engine.weights == "random" and engine.record == "tokens":
         raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
-    if study.judge.base_url and (engine.teacher is not None or engine.weights == "random"):
+    address = study.analyses.answers.judge.base_url
+    if address and (engine.teacher is not None or engine.weights == "random"):
         answers = f"engine.teacher={engine.teacher}, engine.weights={engine.weights}"
-        raise ValueError(
-            f"judge.base_url={study.judge.base_url} with {answers}: expected engine.teacher=null and trained weights"
-        )
+        expected = "expected engine.teacher=null and trained weights"
+        raise ValueError(f"judge.base_url={address} with {answers}: {expected}")
 
 
 def _refuse_unread(study: Study) -> None:
     """Raise ValueError for a judge without answers."""
-    if study.judge.base_url:
+    if study.analyses.answers.judge.base_url:
         raise ValueError(
-            f"judge.base_url={study.judge.base_url} with analyses={study.chosen_analyses()}: "
+            f"judge.base_url={study.analyses.answers.judge.base_url} with analyses={study.chosen_analyses()}: "
             "expected answers among them"
         )
 
 
 ANALYSES.add(
     Analysis(
-        "answers", score_answers, needs=(MEASURED, REPEAT, LABELS), check=_check_study, check_unread=_refuse_unread
+        "answers",
+        score_answers,
+        needs=(MEASURED, REPEAT, LABELS),
+        options=AnswerSettings,
+        check=_check_study,
+        check_unread=_refuse_unread,
     )
 )

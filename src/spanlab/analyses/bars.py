@@ -14,7 +14,7 @@ from spanlab.registry import Registry, one_of
 from spanlab.report.cells import Cell, Table, hidden, number_format, word
 from spanlab.report.sweep import SweepPoint, value_text
 from spanlab.report.table import Field, tabulate
-from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
+from spanlab.settings.analyses import ANALYSES, ARMS, Analysis, BarSettings
 from spanlab.settings.arms import check_names
 from spanlab.settings.study import Study
 from spanlab.stats import Verdict, expected_prefix, t_interval, verdict_of
@@ -63,7 +63,7 @@ def bars_of_study(finished: Finished) -> Findings:
     """Return the verdicts of all bars over the arms that they name; failed arms have none."""
     verdicts = [
         verdict
-        for name, arms in finished.study.bars.items()
+        for name, arms in finished.study.analyses.bars.arms.items()
         for arm in arms
         if arm in finished.files
         for verdict in BARS[name](finished, arm)
@@ -88,8 +88,8 @@ def prefill_speedup(finished: Finished, arm: str) -> Iterator[Verdict]:
     Predicted: time to compute the whole prompt ÷ time to compute the tokens after the known prefix,
     one request at a time.
     """
-    cells = [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.seeds]
-    arm_columns, base_columns = (_joined(finished, name, cells) for name in (arm, finished.study.baseline))
+    cells = [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.runs.seeds]
+    arm_columns, base_columns = (_joined(finished, name, cells) for name in (arm, finished.study.runs.baseline))
     orders = np.array(finished.workload.labels.get("order", ("",) * len(finished.workload.requests)))
     for order in dict.fromkeys(orders[arm_columns["request_id"]].tolist()):
         rows = (_known_tokens(arm_columns) > 0) & (orders[arm_columns["request_id"]] == order)
@@ -135,7 +135,9 @@ def expected_prefix_bar(finished: Finished, arm: str) -> Iterator[Verdict]:
     """Compare reused tokens of shuffled prompts with E[LCP] over earlier orders, of unshuffled ones with all tokens."""
     options = finished.study.workload.repeated_documents
     assert options is not None, "check_bars lets no other workload pass"
-    columns = _joined(finished, arm, [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.seeds])
+    columns = _joined(
+        finished, arm, [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.runs.seeds]
+    )
     labels = {name: np.array(values)[columns["request_id"]] for name, values in finished.workload.labels.items()}
     all_tokens = options.documents * options.document_tokens
     counts = range(1, options.repeats + 1)
@@ -243,24 +245,26 @@ def _working_set(finished: Finished, result: ArmResult) -> float:
 
 def _check(study: Study) -> None:
     """Raise ValueError for unknown bars and arms, and for workloads that a bar does not support."""
-    for name, arms in study.bars.items():
+    for name, arms in study.analyses.bars.arms.items():
         one_of("bars", name, BARS)
         check_names(f"bars.{name}", arms, study.arms, is_read=True)
-    if not study.bars:
+    if not study.analyses.bars.arms:
         raise ValueError("bars={} with analyses=bars: expected arms of a bar, as in bars.near_infinite=[radix]")
-    if "expected_prefix" in study.bars and study.workload.kind != _REORDERED:
+    if "expected_prefix" in study.analyses.bars.arms and study.workload.kind != _REORDERED:
         raise ValueError(f"bars.expected_prefix with workload.kind={study.workload.kind}: expected {_REORDERED}")
-    if "prefill_speedup" in study.bars:
+    if "prefill_speedup" in study.analyses.bars.arms:
         if study.arrivals.clients != 1:
             clients = f"arrivals.clients={study.arrivals.clients}"
             raise ValueError(f"bars.prefill_speedup with {clients}: expected arrivals=closed_loop with 1")
-        if study.baseline not in study.chosen():
-            raise ValueError(f"bars.prefill_speedup with baseline={study.baseline}: expected one of the arms that run")
-    if "thrash" in study.bars and study.model.is_hybrid:
+        if study.runs.baseline not in study.chosen():
+            raise ValueError(
+                f"bars.prefill_speedup with baseline={study.runs.baseline}: expected one of the arms that run"
+            )
+    if "thrash" in study.analyses.bars.arms and study.model.is_hybrid:
         raise ValueError(
             f"bars.thrash with model.name={study.model.name}: expected attention layers alone, for it counts KV"
         )
-    if "beyond_whole_prompts" in study.bars and len(arms := whole_prompt_arms(study)) != 1:
+    if "beyond_whole_prompts" in study.analyses.bars.arms and len(arms := whole_prompt_arms(study)) != 1:
         names = ", ".join(arms) or "none"
         raise ValueError(
             f"bars.beyond_whole_prompts with {names} of policy=exact_hash: expected one such arm that runs"
@@ -269,7 +273,7 @@ def _check(study: Study) -> None:
 
 def _check_unread(study: Study) -> None:
     """Raise ValueError for unknown bars and arms, where nothing reads them."""
-    for name, arms in study.bars.items():
+    for name, arms in study.analyses.bars.arms.items():
         one_of("bars", name, BARS)
         check_names(f"bars.{name}", arms, study.arms, is_read=False)
 
@@ -280,5 +284,13 @@ def whole_prompt_arms(study: Study) -> list[str]:
 
 
 ANALYSES.add(
-    Analysis("bars", bars_of_study, needs=(ARMS,), check=_check, check_unread=_check_unread, of_points=bars_of_points)
+    Analysis(
+        "bars",
+        bars_of_study,
+        needs=(ARMS,),
+        options=BarSettings,
+        check=_check,
+        check_unread=_check_unread,
+        of_points=bars_of_points,
+    )
 )

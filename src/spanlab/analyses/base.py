@@ -183,7 +183,7 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
         *foreign_tokenizer(study),
         *_inexact(study),
         *_drafted(study),
-        *([f"no speedups, for {study.baseline} failed"] if study.baseline in failed else []),
+        *([f"no speedups, for {study.runs.baseline} failed"] if study.runs.baseline in failed else []),
         *_recorded(study),
         *_few(arms),
         *_saturated(study, arms),
@@ -245,7 +245,7 @@ def _saturated(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
     names = with_verdict(arms, SATURATED)
     if not names:
         return
-    no_speedups = f"; no speedups, for {study.baseline} is one of them" if study.baseline in names else ""
+    no_speedups = f"; no speedups, for {study.runs.baseline} is one of them" if study.runs.baseline in names else ""
     yield (
         f"saturated at {load_words(study)}: {', '.join(names)}: the queue grows as long as requests arrive, so that "
         f"mean delays depend on the length of the run{no_speedups}"
@@ -262,7 +262,7 @@ def _warmup(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
         yield "too few requests to detect a warm-up: fewer than 100 per seed"
         return
     warmups = [arm.summary["stationarity"]["warmup_requests"] or 0 for arm in arms]
-    if any(warmups) and not study.warmup_fraction:
+    if any(warmups) and not study.runs.warmup_fraction:
         yield (
             f"delays include the warm-up from an empty cache, {min(warmups)} to {max(warmups)} requests by MSER-5; "
             "warmup_fraction=0.5 leaves it out"
@@ -319,15 +319,15 @@ def head(finished: Finished) -> dict[str, Any]:
         },
         "model": study.model.name,
         "hardware": study.hardware.name,
-        "timing": study.timing.kind if study.base_url is None else None,
+        "timing": study.timing.kind if study.server.base_url is None else None,
         "backend": study.backend,
         "engine": asdict(finished.facts) if finished.facts else None,
         "store": describe_store(study),
-        "seeds": study.seeds,
-        "repeats": study.repeats,
-        "warmup_fraction": study.warmup_fraction,
-        "hit_means": f"at least one {study.count_hit_as} token",
-        "baseline": study.baseline,
+        "seeds": study.runs.seeds,
+        "repeats": study.runs.repeats,
+        "warmup_fraction": study.runs.warmup_fraction,
+        "hit_means": f"at least one {study.runs.count_hit_as} token",
+        "baseline": study.runs.baseline,
         "offered_load": load_words(study),
         "failed": finished.failed,
     }
@@ -336,11 +336,11 @@ def head(finished: Finished) -> dict[str, Any]:
 def footer(finished: Finished) -> str:
     """Return the provenance of a study in one line."""
     study = finished.study
-    seeds = f"{len(study.seeds)} seed" + ("s" if len(study.seeds) > 1 else "")
-    repeats = f" · {study.repeats} repeats" if study.repeats > 1 else ""
+    seeds = f"{len(study.runs.seeds)} seed" + ("s" if len(study.runs.seeds) > 1 else "")
+    repeats = f" · {study.runs.repeats} repeats" if study.runs.repeats > 1 else ""
     timed = _timing(study) if finished.facts is None else finished.facts.line()
     failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
-    store = f"store {describe_store(study)} · " if study.base_url is None else ""  # unknown for a real server
+    store = f"store {describe_store(study)} · " if study.server.base_url is None else ""  # unknown for a real server
     return (
         f"{finished.workload.provenance.line()} · {study.model.name} · {timed} · {_load(finished)} · "
         f"{store}{seeds}{repeats} · commit {commit()}{failed}"
@@ -373,8 +373,8 @@ def _gib(value: float) -> str:
 
 
 def _timing(study: Study) -> str:
-    if study.base_url is not None:
-        return f"measured at {study.base_url}"
+    if study.server.base_url is not None:
+        return f"measured at {study.server.base_url}"
     if "twin" in study.chosen_analyses():
         return f"step times fitted to the log, on {study.hardware.name}"
     if study.timing.kind == "fitted":

@@ -96,7 +96,7 @@ def _short(gain: dict[str, Any] | None) -> str:
 
 def break_even_of_study(finished: Finished) -> Findings:
     """Return the families of one study and the one that suffices; None where a family has no arm that ran."""
-    arms, families = finished.measured, finished.study.families
+    arms, families = finished.measured, finished.study.analyses.families.arms
     names = {arm.name for arm in arms}
     missing = [name for name in STEPS if names.isdisjoint(families[name])]
     if missing:

@@ -36,7 +36,7 @@ from spanlab.records import Record, delays_of
 from spanlab.report import style, units
 from spanlab.report.cells import Cell, Table, number_format, percent, placeholder, seconds, short, signed_percent, word
 from spanlab.report.table import Field, tabulate, whole
-from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis
+from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis, DesignSettings
 from spanlab.study.bounds import family
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.logs import read_steps
@@ -407,7 +407,7 @@ def _compare_arm(finished: Finished, arm: str, jobs: Jobs) -> Iterable[ArmCompar
             predicted.append(_simulate(jobs, job, timing, finished.folder / "simulated" / job.steps.name))
             logs = [files.log(arm, cell) for cell in at_rate if cell.first_repeat == seed]
             schedule_matches += [_schedule_match(jobs, job, log) for log in logs]
-        repeats = [[replace(cell, repeat=repeat) for cell in seeds] for repeat in range(study.repeats)]
+        repeats = [[replace(cell, repeat=repeat) for cell in seeds] for repeat in range(study.runs.repeats)]
         yield ArmComparison(
             arm=arm,
             family=family(study.arms[arm]),
@@ -459,4 +459,4 @@ def delays(columns: Columns) -> Delays:
     return {metric: values[metric][order] for metric in METRICS}
 
 
-ANALYSES.add(Analysis("compare_backends", compare_backends, needs=(MEASURED,)))
+ANALYSES.add(Analysis("compare_backends", compare_backends, needs=(MEASURED,), options=DesignSettings))

@@ -310,23 +310,27 @@ def _line(
 def decay(finished: Finished) -> Findings:
     """Return reuse and speedup of every arm in windows of novel requests; intervals are over seeds."""
     study = finished.study
-    if study.baseline not in finished.files:
-        raise ValueError(f"baseline={study.baseline} with analyses=decay: it failed, {finished.failed[study.baseline]}")
-    cells = [RunCell(seed, study.arrivals.rate_rps) for seed in study.seeds]
+    if study.runs.baseline not in finished.files:
+        raise ValueError(
+            f"baseline={study.runs.baseline} with analyses=decay: it failed, {finished.failed[study.runs.baseline]}"
+        )
+    cells = [RunCell(seed, study.arrivals.rate_rps) for seed in study.runs.seeds]
     streams = streams_of(study, finished.workload.requests)
     columns = {name: files.columns() for name, files in finished.files.items()}
     runs = {name: [by_cell[cell] for cell in cells] for name, by_cell in columns.items()}
     losses = {name: _losses(finished, name, cells, streams) for name in runs}
     arms = {
-        name: decay_of(streams, arm_runs, runs[study.baseline], _changes(losses[name], losses[study.baseline]))
+        name: decay_of(
+            streams, arm_runs, runs[study.runs.baseline], _changes(losses[name], losses[study.runs.baseline])
+        )
         for name, arm_runs in runs.items()
     }
     noise = finished.noise_sentence("speedups")
     families = {name: family(study.arms[name]) for name in arms}
     return Findings(
         summary={"decay": {name: arm.summary() for name, arm in arms.items()}},
-        tables=(decay_table(f"{finished.name} · {footer(finished)}", arms, study.baseline),),
-        figures={"decay": partial(draw_decay, arms, families, study.baseline, footer(finished))},
+        tables=(decay_table(f"{finished.name} · {footer(finished)}", arms, study.runs.baseline),),
+        figures={"decay": partial(draw_decay, arms, families, study.runs.baseline, footer(finished))},
         caveats=(f"{noise}; they are shown all the same",) if noise else (),
     )
 
@@ -350,7 +354,7 @@ def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:
     """Return the order of requests under each seed, equal for all arms; ValueError where a window is empty."""
     novel = np.array(sorted(novel_requests(requests)), np.int64)
     streams = []
-    for seed in study.seeds:
+    for seed in study.runs.seeds:
         arrivals = build_arrivals(study, tuple(requests), seed, study.arrivals.rate_rps)
         ids = np.array([request.id for request in arrivals], np.int64)
         streams.append(Stream(ids, np.isin(ids, novel)))
@@ -367,8 +371,8 @@ def _check(study: Study) -> None:
     """Raise ValueError where requests are not labelled as novel, or no baseline runs."""
     if study.arrivals.kind != "novel_stream":
         raise ValueError(f"arrivals.kind={study.arrivals.kind} with analyses=decay: expected novel_stream")
-    if study.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.baseline} with analyses=decay: expected one of the arms that run")
+    if study.runs.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.runs.baseline} with analyses=decay: expected one of the arms that run")
     if study.backend == "server":
         raise ValueError("backend=server with analyses=decay: expected sim or engine, for a server reports no causes")
 

@@ -30,7 +30,7 @@ from spanlab.registry import require
 from spanlab.report import style
 from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, placeholder, word
 from spanlab.report.table import Field, tabulate, whole
-from spanlab.settings.analyses import ANALYSES, LOG, Analysis
+from spanlab.settings.analyses import ANALYSES, LOG, Analysis, ExplainSettings
 from spanlab.settings.study import Study
 from spanlab.study.bounds import BoundCrossedError
 from spanlab.workloads.logs.bodies import Opaque
@@ -471,8 +471,8 @@ def check_log(study: Study, log: Log) -> None:
     facts = Facts(log)
     computable = [name for name in study.chosen() if _is_computable(study, facts, name)]
     rules = {name: _rules(study, log, name) for name in computable}
-    if not isinstance(rules.get(study.baseline), CacheRules):
-        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
+    if not isinstance(rules.get(study.runs.baseline), CacheRules):
+        raise ValueError(f"baseline={study.runs.baseline} with analyses=explain: expected an arm that keeps prefixes")
 
 
 def explain(finished: Finished) -> Findings:
@@ -527,8 +527,8 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     prompt = facts.paths.prompt_tokens
     arms = {name: _arm(study, facts, name) for name in study.chosen() if _is_computable(study, facts, name)}
     presets = {name: rates(arm.replayed, prompt) for name, arm in arms.items()}
-    baseline = arms[study.baseline]
-    other_tokens = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.baseline}
+    baseline = arms[study.runs.baseline]
+    other_tokens = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.runs.baseline}
     explained = _explained(study, facts, baseline, other_tokens)
     fixes = ranked_fixes(explained)
     # shares of the prompt tokens: prefix by the log's pieces, optimum by the arm's memory and blocks
@@ -543,16 +543,16 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     reported = reported_of(facts, baseline.replayed.reused)
     return _head(log) | {
         "bounds": bounds,
-        "explained": study.baseline,
+        "explained": study.runs.baseline,
         "presets": presets,
         "capacity_curve": _curve(study, facts, explained.rules.block),
         "fixes": [_fix_entry(number, fix) for number, fix in enumerate(fixes, 1)],
-        "lost_by_cause": presets[study.baseline]["lost_by_cause"],
+        "lost_by_cause": presets[study.runs.baseline]["lost_by_cause"],
         "losses": groups_of(facts, baseline.replayed),
         "checkpoint_positions": positions_of(facts),
         "breaks": breaks_of(facts),
         "reported": reported,
-        "measured": reported_lines(reported, study.baseline, log.requests),
+        "measured": reported_lines(reported, study.runs.baseline, log.requests),
         "verdict": _verdict(log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)),
     }
 
@@ -594,7 +594,7 @@ def _check_bounds(study: Study, presets: Mapping[str, Mapping[str, Any]], bounds
     """Raise where an arm exceeds a bound: the bound or the replay is wrong, and the page reports no result."""
     for name, preset in presets.items():
         finds_prefixes = study.arms[name].spans is None and study.arms[name].passages.are_default
-        checked = ["prefix"] * finds_prefixes + ["any_position"] + ["offline_optimum"] * (name == study.baseline)
+        checked = ["prefix"] * finds_prefixes + ["any_position"] + ["offline_optimum"] * (name == study.runs.baseline)
         for bound in checked:
             share, most = preset["token_hit_rate"], bounds[bound]
             if most is not None and share > most:
@@ -629,20 +629,32 @@ def _check(study: Study) -> None:
         ("workload.kind", study.workload.kind, "log"),
         ("workload.popularity.requests", study.workload.popularity.requests, None),
         ("arrivals.kind", study.arrivals.kind, "as_given"),
-        ("load.rates_rps", study.load.rates_rps, []),
+        ("load.rates_rps", study.runs.load.rates_rps, []),
         ("backend", study.backend, "sim"),
         ("replicas.count", study.replicas.count, 1),
-        ("seeds", study.seeds, study.seeds[:1]),
-        ("warmup_fraction", study.warmup_fraction, 0.0),
+        ("seeds", study.runs.seeds, study.runs.seeds[:1]),
+        ("warmup_fraction", study.runs.warmup_fraction, 0.0),
     )
-    if study.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected one of the arms that run")
+    if study.runs.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.runs.baseline} with analyses=explain: expected one of the arms that run")
 
 
 def _refuse_unread(study: Study) -> None:
     """Raise ValueError for a limit that no analysis reads."""
-    if study.fail_on is not None:
-        raise ValueError(f"fail_on={study.fail_on} with analyses={study.chosen_analyses()}: expected [explain]")
+    if study.analyses.explain.fail_on is not None:
+        raise ValueError(
+            f"fail_on={study.analyses.explain.fail_on} with analyses={study.chosen_analyses()}: expected [explain]"
+        )
 
 
-ANALYSES.add(Analysis("explain", explain, needs=(LOG,), check=_check, check_unread=_refuse_unread, check_log=check_log))
+ANALYSES.add(
+    Analysis(
+        "explain",
+        explain,
+        needs=(LOG,),
+        options=ExplainSettings,
+        check=_check,
+        check_unread=_refuse_unread,
+        check_log=check_log,
+    )
+)

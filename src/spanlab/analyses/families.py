@@ -16,7 +16,7 @@ from spanlab.report.data import estimate
 from spanlab.report.sweep import COLOURS, PALE, GridCell, SweepPoint, draw_grid
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import MISSING
-from spanlab.settings.analyses import ANALYSES, ARMS, ORDERED, PLAIN, PREFIX, REPAIRED, REPEAT, STEPS, Analysis
+from spanlab.settings.analyses import ANALYSES, ARMS, ORDERED, PLAIN, PREFIX, REPAIRED, REPEAT, STEPS, Analysis, FamilySettings
 from spanlab.settings.arms import check_names
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, holm, positive_ratio, positive_ratio_p
@@ -362,7 +362,7 @@ def _speedup(best: Mapping[str, Any], findings: Mapping[str, Any]) -> str:
 
 def families_of_study(finished: Finished) -> Findings:
     """Return the comparison of the families of one study; no speedups where the machine was noisy."""
-    compared = compare_families(finished.measured, finished.study.families)
+    compared = compare_families(finished.measured, finished.study.analyses.families.arms)
     entry = plain(*(without_ratios(*compared) if finished.noise_sentence("speedups") else compared))
     return Findings(summary={"families": entry}, tables=(families_table(entry),))
 
@@ -391,11 +391,13 @@ def _with_lead(point: SweepPoint, lead: dict[str, Any] | None) -> SweepPoint:
 def check_families(study: Study) -> None:
     """Raise ValueError for fewer than two families, and for unknown arms."""
     is_read = not {"families", "policies", "break_even"}.isdisjoint(study.chosen_analyses())
-    if {"families", "policies"} & set(study.chosen_analyses()) and len(study.families) < 2:
-        raise ValueError(f"families={study.families}: expected two families or more")
-    if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
-        raise ValueError(f"families={study.families} with analyses=break_even: expected {', '.join(STEPS)}")
-    for name, arms in study.families.items():
+    if {"families", "policies"} & set(study.chosen_analyses()) and len(study.analyses.families.arms) < 2:
+        raise ValueError(f"families={study.analyses.families.arms}: expected two families or more")
+    if "break_even" in study.chosen_analyses() and set(study.analyses.families.arms) != set(STEPS):
+        raise ValueError(
+            f"families={study.analyses.families.arms} with analyses=break_even: expected {', '.join(STEPS)}"
+        )
+    for name, arms in study.analyses.families.arms.items():
         check_names(f"families.{name}", arms, study.arms, is_read)
         if not arms and is_read:
             raise ValueError(f"families.{name}=[]: expected one or more of {', '.join(study.arms)}")
@@ -406,6 +408,7 @@ ANALYSES.add(
         "families",
         families_of_study,
         needs=(ARMS, REPEAT),
+        options=FamilySettings,
         check=check_families,
         check_unread=check_families,
         of_points=families_of_points,

@@ -256,7 +256,10 @@ def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:
 
 
 def _read_points(study: Study, arm: str, files: ArmFiles, number: int) -> list[Point]:
-    logs = [read_steps(files.log(arm, RunCell(number, None, repeat))) for repeat in range(study.design.repeats)]
+    logs = [
+        read_steps(files.log(arm, RunCell(number, None, repeat)))
+        for repeat in range(study.analyses.compare_backends.repeats)
+    ]
     points = []
     for index, repeats in enumerate(zip(*logs, strict=True)):
         assert all(step.features == repeats[0].features for step in repeats), (
@@ -272,7 +275,7 @@ def profile_from_points(study: Study, facts: EngineFacts, points: Sequence[Point
 
     errors = cross_validation_errors(points)
     magnitude = np.abs(errors)
-    assert study.design.longest is not None, "a calibration has limits"
+    assert study.analyses.compare_backends.longest is not None, "a calibration has limits"
     return Profile(
         model=study.model.name,
         machine=machine(),
@@ -291,7 +294,7 @@ def profile_from_points(study: Study, facts: EngineFacts, points: Sequence[Point
         },
         shapes=len({point.step_id.shape for point in points}),
         steps=len(points),
-        longest=study.design.longest,
+        longest=study.analyses.compare_backends.longest,
     )
 
 

@@ -391,14 +391,14 @@ FIGURES = {"methods_benefit": draw_benefit, "methods_budgets": draw_budgets}
 
 def compare_methods(finished: Finished) -> Findings:
     """Return each arm's gold loss, benefit kept, agreement, time and bytes, with intervals over documents."""
-    study, baseline = finished.study, finished.study.baseline
+    study, baseline = finished.study, finished.study.runs.baseline
     questions = [request for request in finished.workload.requests if request.answer is not None]
     if baseline not in finished.files:
         return Findings({"methods": {}}, caveats=(f"no answers are compared, for {baseline} failed",))
     read_arm = partial(read_answers, finished, questions)
     arms = {arm: read_arm(arm, files) for arm, files in finished.files.items()}
     floor = read_arm(baseline, floor_files(finished.folder, baseline))
-    without = arms.get(study.methods.without_context or "")
+    without = arms.get(study.analyses.methods.without_context or "")
     groups = np.array([request.group_id for request in questions], np.int64)
     references = References(arms[baseline], without, floor, groups)
     noise = finished.noise_sentence("speedups")
@@ -407,7 +407,7 @@ def compare_methods(finished: Finished) -> Findings:
     scored = bool(arms[baseline].scores)
     buckets = _buckets(finished, questions, arms, references.groups) if scored else []
     pairs = pair_changes(list(arms.values()), references) if scored else []
-    views = study.methods.without_context, study.methods.gold_only
+    views = study.analyses.methods.without_context, study.analyses.methods.gold_only
     data = MethodData(
         entries, lowest, baseline, *views, " · ".join(filter(None, (finished.name, footer(finished), noise)))
     )
@@ -448,7 +448,7 @@ def _caveats(entries: dict[str, Any], documents: int, noise: str) -> tuple[str, 
 
 def _check(study: Study) -> None:
     """Raise ValueError for arms that do not run, and for a study that records neither scores nor answers."""
-    settings = study.methods
+    settings = study.analyses.methods
     for key in ("without_context", "gold_only"):
         arm = getattr(settings, key)
         if arm is not None:
@@ -458,8 +458,8 @@ def _check(study: Study) -> None:
     if study.engine.record == "tokens" and (study.engine.teacher or study.engine.weights == "random"):
         answers = f"engine.teacher={study.engine.teacher}, engine.weights={study.engine.weights}"
         raise ValueError(f"engine.record=tokens with {answers}: expected engine.teacher=null and trained weights")
-    if study.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.baseline} with analyses=methods: expected one of the arms that run")
+    if study.runs.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.runs.baseline} with analyses=methods: expected one of the arms that run")
     if study.arrivals.clients != 1:
         clients = f"arrivals.clients={study.arrivals.clients}"
         raise ValueError(f"analyses=methods with {clients}: expected arrivals=closed_loop with 1")
@@ -471,7 +471,7 @@ def _check(study: Study) -> None:
 def _refuse_unread(study: Study) -> None:
     """Raise ValueError for settings that no analysis reads."""
     usual = asdict(MethodSettings())
-    for key, value in asdict(study.methods).items():
+    for key, value in asdict(study.analyses.methods).items():
         if value != usual[key]:
             raise ValueError(
                 f"methods.{key}={value} with analyses={study.chosen_analyses()}: expected methods among them"
@@ -480,6 +480,11 @@ def _refuse_unread(study: Study) -> None:
 
 ANALYSES.add(
     Analysis(
-        "methods", compare_methods, needs=(MEASURED, REPEAT, LABELS, FLOOR), check=_check, check_unread=_refuse_unread
+        "methods",
+        compare_methods,
+        needs=(MEASURED, REPEAT, LABELS, FLOOR),
+        options=MethodSettings,
+        check=_check,
+        check_unread=_refuse_unread,
     )
 )

@@ -214,10 +214,10 @@ def perfect_eviction_of_study(finished: Finished) -> Findings:
     """Return baseline, best arm without foresight and clairvoyant; None where one of them did not run."""
     study, arms = finished.study, finished.measured
     clairvoyants = {arm.name for arm in arms if study.arms[arm.name].foresees}
-    reason = _missing_reason(study.baseline, arms, clairvoyants)
+    reason = _missing_reason(study.runs.baseline, arms, clairvoyants)
     if reason:
         return Findings({"perfect_eviction": None}, caveats=(f"no value of perfect eviction: {reason}",))
-    entry = perfect_eviction(arms, study.baseline, clairvoyants).plain()
+    entry = perfect_eviction(arms, study.runs.baseline, clairvoyants).plain()
     return Findings({"perfect_eviction": entry}, tables=(arms_table(entry),))
 
 

@@ -57,7 +57,7 @@ class Planner:
     @property
     def targets(self) -> list[Target]:
         """The latency targets."""
-        return self.study.slo.targets
+        return list(self.study.analyses.plan.slo.targets)
 
     @property
     def targets_text(self) -> str:
@@ -67,7 +67,7 @@ class Planner:
     @property
     def strategy(self) -> Strategy:
         """The planned arm."""
-        return self.study.arms[self.study.baseline]
+        return self.study.arms[self.study.runs.baseline]
 
     @cached_property
     def references(self) -> dict[str, Outcome]:
@@ -91,7 +91,7 @@ class Planner:
         def outcomes(values: Sequence[float], every: bool) -> list[Outcome]:
             return self.trials.outcomes(list(map(point, values)), list(map(describe, values)), every)
 
-        return find_border(grid, self.study.plan.points, outcomes)
+        return find_border(grid, self.study.analyses.plan.points, outcomes)
 
     def need_gib(self, strategy: Strategy) -> Pools:
         """Return the largest memory of one request alone, for KV and for states."""
@@ -265,7 +265,7 @@ def plan(finished: Finished) -> Findings:
     assert finished.workers is not None, "they stay available for analyses that need points"
     trials = Trials(study, finished.workers, finished.folder / "points.jsonl", Console(stderr=True))
     planner = Planner(study, finished.workload.requests, trials)
-    results = {name: SEARCHES[name](planner) for name in study.plan.searches}
+    results = {name: SEARCHES[name](planner) for name in study.analyses.plan.searches}
     answers = {key: value for result in results.values() for key, value in result.answer.items()}
     # verdicts of searches that help come first; where none helps, the sentence begins with that
     helpful = [result.verdict for result in results.values() if result.helps]
@@ -307,11 +307,12 @@ def _caveats(planner: Planner) -> tuple[str, ...]:
     """Return caveats of the intervals."""
     study, count = planner.study, len(planner.requests)
     if study.draws_arrivals():
-        runs = f"intervals are Student's t over {len(study.seeds)} draws of the arrivals, the same for every point"
+        runs = f"intervals are Student's t over {len(study.runs.seeds)} draws of the arrivals, the same for every point"
     else:
+        shakes = study.analyses.plan.shakes
         runs = (
-            f"arrivals are one recorded path: intervals are of a bootstrap over blocks of time, and of "
-            f"{study.plan.shakes} runs with arrivals moved by up to half the mean gap, the same for every point"
+            "arrivals are one recorded path: intervals are of a bootstrap over blocks of time, and of "
+            f"{shakes} runs with arrivals moved by up to half the mean gap, the same for every point"
         )
     criterion = "a target counts as met where the upper end of the 95 % interval meets it and the queue does not grow"
     small_samples = [
@@ -435,7 +436,7 @@ def _scan_verdict(planner: Planner, best: str, chosen: Outcome, as_good: int, me
 
 def _check(study: Study) -> None:
     """Raise ValueError for settings that `plan` does not read."""
-    targets, search = study.slo.targets, study.plan.search
+    targets, search = study.analyses.plan.slo.targets, study.analyses.plan.search
     for name in search or ():
         one_of("plan.search", name, SEARCHES)
     if search == [] or len(set(search or ())) < len(search or ()):
@@ -446,22 +447,22 @@ def _check(study: Study) -> None:
         "analyses=plan",
         ("analyses", study.chosen_analyses(), ["plan"]),
         ("backend", study.backend, "sim"),
-        ("load.rates_rps", study.load.rates_rps, []),
-        ("sweep", study.sweep, []),
-        ("only", study.chosen(), [study.baseline]),
+        ("load.rates_rps", study.runs.load.rates_rps, []),
+        ("sweep", study.runs.sweep, []),
+        ("only", study.chosen(), [study.runs.baseline]),
         *(
             (f"store.{key}", getattr(study.store, key), None)
             for key in ("kv_gib", "state_gib", "state_ratio", "entries")
         ),
     )
-    for name in study.plan.searches:
+    for name in study.analyses.plan.searches:
         _check_search(study, name)
 
 
 def _check_search(study: Study, name: str) -> None:
     """Raise ValueError for a search without the store, router, model or arm that it changes."""
-    hybrid, pool = study.model.is_hybrid, study.arms[study.baseline].pool is not None
-    arm = f"model.name={study.model.name} and baseline={study.baseline}"
+    hybrid, pool = study.model.is_hybrid, study.arms[study.runs.baseline].pool is not None
+    arm = f"model.name={study.model.name} and baseline={study.runs.baseline}"
     tree = (arm, "a hybrid model and an arm that keeps a tree")
     needs = {
         "tier": [(bool(study.store.tiers), "store.tiers={}", "a tier, as in +tier@store.tiers.host=dram")],
@@ -480,11 +481,11 @@ def _check_search(study: Study, name: str) -> None:
 
 def _refuse_unread(study: Study) -> None:
     """Raise ValueError for targets and searches that no analysis reads."""
-    analyses, targets = study.chosen_analyses(), study.slo.targets
+    analyses, targets = study.chosen_analyses(), study.analyses.plan.slo.targets
     if targets:
         raise ValueError(f"slo.{targets[0].key}={targets[0].limit_s} with analyses={analyses}: expected [plan]")
-    if study.plan != PlanSettings():
-        raise ValueError(f"plan.search={study.plan.search} with analyses={analyses}: expected analyses=[plan]")
+    if study.analyses.plan != PlanSettings():
+        raise ValueError(f"plan.search={study.analyses.plan.search} with analyses={analyses}: expected analyses=[plan]")
 
 
-ANALYSES.add(Analysis("plan", plan, needs=(POINTS,), check=_check, check_unread=_refuse_unread))
+ANALYSES.add(Analysis("plan", plan, needs=(POINTS,), options=PlanSettings, check=_check, check_unread=_refuse_unread))

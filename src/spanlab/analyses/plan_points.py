@@ -22,7 +22,7 @@ from spanlab.analyses.base import PointWorker
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow, delays_of
 from spanlab.report.units import rounded_up
-from spanlab.settings.analyses import PlanSettings, SloSettings, Target
+from spanlab.settings.analyses import PlanSettings, Target
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study
@@ -46,7 +46,7 @@ def arrivals_of(study: Study, requests: tuple[Request, ...], replication: int, l
     `replication`  the seed of drawn arrivals; for recorded arrivals the number of the shake, and 0 for no shake
     """
     drawn = study.draws_arrivals()
-    served = build_arrivals(study, requests, replication if drawn else study.seeds[0], study.arrivals.rate_rps)
+    served = build_arrivals(study, requests, replication if drawn else study.runs.seeds[0], study.arrivals.rate_rps)
     if load is None:
         return [replace(request, arrived_at=index * APART_NS) for index, request in enumerate(served)]
     times = np.array([request.arrived_at for request in served], dtype=np.int64)
@@ -116,7 +116,7 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
         rules=study.batch,
         seed=replication,
         rate_rps=None,
-        warmup=int(study.warmup_fraction * len(requests)),
+        warmup=int(study.runs.warmup_fraction * len(requests)),
         max_tokens=max(request.num_tokens for request in requests),
         group=worker.requests[0].group_id,
         steps=Path(os.devnull),
@@ -131,17 +131,9 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
 
 def _study_of(study: Study, point: Point) -> Study:
     """Return the study with a point's settings, and with the analysis `summary` only."""
-    arms = {study.baseline: point.strategy}
+    arms = {study.runs.baseline: point.strategy}
     replicas = replace(study.replicas, count=point.replicas or study.replicas.count)
-    return replace(
-        study,
-        store=point.store,
-        arms=arms,
-        replicas=replicas,
-        analyses=["summary"],
-        slo=SloSettings(),
-        plan=PlanSettings(),
-    )
+    return study.changed(store=point.store, arms=arms, replicas=replicas, analyses=["summary"], plan=PlanSettings())
 
 
 def _fields(record: Record) -> tuple[Any, ...]:
@@ -414,8 +406,8 @@ class Trials:
     def _replications(self, point: Point) -> Sequence[int]:
         """Return seeds of drawn arrivals, or numbers of shakes of recorded ones; one where no request waits."""
         if self._study.draws_arrivals():
-            return self._study.seeds
-        return range(1 if point.load is None else self._study.plan.shakes)
+            return self._study.runs.seeds
+        return range(1 if point.load is None else self._study.analyses.plan.shakes)
 
     def _run(self, cells: Sequence[tuple[Point, int]]) -> None:
         """Run the cells that have no result yet."""
@@ -436,7 +428,7 @@ class Trials:
 
     def _outcome(self, point: Point, runs: int) -> Outcome:
         results = [self._results[point.key, number] for number in self._replications(point)[:runs]]
-        return Outcome(point, self._study.slo.targets, results, self._study.draws_arrivals())
+        return Outcome(point, self._study.analyses.plan.slo.targets, results, self._study.draws_arrivals())
 
 
 def _line(cell: tuple[str, int], result: RunResult) -> bytes:

@@ -42,7 +42,9 @@ def memory(planner: Planner) -> SearchResult:
     if limit < least:
         verdict = f"memory will not help: the largest request alone needs {least:.5g} GiB, and {_device(planner)}"
         return SearchResult(MEMORY_AXIS, (), verdict, value=None, answer={"least_gib": None})
-    grid = sorted({min(size, limit) for size in geometric(least, min(most, limit), planner.study.plan.resolution)})
+    grid = sorted(
+        {min(size, limit) for size in geometric(least, min(most, limit), planner.study.analyses.plan.resolution)}
+    )
     border = planner.border(
         grid, lambda size: replace(point, store=replace(store, total_gib=size)), lambda size: f"memory {size:g} GiB"
     )
@@ -98,7 +100,7 @@ def load(planner: Planner) -> SearchResult:
     if utilisation is None or rate is None:
         # no load, since all requests arrive at once; ValueError where the search is set explicitly
         reason = "all requests come at once; expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE"
-        if planner.study.plan.search is not None:
+        if planner.study.analyses.plan.search is not None:
             raise ValueError(f"plan.search=load: {reason}")
         answer = {"highest_load": None, "highest_rate_rps": None}
         return SearchResult(LOAD_AXIS, (), f"the load is undefined: {reason}", value=None, answer=answer)
@@ -119,7 +121,7 @@ def load(planner: Planner) -> SearchResult:
 
 def _border(planner: Planner, low: float, high: float) -> Border:
     """Return the border between two multiples of the load, from the highest down."""
-    grid = geometric(low, high, planner.study.plan.resolution)[::-1]
+    grid = geometric(low, high, planner.study.analyses.plan.resolution)[::-1]
     return planner.border(
         grid, lambda times: replace(planner.study_point, load=times), lambda times: f"load times {times:g}"
     )
@@ -159,7 +161,7 @@ def tier(planner: Planner) -> SearchResult:
 
     stored = planner.references["no_limit"].mean("cached_bytes")
     assert stored is not None, "every run reports the bytes that it stored"
-    grid = geometric(stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.plan.resolution)
+    grid = geometric(stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.analyses.plan.resolution)
     border = planner.border(grid, point, lambda size: f"{name} {size:g} GiB")
     return SearchResult(
         axis=Axis("tier_gib", f"size of {name} (GiB)"),

@@ -413,8 +413,8 @@ FIGURES = {"policies_tokens": "token_hit_rate", "policies_ttft": "ttft_mean_s"}
 
 def policies_of_study(finished: Finished) -> Findings:
     """Return the rules of one study; arms outside all families, such as a baseline, are left out."""
-    families = {arm: family for family, arms in finished.study.families.items() for arm in arms}
-    order = list(finished.study.families)
+    families = {arm: family for family, arms in finished.study.analyses.families.arms.items() for arm in arms}
+    order = list(finished.study.analyses.families.arms)
     arms = [result.data for result in finished.results if result.data.name in families]
     rules = sorted((_rule(arm, families[arm.name]) for arm in arms), key=lambda rule: order.index(rule.family))
     gib = finished.study.store.total_gib

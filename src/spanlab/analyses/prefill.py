@@ -84,7 +84,7 @@ def read_prefills(
     `reference`  logits of the baseline; None without logits
     """
     columns = read_records(files.records)
-    at_load = at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds)
+    at_load = at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.runs.seeds)
     columns = select(columns, at_load & columns["counted"].astype(bool))
     phase_s: Mapping[str, Floats] = {}
     bound = None
@@ -545,13 +545,17 @@ def compare_prefills(finished: Finished) -> Findings:
     """Return every arm compared with the baseline; no speedups where the machine was noisy."""
     study, labels = finished.study, finished.workload.labels
     rates = None if finished.facts is None else finished.facts.rates
-    base = finished.files.get(study.baseline)
-    logits = read_logits(study, study.baseline, base) if base and finished.facts else None
+    base = finished.files.get(study.runs.baseline)
+    logits = read_logits(study, study.runs.baseline, base) if base and finished.facts else None
     arms = [read_prefills(study, arm, files, rates, logits) for arm, files in finished.files.items()]
-    entries = prefill_entries(arms, labels or {"request": ("all",) * len(finished.workload.requests)}, study.baseline)
+    entries = prefill_entries(
+        arms, labels or {"request": ("all",) * len(finished.workload.requests)}, study.runs.baseline
+    )
     if finished.noise_sentence("speedups"):
         entries = [entry | {"speedup": None} for entry in entries]
-    return _findings(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
+    return _findings(
+        entries, list(labels or {"request": ()}), study.runs.baseline, f"{finished.name} · {footer(finished)}"
+    )
 
 
 def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:

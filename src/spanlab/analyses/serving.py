@@ -21,7 +21,7 @@ from spanlab.records import delays_of
 from spanlab.report import cells, style, units
 from spanlab.report.cells import MISSING, Cell, Table
 from spanlab.report.table import Field, tabulate, with_ends
-from spanlab.settings.analyses import ANALYSES, TOKENS, Analysis
+from spanlab.settings.analyses import ANALYSES, TOKENS, Analysis, ServingSettings
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, t_interval
 from spanlab.study.bounds import family
@@ -312,7 +312,7 @@ class _Arm:
 def serving(finished: Finished) -> Findings:
     """Return metrics of every arm at every load; intervals are over seeds."""
     study = finished.study
-    goals = {name: _goal(vars(limits)) for name, limits in study.goodput.items()}
+    goals = {name: _goal(vars(limits)) for name, limits in study.analyses.serving.goodput.items()}
     arms = [arm for name, files in finished.files.items() for arm in _loads(study, name, files, goals)]
     rows = [arm.row for arm in arms]
     title = f"{finished.name} · serving\n{footer(finished)}"
@@ -330,7 +330,7 @@ def serving(finished: Finished) -> Findings:
 def _warm(study: Study) -> tuple[str, ...]:
     """Return a caveat where runs on a real server start with the cache of earlier runs."""
     runs = sum(len(run_cells(study, arm)) for arm in study.chosen())
-    if study.base_url is None or runs == 1 or study.replay.reset_path is not None:
+    if study.server.base_url is None or runs == 1 or study.server.reset_path is not None:
         return ()
     return ("the server's cache stayed warm from run to run; replay.reset_path=PATH empties it before each",)
 
@@ -409,9 +409,9 @@ def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
 
 def _refuse_unread(study: Study) -> None:
     """Raise ValueError for goals that no analysis reads."""
-    if study.goodput:
-        goals = ", ".join(study.goodput)
+    if study.analyses.serving.goodput:
+        goals = ", ".join(study.analyses.serving.goodput)
         raise ValueError(f"goodput of {goals} with analyses={study.chosen_analyses()}: expected serving among them")
 
 
-ANALYSES.add(Analysis("serving", serving, needs=(TOKENS,), check_unread=_refuse_unread))
+ANALYSES.add(Analysis("serving", serving, needs=(TOKENS,), options=ServingSettings, check_unread=_refuse_unread))

@@ -271,7 +271,7 @@ def _draw(name: str, data: StudyData) -> Figure | None:
 
 def _study_data(finished: Finished) -> StudyData:
     study, results = finished.study, finished.results
-    baseline = next((result for result in results if result.data.name == study.baseline), None)
+    baseline = next((result for result in results if result.data.name == study.runs.baseline), None)
     bound = max(result.bound for result in results)
     for result in results:
         values = result.data.summary
@@ -286,8 +286,8 @@ def _study_data(finished: Finished) -> StudyData:
         arms=arms,
         load=[point for result in results for point in result.load],
         store=describe_store(study),
-        baseline=study.baseline,
-        count_hit_as=study.count_hit_as,
+        baseline=study.runs.baseline,
+        count_hit_as=study.runs.count_hit_as,
         caveats=(*finished.workload.notes, *caveats(study, arms, finished.failed)),
         failed=finished.failed,
         load_words=load_words(study),

@@ -222,7 +222,7 @@ def _loads(finished: Finished, arm: str) -> dict[str, float]:
     study, names = finished.study, ("loaded_tokens", "declined_tokens", "critical_load_s")
     if not tiers_of(study, study.arms[arm]):
         return dict.fromkeys(names, 0.0)
-    cells = {RunCell(seed, study.arrivals.rate_rps) for seed in study.seeds}
+    cells = {RunCell(seed, study.arrivals.rate_rps) for seed in study.runs.seeds}
     runs = [columns for cell, columns in finished.files[arm].columns().items() if cell in cells]
     return {name: float(sum(run[name][run["counted"].astype(bool)].sum() for run in runs)) for name in names}
 

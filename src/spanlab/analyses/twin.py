@@ -177,7 +177,7 @@ OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
 def check_log(study: Study, log: Log) -> None:
     """Raise ValueError for a log without the data of a fit, and for facts that no server has."""
     path = study.workload.path or "null"
-    check_memory(read_timed_log(log, path, study.twin.train_share), server_of(study).memory, path)
+    check_memory(read_timed_log(log, path, study.analyses.twin.train_share), server_of(study).memory, path)
 
 
 def twin(finished: Finished) -> Findings:
@@ -185,7 +185,7 @@ def twin(finished: Finished) -> Findings:
     study, log = finished.study, finished.workload.log
     assert log is not None, "the settings let no other workload pass"
     path = study.workload.path or "null"
-    timed_log, facts = read_timed_log(log, path, study.twin.train_share), server_of(study)
+    timed_log, facts = read_timed_log(log, path, study.analyses.twin.train_share), server_of(study)
     check_memory(timed_log, facts.memory, path)
     fit = Fitting(timed_log, study.model, study.hardware, facts).fit()
     summary = _summary(timed_log, fit)
@@ -284,11 +284,11 @@ def _check(study: Study) -> None:
         ("workload.kind", study.workload.kind, "log"),
         ("workload.popularity.requests", study.workload.popularity.requests, None),
         ("arrivals.kind", study.arrivals.kind, "as_given"),
-        ("load.rates_rps", study.load.rates_rps, []),
+        ("load.rates_rps", study.runs.load.rates_rps, []),
         ("backend", study.backend, "sim"),
         ("timing.kind", study.timing.kind, "roofline"),
-        ("seeds", study.seeds, study.seeds[:1]),
-        ("warmup_fraction", study.warmup_fraction, 0.0),
+        ("seeds", study.runs.seeds, study.runs.seeds[:1]),
+        ("warmup_fraction", study.runs.warmup_fraction, 0.0),
         ("batch.async_scheduling", study.batch.async_scheduling, False),
         ("batch.speculation.draft_tokens", study.batch.speculation.draft_tokens, 0),
         ("store.total_gib", study.store.total_gib, None),
@@ -297,14 +297,18 @@ def _check(study: Study) -> None:
         ("store.entries", study.store.entries, None),
         ("only one arm, with a pool", [study.arms[name].pool is not None for name in study.chosen()], [True]),
     )
-    if study.store.kv_gib is not None and study.twin.num_gpu_blocks is not None:
+    if study.store.kv_gib is not None and study.analyses.twin.num_gpu_blocks is not None:
         raise ValueError(f"store.kv_gib={study.store.kv_gib} with twin.num_gpu_blocks: expected one of them")
 
 
 def _refuse_unread(study: Study) -> None:
     """Raise ValueError for facts about a server that no analysis reads."""
-    if study.twin != TwinSettings():
+    if study.analyses.twin != TwinSettings():
         raise ValueError(f"twin with analyses={study.chosen_analyses()}: expected -cn twin")
 
 
-ANALYSES.add(Analysis("twin", twin, needs=(LOG,), check=_check, check_unread=_refuse_unread, check_log=check_log))
+ANALYSES.add(
+    Analysis(
+        "twin", twin, needs=(LOG,), options=TwinSettings, check=_check, check_unread=_refuse_unread, check_log=check_log
+    )
+)

@@ -97,7 +97,7 @@ def server_of(study: Study) -> ServerFacts:
     tokens, seqs = (settings.limit(name) for name in _LIMITS)
     rules = replace(study.batch, max_num_batched_tokens=tokens, max_num_seqs=seqs)
     paths = ("resolved_config.scheduler_config.async_scheduling", "engine_kwargs.async_scheduling")
-    asynchronous = settings.choose("twin.async_scheduling", bool, study.twin.async_scheduling, None, *paths)
+    asynchronous = settings.choose("twin.async_scheduling", bool, study.analyses.twin.async_scheduling, None, *paths)
     if asynchronous is None:
         settings.sources["twin.async_scheduling"] = "what fits better"
     memory, between = _memory(study, settings, deployment)
@@ -113,7 +113,7 @@ def _meta(log: Path) -> dict[str, Any]:
 
 
 def _deployment(study: Study, settings: _Settings) -> Deployment:
-    twin = study.twin
+    twin = study.analyses.twin
     formats = {"weights": settings.choose("quantization", str, None, None, "engine_kwargs.quantization")}
     formats["kv"] = settings.choose("kv_cache_dtype", str, None, None, "engine_kwargs.kv_cache_dtype")
     for name in ("quantization", "kv_cache_dtype"):
@@ -152,15 +152,15 @@ def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[
     usual = deployment.block_tokens(study.model, BLOCK)
     size = settings.choose(f"arms.{arm}.pool.block_size", int, pool.block_size, usual, "kv_cache.block_size")
     paths = "engine_kwargs.enable_prefix_caching", "resolved_config.cache_config.enable_prefix_caching"
-    caching = settings.choose("twin.prefix_caching", bool, study.twin.prefix_caching, True, *paths)
+    caching = settings.choose("twin.prefix_caching", bool, study.analyses.twin.prefix_caching, True, *paths)
     block_bytes = int(size * deployment.kv_bytes_per_token(study.model))
-    own_blocks, between = study.twin.num_gpu_blocks, None
+    own_blocks, between = study.analyses.twin.num_gpu_blocks, None
     if own_blocks is None and study.store.kv_gib is not None:
         own_blocks = int(study.store.kv_gib * GIB) // block_bytes
     blocks = settings.choose("twin.num_gpu_blocks", int, own_blocks, None, "kv_cache.num_gpu_blocks")
     if blocks is None:
         paths = "kv_cache.gpu_memory_utilization", "engine_kwargs.gpu_memory_utilization"
-        own_share = study.twin.gpu_memory_utilization
+        own_share = study.analyses.twin.gpu_memory_utilization
         share = settings.choose("twin.gpu_memory_utilization", float, own_share, UTILIZATION, *paths)
         free = share * study.hardware.memory_gib * GIB - deployment.weight_bytes(study.model)
         least, blocks, most = sorted(int((free - gib * GIB) // block_bytes) for gib in WORKSPACE_GIB)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import update_wrapper
 from typing import Any, NamedTuple
 
+from spanlab.judge import JudgeSettings
 from spanlab.model_spec import KV, WEIGHTS
 from spanlab.registry import Factory, Registry, not_negative, one_of, positive, share_below_one
 
@@ -43,6 +45,7 @@ class Analysis:
     `name`            as in `analyses=[NAME]`
     `run`             function of a finished study that returns its findings
     `needs`           what the study must prepare
+    `options`         dataclass of its settings, `analyses.NAME`; None: it has none
     `check`           raises ValueError for a study that the analysis cannot read
     `check_unread`    raises ValueError in a study without the analysis, for settings that only it
                       reads
@@ -54,6 +57,7 @@ class Analysis:
     name: str
     run: Callable[[Any], Any]
     needs: Iterable[str] = ()
+    options: type[Any] | None = None
     check: Callable[[Any], None] = accept
     check_unread: Callable[[Any], None] = accept
     check_requests: Callable[[Any, Any], Any] = accept
@@ -93,6 +97,43 @@ class AnalysisRegistry(Registry[Any]):
         """Register an analysis."""
         super().register(analysis.name, analysis.needs)(analysis)
 
+    def section(self) -> type[Analyses]:
+        """Return the dataclass of the section `analyses`: the names, and the options of each analysis."""
+        options = ((name, self[name].options) for name in self)
+        key = tuple((name, kind) for name, kind in options if kind is not None)
+        if key not in _schemas:
+            keys: list[Any] = [(name, kind, dataclasses.field(default_factory=kind)) for name, kind in key]
+            names = ("names", list[str] | None, None)
+            made = make_dataclass("Analyses", [names, *keys], bases=(Analyses,))
+            made.__doc__, made.__module__ = Analyses.__doc__, Analyses.__module__
+            _schemas[key] = made
+        return _schemas[key]
+
+
+class Analyses:
+    """The analyses to report, and the options of each.
+
+    `names`  analyses to report; null: those of summary, compare_backends, fit_profile, tiers and
+             serving that the study has data for
+    `*`      options of this analysis
+    """
+
+    names: list[str] | None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the options of an analysis."""
+        raise AttributeError(name)  # those of registered analyses are fields
+
+    def __reduce__(self) -> Any:
+        # The class is made at run time: another process makes its own, once plugins are loaded.
+        return _analyses, (vars(self),)
+
+
+def _analyses(values: dict[str, Any]) -> Analyses:
+    return ANALYSES.section()(**values)
+
+
+_schemas: dict[Any, type[Analyses]] = {}
 
 ANALYSES = AnalysisRegistry("analyses", given=("finished",))
 #: Families by their effect on answers. The first two leave answers unchanged, up to the order of
@@ -100,6 +141,41 @@ ANALYSES = AnalysisRegistry("analyses", given=("finished",))
 PREFIX, ORDERED, REPAIRED, PLAIN = "prefix", "cached_order", "repaired", "plain"
 STEPS = (PREFIX, ORDERED, REPAIRED, PLAIN)
 DESIGNED = "designed_shapes"  # the workload of a calibration
+
+
+# ------------------------------------------------------------------------------
+# Settings that name arms, of the analyses `families` (and policies, break_even) and `bars`.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class FamilySettings:
+    """Families of methods, for the analyses families, policies and break_even.
+
+    `arms`  arms of each family, by the family's name
+    """
+
+    arms: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class BarSettings:
+    """Acceptance bars, for the analysis bars; a missed bar ends with exit code 1.
+
+    `arms`  arms by acceptance bar
+    """
+
+    arms: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class AnswerSettings:
+    """A model that scores answers, for the analysis answers.
+
+    `judge`  a model that also scores answers
+    """
+
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
 
 
 # ------------------------------------------------------------------------------
@@ -124,41 +200,6 @@ class MethodSettings:
 
     def __post_init__(self) -> None:
         positive("methods.floor_tokens", self.floor_tokens)
-
-
-# ------------------------------------------------------------------------------
-# Settings of the analysis `plan`, and the checks of a study with it.
-# ------------------------------------------------------------------------------
-
-
-@dataclass
-class PlanSettings:
-    """Search for settings that meet the targets of `slo`.
-
-    `search`      memory: least store; load: most requests per second; tier: least size of the last tier; replicas:
-                  fewest; ratio: of states to KV; interval: between states; block: tokens per block; null: memory and
-                  load
-    `resolution`  smallest distance of two tried values, relative to the value
-    `points`      values over the whole range that are tried first, before the search narrows
-    `shakes`      runs of recorded arrivals; all but the first shift each arrival by a small random time
-    """
-
-    search: list[str] | None = None
-    resolution: float = 0.05
-    points: int = 5
-    shakes: int = 3
-
-    def __post_init__(self) -> None:
-        if not 0.001 <= self.resolution <= 1:
-            raise ValueError(f"plan.resolution={self.resolution}: expected a share from 0.001 to 1")
-        if not 2 <= self.points <= 100:
-            raise ValueError(f"plan.points={self.points}: expected 2 to 100")
-        positive("plan.shakes", self.shakes)
-
-    @property
-    def searches(self) -> list[str]:
-        """Names of the searches, in order."""
-        return ["memory", "load"] if self.search is None else self.search
 
 
 # ------------------------------------------------------------------------------
@@ -229,6 +270,16 @@ class RequestGoal:
             raise ValueError("goodput without a limit: expected ttft_s, tpot_s or e2e_s")
 
 
+@dataclass
+class ServingSettings:
+    """Goals of the analysis serving.
+
+    `goodput`  latency limits of a request, by the name of the goal
+    """
+
+    goodput: dict[str, RequestGoal] = field(default_factory=dict)
+
+
 # ------------------------------------------------------------------------------
 # Latency targets of the analysis `plan`.
 # ------------------------------------------------------------------------------
@@ -291,6 +342,43 @@ class SloSettings:
 
 
 # ------------------------------------------------------------------------------
+# Settings of the analysis `plan`.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class PlanSettings:
+    """Search for settings that meet the targets of `slo`, for the analysis plan.
+
+    `search`      memory: least store; load: most requests per second; tier: least size of the last tier; replicas:
+                  fewest; ratio: of states to KV; interval: between states; block: tokens per block; null: memory and
+                  load
+    `resolution`  smallest distance of two tried values, relative to the value
+    `points`      values over the whole range that are tried first, before the search narrows
+    `shakes`      runs of recorded arrivals; all but the first shift each arrival by a small random time
+    `slo`         latency targets
+    """
+
+    search: list[str] | None = None
+    resolution: float = 0.05
+    points: int = 5
+    shakes: int = 3
+    slo: SloSettings = field(default_factory=SloSettings)
+
+    def __post_init__(self) -> None:
+        if not 0.001 <= self.resolution <= 1:
+            raise ValueError(f"plan.resolution={self.resolution}: expected a share from 0.001 to 1")
+        if not 2 <= self.points <= 100:
+            raise ValueError(f"plan.points={self.points}: expected 2 to 100")
+        positive("plan.shakes", self.shakes)
+
+    @property
+    def searches(self) -> list[str]:
+        """Names of the searches, in order."""
+        return ["memory", "load"] if self.search is None else self.search
+
+
+# ------------------------------------------------------------------------------
 # A limit on a result that ends a run with an error: `token_hit_rate<0.6`.
 # ------------------------------------------------------------------------------
 
@@ -319,6 +407,20 @@ def parse_limit(text: str) -> Limit:
         expected = f"expected METRIC<SHARE or METRIC>SHARE, METRIC one of {', '.join(METRICS)}, SHARE from 0 to 1"
         raise ValueError(f"fail_on={text}: {expected}")
     return Limit(match[1], match[2] == "<", float(match[3]))
+
+
+@dataclass
+class ExplainSettings:
+    """A limit for the analysis explain.
+
+    `fail_on`  condition under which the run ends with exit code 1, such as token_hit_rate<0.6
+    """
+
+    fail_on: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.fail_on is not None:
+            parse_limit(self.fail_on)
 
 
 # ------------------------------------------------------------------------------
@@ -351,3 +453,62 @@ class DesignSettings:
             raise ValueError(f"design.longest={self.longest}: expected 16 tokens or more")
         if self.shapes < 2:
             raise ValueError(f"design.shapes={self.shapes}: expected 2 or more, for each is predicted from the others")
+
+
+# ------------------------------------------------------------------------------
+# Short names of keys of a study, as on the command line: `seeds=[0,1]` sets `runs.seeds`.
+# ------------------------------------------------------------------------------
+
+#: Key by short name. A key below a short name is set in the same way: `slo.ttft_p95_s`.
+SHORT_NAMES = {
+    "analyses": "analyses.names",
+    "fail_on": "analyses.explain.fail_on",
+    "families": "analyses.families.arms",
+    "bars": "analyses.bars.arms",
+    "goodput": "analyses.serving.goodput",
+    "design": "analyses.compare_backends",
+    "methods": "analyses.methods",
+    "judge": "analyses.answers.judge",
+    "twin": "analyses.twin",
+    "slo": "analyses.plan.slo",
+    "plan": "analyses.plan",
+    **{
+        key: f"runs.{key}"
+        for key in (
+            "only", "baseline", "seeds", "repeats", "warmup_fraction", "count_hit_as", "load", "sweep",
+        )
+    },
+    "base_url": "server.base_url",
+    "replay": "server",
+    "workers": "executor.workers",
+    "compiled": "executor.compiled",
+}  # fmt: skip
+#: Short names of `workload.path`, with the kind of workload that they are for.
+PATHS = {"log": "log", "local": "questions"}
+
+
+def full_key(key: str) -> str:
+    """Return the key of a study that a key, perhaps below a short name, means."""
+    name, dot, below = key.partition(".")
+    if name == "analyses" and dot:
+        return key  # a short name of its own section, which has the options too
+    if name in PATHS and not dot:
+        return "workload.path"
+    return f"{SHORT_NAMES.get(name, name)}{dot}{below}"
+
+
+def short_key(key: str) -> str:
+    """Return the shortest name of a key of a study, as errors and tables have it."""
+    for full, name in _BY_LENGTH:
+        if key == full or key.startswith((f"{full}.", f"{full}[")):
+            return name + key[len(full) :]
+    return key
+
+
+def with_short_keys(text: str) -> str:
+    """Return a sentence with the short names of the keys in it."""
+    return _KEYS.sub(lambda match: short_key(match[0]), text)
+
+
+_BY_LENGTH = sorted(((full, name) for name, full in SHORT_NAMES.items()), key=lambda pair: -len(pair[0]))
+_KEYS = re.compile(r"(?<![\w.])(?:runs|server|executor|analyses)(?:\.\w+)+")

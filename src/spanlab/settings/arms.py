@@ -25,6 +25,7 @@ from spanlab.core.tree import Layout, PrefixTree, shared_name, without_tails
 from spanlab.model_spec import ModelSpec
 from spanlab.registry import Registry, check_keys, one_of, positive
 from spanlab.registry import field as declared
+from spanlab.settings.analyses import short_key
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
@@ -277,7 +278,8 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]
     shared = set.intersection(*(set(run_arms) for run_arms in arms))
     names = dict.fromkeys(name for run_arms in arms for name in run_arms if name not in shared)
     presence = {f"arms.{name}": tuple("present" if name in run_arms else ABSENT for run_arms in arms) for name in names}
-    settings = [dict(leaves(_with_arms(config, shared))) for config in configs]
+    # an earlier version stored short names
+    settings = [{short_key(key): value for key, value in leaves(_with_arms(config, shared))} for config in configs]
     keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
     values = {key: tuple(str(run_settings.get(key, ABSENT)) for run_settings in settings) for key in keys}
     return {key: by_run for key, by_run in (values | presence).items() if len(set(by_run)) > 1}

@@ -16,14 +16,14 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ValidationError
 from omegaconf.nodes import BooleanNode
 
@@ -31,7 +31,8 @@ from spanlab.compiled import CONF
 from spanlab.errors import USER_ERRORS, sentence
 from spanlab.kinds import kinds_of
 from spanlab.plugins import load_plugins
-from spanlab.registry import among, refuse_unknown_keys
+from spanlab.registry import among, one_of, refuse_unknown_keys
+from spanlab.settings.analyses import ANALYSES, PATHS, SHORT_NAMES, Analyses, full_key, short_key
 from spanlab.settings.entries import choices_without_file, schemas
 
 _LIBRARIES = ("hydra", "omegaconf", "antlr4", "yaml")
@@ -58,7 +59,9 @@ def _compose(entry: str, overrides: Sequence[str], searched: str | None, **optio
         path = loader.get_search_path()
         path.prepend("command-line", f"file://{Path(searched).absolute()}", anchor="schema")  # which stays last
         loader.repository.initialize_sources(path)
-    return hydra.compose(entry, with_sections(overrides), **options)
+    config = hydra.compose(entry, with_sections(full_words(entry, overrides, searched)), **options)
+    _check_paths(overrides, config)
+    return config
 
 
 def as_settings(config: DictConfig) -> object:
@@ -66,6 +69,8 @@ def as_settings(config: DictConfig) -> object:
     schema = schema_of(config)
     load_plugins(OmegaConf.select(config, "plugins") or ())
     _check_section("", OmegaConf.to_container(config, resolve=True), schema)
+    if (name := next((key for key in fields(schema) if _is_analyses(hints_of(schema)[key.name])), None)) is not None:
+        _set_types(config, name.name, hints_of(schema)[name.name])
     settings = OmegaConf.to_object(config)
     refuse_unknown_keys(settings)
     return _with_kinds(settings, schema)
@@ -76,9 +81,11 @@ def _with_kinds(composed: Any, schema: type[Any]) -> Any:
     if type(composed) is schema:
         return composed
     values = {key.name: getattr(composed, key.name) for key in fields(composed)}
-    for name, hint in _hints(schema).items():
+    for name, hint in hints_of(schema).items():
         if (kinds := kinds_of(hint)) is not None:
             values[name] = kinds.of(name, values[name])
+        elif _is_analyses(hint):
+            values[name] = hint(**values[name])
     return schema(**values)
 
 
@@ -90,17 +97,25 @@ def open_schema(schema: Any) -> Any:
     """
     if kinds_of(schema) is not None:
         return _open_section({})
-    if not any(kinds_of(hint) for hint in _hints(schema).values()):
+    hints = hints_of(schema)
+    opened: dict[str, Any] = {}
+    for key in fields(schema):
+        if kinds_of(hints[key.name]) is not None:
+            opened[key.name] = partial(_open_section, _default_of(key))
+        elif _is_analyses(hints[key.name]):
+            opened[key.name] = partial(_open_analyses, hints[key.name])
+    if not opened:
         return schema
     keys = [
-        (key.name, Any, field(default_factory=partial(_open_section, _default_of(key))))
-        if kinds_of(_hints(schema)[key.name])
-        else (key.name, _hints(schema)[key.name], _copied(key))
+        (key.name, Any, field(default_factory=opened[key.name]))
+        if key.name in opened
+        else (key.name, hints[key.name], _copied(key))
         for key in fields(schema)
     ]
     if schema not in _OPENED:
-        opened = _Opened(schema.__name__, (), {"opens": schema})
-        _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(opened,))
+        short = [*SHORT_NAMES.keys() - hints.keys()] if any(map(_is_analyses, hints.values())) else ()
+        base = _Opened(schema.__name__, (), {"opens": schema, "short_names": tuple(sorted(short))})
+        _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(base,))
     return _OPENED[schema]
 
 
@@ -125,6 +140,32 @@ def _open_section(values: dict[str, Any]) -> DictConfig:
 
 def _default_of(key: Any) -> dict[str, Any]:
     return {} if key.default_factory is MISSING else asdict(key.default_factory())
+
+
+def _is_analyses(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Analyses)
+
+
+def _open_analyses(schema: type[Analyses]) -> DictConfig:
+    """Return a section with the options of the analyses, which takes those of plugins too."""
+    typed = {key.name: OmegaConf.structured(hint) for key, hint in _options(schema)}
+    return OmegaConf.create({"names": None, **typed}, flags={"struct": False})
+
+
+def _options(schema: type[Analyses]) -> list[tuple[Any, Any]]:
+    return [(key, hints_of(schema)[key.name]) for key in fields(schema) if key.name != "names"]  # type: ignore[arg-type]
+
+
+def _set_types(config: DictConfig, section: str, schema: type[Analyses]) -> None:
+    """Give the options of each analysis, also of a plugin's, their types; ValueError for others."""
+    typed = {key.name: hint for key, hint in _options(schema)}
+    given = OmegaConf.select(config, section)
+    for name in given:
+        if name != "names":
+            one_of(section, str(name), typed)
+    with open_dict(config):
+        for name, hint in typed.items():
+            given[name] = OmegaConf.merge(OmegaConf.structured(hint), given.get(name) or {})
 
 
 def _copied(key: Any) -> Any:
@@ -166,6 +207,38 @@ def _expanded(node: Any, known: dict[int, float]) -> float:
     return known.get(id(node), 1)
 
 
+_SIGN = re.compile(r"([+~]*)([^=+~]*)(.*)", re.DOTALL)
+
+
+def full_words(entry: str, words: Sequence[str], searched: str | None = None) -> list[str]:
+    """Return overrides of an entry, or other words, with short names of a study's keys written out."""
+    schema = _schema_of_entry(entry, searched)
+    if schema is not None and not any(map(_is_analyses, hints_of(schema).values())):
+        return list(words)
+    return [_full_word(word) for word in words]
+
+
+def _full_word(word: str) -> str:
+    sign, key, value = cast(re.Match[str], _SIGN.match(word)).groups()
+    sets_options = key == "analyses" and value.lstrip("= ").startswith("{")
+    return word if sets_options or not (value.startswith("=") or "~" in sign) else f"{sign}{full_key(key)}{value}"
+
+
+def short_words(overrides: str) -> str:
+    """Return overrides joined by commas with the short names of keys."""
+    return re.sub(r"(^|,)([+~]*)([\w.]+)(?==)", lambda word: word[1] + word[2] + short_key(word[3]), overrides)
+
+
+def _check_paths(overrides: Sequence[str], config: DictConfig) -> None:
+    """Raise ValueError for `log=` or `local=` in an entry whose workload does not read such a file."""
+    kind = OmegaConf.select(config, "workload.kind", default=None)
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if (expected := PATHS.get(key)) is not None and value != "null" and kind not in (None, expected):
+            entry = "-cn explain log=FILE, or plan" if key == "log" else "-cn pic_answers local=FILE"
+            raise ValueError(f"{word} with workload.kind={kind}: expected {entry}")
+
+
 def with_sections(overrides: Sequence[str]) -> list[str]:
     """Return overrides that first create the optional sections, with their defaults, below which they set keys.
 
@@ -192,7 +265,7 @@ def with_sections(overrides: Sequence[str]) -> list[str]:
 
 def without_sections(overrides: str) -> str:
     """Return overrides joined by commas without those that `with_sections` added: they name no choice of the user."""
-    return _CREATED.sub("", overrides).lstrip(",")
+    return short_words(_CREATED.sub("", overrides).lstrip(","))
 
 
 def _is_optional(key: str) -> bool:
@@ -208,7 +281,7 @@ def optional_sections() -> tuple[str, ...]:
 
 
 def _optional(schema: type[Any], prefix: str = "") -> Iterator[str]:
-    for name, hint in _hints(schema).items():
+    for name, hint in hints_of(schema).items():
         key = f"{prefix}{name}{'.*' if get_origin(hint) is dict else ''}"
         for kind in (hint, *get_args(hint)):
             if isinstance(kind, type) and is_dataclass(kind):
@@ -277,7 +350,7 @@ def _faulty(entry: str, overrides: Sequence[str], searched: str | None, kind: ty
 def _no_group(entry: str, group: str) -> str:
     """Return the sentence about a group that the entry has no choice of."""
     schema = _schema_of_entry(entry)
-    keys = [] if schema is None else list(_hints(schema))
+    keys = [] if schema is None else [*hints_of(schema), *getattr(open_schema(schema), "short_names", ())]
     if group in keys:
         having = _some([name for name in _other_entries(entry) if group in dict(_defaults(name))])
         written = f"{group}: entry {entry} has no such group, its keys are in the entry"
@@ -305,11 +378,12 @@ def _some(names: list[str]) -> str:
 
 def _keys_of_entry(name: str) -> set[str]:
     schema = _schema_of_entry(name)
-    return ({*_hints(schema)} if schema else set()) | {group for group, _ in _defaults(name) if group}
+    short = getattr(open_schema(schema), "short_names", ()) if schema else ()
+    return ({*hints_of(schema)} if schema else set()) | {*short} | {group for group, _ in _defaults(name) if group}
 
 
-def _schema_of_entry(name: str) -> type[Any] | None:
-    for group, choice in _defaults(name):
+def _schema_of_entry(name: str, searched: str | None = None) -> type[Any] | None:
+    for group, choice in _defaults(name, searched):
         node = ConfigStore.instance().repo.get(f"{choice}.yaml") if not group else None
         if node is not None:
             return _opened_by(node.node)
@@ -317,32 +391,38 @@ def _schema_of_entry(name: str) -> type[Any] | None:
 
 
 @cache
-def _defaults(name: str) -> tuple[tuple[str, str], ...]:
-    """Return (group, choice) of an entry of conf/ and of the entries that it extends; an empty group: a file."""
-    file = CONF / f"{name}.yaml"
-    stored = choices_without_file().get((None, name))
-    content = yaml.safe_load(file.read_bytes()) if file.is_file() else stored.content if stored else {}
-    listed = content.get("defaults", [])
+def _defaults(name: str, searched: str | None = None) -> tuple[tuple[str, str], ...]:
+    """Return (group, choice) of an entry and of the entries that it extends; an empty group: a file."""
+    files = [Path(folder) / f"{name}.yaml" for folder in (searched, CONF) if folder is not None]
+    file = next((path for path in files if path.is_file()), None)
+    try:
+        stored = choices_without_file().get((None, name))
+        content = yaml.safe_load(file.read_bytes()) if file else stored.content if stored else {}
+        listed = content.get("defaults", [])
+    except (yaml.YAMLError, AttributeError):
+        return ()  # Hydra says what is wrong with the file
     chosen: list[tuple[str, str]] = []
     for item in listed:
         for group, choice in item.items() if isinstance(item, dict) else [("", str(item))]:
             chosen.append((group.removeprefix("override ").lstrip("/").partition("@")[0], str(choice)))
             if not group:
-                chosen += _defaults(choice)
+                chosen += _defaults(str(choice), searched)
     return tuple(chosen)
 
 
-def _hints(schema: Any) -> dict[str, Any]:
+def hints_of(schema: Any) -> dict[str, Any]:
+    """Return the types of the keys of a schema, and of the options of every registered analysis."""
     if (kinds := kinds_of(schema)) is not None:
-        return kinds.all_hints()
+        all_hints: dict[str, Any] = kinds.all_hints()
+        return all_hints
     if schema not in _KNOWN_HINTS:
         hints = get_type_hints(schema)
         _KNOWN_HINTS[schema] = {field.name: hints[field.name] for field in fields(schema)}
-    return _KNOWN_HINTS[schema]
+    return {name: ANALYSES.section() if hint is Analyses else hint for name, hint in _KNOWN_HINTS[schema].items()}
 
 
 def _leaves(schema: type[Any], prefix: str = "") -> Iterator[str]:
-    for name, hint in _hints(schema).items():
+    for name, hint in hints_of(schema).items():
         yield f"{prefix}{name}"
         for kind in (hint, *get_args(hint)):
             if isinstance(kind, type) and is_dataclass(kind) and get_origin(hint) is not dict:
@@ -352,8 +432,8 @@ def _leaves(schema: type[Any], prefix: str = "") -> Iterator[str]:
 def _check_section(path: str, value: object, schema: Any) -> None:
     """Raise ValueError for a value below a section that does not have the type of its key."""
     if not isinstance(value, dict):
-        raise ValueError(f"{path}={_short(value)}: expected its keys, {', '.join(_hints(schema))}")
-    hints = _hints(schema)
+        raise ValueError(f"{short_key(path)}={_short(value)}: expected its keys, {', '.join(hints_of(schema))}")
+    hints = hints_of(schema)
     for name, item in value.items():
         if name in hints:
             _check(f"{path}.{name}" if path else str(name), item, hints[name])
@@ -376,25 +456,29 @@ def _check(path: str, value: object, hint: Any) -> None:
     else:
         name = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(kind)
         if name and not (type(value) is kind or (kind is float and type(value) is int)):
-            raise ValueError(f"{path}={_short(value)}: expected {name}")
+            raise ValueError(f"{short_key(path)}={_short(value)}: expected {name}")
         _check_range(path, value)
 
 
 def _check_items(path: str, value: object, kind: type[Any], kinds: tuple[Any, ...]) -> None:
     if not isinstance(value, kind):
-        raise ValueError(f"{path}={_short(value)}: expected {'a list' if kind is list else 'names with values'}")
+        raise ValueError(
+            f"{short_key(path)}={_short(value)}: expected {'a list' if kind is list else 'names with values'}"
+        )
     for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-        _check(f"{path}.{name}" if isinstance(value, dict) else f"{path}[{name}]", item, kinds[-1])
+        _check(f"{path}.{name}" if isinstance(value, dict) else f"{short_key(path)}[{name}]", item, kinds[-1])
 
 
 def _check_range(path: str, value: object) -> None:
     """Raise ValueError for a number that no computation with 64 bits can use."""
     if type(value) is int and not -_WHOLE <= value < _WHOLE:
-        raise ValueError(f"{path}={_short(value)}: expected a whole number of 64 bits, from -2^63 to 2^63 - 1")
+        raise ValueError(
+            f"{short_key(path)}={_short(value)}: expected a whole number of 64 bits, from -2^63 to 2^63 - 1"
+        )
     if type(value) is float and not math.isfinite(value):
-        raise ValueError(f"{path}={value}: expected a finite number")
+        raise ValueError(f"{short_key(path)}={value}: expected a finite number")
     if type(value) is float and value and not _LEAST <= abs(value) <= _MOST:
-        raise ValueError(f"{path}={value}: expected zero, or a number from {_LEAST:g} to {_MOST:g}")
+        raise ValueError(f"{short_key(path)}={value}: expected zero, or a number from {_LEAST:g} to {_MOST:g}")
 
 
 def _short(value: object) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from spanlab.compiled import MODES
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.tiers import FORMAT_BITS, TierRules
 from spanlab.judge import check_address
@@ -71,14 +72,20 @@ EXECUTORS = {
 class ExecutorSettings:
     """The executor of the arms.
 
-    `kind`     local: worker processes of this machine; here: this process; dask: workers of a Dask scheduler
-    `address`  tcp://HOST:PORT of the scheduler; dask only
+    `kind`      local: worker processes of this machine; here: this process; dask: workers of a Dask scheduler
+    `address`   tcp://HOST:PORT of the scheduler; dask only
+    `workers`   worker processes on this machine; null: one per core
+    `compiled`  the compiled simulator core: auto uses an existing build; always builds it; never ignores it
     """
 
     kind: str = "local"
     address: str | None = None
+    workers: int | None = None
+    compiled: str = "auto"
 
     def __post_init__(self) -> None:
+        one_of("compiled", self.compiled, MODES)
+        positive("workers", self.workers)
         one_of("executor.kind", self.kind, EXECUTORS)
         scheduler = "expected the scheduler's tcp://HOST:PORT"
         if self.kind != "dask" and self.address is not None:
@@ -111,7 +118,7 @@ def check_tiers(study: Study) -> None:
     if study.backend != "sim":
         raise ValueError(f"store.tiers={_names(study)} with backend={study.backend}: expected backend=sim")
     if not study.serves:
-        raise ValueError(f"store.tiers={_names(study)} with analyses={study.analyses}: expected store.tiers={{}}")
+        raise ValueError(f"store.tiers={_names(study)} with analyses={study.analyses.names}: expected store.tiers={{}}")
 
 
 def _names(study: Study) -> str:
@@ -376,9 +383,10 @@ _PATH = re.compile(r"/(?!/)[!-~]*")  # printable; two slashes would name another
 
 
 @dataclass
-class ReplaySettings:
-    """Requests to the server at `base_url`; backend=server only.
+class ServerSettings:
+    """A real server, and the requests to it; backend=server only.
 
+    `base_url`           its address: http://HOST:PORT
     `served_model`       name of the model in requests; null: the only model of the server
     `prompts`            tokens: ids below the model's vocabulary; text; messages: one user message
     `tokenizer`          decodes the ids of text prompts: tokenizer.json, its folder, or a hub name
@@ -389,6 +397,7 @@ class ReplaySettings:
     `reset_path`         path to POST to before each run, which resets the server's prefix cache; null: none
     """
 
+    base_url: str | None = None
     served_model: str | None = None
     prompts: str = "tokens"
     tokenizer: str | None = None
@@ -411,15 +420,15 @@ class ReplaySettings:
 def check_replay(study: Study) -> None:
     """Raise ValueError for an address without backend=server, and for settings that a server cannot follow."""
     if study.backend != SERVER:
-        if study.base_url is not None:
-            raise ValueError(f"base_url={study.base_url} with backend={study.backend}: expected backend=server")
+        if study.server.base_url is not None:
+            raise ValueError(f"base_url={study.server.base_url} with backend={study.backend}: expected backend=server")
         return
-    if study.base_url is None:
+    if study.server.base_url is None:
         raise ValueError("base_url is not set with backend=server: expected the address of a server, http://HOST:PORT")
-    check_address("base_url", study.base_url)
+    check_address("base_url", study.server.base_url)
     if len(study.chosen()) != 1:
-        raise ValueError(f"only={study.only} with backend=server: expected one arm, for the server is one")
-    if study.workers not in (None, 1):
-        raise ValueError(f"workers={study.workers} with backend=server: expected 1")
+        raise ValueError(f"only={study.runs.only} with backend=server: expected one arm, for the server is one")
+    if study.executor.workers not in (None, 1):
+        raise ValueError(f"workers={study.executor.workers} with backend=server: expected 1")
     if study.executor.kind != "local":
         raise ValueError(f"executor.kind={study.executor.kind} with backend=server: expected local")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -13,10 +13,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from spanlab.compiled import MODES
 from spanlab.core.admission import BatchRules
 from spanlab.engine.settings import EngineSettings, reads_baseline
-from spanlab.judge import JudgeSettings
 from spanlab.model_files import choices, find_spec, names_file
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import located
@@ -29,13 +27,8 @@ from spanlab.settings.analyses import (
     LOG,
     MEASURED,
     POINTS,
-    DesignSettings,
-    MethodSettings,
-    PlanSettings,
-    RequestGoal,
-    SloSettings,
-    TwinSettings,
-    parse_limit,
+    Analyses,
+    full_key,
 )
 from spanlab.settings.arms import Strategy, check_arm, check_names, check_priced
 from spanlab.settings.server import (
@@ -43,7 +36,7 @@ from spanlab.settings.server import (
     ExecutorSettings,
     LoadSweep,
     OutputSettings,
-    ReplaySettings,
+    ServerSettings,
     StoreSettings,
     TrackingSettings,
     check_passages,
@@ -61,54 +54,60 @@ BACKENDS = ("sim", "engine", SERVER)
 
 
 @dataclass
-class Study:
-    """A study: one workload through several arms under one scheduler, one budget and one trace.
+class RunSettings:
+    """The runs of a study, and how they are counted and compared.
 
-    `workload`         the requests
-    `arrivals`         the arrival process
-    `model`            sizes of the model
-    `hardware`         compute and memory rates of the device
-    `timing`           duration of a simulated step
-    `batch`            limits of a step
-    `store`            memory budget of each replica
-    `replicas`         replicas behind one router
-    `arms`             arms by name: the strategies to compare
     `only`             names of the arms to run; empty: all
     `baseline`         arm that speedups are relative to
     `seeds`            seeds of arrivals and popularity; one run per seed and arm
+    `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `warmup_fraction`  share of the requests that are served but not counted
     `count_hit_as`     token that makes a request a hit in the request hit rate: reused or matched
     `load`             additional arrival rates for some arms
-    `sweep`            values of settings to run the study at: KEY=A,B,C each, one setting at a time, or KEY=A,B KEY=C,D
-                       for every combination
-    `output`           the run folder
-    `tracking`         experiment tracking
-    `plugins`          Python files (mine.py) or modules to import, which register further names
-    `workers`          worker processes on this machine; null: one per core
-    `executor`         the executor of the arms
-    `compiled`         the compiled simulator core: auto uses an existing build; always builds it; never ignores it
-    `backend`          sim: a timing model predicts each step; engine: a model on a device computes it; server: requests
-                       are sent to a real server, which the arm, model and store must describe
-    `engine`           the model of backend=engine
-    `base_url`         address of a real server, for backend=server: http://HOST:PORT
-    `replay`           requests to the real server
-    `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         analyses to report: summary, compare_backends, families, fit_profile, prefill, answers,
-                       methods, tiers, replicas, decay, break_even, perfect_eviction, policies, state_ratio, bars,
-                       explain, twin, plan, serving; null: those of summary, compare_backends, fit_profile
-                       and tiers that the study has data for
-    `families`         arms of each family of methods, by the family's name, for the analyses families and policies
-    `bars`             arms by acceptance bar, for the analysis bars; a missed bar ends with exit code 1
-    `goodput`          latency limits of a request, by the name of the goal, for the analysis serving
-    `design`           shapes that calibrate the simulator for compare_backends
-    `methods`          reference arms of the analysis methods
-    `judge`            a model that also scores answers, for the analysis answers
-    `log`              a server's log, for the analyses explain, twin and plan: `workload.path` of kind=log
-    `twin`             facts about a server that its log lacks, for the analysis twin
-    `local`            your own questions, for the entry pic_answers: `workload.path` of kind=questions
-    `fail_on`          condition under which explain ends with exit code 1, such as token_hit_rate<0.6
-    `slo`              latency targets, for the analysis plan
-    `plan`             searches of the analysis plan
+    `sweep`            values of settings to run the study at: KEY=A,B,C each, one setting at a
+                       time, or KEY=A,B KEY=C,D for every combination
+    """
+
+    only: list[str] = field(default_factory=list)
+    baseline: str = "none"
+    seeds: list[int] = field(default_factory=lambda: [0])
+    repeats: int = 1
+    warmup_fraction: float = 0.0
+    count_hit_as: str = "reused"
+    load: LoadSweep = field(default_factory=LoadSweep)
+    sweep: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        share_below_one("warmup_fraction", self.warmup_fraction)
+        one_of("count_hit_as", self.count_hit_as, ("reused", "matched"))
+        positive("repeats", self.repeats)
+        check_seeds("seeds", self.seeds)
+
+
+@dataclass
+class Study:
+    """A study: one workload through several arms under one scheduler, one budget and one trace.
+
+    `workload`   the requests
+    `arrivals`   the arrival process
+    `model`      sizes of the model
+    `hardware`   compute and memory rates of the device
+    `timing`     duration of a simulated step
+    `batch`      limits of a step
+    `store`      memory budget of each replica
+    `replicas`   replicas behind one router
+    `arms`       arms by name: the strategies to compare
+    `runs`       the runs of the arms
+    `backend`    sim: a timing model predicts each step; engine: a model on a device computes it;
+                 server: requests are sent to a real server, which the arm, model and store must
+                 describe
+    `engine`     the model of backend=engine
+    `server`     the server of backend=server, and the requests to it
+    `analyses`   analyses to report, and the options of each
+    `output`     the run folder
+    `tracking`   experiment tracking
+    `plugins`    Python files (mine.py) or modules to import, which register further names
+    `executor`   the processes that run the arms
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -120,71 +119,36 @@ class Study:
     store: StoreSettings = field(default_factory=StoreSettings)
     replicas: Replicas = field(default_factory=Replicas)
     arms: dict[str, Strategy] = field(default_factory=dict)
-    only: list[str] = field(default_factory=list)
-    baseline: str = "none"
-    seeds: list[int] = field(default_factory=lambda: [0])
-    warmup_fraction: float = 0.0
-    count_hit_as: str = "reused"
-    load: LoadSweep = field(default_factory=LoadSweep)
-    sweep: list[str] = field(default_factory=list)
+    runs: RunSettings = field(default_factory=RunSettings)
+    backend: str = "sim"
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    analyses: Analyses = field(default_factory=lambda: ANALYSES.section()())
     output: OutputSettings = field(default_factory=OutputSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     plugins: list[str] = field(default_factory=list)
-    workers: int | None = None
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
-    compiled: str = "auto"
-    backend: str = "sim"
-    engine: EngineSettings = field(default_factory=EngineSettings)
-    base_url: str | None = None
-    replay: ReplaySettings = field(default_factory=ReplaySettings)
-    repeats: int = 1
-    analyses: list[str] | None = None
-    families: dict[str, list[str]] = field(default_factory=dict)
-    bars: dict[str, list[str]] = field(default_factory=dict)
-    goodput: dict[str, RequestGoal] = field(default_factory=dict)
-    design: DesignSettings = field(default_factory=DesignSettings)
-    methods: MethodSettings = field(default_factory=MethodSettings)
-    judge: JudgeSettings = field(default_factory=JudgeSettings)
-    log: str | None = None
-    local: str | None = None
-    twin: TwinSettings = field(default_factory=TwinSettings)
-    fail_on: str | None = None
-    slo: SloSettings = field(default_factory=SloSettings)
-    plan: PlanSettings = field(default_factory=PlanSettings)
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
         self.plugins = [located(name) for name in self.plugins]
-        one_of("compiled", self.compiled, MODES)
-        share_below_one("warmup_fraction", self.warmup_fraction)
-        one_of("count_hit_as", self.count_hit_as, ("reused", "matched"))
-        if self.log is not None and self.log != self.workload.path:
-            raise ValueError(
-                f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE, or plan"
-            )
-        if self.local is not None and self.local != self.workload.path:
-            raise ValueError(f"local={self.local} with workload.path={self.workload.path}: expected one of both")
-        if self.fail_on is not None:
-            parse_limit(self.fail_on)
-        positive("workers", self.workers)
-        positive("repeats", self.repeats)
         self.batch.check("batch")
         self._check_executor()
         self._check_replicas()
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
-        check_seeds("seeds", self.seeds)
-        if self.load.rates_rps and self.arrivals.rate_rps is None:
+        if self.runs.load.rates_rps and self.arrivals.rate_rps is None:
             raise ValueError(
-                f"load.rates_rps={self.load.rates_rps} with arrivals.kind={self.arrivals.kind}: no rate to set"
+                f"load.rates_rps={self.runs.load.rates_rps} with arrivals.kind={self.arrivals.kind}: no rate to set"
             )
         self._check_pace()
         if not self.draws_arrivals():
-            self.seeds, self.load.seeds = self.seeds[:1], self.load.seeds[:1]
-        if self.baseline != "none" or "none" in self.arms:
-            one_of("baseline", self.baseline, self.arms)
-        check_names("only", self.only, self.arms, is_read=True)
-        check_names("load.arms", self.load.arms, self.arms, is_read=bool(self.load.rates_rps))
+            load = replace(self.runs.load, seeds=self.runs.load.seeds[:1])
+            self.runs = replace(self.runs, seeds=self.runs.seeds[:1], load=load)
+        if self.runs.baseline != "none" or "none" in self.arms:
+            one_of("baseline", self.runs.baseline, self.arms)
+        check_names("only", self.runs.only, self.arms, is_read=True)
+        check_names("load.arms", self.runs.load.arms, self.arms, is_read=bool(self.runs.load.rates_rps))
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
         settle_packaged(self)
@@ -199,15 +163,17 @@ class Study:
 
     def _check_executor(self) -> None:
         """Raise ValueError for workers that cannot be chosen: arms on one device share one process."""
-        if self.backend == "engine" and self.workers not in (None, 1):
-            raise ValueError(f"workers={self.workers} with backend=engine: expected 1, for arms share one device")
+        if self.backend == "engine" and self.executor.workers not in (None, 1):
+            raise ValueError(
+                f"workers={self.executor.workers} with backend=engine: expected 1, for arms share one device"
+            )
         if self.executor.kind != "dask":
             return
         if self.backend == "engine":
             raise ValueError("executor.kind=dask with backend=engine: expected local, for arms share one device")
-        if self.workers is not None:
+        if self.executor.workers is not None:
             raise ValueError(
-                f"workers={self.workers} with executor.kind=dask: expected null, for the scheduler has workers"
+                f"workers={self.executor.workers} with executor.kind=dask: expected null, for the scheduler has workers"
             )
 
     def _check_replicas(self) -> None:
@@ -236,9 +202,17 @@ class Study:
         """Return whether runs depend on the seed; recorded arrivals do not."""
         return self.workload.popularity.requests is not None or self.arrivals.draws
 
+    def changed(self, **values: Any) -> Study:
+        """Return the study with other values of keys, each by its short name."""
+        changes: dict[str, Any] = {}
+        for name, value in values.items():
+            section, *below = full_key(name).split(".")
+            changes[section] = _changed(changes.get(section, getattr(self, section)), below, value)
+        return replace(self, **changes)
+
     def chosen(self) -> list[str]:
         """Return the names of the arms to run, in the order of `arms`."""
-        return [name for name in self.arms if not self.only or name in self.only]
+        return [name for name in self.arms if not self.runs.only or name in self.runs.only]
 
     def needs(self, need: str) -> bool:
         """Return whether an analysis of the study declares `need`."""
@@ -256,11 +230,11 @@ class Study:
 
     def chosen_analyses(self) -> list[str]:
         """Return the names of the analyses, in the order of the report."""
-        if self.analyses is not None:
-            return self.analyses
+        if (names := self.analyses.names) is not None:
+            return names
         if self.workload.kind == DESIGNED:
             return ["fit_profile"]
-        if self.repeats > 1 or self.load.shares:
+        if self.runs.repeats > 1 or self.runs.load.shares:
             return ["compare_backends"]
         if self.store.tiers:
             return ["summary", "tiers"]
@@ -269,11 +243,17 @@ class Study:
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
 
 
+def _changed(settings: Any, keys: list[str], value: Any) -> Any:
+    if not keys:
+        return value
+    return replace(settings, **{keys[0]: _changed(getattr(settings, keys[0]), keys[1:], value)})
+
+
 def worker_count(study: Study, jobs: int) -> int:
     """Return the number of worker processes: at most one per job, and one where jobs share a device."""
     if study.backend in ("engine", SERVER):
         return 1
-    return max(1, min(jobs, study.workers or os.cpu_count() or 1))
+    return max(1, min(jobs, study.executor.workers or os.cpu_count() or 1))
 
 
 # ------------------------------------------------------------------------------
@@ -285,7 +265,7 @@ _PACED = ("poisson", "gamma", "deterministic")
 
 def check_analyses(study: Study) -> None:
     """Raise ValueError for an analysis whose input the study does not produce."""
-    if study.analyses is not None and not study.analyses:
+    if study.analyses.names is not None and not study.analyses.names:
         raise ValueError(f"analyses=[]: expected one or more of {', '.join(ANALYSES)}")
     for name in study.chosen_analyses():
         one_of("analyses", name, ANALYSES)
@@ -300,16 +280,16 @@ def check_analyses(study: Study) -> None:
         if name in ANALYSES.needing(LABELS) and study.workload.popularity.requests is not None:
             drawn = f"workload.popularity.requests={study.workload.popularity.requests}"
             raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
-        if study.repeats > 1:
+        if study.runs.repeats > 1:
             _check_repeats(study, name)
     for name in ANALYSES:
         analysis = ANALYSES[name]
         (analysis.check if name in study.chosen_analyses() else analysis.check_unread)(study)
     check_teacher(study)
-    if study.sweep and "summary" not in study.chosen_analyses():  # its arms are the rows of a sweep
-        raise ValueError(
-            f"sweep={study.sweep} with analyses={study.chosen_analyses()}: expected sweep=[], or summary among them"
-        )
+    if study.runs.sweep and "summary" not in study.chosen_analyses():  # its arms are the rows of a sweep
+        analyses = study.chosen_analyses()
+        expected = "expected sweep=[], or summary among them"
+        raise ValueError(f"sweep={study.runs.sweep} with analyses={analyses}: {expected}")
     _check_alternate(study)
 
 
@@ -326,17 +306,19 @@ def _check_alternate(study: Study) -> None:
 def _check_repeats(study: Study, name: str) -> None:
     """Raise ValueError for repeats that would be equal or unread; `check_design` checks those of designed shapes."""
     if study.backend != "engine":
-        raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
+        raise ValueError(
+            f"repeats={study.runs.repeats} with backend={study.backend}: expected 1, for runs would be equal"
+        )
     if name not in ("compare_backends", "fit_profile"):
-        raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
+        raise ValueError(f"repeats={study.runs.repeats} with analyses={name}: expected repeats=1, or more seeds")
 
 
 def check_teacher(study: Study) -> None:
     """Raise ValueError if the teacher, or the reference of scores, is not among the arms that run."""
     engine = study.engine
-    if reads_baseline(engine) and study.baseline not in study.chosen():
+    if reads_baseline(engine) and study.runs.baseline not in study.chosen():
         key = f"engine.teacher={engine.teacher} with engine.record={engine.record}"
-        raise ValueError(f"{key}: expected baseline={study.baseline} among the arms that run")
+        raise ValueError(f"{key}: expected baseline={study.runs.baseline} among the arms that run")
 
 
 def check_design(study: Study) -> None:
@@ -349,28 +331,28 @@ def check_design(study: Study) -> None:
         ("arrivals.kind", study.arrivals.kind, "as_given"),
         ("engine.clock", study.engine.clock, "virtual"),
         ("engine.alternate", study.engine.alternate, False),
-        ("repeats", study.repeats, 1),
-        ("warmup_fraction", study.warmup_fraction, 0.0),
-        ("load.rates_rps", study.load.rates_rps, []),
+        ("repeats", study.runs.repeats, 1),
+        ("warmup_fraction", study.runs.warmup_fraction, 0.0),
+        ("load.rates_rps", study.runs.load.rates_rps, []),
     )
     for key in ("longest", "outputs"):
-        if getattr(study.design, key) is None:
+        if getattr(study.analyses.compare_backends, key) is None:
             raise ValueError(f"design.{key}=null with workload.kind={DESIGNED}: expected a number of tokens")
 
 
 def check_shares(study: Study) -> None:
     """Raise ValueError for `load.shares` where arrivals cannot be scaled to a share of saturation."""
-    arrivals, shares = study.arrivals, study.load.shares
+    arrivals, shares = study.arrivals, study.runs.load.shares
     if not shares:
         return
     if study.backend != "engine":
         raise ValueError(f"load.shares={shares} with backend={study.backend}: expected backend=engine")
-    if study.sweep:
-        raise ValueError(f"sweep={study.sweep} with load.shares={shares}: expected sweep=[]")
-    if len(study.seeds) != 1:
-        raise ValueError(f"seeds={study.seeds} with load.shares: expected one seed, whose arrivals are repeated")
-    if study.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.baseline} with load.shares: expected one of the arms that run")
+    if study.runs.sweep:
+        raise ValueError(f"sweep={study.runs.sweep} with load.shares={shares}: expected sweep=[]")
+    if len(study.runs.seeds) != 1:
+        raise ValueError(f"seeds={study.runs.seeds} with load.shares: expected one seed, whose arrivals are repeated")
+    if study.runs.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.runs.baseline} with load.shares: expected one of the arms that run")
     if arrivals.kind not in _PACED or study.workload.kind == "ragpulse":
         kinds = f"arrivals.kind={arrivals.kind} and workload.kind={study.workload.kind} with load.shares"
         raise ValueError(f"{kinds}: expected arrivals that can be paced, {', '.join(_PACED)}, and no recorded times")

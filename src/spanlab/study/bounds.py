@@ -457,12 +457,12 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     selected = np.repeat([RunCell.of(run) in study_cells for run in runs], [run["requests"] for run in runs])
     columns = select(columns, selected)
     runs = [run for run in runs if RunCell.of(run) in study_cells]
-    records = select(columns, at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds))
+    records = select(columns, at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.runs.seeds))
     counted = select(records, records["counted"].astype(bool))
-    base_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
+    base_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.runs.seeds]
     strategy = study.arms[arm]
     load = load_of(records, base_runs, study.arrivals.clients)
-    summary = summarise(family(strategy), counted, base_runs, study.count_hit_as, load)
+    summary = summarise(family(strategy), counted, base_runs, study.runs.count_hit_as, load)
     summary["bytes"]["copied_mean"] = copied_mean_bytes(records, base_runs, study.model.kv_bytes_per_token)
     summary["bounds"] = bounds.of_arm(arm, records)
     summary["bounds"]["served_alone"] = served_alone(records)
@@ -488,10 +488,10 @@ def family(strategy: Strategy) -> str:
 
 
 def _load_points(study: Study, arm: str, columns: Columns, runs: list[dict[str, Any]]) -> list[LoadPoint]:
-    if arm not in study.load.arms:
+    if arm not in study.runs.load.arms:
         return []
     points = []
-    for rate in sorted({*study.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0}):
+    for rate in sorted({*study.runs.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0}):
         rate_runs = [run for run in runs if run["rate_rps"] == rate]
         rate_columns = select(columns, at_rate(columns, rate))
         points.append(load_point(arm, family(study.arms[arm]), rate_columns, rate_runs))

@@ -28,6 +28,7 @@ from spanlab.errors import printed
 from spanlab.plugins import fingerprints
 from spanlab.report.cells import Table
 from spanlab.report.table import print_tables, write
+from spanlab.settings.analyses import short_key
 from spanlab.settings.arms import leaves
 from spanlab.study.numbers import replace_file
 from spanlab.workloads.workload import Workload
@@ -75,7 +76,7 @@ def print_line(console: Console, text: str) -> None:
 # ------------------------------------------------------------------------------
 
 # Settings that decide where and how a run executes, not its results: they may change when a run is resumed.
-_INCIDENTAL = ("output", "tracking", "workers", "executor", "compiled")
+_INCIDENTAL = ("output", "tracking", "executor")
 
 #: Settings of a study that select the reported results, or add cells; they change no cell.
 _REPORTED = ("analyses", "families", "goodput", "slo", "plan")
@@ -119,7 +120,7 @@ def first_difference(old: str, new: str, growing: tuple[str, ...] = ()) -> str:
         stored["arms"], current["arms"] = (
             {name: config["arms"][name] for name in shared} for config in (stored, current)
         )
-    a, b = dict(leaves(stored)), dict(leaves(current))
+    a, b = ({short_key(key): value for key, value in leaves(config)} for config in (stored, current))
     unequal = (key for key in {**a, **b} if a.get(key) != b.get(key) and key.partition(".")[0] not in growing)
     return next((f"{key}: {a.get(key, 'none')} there, {key}: {b.get(key, 'none')} now" for key in unequal), "")
 

@@ -65,11 +65,10 @@ def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rat
 def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
     """Return the calibration of a study: prompts and outputs up to its longest, with an unlimited store."""
     limits = {
-        "longest": study.design.longest or max(request.num_tokens for request in requests),
-        "outputs": study.design.outputs or max(request.output_len for request in requests),
+        "longest": study.analyses.compare_backends.longest or max(request.num_tokens for request in requests),
+        "outputs": study.analyses.compare_backends.outputs or max(request.output_len for request in requests),
     }
-    return replace(
-        study,
+    return study.changed(
         workload=WorkloadSettings(kind=DESIGNED, source="modelled"),
         arrivals=AsGiven(),
         arms={name: replace(arm, passages=PassageRules()) for name, arm in study.arms.items()},
@@ -82,27 +81,28 @@ def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
         repeats=1,
         analyses=None,
         engine=replace(study.engine, clock="virtual", record="nothing", teacher=None),
-        design=replace(study.design, **limits),
+        design=replace(study.analyses.compare_backends, **limits),
     )
 
 
 def shapes_of(study: Study) -> list[Shape]:
     """Shapes of a calibration, by number."""
     arms = {name: study.arms[name].spans is not None for name in study.chosen()}
-    return design(study.design, arms, study.batch, study.model.vocab_size)
+    return design(study.analyses.compare_backends, arms, study.batch, study.model.vocab_size)
 
 
 def shape_numbers(study: Study, arm: str) -> range:
     """Numbers of the shapes that an arm runs."""
     arms = study.chosen()
-    return range(arms.index(arm), study.design.shapes, len(arms))
+    return range(arms.index(arm), study.analyses.compare_backends.shapes, len(arms))
 
 
 def designed_workload(study: Study) -> Workload:
     """Workload with the requests of all shapes."""
     requests = [request for shape in shapes_of(study) for request in shape.requests]
     longest = max(request.num_tokens for request in requests)
-    detail = f"{study.design.shapes} designed shapes of {len(requests):,} requests, prompts of up to {longest:,} tokens"
+    shapes = study.analyses.compare_backends.shapes
+    detail = f"{shapes} designed shapes of {len(requests):,} requests, prompts of up to {longest:,} tokens"
     numbered = (replace(request, id=index) for index, request in enumerate(requests))
     return Workload("designed shapes", tuple(numbered), Provenance("modelled", detail))
 
@@ -175,7 +175,7 @@ class Jobs:
             rules=shape.rules if shape else rules or study.batch,
             seed=cell.seed,
             rate_rps=cell.rate_rps,
-            warmup=int(study.warmup_fraction * len(requests)),
+            warmup=int(study.runs.warmup_fraction * len(requests)),
             max_tokens=max(request.num_tokens for request in (requests if designed else self.requests)),
             group=self.requests[0].group_id,
             steps=files.log(arm, cell),
@@ -461,7 +461,7 @@ def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[tuple[Task, ...]]:
         repeats = 1 + max(cell.repeat for row in arms for cell in row.cells)
         rounds = [_shuffled(study, arms, repeat) for repeat in range(repeats)]
     if reads_baseline(study.engine):  # other arms read files of the baseline
-        rounds = [sorted(runs, key=lambda run: run[0].name != study.baseline) for runs in rounds]
+        rounds = [sorted(runs, key=lambda run: run[0].name != study.runs.baseline) for runs in rounds]
     single: list[Task] = []
     for repeat, runs in enumerate([*rounds, []]):
         runs = [*_shuffled(study, calibrations, repeat), *runs]
@@ -501,11 +501,11 @@ def interleave(study: Study, rows: Sequence[Row]) -> list[tuple[Row, RunCell]]:
 
 def _shuffled(study: Study, rows: Iterable[Row], repeat: int) -> list[tuple[Row, RunCell]]:
     pairs = [(row, cell) for row in rows for cell in row.cells if cell.repeat == repeat]
-    order = np.random.default_rng([study.seeds[0], repeat]).permutation(len(pairs)).tolist()
+    order = np.random.default_rng([study.runs.seeds[0], repeat]).permutation(len(pairs)).tolist()
     return [pairs[index] for index in order]
 
 
 def repeated_arm(study: Study) -> str:
     """The arm that runs twice: the baseline, or the first chosen arm where the baseline does not run."""
     chosen = study.chosen()
-    return study.baseline if study.baseline in chosen else chosen[0]
+    return study.runs.baseline if study.runs.baseline in chosen else chosen[0]

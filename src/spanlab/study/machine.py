@@ -365,7 +365,7 @@ def mean_ttfts(study: Study, files: ArmFiles) -> list[float]:
     """Mean TTFT in seconds of each finished seed at the study's load, in the order of `study.seeds`."""
     rate = study.arrivals.rate_rps
     by_seed = {cell.seed: columns for cell, columns in files.columns().items() if cell.rate_rps == rate}
-    return [_mean_ttft(by_seed[seed]) for seed in study.seeds if seed in by_seed]
+    return [_mean_ttft(by_seed[seed]) for seed in study.runs.seeds if seed in by_seed]
 
 
 def _mean_ttft(columns: Columns) -> float:
@@ -396,6 +396,6 @@ def floor_row(study: Study, folder: Path) -> Row | None:
     """Row of the floor; None where no analysis reads it."""
     if not study.needs(FLOOR):
         return None
-    arm, max_tokens = study.baseline, study.methods.floor_tokens
+    arm, max_tokens = study.runs.baseline, study.analyses.methods.floor_tokens
     rules = replace(study.batch, max_num_batched_tokens=max_tokens, enable_chunked_prefill=True)
     return Row(NAME, arm, floor_files(folder, arm), tuple(run_cells(study, arm)), rules=rules)

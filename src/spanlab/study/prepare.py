@@ -100,7 +100,7 @@ def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
     """Raise where an arm's placement is solved once, before any request to learn from."""
     count = study.workload.popularity.requests or len(requests)
     for name in study.chosen():
-        arms.check_learning(name, study.arms[name], int(study.warmup_fraction * count))
+        arms.check_learning(name, study.arms[name], int(study.runs.warmup_fraction * count))
 
 
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
@@ -292,5 +292,5 @@ def load_workload(
         ANALYSES[analysis].check_requests(study, workload.requests)
     check_learning(study, workload.requests)
     if not designed:
-        build_arrivals(study, workload.requests, study.seeds[0], study.arrivals.rate_rps)
+        build_arrivals(study, workload.requests, study.runs.seeds[0], study.arrivals.rate_rps)
     return workload

@@ -51,10 +51,8 @@ class RemoteServer(Backend):
             asyncio.run(replay(self._study, source, answers))
         if not answers.served:
             number, first = next(iter(answers.failures.items()))
-            raise ValueError(
-                f"base_url={self._study.base_url}: expected answers, but all {len(job.requests):,} requests failed; "
-                f"request {number}: {first}"
-            )
+            failed = f"all {len(job.requests):,} requests failed; request {number}: {first}"
+            raise ValueError(f"base_url={self._study.server.base_url}: expected answers, but {failed}")
         if job.serving is not None:
             answers.gaps.write(job.serving)
         return answers.row()
@@ -477,10 +475,10 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 async def replay(study: Study, source: Source, answers: Answers) -> None:
     """Send all requests of a source to the study's server."""
-    settings = study.replay
+    settings = study.server
     key = api_key("replay.api_key_variable", settings.api_key_variable)
     patience = Patience(settings.timeout_s, settings.request_timeout_s)
-    async with Endpoint(str(study.base_url), key, patience) as endpoint:
+    async with Endpoint(str(study.server.base_url), key, patience) as endpoint:
         bodies = await _bodies(study, endpoint)
         if settings.reset_path is not None:
             await _reset(endpoint, settings.reset_path)
@@ -495,7 +493,7 @@ async def replay(study: Study, source: Source, answers: Answers) -> None:
 
 
 async def _bodies(study: Study, endpoint: Endpoint) -> Bodies:
-    settings = study.replay
+    settings = study.server
     tokenizer = None if settings.tokenizer is None else find_tokenizer(settings.tokenizer).tokenizer
     model = settings.served_model or await _only_model(study, endpoint)
     return Bodies(model, settings.prompts, tokenizer, settings.exact_lengths)
@@ -506,7 +504,7 @@ async def _only_model(study: Study, endpoint: Endpoint) -> str:
         models = await endpoint.models()
     except FailedRequestError as failure:
         expected = f"an OpenAI-compatible server, which lists its models at {endpoint.base_url}/models"
-        raise ValueError(f"base_url={study.base_url}: expected {expected}: {failure}") from failure
+        raise ValueError(f"base_url={study.server.base_url}: expected {expected}: {failure}") from failure
     if len(models) != 1:
         names = f"one of {', '.join(models)}" if models else "a name, because the server lists no model"
         raise ValueError(f"replay.served_model=null: expected {names}")

@@ -88,7 +88,7 @@ class Saturation:
 
 def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder: Path, console: Console) -> Saturation:
     """Measure the baseline's saturation rate, or read it from `files` of an interrupted run."""
-    arm = study.baseline
+    arm = study.runs.baseline
     if not files.finished():
         at_once = replace(
             study,
@@ -144,7 +144,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
         report.track(run, folder.path)
     print_line(console, str(folder.path))
     raise_failures(report.failed, len(study.chosen()))
-    raise_limit(study.fail_on, report.summary)
+    raise_limit(study.analyses.explain.fail_on, report.summary)
     raise_missed(report.summary)
     return folder.path
 
@@ -402,7 +402,7 @@ def find_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
 def interleaved_calibration(study: Study, requests: tuple[Request, ...]) -> Study:
     """Return a calibration for one round before each of a study's repeats, and one at the end."""
     calibration = calibration_of(study, requests)
-    return replace(calibration, design=replace(calibration.design, repeats=study.repeats + 1))
+    return calibration.changed(design=replace(calibration.analyses.compare_backends, repeats=study.runs.repeats + 1))
 
 
 def calibration_rows(calibration: Study, folder: Path) -> list[Row]:
@@ -413,4 +413,4 @@ def calibration_rows(calibration: Study, folder: Path) -> list[Row]:
 
 
 def _longest(study: Study, requests: tuple[Request, ...]) -> int:
-    return study.design.longest or max(request.num_tokens for request in requests)
+    return study.analyses.compare_backends.longest or max(request.num_tokens for request in requests)

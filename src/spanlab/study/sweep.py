@@ -116,7 +116,7 @@ class Lane:
 
     def run_here(self, study: Study, point: str) -> SweepPoint:
         """Run the study of a point with all its arms in this process."""
-        study.executor, study.workers = ExecutorSettings("here"), None
+        study.executor, study.executor.workers = ExecutorSettings("here"), None
         return self.run(study, point)
 
 
@@ -190,7 +190,7 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
 
     Other points continue after a failure. The ValueError at the end names every point that failed.
     """
-    axes, run, config = parse_axes(study.sweep), study.output.run, asdict(study)
+    axes, run, config = parse_axes(study.runs.sweep), study.output.run, asdict(study)
     check_login(study.tracking)
     copy_pipe(study.workload)
     console = Console(stderr=True)
@@ -231,7 +231,7 @@ def sweep_names(study: Study, root: Path) -> tuple[Any, ...]:
 def points_of_sweep(study: Study, compose: Compose) -> Iterator[tuple[str, Study]]:
     """Yield name and study of each point, equal settings once; ValueError for the first that cannot be composed."""
     known = set()
-    for axis in parse_axes(study.sweep):
+    for axis in parse_axes(study.runs.sweep):
         for values in axis.combinations():
             overrides = [f"{key}={value}" for key, value in zip(axis.keys, values, strict=True)]
             with named_point(study, ",".join(overrides)):
@@ -249,7 +249,7 @@ def named_point(study: Study, point: str) -> Iterator[None]:
     except Exception as mistake:  # all but user errors are raised again
         if not is_user_error(mistake):
             raise
-        raise ValueError(f"sweep={study.sweep}: {point}: {sentence(mistake)}") from mistake
+        raise ValueError(f"sweep={study.runs.sweep}: {point}: {sentence(mistake)}") from mistake
 
 
 def _of_point(study: Study, point: Study, overrides: Sequence[str]) -> Study:
@@ -469,7 +469,7 @@ def describe_run(study: Study, name: str, root: Path, compose: Compose) -> str:
     if study.tracking.kind == "wandb" and installed("wandb"):
         check_login(study.tracking)
     load, quiet = LastWorkload(), Console(quiet=True)
-    if study.sweep:
+    if study.runs.sweep:
         check_names(*sweep_names(study, root))
         sizes = []
         for point, swept in points_of_sweep(study, compose):
@@ -484,7 +484,7 @@ def describe_run(study: Study, name: str, root: Path, compose: Compose) -> str:
             f"arms      {len(arms)}: {', '.join(arms)}",
             f"runs      {runs}: arms x seeds, plus the load sweep",
             f"requests  {sizes[0]} per run, {runs * sizes[0]} in total",
-            *(f"sweep     {point}" for point in study.sweep),
+            *(f"sweep     {point}" for point in study.runs.sweep),
         ]
     )
 

@@ -135,7 +135,7 @@ def test_without_a_profile_shapes_take_turns_with_the_repeats(tmp_path: Path):
     folder = run(tmp_path, *OWN, "output.run=own")
     measured = read_profile(folder / "profile.json")
     study = interleaved_calibration(settings(tmp_path, *OWN), (Request(0, 0, (Span(list(range(20))),)),))
-    assert study.design.repeats == 3
+    assert study.analyses.compare_backends.repeats == 3
     folder = folder / "calibration"
     files = ArmFiles.of_arm(folder, "none")
     assert [row.get("repeat", 0) for row in files.finished()] == [0, 0, 1, 1, 2, 2]

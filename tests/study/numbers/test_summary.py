@@ -42,7 +42,11 @@ def study(request, tmp_path_factory) -> dict:
     quiet = ("output.figures=false", "tracking.kind=none")
     settings = compose("smoke", [*quiet, *STUDY, request.param])
     folder = run_study(settings, "smoke", tmp_path_factory.mktemp("study"))
-    return {"folder": folder, "count_hit_as": settings.count_hit_as, "one_token": settings.workload.output_tokens == 1}
+    return {
+        "folder": folder,
+        "count_hit_as": settings.runs.count_hit_as,
+        "one_token": settings.workload.output_tokens == 1,
+    }
 
 
 @pytest.fixture(scope="module")
