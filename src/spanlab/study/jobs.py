@@ -164,11 +164,11 @@ class Jobs:
         shape = self._shapes[cell.seed] if designed else None
         requests = list(shape.requests) if shape else self.arrivals(cell.first_repeat)
         engine = study.engine
-        base = study.baseline
+        base = study.runs.baseline
         records = engine.record != "nothing"
         has_teacher = engine.teacher == BASELINE and arm != base
         # of one run, for a trace is large
-        traced = study.output.trace and cell == RunCell(study.seeds[0], study.arrivals.rate_rps)
+        traced = study.output.trace and cell == RunCell(study.runs.seeds[0], study.arrivals.rate_rps)
         return Job(
             strategy=study.arms[arm],
             requests=requests,
@@ -270,13 +270,13 @@ def run_cells(study: Study, arm: str) -> list[RunCell]:
     For a calibration: the numbers of its shapes, for each repeat.
     """
     if study.workload.kind == DESIGNED:
-        repeats, numbers = range(study.design.repeats), shape_numbers(study, arm)
+        repeats, numbers = range(study.analyses.compare_backends.repeats), shape_numbers(study, arm)
         return [RunCell(number, None, repeat) for repeat in repeats for number in numbers]
-    base = [RunCell(seed, study.arrivals.rate_rps) for seed in study.seeds]
-    if arm in study.load.arms:
-        sweep = [RunCell(seed, rate) for rate in study.load.rates_rps for seed in study.load.seeds]
+    base = [RunCell(seed, study.arrivals.rate_rps) for seed in study.runs.seeds]
+    if arm in study.runs.load.arms:
+        sweep = [RunCell(seed, rate) for rate in study.runs.load.rates_rps for seed in study.runs.load.seeds]
         base += [cell for cell in sweep if cell not in base]
-    repeats = range(study.repeats)
+    repeats = range(study.runs.repeats)
     return [RunCell(cell.seed, cell.rate_rps, repeat) for repeat in repeats for cell in base]
 
 
@@ -490,7 +490,7 @@ def interleave(study: Study, rows: Sequence[Row]) -> list[tuple[Row, RunCell]]:
     order: list[Row] = []
     for round_index in range(max(len(row.cells) for row in rows)):
         others = [row for row in rows if row.arm != repeat.arm and round_index < len(row.cells)]
-        random = np.random.default_rng([study.seeds[0], round_index])
+        random = np.random.default_rng([study.runs.seeds[0], round_index])
         middle = [others[index] for index in random.permutation(len(others)).tolist()]
         ends = [row for row in rows if row.arm == repeat.arm and round_index < len(row.cells)]
         first, last = (ends[:1], ends[1:]) if round_index % 2 == 0 else (ends[1:], ends[:1])

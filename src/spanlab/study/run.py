@@ -90,8 +90,7 @@ def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder
     """Measure the baseline's saturation rate, or read it from `files` of an interrupted run."""
     arm = study.runs.baseline
     if not files.finished():
-        at_once = replace(
-            study,
+        at_once = study.changed(
             arrivals=Saturating(order=study.arrivals.order),
             load=LoadSweep(),
             repeats=1,
@@ -159,7 +158,7 @@ def folder_names(study: Study, name: str, root: Path, workload: Workload) -> tup
 
 def _interleaves_calibration(study: Study) -> bool:
     """Whether calibration shapes run between the repeats, unless the study names a profile."""
-    return bool(study.load.shares) or study.repeats > 1
+    return bool(study.runs.load.shares) or study.runs.repeats > 1
 
 
 @dataclass(frozen=True)
@@ -220,20 +219,19 @@ class _StudyRun:
 
     def with_loads(self) -> _StudyRun:
         """Return the study with rates for its `load.shares`; measures saturation first."""
-        if not self.study.load.shares:
+        if not self.study.runs.load.shares:
             return self
         files = ArmFiles.alone(self.folder.work / "saturation", readings_of(self.folder.work))
         study, folder = self.study, self.folder.work
         measured = measure_saturation(study, self.workload, files, folder, self.console)
-        first, *others = measured.shares(study.load.shares)
-        study = replace(
-            study,
+        first, *others = measured.shares(study.runs.load.shares)
+        study = study.changed(
             # one sample path of arrivals, scaled to each load
             arrivals=study.arrivals.at_rate(first),
-            load=LoadSweep(others, study.chosen() if others else [], study.seeds),
+            load=LoadSweep(others, study.chosen() if others else [], study.runs.seeds),
             analyses=study.chosen_analyses(),
         )
-        return replace(self, study=study, saturation=measured, shares=self.study.load.shares)
+        return replace(self, study=study, saturation=measured, shares=self.study.runs.load.shares)
 
     def report(self, started: float) -> Report:
         """Run every arm, run the analyses, write the folder, and return the report."""

@@ -91,7 +91,7 @@ class Worker:
         except PlacementError as error:
             return ArmFailure(task.arm, f"arms.{task.arm}.{error}")
         except MissingBaselineError:
-            cause = f"because arms.{self.study.baseline} failed"
+            cause = f"because arms.{self.study.runs.baseline} failed"
             return ArmFailure(task.arm, f"arms.{task.arm} is not scored, {cause}")
         except CAUGHT as error:
             description = out_of_memory(error)
