@@ -16,7 +16,18 @@ from spanlab.report.data import estimate
 from spanlab.report.sweep import COLOURS, PALE, GridCell, SweepPoint, draw_grid
 from spanlab.report.table import Field, tabulate
 from spanlab.report.units import MISSING
-from spanlab.settings.analyses import ANALYSES, ARMS, ORDERED, PLAIN, PREFIX, REPAIRED, REPEAT, STEPS, Analysis, FamilySettings
+from spanlab.settings.analyses import (
+    ANALYSES,
+    ARMS,
+    ORDERED,
+    PLAIN,
+    PREFIX,
+    REPAIRED,
+    REPEAT,
+    STEPS,
+    Analysis,
+    FamilySettings,
+)
 from spanlab.settings.arms import check_names
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, holm, positive_ratio, positive_ratio_p
