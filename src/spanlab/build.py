@@ -21,25 +21,14 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import PassageRules, Policy
 from spanlab.core.repair import PREFIXES_ALONE, Repair, map_bytes, working_map_bytes
 from spanlab.core.request import UNLIMITED, Budget, Request
-from spanlab.core.rules import (
-    COSTS,
-    RECOVERIES,
-    STATE_FORMATS,
-    Cost,
-    CostOf,
-    Progress,
-    Recovery,
-    ReuseRules,
-    StateFormat,
-    merge_progress,
-)
+from spanlab.core.rules import RECOVERIES, STATE_FORMATS, Progress, Recovery, ReuseRules, StateFormat, merge_progress
 from spanlab.core.step import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tiers import Link, Tier, TierRules, Tiers
 from spanlab.core.tree import LAYOUTS, PrefixTree, composable
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_files import use_converter
-from spanlab.model_spec import ModelSpec
+from spanlab.model_spec import COSTS, Cost, CostOf, ModelSpec
 from spanlab.provenance import machine
 from spanlab.registry import Registry
 from spanlab.settings.arms import Strategy, departures, eviction_rules

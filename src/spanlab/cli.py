@@ -52,8 +52,8 @@ from spanlab.settings.composition import (
     without_sections,
 )
 from spanlab.settings.entries import choices_without_file, schemas
-from spanlab.settings.server import OutputSettings, lacks_package
-from spanlab.settings.study import Study, register_models
+from spanlab.settings.server import OutputSettings
+from spanlab.settings.study import Study, lacks_package, register_models
 from spanlab.study import compare, conformance, export, first_light, schedule  # noqa: F401 - register their entries
 from spanlab.study.folder import folder_name
 from spanlab.workloads import make_shape  # noqa: F401 - registers its entry
@@ -205,7 +205,8 @@ def registries() -> dict[str, Registry[Any]]:
     from spanlab.core.eviction.orders import EVICTION_ORDERS
     from spanlab.core.placement.rules import PLACEMENTS
     from spanlab.core.policies.named import POLICIES
-    from spanlab.core.rules import COSTS, RECOVERIES
+    from spanlab.core.rules import RECOVERIES
+    from spanlab.model_spec import COSTS
     from spanlab.report.figures import FIGURES
     from spanlab.settings.analyses import ANALYSES
     from spanlab.workloads.logs.source import LOG_FORMATS

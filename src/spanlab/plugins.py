@@ -95,7 +95,7 @@ def _run(name: str, spec: ModuleSpec) -> None:
 #: Modules that plugins import, by their name in version 0.1 before files were merged.
 MOVED = {
     "spanlab.checks": "spanlab.registry",
-    "spanlab.core.cost": "spanlab.core.rules",
+    "spanlab.core.cost": "spanlab.model_spec",
     "spanlab.core.recovery": "spanlab.core.rules",
     "spanlab.core.reuse": "spanlab.core.plan",
     "spanlab.core.eviction.contract": "spanlab.core.eviction",

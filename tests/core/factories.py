@@ -18,9 +18,10 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.policies.tree_variants import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.repair import MapRules, Repair
 from spanlab.core.request import UNLIMITED, Budget, Request, Span
-from spanlab.core.rules import CacheRules, CostOf, Progress, Replay, ReuseRules, in_tokens
+from spanlab.core.rules import CacheRules, Progress, Replay, ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import Layout, Node, PrefixTree, State, composable, whole
+from spanlab.model_spec import CostOf, in_tokens
 
 from ..support.policies import make_tree_policy
 

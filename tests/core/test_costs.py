@@ -12,7 +12,7 @@ from spanlab.build import build_placer, build_policy
 from spanlab.cli import compose
 from spanlab.core.eviction import EVICTION_ORDERS, EvictionRules
 from spanlab.core.placement import Dp, balanced
-from spanlab.core.rules import COST, COSTS
+from spanlab.model_spec import COST, COSTS
 from spanlab.settings.arms import PlacementSettings, check_arm
 
 from .factories import BLIND_EVICTIONS, make_budget, make_policy, make_request, serve_prompt

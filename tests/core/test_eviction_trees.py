@@ -9,9 +9,9 @@ from spanlab.core.eviction import EvictionFacts, EvictionRules, Future
 from spanlab.core.eviction.orders import Chain, PathNames
 from spanlab.core.eviction.value import ALPHAS, Replay
 from spanlab.core.placement import balanced
-from spanlab.core.rules import in_tokens
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import PrefixTree, shared_name, whole
+from spanlab.model_spec import in_tokens
 
 from .factories import (
     BLIND_EVICTIONS,

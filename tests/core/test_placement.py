@@ -17,7 +17,7 @@ from spanlab.core.placement import (
     square_root,
     tail,
 )
-from spanlab.core.rules import in_tokens
+from spanlab.model_spec import in_tokens
 
 from .factories import at, make_dp, make_facts, make_info
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spanlab.core.placement.dynamic_program import place, published_bins, solve_as_published
-from spanlab.core.rules import tokens
+from spanlab.model_spec import tokens
 
 
 def plain_recurrence(histogram, count) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -19,17 +19,13 @@ from spanlab.core.policies.named import POLICIES
 from spanlab.core.protocol import PassageRules
 from spanlab.core.repair import MapRules, Repair, SpanSettings
 from spanlab.core.request import Budget, Request
-from spanlab.core.rules import COST, COSTS, RECOVERIES, STATE_FORMATS, CacheRules, CostOf, ReuseRules, StorageRules
+from spanlab.core.rules import RECOVERIES, STATE_FORMATS, CacheRules, ReuseRules, StorageRules
 from spanlab.core.tiers import LOAD_WHEN
 from spanlab.core.tree import Layout, PrefixTree, shared_name, without_tails
-from spanlab.model_spec import ModelSpec
+from spanlab.model_spec import COST, COSTS, CostOf, ModelSpec
 from spanlab.registry import Registry, check_keys, one_of, positive
 from spanlab.registry import field as declared
 from spanlab.settings.analyses import short_key
-
-if TYPE_CHECKING:
-    from spanlab.settings.study import Study
-
 
 # ------------------------------------------------------------------------------
 # Settings of the placement of recurrent states.
@@ -246,20 +242,6 @@ def _check_whole_prompts(setting: str, path: str, arm: Strategy) -> None:
         raise ValueError(f"{setting} with {path}.sharing=private: expected shared")
     if arm.spans is not None:
         raise ValueError(f"{setting} with {path}.spans: expected null, for states of whole prompts")
-
-
-def check_priced(study: Study) -> None:
-    """Raise ValueError for recoveries and formats without a backend or without a cost in the timing model."""
-    for name in study.chosen():
-        for key, usual in (("recovery", "recompute"), ("state_format", "native")):
-            value = getattr(study.arms[name], key)
-            setting = f"arms.{name}.{key}={value}"
-            if value != usual and study.backend != "sim":
-                raise ValueError(f"{setting} with backend={study.backend}: expected {usual}, or backend=sim")
-            if value != usual and study.timing.kind != "roofline":
-                raise ValueError(
-                    f"{setting} with timing.kind={study.timing.kind}: expected roofline, which counts FLOPs"
-                )
 
 
 # ------------------------------------------------------------------------------

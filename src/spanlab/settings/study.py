@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -14,8 +15,11 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from spanlab.core.admission import BatchRules
+from spanlab.core.policies.named import POLICIES
+from spanlab.core.tiers import FORMAT_BITS, TierRules
 from spanlab.engine.settings import EngineSettings, reads_baseline
-from spanlab.model_files import choices, find_spec, names_file
+from spanlab.judge import check_address
+from spanlab.model_files import EMBEDDER, MODELS, PackagedModel, choices, find_spec, is_ready, names_file, packaged
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import located
 from spanlab.registry import REQUIRED, check_seeds, one_of, positive, require, share_below_one
@@ -30,7 +34,7 @@ from spanlab.settings.analyses import (
     Analyses,
     full_key,
 )
-from spanlab.settings.arms import Strategy, check_arm, check_names, check_priced
+from spanlab.settings.arms import Strategy, check_arm, check_names
 from spanlab.settings.server import (
     SERVER,
     ExecutorSettings,
@@ -39,13 +43,9 @@ from spanlab.settings.server import (
     ServerSettings,
     StoreSettings,
     TrackingSettings,
-    check_passages,
-    check_replay,
-    check_speculation,
-    check_tiers,
-    settle_packaged,
 )
 from spanlab.workloads.load import WorkloadSettings
+from spanlab.workloads.workload import WORKLOADS
 from spanlab_sim.arrivals import Arrivals
 from spanlab_sim.routing import Replicas
 from spanlab_sim.timings import Roofline, Timing
@@ -416,3 +416,223 @@ def register_models() -> None:
     """Register the source with Hydra; safe to call again."""
     for plugin in (ModelSource, _Models):
         Plugins.instance().register(plugin)
+
+
+# ------------------------------------------------------------------------------
+# Checks of memory tiers: against each other, the arms, the model and the backend.
+# ------------------------------------------------------------------------------
+
+BACKFILL = "state_backfill"
+
+
+def check_tiers(study: Study) -> None:
+    """Raise ValueError for invalid tiers, and for settings that need tiers where none is set."""
+    tiers = {f"store.tiers.{name}": rules for name, rules in study.store.tiers.items()}
+    if not tiers:
+        _check_without(study)
+        return
+    for path, rules in tiers.items():
+        rules.check(path)
+        _check_formats(path, rules, study.model)
+    _check_order(tiers)
+    _check_arms(study)
+    if study.replicas.count > 1:
+        count = f"replicas.count={study.replicas.count}"
+        raise ValueError(f"store.tiers={_names(study)} with {count}: expected 1, for tiers belong to one engine")
+    if study.backend != "sim":
+        raise ValueError(f"store.tiers={_names(study)} with backend={study.backend}: expected backend=sim")
+    if not study.serves:
+        raise ValueError(f"store.tiers={_names(study)} with analyses={study.analyses.names}: expected store.tiers={{}}")
+
+
+def _names(study: Study) -> str:
+    return f"[{', '.join(study.store.tiers)}]"
+
+
+def _check_without(study: Study) -> None:
+    for name in study.chosen():
+        if study.arms[name].recovery == BACKFILL:
+            key = f"arms.{name}.recovery={BACKFILL} without store.tiers"
+            raise ValueError(f"{key}: expected a tier, as in +tier@store.tiers.host=dram")
+    for name, arm in study.arms.items():
+        if arm.pool is not None and arm.pool.load_when is not None:
+            path = f"arms.{name}.pool.load_when={arm.pool.load_when}"
+            raise ValueError(f"{path} without store.tiers: expected null, or a tier, as in +tier@store.tiers.host=dram")
+    if "tiers" in study.chosen_analyses():
+        raise ValueError("analyses=tiers without store.tiers: expected a tier, as in +tier@store.tiers.host=dram")
+
+
+def _check_formats(path: str, rules: TierRules, model: ModelSpec) -> None:
+    if rules.quantise_to is None:
+        return
+    if model.is_hybrid:
+        raise ValueError(
+            f"{path}.action=quantise with model.name={model.name}: expected evict or demote, for recurrent states are "
+            "not quantised"
+        )
+    if FORMAT_BITS[rules.quantise_to] >= 8 * model.kv_itemsize:
+        raise ValueError(
+            f"{path}.quantise_to={rules.quantise_to} with model.kv_itemsize={model.kv_itemsize}: expected fewer bits"
+        )
+
+
+def _check_order(tiers: dict[str, TierRules]) -> None:
+    """Raise ValueError unless each tier with write=back is below a tier with action=demote, and vice versa."""
+    for (above, upper), (below, lower) in pairwise(tiers.items()):
+        if lower.write == "back" and upper.action != "demote":
+            raise ValueError(f"{below}.write=back with {above}.action={upper.action}: expected {above}.action=demote")
+    path, last = list(tiers.items())[-1]
+    if last.action == "demote":
+        raise ValueError(f"{path}.action=demote: expected evict or quantise, for no tier is below it")
+
+
+def _check_arms(study: Study) -> None:
+    """Raise ValueError for arms that run and have no blocks, which tiers store."""
+    arms = {name: study.arms[name] for name in study.chosen()}
+    of_states = [name for name, arm in arms.items() if arm.recovery == BACKFILL]
+    for name in of_states:
+        _check_backfill(study, name)
+    for name, arm in arms.items():
+        if arm.policy_name != "blocks" and not of_states:  # beside arms with backfill it is a baseline
+            raise ValueError(
+                f"arms.{name} with store.tiers={_names(study)}: expected arms.{name}.pool, "
+                f"for tiers hold hashed blocks, or an arm with recovery={BACKFILL}"
+            )
+
+
+def _check_backfill(study: Study, name: str) -> None:
+    """Raise ValueError for tier settings that states do not support."""
+    for tier, rules in study.store.tiers.items():
+        for key, values in (("write", ("through", "back")), ("load", ("blocking",))):
+            value = getattr(rules, key)
+            if value not in values:
+                pair = f"store.tiers.{tier}.{key}={value} with arms.{name}.recovery={BACKFILL}"
+                raise ValueError(f"{pair}: expected {' or '.join(values)}")
+
+
+# ------------------------------------------------------------------------------
+# Checks of a study with speculative decoding.
+# ------------------------------------------------------------------------------
+
+_PAIRS = "such a drafter's KV goes with pairs of tokens (SGLang keys its tree by them), which is not modelled here"
+
+
+def check_speculation(study: Study) -> None:
+    """Raise ValueError where drafts cannot be verified or rolled back."""
+    key = f"batch.speculation.draft_tokens={study.batch.speculation.draft_tokens}"
+    if not study.batch.speculation.draft_tokens:
+        return
+    if study.backend != "sim":
+        raise ValueError(f"{key} with backend={study.backend}: expected 0, for that backend has no drafter")
+    if study.model.is_hybrid:
+        reason = "a rejected draft needs the recurrent state before it, and no policy here keeps one per draft"
+        raise ValueError(f"{key} with model.name={study.model.name}: expected 0, for {reason}")
+    if study.timing.kind == "calibrated":
+        raise ValueError(f"{key} with timing.kind=calibrated: expected 0, for no drafts were measured")
+    for name in study.chosen():
+        if study.arms[name].spans is not None:
+            reason = "verifying drafts on spans read at other positions is not modelled"
+            raise ValueError(f"{key} with arms.{name}.spans: expected 0, for {reason}")
+    if study.batch.speculation.has_kv:
+        _check_kv(study)
+
+
+def _check_kv(study: Study) -> None:
+    """Raise ValueError for a drafter with KV where its cache hits or its memory are not modelled."""
+    key = f"batch.speculation.method={study.batch.speculation.method}"
+    if not study.serves:
+        raise ValueError(f"{key} with analyses={study.chosen_analyses()}: expected ngram, for nothing is served")
+    if study.store.tiers:
+        reason = "vLLM holds a drafter's last blocks back from lower tiers, which is not modelled here"
+        raise ValueError(f"{key} with store.tiers={list(study.store.tiers)}: expected none, for {reason}")
+    for name in study.chosen():
+        arm = study.arms[name]
+        ruled = arm.match == "block_hash" and POLICIES.takes(arm.policy_name, "rules")
+        if arm.keep and not (ruled or POLICIES.takes(arm.policy_name, "drops_last")):
+            expected = "expected a pool of blocks, match=block_hash or keep=false"
+            raise ValueError(f"{key} with arms.{name}.policy={arm.policy_name}: {expected}, for {_PAIRS}")
+
+
+# ------------------------------------------------------------------------------
+# Checks of arms that choose or reorder passages.
+# ------------------------------------------------------------------------------
+
+
+def check_passages(study: Study) -> None:
+    """Raise ValueError for `passages` of an arm on several replicas, on tiers or on a real server."""
+    for name in study.chosen():
+        passages = study.arms[name].passages
+        if passages.are_default:
+            continue
+        chosen = f"arms.{name}.passages.order={passages.order}, view={passages.view}"
+        if study.backend == "server":
+            raise ValueError(f"{chosen} with backend=server: expected given and all, or backend=sim")
+        if study.replicas.count > 1:
+            raise ValueError(f"{chosen} with replicas.count={study.replicas.count}: expected given and all")
+        if study.store.tiers:
+            raise ValueError(f"{chosen} with store.tiers: expected given and all")
+
+
+# ------------------------------------------------------------------------------
+# Models that are installed as Python packages: checks, and the tokenizer of a packaged model.
+# ------------------------------------------------------------------------------
+
+
+def settle_packaged(study: Study) -> None:
+    """Raise ValueError for an unknown packaged model, and set its tokenizer if the study names none."""
+    engine, workload = study.engine, study.workload
+    if engine.weights != "package":
+        return
+    key = "model" if engine.name is None else "engine.name"
+    model = packaged(engine.name or study.model.name, f"engine.weights=package with {key}")
+    if workload.tokenizer is None and WORKLOADS.takes(workload.reader, "tokenizer"):
+        workload.tokenizer = model.name
+
+
+def lacks_package(study: Study) -> bool:
+    """Return whether the study reads a packaged model that is neither installed nor unpacked here."""
+    return any(not (is_ready(model) or model.is_installed) for model in _packaged(study))
+
+
+def _packaged(study: Study) -> list[PackagedModel]:
+    questions = study.workload.questions
+    dense = questions is not None and questions.retrieval == "dense"
+    model_name = study.engine.name or study.model.name
+    names = {study.workload.tokenizer, model_name if study.engine.weights == "package" else None}
+    return [MODELS[name] for name in names if name in MODELS] + [EMBEDDER] * dense
+
+
+# ------------------------------------------------------------------------------
+# Checks of a real server, and of prices that the timing model does not have.
+# ------------------------------------------------------------------------------
+
+
+def check_replay(study: Study) -> None:
+    """Raise ValueError for an address without backend=server, and for settings that a server cannot follow."""
+    if study.backend != SERVER:
+        if study.server.base_url is not None:
+            raise ValueError(f"base_url={study.server.base_url} with backend={study.backend}: expected backend=server")
+        return
+    if study.server.base_url is None:
+        raise ValueError("base_url is not set with backend=server: expected the address of a server, http://HOST:PORT")
+    check_address("base_url", study.server.base_url)
+    if len(study.chosen()) != 1:
+        raise ValueError(f"only={study.runs.only} with backend=server: expected one arm, for the server is one")
+    if study.executor.workers not in (None, 1):
+        raise ValueError(f"workers={study.executor.workers} with backend=server: expected 1")
+    if study.executor.kind != "local":
+        raise ValueError(f"executor.kind={study.executor.kind} with backend=server: expected local")
+
+
+def check_priced(study: Study) -> None:
+    """Raise ValueError for recoveries and formats without a backend or without a cost in the timing model."""
+    for name in study.chosen():
+        for key, usual in (("recovery", "recompute"), ("state_format", "native")):
+            value = getattr(study.arms[name], key)
+            setting = f"arms.{name}.{key}={value}"
+            if value != usual and study.backend != "sim":
+                raise ValueError(f"{setting} with backend={study.backend}: expected {usual}, or backend=sim")
+            if value != usual and study.timing.kind != "roofline":
+                raise ValueError(
+                    f"{setting} with timing.kind={study.timing.kind}: expected roofline, which counts FLOPs"
+                )

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from spanlab.core.request import Budget, Moment, Request
-from spanlab.core.rules import Cost, CostOf, in_tokens
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import (
     CacheSpan,
@@ -28,6 +27,7 @@ from spanlab.core.tree import (
     leaf_may_leave,
     state_may_leave,
 )
+from spanlab.model_spec import Cost, CostOf, in_tokens
 from spanlab.registry import Registry
 
 if TYPE_CHECKING:

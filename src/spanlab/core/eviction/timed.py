@@ -20,8 +20,8 @@ from spanlab.core.eviction.orders import (
     RankedT,
 )
 from spanlab.core.request import Moment
-from spanlab.core.rules import COST
 from spanlab.core.tree import Key, Node, State
+from spanlab.model_spec import COST
 from spanlab.registry import Bounds, not_negative, one_of, positive
 
 # ------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from spanlab.core.eviction.orders import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind, RankedT, both
 from spanlab.core.request import Request
-from spanlab.core.rules import COST
 from spanlab.core.tree import EvictionQueue, Key, Node, PrefixTree, State
+from spanlab.model_spec import COST
 from spanlab.registry import Bounds, not_negative
 
 # ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.placement.rules import PLACEMENTS, ArmFacts, Floats, PrefillInfo, balanced_positions
-from spanlab.core.rules import COST, Cost
+from spanlab.model_spec import COST, Cost
 from spanlab.registry import Registry, check_keys, field, not_negative, positive, share_above_zero
 
 # ------------------------------------------------------------------------------

@@ -31,9 +31,10 @@ from spanlab.core.eviction.orders import FUTURE
 from spanlab.core.placement.dynamic_program import Placement, place
 from spanlab.core.placement.rules import PLACEMENTS, ArmFacts, Floats, PrefillInfo, balanced_positions
 from spanlab.core.request import UNLIMITED, Request
-from spanlab.core.rules import COST, Cost, StorageRules
+from spanlab.core.rules import StorageRules
 from spanlab.core.token_string import Tokens
 from spanlab.core.tree import Node, PrefixTree
+from spanlab.model_spec import COST, Cost
 from spanlab.registry import positive, share_above_zero
 
 # ------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.request import UNLIMITED, Request
-from spanlab.core.rules import CostOf, Progress, in_tokens
+from spanlab.core.rules import Progress
+from spanlab.model_spec import CostOf, in_tokens
 from spanlab.registry import Registry, positive
 
 # ------------------------------------------------------------------------------

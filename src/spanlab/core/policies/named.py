@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from spanlab.core.admission import Admission, SecondTouch, always
-from spanlab.core.placement import Placer
+from spanlab.core.placement.rules import Placer
 from spanlab.core.policies.block_pool import BLOCK, BlockRules, BlockShape, BlockStore, block_shape
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy, CountedBlocks, UnsharedPolicy
