@@ -197,18 +197,27 @@ def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any],
     subschemas = nested(schema)
     for key, subschema in subschemas.items():
         shown_at.setdefault(subschema, f"{prefix}{key}{root}")
-    if (kinds := kinds_of(schema)) is not None:
-        common = rows_of(schema, prefix, shown_at)
-        rows = [("every", *row) for row in common]
-        rows += [(f"`{name}`", *row) for name in kinds for row in rows_of(kinds[name], prefix, shown_at)[len(common) :]]
-        yield table(("kind", "key", "type", "default", "meaning"), rows)
-        return
-    yield table(("key", "type", "default", "meaning"), rows_of(schema, prefix, shown_at))
+    if kinds_of(schema) is not None:
+        yield table(("kind", "key", "type", "default", "meaning"), rows_of_kinds(schema, prefix, shown_at))
+    else:
+        yield table(("key", "type", "default", "meaning"), rows_of(schema, prefix, shown_at))
     for key, subschema in subschemas.items():
         heading = f"{prefix}{key}{root}"
         if shown_at[subschema] == heading:
             yield f"#### {heading}\n\n{summary_of(subschema)}\n"
             yield from section(subschema, f"{prefix}{key}.", root, shown_at)
+
+
+def rows_of_kinds(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> list[tuple[str, ...]]:
+    """Return the table rows of the keys of all kinds: common ones, then those of most kinds first."""
+    kinds, common = kinds_of(schema), rows_of(schema, prefix, shown_at)
+    assert kinds is not None, "the schema is a base of kinds"
+    taking: dict[tuple[str, ...], list[str]] = {}
+    for name in kinds:
+        for row in rows_of(kinds[name], prefix, shown_at)[len(common) :]:  # type: ignore[arg-type]
+            taking.setdefault(row, []).append(f"`{name}`")
+    ordered = sorted(taking.items(), key=lambda item: -len(item[1]))
+    return [("every", *row) for row in common] + [(", ".join(names), *row) for row, names in ordered]
 
 
 def nested(schema: type[Any]) -> dict[str, type[Any]]:
@@ -255,6 +264,8 @@ def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:
         choices[kinds.key] = tuple(kinds)
     for base in schema.__mro__[:-1]:
         module = sys.modules[base.__module__]
+        if getattr(module, base.__name__, None) is not base:
+            continue  # made of a function, without source of its own
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
             match node:
                 case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Name(constant)]):

@@ -36,7 +36,7 @@ from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study
 from spanlab.workloads.files import is_pipe
 from spanlab.workloads.load import WorkloadSettings, load_workload, refuse_selection
-from spanlab.workloads.logs.read import open_log, served
+from spanlab.workloads.logs.read import LogWorkload, open_log, served
 from spanlab.workloads.workload import Workload
 from spanlab_sim.bounds import PrefillTime
 from spanlab_sim.routing import Route
@@ -95,7 +95,7 @@ def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = Tr
 
 def copy_pipe(settings: WorkloadSettings) -> None:
     """Copy a log that comes through a pipe, so that worker processes that start later can read it too."""
-    if settings.log is not None and settings.path is not None and is_pipe(Path(settings.path)):
+    if isinstance(settings, LogWorkload) and settings.path is not None and is_pipe(Path(settings.path)):
         open_log(Path(settings.path), settings.log)
 
 

@@ -12,12 +12,12 @@ import sys
 from argparse import ArgumentError, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn, cast, get_args, get_origin
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from spanlab import analyses  # noqa: F401 - registers them
 from spanlab.compiled import CONF, HOME, restart_as
 from spanlab.errors import CHOICES, is_user_error, sentence, use_ascii_fallback, with_notes
-from spanlab.kinds import Kinds, kinds_of, schema_of_kind
+from spanlab.kinds import Kinds, default_of, kinds_of, schema_of_kind, shown
 from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
 from spanlab.provenance import version
@@ -163,8 +163,8 @@ def _names(key: str, registry: Registry[Any]) -> Iterator[tuple[str, str]]:
     for name, text in registered(registry).items():
         yield name, text
         for option, values, default, meaning in options_of(key, registry, name):
-            shown = "" if default == REQUIRED else f"={json.dumps(default, default=str)}".replace('"', "")
-            yield f"  {option.removeprefix(section)}{shown}", f"{values}{'; ' if meaning else ''}{meaning}"
+            given = "" if default == REQUIRED else f"={json.dumps(default, default=str)}".replace('"', "")
+            yield f"  {option.removeprefix(section)}{given}", f"{values}{'; ' if meaning else ''}{meaning}"
 
 
 def options_of(key: str, registry: Registry[Any], name: str) -> Iterator[tuple[str, str, Any, str]]:
@@ -179,9 +179,14 @@ def options_of(key: str, registry: Registry[Any], name: str) -> Iterator[tuple[s
     hints = hints_of(schema) if options else {}
     for field in options:
         below = section if isinstance(registry, Kinds) else _section_of(key, field.name)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
+        default = default_of(field)
         values = expected_of(hints[field.name], field.metadata.get("check"))
-        yield f"{below}.{field.name}", values, default, field.metadata.get("meaning", "")
+        yield (
+            f"{below}.{field.name}",
+            values,
+            {} if is_dataclass(default) else default,
+            field.metadata.get("meaning", ""),
+        )
 
 
 def _section_of(key: str, option: str) -> str:
@@ -191,7 +196,8 @@ def _section_of(key: str, option: str) -> str:
     schema: Any = next(each.schema for each in ENTRIES.values() if first in hints_of(each.schema))
     for word in section.replace(".NAME", "").split("."):
         schema = dataclass_in(hints_of(schema)[word]) or get_args(hints_of(schema)[word])[1]
-    names = {field.name for field in fields(schema)}
+    kinds = kinds_of(schema)
+    names = {field.name for field in fields(schema)} if kinds is None else kinds.all_hints().keys()
     if option in names and schema is not Strategy:  # keys of an arm are no options of its policy
         return section
     return f"{section}.{last}_options" if f"{last}_options" in names else f"{section}.options"
@@ -209,8 +215,9 @@ def registries() -> dict[str, Registry[Any]]:
     from spanlab.model_spec import COSTS
     from spanlab.report.figures import FIGURES
     from spanlab.settings.analyses import ANALYSES
+    from spanlab.workloads.load import WORKLOADS
     from spanlab.workloads.logs.source import LOG_FORMATS
-    from spanlab.workloads.workload import WORKLOADS
+    from spanlab.workloads.workload import SOURCES
     from spanlab.workloads.writers import WRITERS
     from spanlab_sim.arrivals import ARRIVALS
     from spanlab_sim.routing import ROUTERS
@@ -225,6 +232,7 @@ def registries() -> dict[str, Registry[Any]]:
         "arms.NAME.recovery": RECOVERIES,
         "arms.NAME.cost": COSTS,
         "workload.kind": WORKLOADS,
+        "workload.source": SOURCES,
         "workload.log.format": LOG_FORMATS,
         "arrivals.kind": ARRIVALS,
         "replicas.routing": ROUTERS,
@@ -264,19 +272,20 @@ def list_keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
 def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield KEY=VALUE and the meaning of each key; for arms, the names of the arms."""
     hints, meanings = hints_of(schema), meanings_of(schema)
-    for name in (field.name for field in fields(schema)):
+    for item in fields(schema):
+        name, hint = item.name, hints[item.name]
         value = None if config is None else config._get_node(name)
-        hint = hints[name]
         if value is not None and kinds_of(hint) is not None:
-            hint = schema_of_kind(hint, value)
+            hint = schema_of_kind(hint, cast(Any, OmegaConf.to_container(value)))
+        default = default_of(item)
         meaning, below = meaning_of(meanings, name), dataclass_in(hint)
         key = short_key(f"{prefix}{name}")
         if get_origin(hints[name]) is dict:
             yield key, f"{meaning}: {', '.join(() if value is None else value)}"
-        elif below is not None and value is not None and not value._is_none():
+        elif below is not None and (is_dataclass(default) if value is None else not value._is_none()):
             yield from _keys(below, value, f"{prefix}{name}.")
         else:
-            yield f"{key}={'null' if value is None else value}", meaning
+            yield f"{key}={shown(default) if value is None else value}", meaning
 
 
 def _lines(rows: Iterable[tuple[str, str]]) -> str:

@@ -124,13 +124,15 @@ Check = Callable[[str, Any], None] | Iterable[str] | None
 def field(default: Any, check: Check, meaning: str) -> Any:
     """Declare a key of settings.
 
-    `default`  the default; REQUIRED: none
+    `default`  the default, or the class that makes it; REQUIRED: none
     `check`    raises ValueError for (key, value), or the names to choose from; None: any value
     `meaning`  one phrase for --help and docs/configuration.md
     """
     metadata = {"check": check, "meaning": meaning}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -150,7 +152,8 @@ def check_keys(settings: Any, key_of: Callable[[str], str], chosen: str) -> None
         if callable(check):
             check(key_of(key.name), value)
         else:
-            one_of(key_of(key.name), value, check)
+            for name in value if isinstance(value, list) else (value,):
+                one_of(key_of(key.name), name, check)
 
 
 T = TypeVar("T")

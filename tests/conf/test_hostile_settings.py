@@ -33,10 +33,9 @@ def _keys(config: DictConfig) -> list[Key]:
 
 
 def test_sections_are_created_once_and_leave_names_alone():
-    given = ["workload.rag.k=3", "arms.a.spans.maps.rank=2", "arms.a.pool={cut:true}", "arms.a.pool=null", "seeds=[1]"]
+    given = ["arms.a.spans.maps.rank=2", "arms.a.pool={cut:true}", "arms.a.pool=null", "seeds=[1]"]
     created = with_sections(given)
     assert created == [
-        *("workload={rag:{}}", "workload.rag.k=3"),
         *("arms.a={spans:{maps:{}}}", "arms.a.spans.maps.rank=2"),
         *("arms.a={pool:{}}", "arms.a.pool={cut:true}", "arms.a.pool=null", "seeds=[1]"),
     ]

@@ -146,7 +146,7 @@ USER_ERRORS = {
     ),
     "a key of another workload": (
         "workload.rag.k=3",
-        "workload.rag with workload.kind=quality, source=shape: expected",
+        "workload.rag.k=3 with workload.kind=quality: expected workload.rag.k=6, for it goes with rag",
     ),
     "a pool beside a placement": (
         "arms.dp_3.pool.block_size=32",

@@ -18,9 +18,9 @@ from spanlab.engine.outputs import Recording, Scorer, token_score
 from spanlab.model_files import MODELS, is_ready, packaged_folder
 from spanlab.study.numbers import read_options, read_scores
 from spanlab.study.prepare import gold_tokens
-from spanlab.workloads.load import WorkloadSettings, load_workload
+from spanlab.workloads.load import load_workload
 from spanlab.workloads.queries import tokenizer_of
-from spanlab.workloads.questions import Questions
+from spanlab.workloads.questions import Questions, QuestionsWorkload
 from spanlab_sim.run import serve
 
 from .factories import arm, permutations, questions, random_tokens, start
@@ -157,9 +157,7 @@ def test_packaged_model_scores_as_a_dense_forward(tmp_path, name):
         pytest.skip("needs the package of the model")
     folder = packaged_folder(package)
     model = wrap("smollm2-135m", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
-    settings = WorkloadSettings(
-        kind="questions", tokenizer=str(folder), questions=Questions(retrieval="given", requests=4)
-    )
+    settings = QuestionsWorkload(tokenizer=str(folder), questions=Questions(retrieval="given", requests=4))
     workload, tokenizer = load_workload(settings, tmp_path), tokenizer_of(folder)
     answers = [gold_tokens(request.answer, "", tokenizer) for request in workload.requests]
     requests = [

@@ -12,17 +12,14 @@ import numpy as np
 
 from spanlab import workloads
 from spanlab.core.request import Request
-from spanlab.workloads import Rag, RagPulse, Synthetic, Workload, WorkloadSettings
+from spanlab.workloads import WORKLOADS, Workload
 from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
-
-OWN = {"rag": Rag, "ragpulse": RagPulse, "synthetic": Synthetic}
 
 
 def load_workload(kind: str, source: str | None = None, *, cache_dir: Path | None = None, **keys: Any) -> Workload:
     """Load a workload with the default options of its kind."""
-    if kind in OWN:
-        keys.setdefault(kind, OWN[kind]())
-    return workloads.load_workload(WorkloadSettings(kind, source, **keys), cache_dir)
+    text = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items()}
+    return workloads.load_workload(WORKLOADS.of("workload", {"kind": kind, "source": source, **text}), cache_dir)
 
 
 def token_lists(workload: Workload) -> list[list[int]]:

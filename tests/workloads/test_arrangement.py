@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.workloads import Rag, Workload, WorkloadSettings, make_shape
+from spanlab.workloads import Workload, make_shape
 from spanlab.workloads.selection import Arrangement, arranged
 from spanlab.workloads.workload import Joints
 
@@ -65,7 +65,7 @@ def test_documents_are_marked_and_tokens_stay(kind: str, independent: bool):
 @pytest.mark.parametrize(
     ("kind", "more", "sentence"),
     [
-        ("rag", {}, r"documents_independent=true with rag: expected prompts of one reusable document and a question"),
+        ("rag", {}, r"documents_independent=true with workload\.kind=rag: expected .*=null, for it goes with narr"),
         ("quality", {"documents_per_prompt": 2}, r"documents_independent=true with .*documents_per_prompt=2: expected"),
         ("queries", {"path": "x"}, r"documents_independent=true with workload\.kind=queries"),
     ],
@@ -179,12 +179,11 @@ def test_a_bad_arrangement_gets_its_sentence(keys: dict, sentence: str):
         load_workload("quality", **FEW | keys)
 
 
-@pytest.mark.parametrize(("kind", "own"), [("rag", {"rag": Rag(requests=4)}), ("synthetic", {})])
-def test_prompts_without_one_document_are_refused(kind: str, own: dict):
-    with pytest.raises(ValueError, match=rf"^workload\.documents_per_prompt=2 with {kind}: expected prompts of one"):
-        load_workload(kind, **own, documents_per_prompt=2)
-
-
-def test_a_complete_prompt_is_not_arranged():
-    with pytest.raises(ValueError, match=r"^workload\.question_position=before with workload\.kind=designed_shapes"):
-        WorkloadSettings("designed_shapes", question_position="before")
+@pytest.mark.parametrize("kind", ["rag", "synthetic", "designed_shapes"])
+@pytest.mark.parametrize(
+    ("key", "value", "default"), [("documents_per_prompt", 2, 1), ("question_position", "before", "after")]
+)
+def test_kinds_of_other_prompts_are_not_arranged(kind: str, key: str, value: object, default: object):
+    expected = f"workload.{key}={value} with workload.kind={kind}: expected workload.{key}={default}, for it goes with"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)} narrativeqa, quality, system_prompts$"):
+        load_workload(kind, **{key: value})

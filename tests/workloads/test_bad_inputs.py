@@ -203,9 +203,9 @@ def test_an_unknown_kind_or_source_lists_the_known_ones(arguments: tuple[str, ..
     ("options", "sentence"),
     [
         ({"path": "x"}, "workload.path=x has no quality.npz; expected a file that make_shape wrote, or its folder"),
-        ({"queries_per_prompt": 3}, "workload.queries_per_prompt=3 with workload.kind=quality, source=shape: expected"),
-        ({"queries_path": "x"}, "workload.queries_path=x with workload.kind=quality, source=shape: expected"),
-        ({"vocab_fold": 9}, "workload.vocab_fold=9 with workload.kind=quality, source=shape: expected"),
+        ({"queries_per_prompt": 3}, "workload.queries_per_prompt=3 with workload.kind=quality: expected"),
+        ({"queries_path": "x"}, "workload.queries_path=x with workload.kind=quality: expected"),
+        ({"vocab_fold": 9}, "workload.vocab_fold=9 with workload.kind=quality: expected"),
     ],
 )
 def test_a_setting_that_would_change_nothing_is_refused(options: dict, sentence: str):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from spanlab.workloads.chats import ChatSessions, modelled
-from spanlab.workloads.load import WorkloadSettings, load_workload
-from spanlab.workloads.logs.read import LogSettings, served
+from spanlab.workloads.load import load_workload
+from spanlab.workloads.logs.read import LogWorkload, served
 
 from ..support.files import write_lines
 
@@ -82,7 +82,7 @@ def test_think_times_of_agent_logs_are_read(tmp_path):
     ]
     rows = [{"id": name, "block_size": 64, "requests": turns} for name in ("a", "b")]
     path = write_lines(tmp_path / "sessions.jsonl", *rows)
-    settings = WorkloadSettings(kind="log", path=str(path), log=LogSettings())
+    settings = LogWorkload(path=str(path))
     workload = served(load_workload(settings), settings.selection)
     for group in (0, 1):
         members = [request for request in workload.requests if request.group_id == group]
@@ -93,6 +93,6 @@ def test_waits_for_tools_belong_to_the_next_round(tmp_path):
     header = "session_id,round_idx,prefix_len,input_len,output_len,arrival_time,tool_wait_after_ms"
     rounds = ("s,0,0,100,10,0,1500", "s,1,110,20,10,0,250", "s,2,140,20,10,0,0")
     path = write_lines(tmp_path / "rounds.csv", header, *rounds)
-    settings = WorkloadSettings(kind="log", path=str(path), log=LogSettings())
+    settings = LogWorkload(path=str(path))
     workload = served(load_workload(settings), settings.selection)
     assert [request.wait_ns for request in workload.requests] == [0, 1_500_000_000, 250_000_000]

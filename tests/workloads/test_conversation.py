@@ -76,5 +76,5 @@ def test_the_committed_shape_equals_the_trace(tmp_path: Path):
 
 
 def test_a_limit_on_prompts_is_refused():
-    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=9 with conversation; expected no limit"):
+    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=9 with workload.kind=conversation: expected"):
         load_workload("conversation", max_prompt_tokens=9)

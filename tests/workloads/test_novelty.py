@@ -7,15 +7,15 @@ import pytest
 
 from spanlab.core.protocol import novel_requests
 from spanlab.core.request import Request, Span
-from spanlab.workloads import WorkloadSettings, load_workload
-from spanlab.workloads.rag import Rag
+from spanlab.workloads import load_workload
+from spanlab.workloads.rag import Rag, RagWorkload
 from spanlab_sim.arrivals import NovelStream
 
 RAG = {"requests": 60, "k": 3}
 
 
 def loaded(**options):
-    return load_workload(WorkloadSettings(kind="rag", documents=3, rag=Rag(**RAG, **options)))
+    return load_workload(RagWorkload(documents=3, rag=Rag(**RAG, **options)))
 
 
 def test_novel_requests_share_their_opening_alone():

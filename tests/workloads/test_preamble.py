@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spanlab.core.request import Request, Span
 from spanlab.registry import forget
-from spanlab.workloads import Rag, Synthetic, WorkloadSettings
+from spanlab.workloads import WORKLOADS, Rag, Synthetic
 from spanlab.workloads.load import Popularity
 from spanlab.workloads.preamble import (
     CountedPreambles,
@@ -182,7 +182,8 @@ def test_a_bad_preamble_gets_its_sentence(keys: dict, sentence: str):
     [
         (
             {"kind": "designed_shapes", "preamble": mixed()},
-            "workload.preamble.none.share=0.125 with workload.kind=designed_shapes: expected its default",
+            "workload.preamble.none.share=0.125 with workload.kind=designed_shapes: expected "
+            "workload.preamble.none.share=1.0, for it goes with ",
         ),
         (
             {"kind": "quality", "preamble": mixed(), "popularity": Popularity(requests=9)},
@@ -196,7 +197,7 @@ def test_a_bad_preamble_gets_its_sentence(keys: dict, sentence: str):
 )
 def test_a_workload_that_takes_no_preamble_refuses_it(keys: dict, sentence: str):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        WorkloadSettings(**keys)
+        WORKLOADS.of("workload", keys)
 
 
 def test_a_limit_without_room_for_the_preamble_is_refused():

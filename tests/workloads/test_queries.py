@@ -15,9 +15,8 @@ from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.queries import Message, builtin_tokenizer, describe
 from spanlab.queries.render import CHATML, invented_words
-from spanlab.settings import WorkloadSettings
 from spanlab.study.jobs import build_arrivals
-from spanlab.workloads import Workload
+from spanlab.workloads import WORKLOADS, Workload
 from spanlab_sim.run import simulate
 
 from ..support.notation import parse, to_sexpr
@@ -342,11 +341,8 @@ def test_a_template_that_does_not_take_a_query_names_its_line(tmp_path: Path):
         load_workload("queries", path=path, tokenizer=folder)
 
 
-def test_settings_that_would_change_nothing_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=9 with queries; expected no limit"):
-        load_workload("queries", path=lines(tmp_path / "one.jsonl", ASKED), max_prompt_tokens=9)
-    with pytest.raises(
-        ValueError,
-        match=r"^workload.cache_dir=x with workload.kind=queries, source=local: expected workload.cache_dir=null",
-    ):
-        WorkloadSettings(kind="queries", source="local", path="y", cache_dir="x")
+@pytest.mark.parametrize(("key", "value"), [("max_prompt_tokens", 9), ("cache_dir", "x")])
+def test_settings_that_would_change_nothing_are_refused(key: str, value: object):
+    sentence = f"workload.{key}={value} with workload.kind=queries: expected workload.{key}=null, for it goes with "
+    with pytest.raises(ValueError, match=f"^{sentence}narrativeqa, "):
+        WORKLOADS.of("workload", {"kind": "queries", "path": "y", key: value})

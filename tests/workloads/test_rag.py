@@ -200,7 +200,7 @@ def test_the_steepest_popularity_still_finds_every_passage():
 
 
 def test_a_length_limit_is_refused():
-    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=900 with rag; expected workload.rag.k to set"):
+    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=900 with workload.kind=rag: expected"):
         load_workload("rag", max_prompt_tokens=900)
 
 

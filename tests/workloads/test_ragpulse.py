@@ -265,7 +265,7 @@ def test_a_missing_file_names_the_ways_out(folder: Path):
 
 
 def test_what_a_trace_cannot_use_is_refused(folder: Path, tmp_path: Path, make_tokenizer):
-    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=9 with ragpulse; expected no limit on recorded"):
+    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=9 with workload.kind=ragpulse: expected"):
         load_workload("ragpulse", max_prompt_tokens=9)
     with pytest.raises(ValueError, match=r"^workload.tokenizer=.* is not read for ragpulse; expected none"):
         make_shape("ragpulse", folder, make_tokenizer(), tmp_path)

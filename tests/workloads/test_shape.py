@@ -213,8 +213,8 @@ def test_committed_narrativeqa_shape_equals_a_fresh_model(tmp_path: Path, shared
 
 def test_a_shape_loads_without_the_text_libraries():
     code = (
-        "import sys; from spanlab.workloads import WorkloadSettings as Settings, load_workload as load; "
-        "load(Settings('quality')); "
+        "import sys; from spanlab.workloads import WORKLOADS, load_workload; "
+        "load_workload(WORKLOADS.of('workload', {'kind': 'quality'})); "
         "print(sorted({'datasets', 'tokenizers', 'pyarrow', 'torch', 'rich'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

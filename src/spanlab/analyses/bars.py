@@ -20,6 +20,7 @@ from spanlab.settings.study import Study
 from spanlab.stats import Verdict, expected_prefix, t_interval, verdict_of
 from spanlab.study.bounds import ArmResult
 from spanlab.study.numbers import Columns, RunCell, select
+from spanlab.workloads.synthetic import RepeatedDocumentsWorkload
 
 
 def _outcome(verdict: Verdict) -> Cell:
@@ -133,8 +134,9 @@ def _known_tokens(columns: Columns) -> np.ndarray:
 @BARS.register("expected_prefix")
 def expected_prefix_bar(finished: Finished, arm: str) -> Iterator[Verdict]:
     """Compare reused tokens of shuffled prompts with E[LCP] over earlier orders, of unshuffled ones with all tokens."""
-    options = finished.study.workload.repeated_documents
-    assert options is not None, "check_bars lets no other workload pass"
+    settings = finished.study.workload
+    assert isinstance(settings, RepeatedDocumentsWorkload), "check_bars lets no other workload pass"
+    options = settings.repeated_documents
     columns = _joined(
         finished, arm, [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.runs.seeds]
     )

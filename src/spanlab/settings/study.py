@@ -44,8 +44,8 @@ from spanlab.settings.server import (
     StoreSettings,
     TrackingSettings,
 )
-from spanlab.workloads.load import WorkloadSettings
-from spanlab.workloads.workload import WORKLOADS
+from spanlab.workloads.load import OfText, WorkloadSettings
+from spanlab.workloads.workload import SOURCES
 from spanlab_sim.arrivals import Arrivals
 from spanlab_sim.routing import Replicas
 from spanlab_sim.timings import Roofline, Timing
@@ -191,12 +191,9 @@ class Study:
 
     def _check_pace(self) -> None:
         """Raise ValueError for a trace's rate or speedup if its own arrival times are not used."""
-        trace, kind = self.workload.ragpulse, self.arrivals.kind
-        if trace is None or kind == "as_given":
-            return
-        for key, value, unset in (("rate_rps", trace.rate_rps, None), ("speedup", trace.speedup, 1.0)):
-            if value != unset:
-                raise ValueError(f"workload.ragpulse.{key}={value} with arrivals.kind={kind}: expected as_given")
+        for key, value in self.workload.pace().items():
+            if self.arrivals.kind != "as_given":
+                raise ValueError(f"{key}={value} with arrivals.kind={self.arrivals.kind}: expected as_given")
 
     def draws_arrivals(self) -> bool:
         """Return whether runs depend on the seed; recorded arrivals do not."""
@@ -585,7 +582,7 @@ def settle_packaged(study: Study) -> None:
         return
     key = "model" if engine.name is None else "engine.name"
     model = packaged(engine.name or study.model.name, f"engine.weights=package with {key}")
-    if workload.tokenizer is None and WORKLOADS.takes(workload.reader, "tokenizer"):
+    if isinstance(workload, OfText) and workload.tokenizer is None and SOURCES.takes(workload.reader, "tokenizer"):
         workload.tokenizer = model.name
 
 
@@ -595,11 +592,9 @@ def lacks_package(study: Study) -> bool:
 
 
 def _packaged(study: Study) -> list[PackagedModel]:
-    questions = study.workload.questions
-    dense = questions is not None and questions.retrieval == "dense"
     model_name = study.engine.name or study.model.name
     names = {study.workload.tokenizer, model_name if study.engine.weights == "package" else None}
-    return [MODELS[name] for name in names if name in MODELS] + [EMBEDDER] * dense
+    return [MODELS[name] for name in names if name in MODELS] + [EMBEDDER] * study.workload.embeds
 
 
 # ------------------------------------------------------------------------------

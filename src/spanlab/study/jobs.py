@@ -27,7 +27,7 @@ from spanlab.settings.study import Study
 from spanlab.study.logs import LastSpanTiming, ServingLog, TraceFile
 from spanlab.study.numbers import ArmFiles, RunCell
 from spanlab.workloads.load import WorkloadSettings
-from spanlab.workloads.synthetic import Shape, design
+from spanlab.workloads.synthetic import DesignedShapes, Shape, design
 from spanlab.workloads.workload import Provenance, Workload
 from spanlab_sim.arrivals import Arrivals, AsGiven, resample
 from spanlab_sim.timing import TimingModel
@@ -69,7 +69,7 @@ def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
         "outputs": study.analyses.compare_backends.outputs or max(request.output_len for request in requests),
     }
     return study.changed(
-        workload=WorkloadSettings(kind=DESIGNED, source="modelled"),
+        workload=DesignedShapes(),
         arrivals=AsGiven(),
         arms={name: replace(arm, passages=PassageRules()) for name, arm in study.arms.items()},
         timing=Roofline(),

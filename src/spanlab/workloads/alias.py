@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from spanlab.core.request import Request
+from spanlab.kinds import check_fields, field
 from spanlab.queries.query import Group, Message
 from spanlab.queries.render import ChatTokenizer, describe
-from spanlab.registry import one_of
+from spanlab.workloads.load import WORKLOADS, Drawn, OfText, WithOutput
 from spanlab.workloads.queries import tokenizer_of
-from spanlab.workloads.selection import Selection, selected_output_tokens
+from spanlab.workloads.selection import Selection
 from spanlab.workloads.synthetic import ORDERS
 from spanlab.workloads.workload import Labelled, Workload, labelled_workload, workload
 
@@ -184,42 +185,42 @@ _SYSTEM = "Answer from the documents, with a number alone."
 _EARLIER = "What are these documents about?"
 
 
+def _within(least: int, most: int) -> Callable[[str, int], None]:
+    def check(key: str, value: int) -> None:
+        if not least <= value <= most:
+            raise ValueError(f"{key}={value}: expected a whole number from {least} to {most}")
+
+    return check
+
+
 @dataclass
 class AliasQuestions:
-    """Fictional two-hop questions that need two documents; no training data contains their facts.
+    """Fictional two-hop questions that need two documents; no training data contains their facts."""
 
-    `questions`    number of questions
-    `words`        words of each document
-    `distractors`  documents of a prompt that do not contribute to the answer
-    `orders`       orders of the documents: same as in the earlier request, shuffled
-    `seed`         seed of texts and orders
-    """
-
-    questions: int = 16
-    words: int = 50
-    distractors: int = 2
-    orders: list[str] = field(default_factory=lambda: list(ORDERS))
-    seed: int = 0
+    questions: int = field(16, _within(1, 1 << 12), "number of questions")
+    words: int = field(50, _within(SHORTEST_DOCUMENT, 1 << 24), "words of each document")
+    distractors: int = field(
+        2, _within(0, MOST_DISTRACTORS), "documents of a prompt that do not contribute to the answer"
+    )
+    orders: list[str] = field(list(ORDERS), ORDERS, "orders of the documents: same as in the earlier request, shuffled")
+    seed: int = field(0, _within(0, (1 << 63) - 1), "seed of texts and orders")
 
     def __post_init__(self) -> None:
-        for key, value, least, most in (
-            ("questions", self.questions, 1, 1 << 12),
-            ("words", self.words, SHORTEST_DOCUMENT, 1 << 24),
-            ("distractors", self.distractors, 0, MOST_DISTRACTORS),
-            ("seed", self.seed, 0, (1 << 63) - 1),
-        ):
-            if not least <= value <= most:
-                expected = f"expected a whole number from {least} to {most}"
-                raise ValueError(f"workload.alias_questions.{key}={value}: {expected}")
-        for order in self.orders:
-            one_of("workload.alias_questions.orders", order, ORDERS)
+        check_fields(self, "workload.alias_questions")
+
+
+@dataclass
+@WORKLOADS.register("alias_questions")
+class AliasQuestionsWorkload(Drawn, WithOutput, OfText):
+    """Fictional questions that only two documents together answer, over documents in the same order and shuffled."""
+
+    alias_questions: AliasQuestions = field(AliasQuestions, None, "number and length of the questions")
 
 
 @workload("alias_questions")
 def modelled(alias_questions: AliasQuestions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
     """Return the requests with the selected output length; `tokenizer` None is the built-in tokenizer."""
-    length = selected_output_tokens("alias_questions", selection, "workload.alias_questions.words to set the length")
-    return requests_of(alias_questions, tokenizer_of(tokenizer), length)
+    return requests_of(alias_questions, tokenizer_of(tokenizer), selection.output_tokens or 1)
 
 
 def requests_of(options: AliasQuestions, tokenizer: ChatTokenizer, output_tokens: int) -> Workload:

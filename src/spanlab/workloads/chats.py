@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from spanlab.core.request import Request, Span
+from spanlab.kinds import check_fields, field
 from spanlab.registry import not_negative, positive
 from spanlab.workloads.files import LARGEST_TOKEN, JsonRow, file_sha256, read_jsonl, shorten
-from spanlab.workloads.selection import Selection, refuse_length_limit
+from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, Selected, WithPreamble
 from spanlab.workloads.shape import FORMAT_VERSION, REUSABLE, Shape, committed
 from spanlab.workloads.workload import Corpus, FreshIds, Provenance, ProvenanceKind, Workload, workload
 
@@ -38,21 +39,22 @@ SEED = 0
 Ids = tuple[int, ...]
 
 
+@dataclass
+@WORKLOADS.register("conversation")
+class Conversation(Drawn, WithPreamble, Selected, OfFile):
+    """Conversations of the Mooncake trace: measured lengths and shared blocks, without its times."""
+
+
 @workload("conversation", "shape")
-def measured(selection: Selection, path: Path | None = None) -> Corpus:
+def measured(path: Path | None = None) -> Corpus:
     """Return the committed sample, or the shape that make_shape wrote to `path`."""
-    return _without_limit(committed("conversation", path), selection)
+    return committed("conversation", path).corpus()
 
 
 @workload("conversation", "local")
-def local(path: Path, selection: Selection) -> Corpus:
+def local(path: Path) -> Corpus:
     """Return the same sample, read from the original file."""
-    return _without_limit(read_trace(path, "local trace"), selection)
-
-
-def _without_limit(shape: Shape, selection: Selection) -> Corpus:
-    refuse_length_limit("conversation", selection, "no limit on recorded prompts")
-    return shape.corpus()
+    return read_trace(path, "local trace").corpus()
 
 
 def read_trace(path: Path, kind: ProvenanceKind) -> Shape:
@@ -165,38 +167,35 @@ def _runs(prompt: Ids, length: int, uses: Counter[int]) -> Iterator[tuple[int, i
 # ------------------------------------------------------------------------------
 
 
+def _one_or_more(key: str, value: float) -> None:
+    if value < 1:
+        raise ValueError(f"{key}={value}: expected 1 or more")
+
+
 @dataclass
 class ChatSessions:
-    """Conversations of several tenants; lengths and think times are drawn from exponential distributions.
+    """Conversations of several tenants; lengths and think times are drawn from exponential distributions."""
 
-    `sessions`        conversations
-    `turns`           mean number of turns, geometric, at least one
-    `tenants`         tenants; each has its own system prompt
-    `tenant_zipf`     exponent of the tenants' popularity; 0: uniform
-    `system_tokens`   length of every system prompt
-    `message_tokens`  mean length of a message
-    `answer_tokens`   mean length of an answer
-    `think_s`         mean seconds between an answer and the next message
-    `seed`            seed of the draws
-    """
-
-    sessions: int = 100
-    turns: float = 6.0
-    tenants: int = 4
-    tenant_zipf: float = 0.0
-    system_tokens: int = 1024
-    message_tokens: float = 256.0
-    answer_tokens: float = 128.0
-    think_s: float = 10.0
-    seed: int = 0
+    sessions: int = field(100, positive, "conversations")
+    turns: float = field(6.0, _one_or_more, "mean number of turns, geometric, at least one")
+    tenants: int = field(4, positive, "tenants; each has its own system prompt")
+    tenant_zipf: float = field(0.0, not_negative, "exponent of the tenants' popularity; 0: uniform")
+    system_tokens: int = field(1024, positive, "length of every system prompt")
+    message_tokens: float = field(256.0, positive, "mean length of a message")
+    answer_tokens: float = field(128.0, positive, "mean length of an answer")
+    think_s: float = field(10.0, not_negative, "mean seconds between an answer and the next message")
+    seed: int = field(0, not_negative, "seed of the draws")
 
     def __post_init__(self) -> None:
-        for key in ("sessions", "tenants", "system_tokens", "message_tokens", "answer_tokens"):
-            positive(f"workload.chat_sessions.{key}", getattr(self, key))
-        for key in ("tenant_zipf", "think_s"):
-            not_negative(f"workload.chat_sessions.{key}", getattr(self, key))
-        if self.turns < 1:
-            raise ValueError(f"workload.chat_sessions.turns={self.turns}: expected 1 or more")
+        check_fields(self, "workload.chat_sessions")
+
+
+@dataclass
+@WORKLOADS.register("chat_sessions")
+class ChatSessionsWorkload(Drawn):
+    """Generated conversations of several tenants: the history grows by known answers, and think times are drawn."""
+
+    chat_sessions: ChatSessions = field(ChatSessions, None, "number and lengths of the conversations")
 
 
 @workload("chat_sessions")

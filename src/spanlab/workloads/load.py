@@ -1,188 +1,238 @@
-"""Settings of a workload, and the function that loads its requests."""
+"""Settings of a workload, and the function that loads its requests.
+
+A kind of workload is a dataclass next to the functions that read it, its sources. It extends the
+classes below whose keys mean something for it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import Field, asdict, dataclass, fields, make_dataclass, replace
+from functools import reduce
+from inspect import getdoc
+from operator import or_
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
-from spanlab.registry import REQUIRED, not_negative, one_of, positive
-from spanlab.workloads import chats, queries, reading, synthetic
-from spanlab.workloads.alias import AliasQuestions
-from spanlab.workloads.chats import ChatSessions
-from spanlab.workloads.logs import read
-from spanlab.workloads.logs.read import LogSettings
+from spanlab.kinds import Kind, Kinds, check_fields, default_of, field
+from spanlab.registry import REQUIRED, file_of, not_negative, one_of, positive
 from spanlab.workloads.preamble import Preamble, preamble_writer, with_preambles
-from spanlab.workloads.questions import Questions
-from spanlab.workloads.rag import Rag
-from spanlab.workloads.ragpulse import RagPulse
-from spanlab.workloads.selection import TOO_LONG, Arrangement, Selection, arranged, select, with_independent_documents
-from spanlab.workloads.synthetic import ForkedSequence, RepeatedDocuments, Synthetic
+from spanlab.workloads.selection import (
+    ORDERS,
+    POSITIONS,
+    TOO_LONG,
+    Arrangement,
+    Selection,
+    arranged,
+    select,
+    with_independent_documents,
+)
 from spanlab.workloads.text import find_tokenizer
-from spanlab.workloads.workload import WORKLOADS, Corpus, Joints, Workload, kinds, sources
-
-#: Modules whose functions are workloads; the others are imported for their settings.
-READERS = (chats, read, queries, reading, synthetic)
-PATH_KEYS = ("path", "queries_path", "cache_dir")
-SCALAR_KEYS = ("tokenizer", "vocab_fold", "queries_per_prompt")
-#: Kinds whose prompts are complete: a file or a design determines every span.
-COMPLETE_KINDS = (
-    "queries",
-    "designed_shapes",
-    "repeated_documents",
-    "forked_sequence",
-    "alias_questions",
-    "log",
-    "chat_sessions",
-    "questions",
-)
-KIND_OPTIONS = (
-    "synthetic",
-    "chat_sessions",
-    "repeated_documents",
-    "forked_sequence",
-    "alias_questions",
-    "questions",
-    "rag",
-    "ragpulse",
-    "log",
-)
-#: Kinds with a synthetic or measured default source, which become local if `path` is set.
-OPTIONAL_PATH_KINDS = ("log", "questions")
+from spanlab.workloads.workload import SOURCES, Corpus, Joints, Workload, sources
 
 
 @dataclass
 class Popularity:
-    """How often each document is requested.
+    """How often each document is requested."""
 
-    `requests`  requests to draw; null: every question once
-    `zipf`      exponent of the documents' popularity; 0: uniform
-    """
-
-    requests: int | None = None
-    zipf: float = 0.0
+    requests: int | None = field(None, positive, "requests to draw; null: every question once")
+    zipf: float = field(0.0, not_negative, "exponent of the documents' popularity; 0: uniform")
 
     def __post_init__(self) -> None:
-        positive("workload.popularity.requests", self.requests)
-        not_negative("workload.popularity.zipf", self.zipf)
+        check_fields(self, "workload.popularity")
         if self.zipf and self.requests is None:
             raise ValueError("workload.popularity.zipf is set: expected workload.popularity.requests too")
 
 
+# ------------------------------------------------------------------------------
+# Keys of all kinds, and keys that several kinds share.
+# ------------------------------------------------------------------------------
+
+
 @dataclass
-class WorkloadSettings:
-    """Requests of a study and their source; docs/workloads.md describes kinds and sources.
+class WorkloadSettings(Kind):
+    """The requests of a study: one of the kinds, each with keys of its own; docs/workloads.md describes them."""
 
-    `kind`                    the workload
-    `source`                  shape: measured lengths; local: a file; hub: a data set; modelled: synthetic; null: the
-                              first of these that the kind has
-    `path`                    file or folder: local text, or a shape that make_shape wrote (source=shape)
-    `name`                    name of the data in `path`, for tables and figures; null: the name of its format
-    `queries_path`            user queries; system_prompts from local text only
-    `tokenizer`               tokenizer.json, its folder, a packaged model, or a hub name; text only
-    `cache_dir`               folder for tokenised text; text only
-    `documents`               first documents to take; null: all
-    `questions_per_document`  first questions of each document to take; null: all
-    `max_prompt_tokens`       longest prompt; null: no limit
-    `too_long`                cut the document's end, or drop the document
-    `output_tokens`           output tokens per request; null: as in the source
-    `vocab_fold`              token ids modulo this number; tokenised only
-    `queries_per_prompt`      user queries for each local system prompt; null: 30, or all if there are fewer
-    `documents_per_prompt`    documents of each prompt: the question's document, and others served, drawn at random
-    `documents_order`         shuffled for each prompt, fixed as in the workload, own_first or own_last; null: shuffled
-    `documents_independent`   whether a document may be reused at any position; null: as the workload says, true for
-                              several documents
-    `question_position`       after the documents, or before them
-    `preamble`                text before the rest of each prompt
-    `popularity`              how often each document is requested
-    `synthetic`               options of kind=synthetic
-    `chat_sessions`           options of kind=chat_sessions
-    `repeated_documents`      options of kind=repeated_documents
-    `forked_sequence`         options of kind=forked_sequence
-    `alias_questions`         options of kind=alias_questions
-    `questions`               options of kind=questions
-    `rag`                     options of kind=rag
-    `ragpulse`                options of kind=ragpulse
-    `log`                     options of kind=log
-    `options`                 options of a workload from a plugin, by name
-    """
+    source: str | None = field(
+        None,
+        None,
+        "shape: measured lengths; local: a file; hub: a data set; modelled: synthetic; null: local for a `path` that "
+        "the first source does not read, else the first that the kind has",
+    )
 
-    kind: str = REQUIRED
-    source: str | None = None
-    path: str | None = None
-    name: str | None = None
-    queries_path: str | None = None
-    tokenizer: str | None = None
-    cache_dir: str | None = None
-    documents: int | None = None
-    questions_per_document: int | None = None
-    max_prompt_tokens: int | None = None
-    too_long: str = "cut"
-    output_tokens: int | None = None
-    vocab_fold: int | None = None
-    queries_per_prompt: int | None = None
-    documents_per_prompt: int = 1
-    documents_order: str | None = None
-    documents_independent: bool | None = None
-    question_position: str = "after"
-    preamble: Preamble = field(default_factory=Preamble)
-    popularity: Popularity = field(default_factory=Popularity)
-    synthetic: Synthetic | None = None
-    chat_sessions: ChatSessions | None = None
-    repeated_documents: RepeatedDocuments | None = None
-    forked_sequence: ForkedSequence | None = None
-    alias_questions: AliasQuestions | None = None
-    questions: Questions | None = None
-    rag: Rag | None = None
-    ragpulse: RagPulse | None = None
-    log: LogSettings | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    #: Values of keys that a kind need not have.
+    popularity = Popularity()
+    preamble = Preamble()
 
     def __post_init__(self) -> None:
-        one_of("workload.kind", self.kind, kinds())
-        default_source = (
-            "local" if self.kind in OPTIONAL_PATH_KINDS and self.path is not None else sources(self.kind)[0]
-        )
-        self.source = self.source or default_source
-        one_of("workload.source", self.source, sources(self.kind))
-        one_of("workload.too_long", self.too_long, TOO_LONG)
-        positive("workload.vocab_fold", self.vocab_fold)
-        positive("workload.queries_per_prompt", self.queries_per_prompt)
+        check_fields(self, "workload")
+        names = sources(self.kind)
+        reading = [name for name in names if SOURCES.takes(f"{self.kind}/{name}", "path")]
+        self.source = self.source or (reading if reading and self.path is not None else names)[0]
+        one_of("workload.source", str(self.source), names)
+        others = {key.name: getattr(self, key.name) for key in fields(self) if self._is_of_other_source(key)}
         chosen = f"workload.kind={self.kind}, source={self.source}"
-        WORKLOADS.check("workload.options", self.reader, chosen, self.options, self.keys)
-        if self.questions is not None:
-            self.questions.check(self.path)
-        if self.kind in ("rag", "ragpulse", "questions") and self.popularity.requests is not None:
-            raise ValueError(
-                f"workload.popularity.requests={self.popularity.requests} with workload.kind={self.kind}: "
-                f"expected workload.{self.kind}.requests"
-            )
+        SOURCES.check("workload.options", self.reader, chosen, {}, self.arguments() | others)
+        assert self.arrangement is not None, "the constructor of Arrangement checks its values"
+
+    def _is_of_other_source(self, key: Field[Any]) -> bool:
+        """Return whether a key is set that this source does not read, but another source of the kind."""
+        readers = [
+            f"{self.kind}/{name}" for name in sources(self.kind) if SOURCES.takes(f"{self.kind}/{name}", key.name)
+        ]
+        return bool(readers) and self.reader not in readers and getattr(self, key.name) != default_of(key)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the reader: required ones, and those that are not the default."""
+        keys, arguments = {key.name: key for key in fields(self)}, {}
+        for option in fields(SOURCES.schema(self.reader)):
+            value, types = getattr(self, option.name), _types(option.type)
+            if default_of(option) == REQUIRED or value != default_of(keys[option.name]):
+                is_file = isinstance(value, str) and Path in types and str not in types
+                arguments[option.name] = Path(value) if is_file else value
+        return arguments
+
+    @property
+    def reader(self) -> str:
+        """Name of the registered function that reads or makes the requests: kind/source."""
+        return f"{self.kind}/{self.source}"
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """Number and order of a prompt's documents, and the position of its question."""
+        return Arrangement()
+
+    @property
+    def selection(self) -> Selection:
+        """Rules that select the served requests."""
+        readable = {key.name for key in fields(self) if not SOURCES.takes(self.reader, key.name)}
+        return Selection(**{key.name: getattr(self, key.name) for key in fields(Selection) if key.name in readable})
+
+    @property
+    def path(self) -> str | None:
+        """File or folder of a kind that reads one."""
+        return None
+
+    @property
+    def name(self) -> str | None:
+        """Name of the data in `path`."""
+        return None
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Tokenizer of a kind that reads text."""
+        return None
+
+    @property
+    def documents_independent(self) -> bool | None:
+        """Whether the documents of a kind that has some may be reused at any position; None: as it says."""
+        return None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether a model computes embeddings of its texts."""
+        return False
+
+    def pace(self) -> dict[str, float]:
+        """Return the keys that change recorded arrival times, where they are set."""
+        return {}
+
+
+class _Workloads(Kinds[WorkloadSettings]):
+    """Kinds of workloads: those with a class, and those of functions alone, whose parameters are their keys.
+
+    Parameters of a source that the class of its kind has no key for are further keys of the kind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("workload", WorkloadSettings)
+        self._made: dict[str, tuple[object, type[WorkloadSettings]]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*super().__iter__(), *(name.partition("/")[0] for name in SOURCES)}))
+
+    def __contains__(self, name: str) -> bool:
+        return name in list(self)
+
+    def __getitem__(self, name: str) -> Callable[..., WorkloadSettings]:
+        one_of(self._what, name, self)
+        declared: Any = super().__getitem__(name) if super().__contains__(name) else OfFunction
+        readers = [SOURCES[f"{name}/{source}"] for source in sources(name)]
+        if name not in self._made or self._made[name][0] != (declared, readers):
+            self._made[name] = (declared, readers), _with_parameters(name, declared)
+        return self._made[name][1]
+
+
+WORKLOADS = _Workloads()
+
+
+@dataclass
+class OfFile(WorkloadSettings):
+    """A workload that is read from a file or folder."""
+
+    path: str | None = field(None, None, "file or folder: local text, or a shape that make_shape wrote (source=shape)")
+    name: str | None = field(
+        None, None, "name of the data in `path`, for tables and figures; null: the name of its format"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.name is not None and self.path is None:
             raise ValueError(f"workload.name={self.name} with workload.path=null: expected workload.path")
-        self._check_prompts()
-        assert self.selection is not None, "the constructor of Selection checks its values"
 
-    def _check_prompts(self) -> None:
-        """Reject preambles and arrangements that the workload does not support.
 
-        Also reject a preamble per request with repeated requests, which would repeat the preamble too.
-        """
-        changed_keys = [] if self.arrangement.is_plain else [self.arrangement.key()]
-        if self.documents_independent is not None:
-            changed_keys += [f"workload.documents_independent={str(self.documents_independent).lower()}"]
-            if self.documents_per_prompt > 1:
-                raise ValueError(
-                    f"{changed_keys[-1]} with {self.arrangement.key()}: expected null, as several documents are "
-                    "independent"
-                )
-        changed_keys += (
-            [] if self.preamble.is_absent else [f"workload.preamble.none.share={self.preamble.none.share:g}"]
-        )
-        if changed_keys and self.kind in COMPLETE_KINDS:
-            raise ValueError(
-                f"{changed_keys[0]} with workload.kind={self.kind}: expected its default, because its "
-                "prompts are complete"
-            )
+@dataclass
+class OfText(WorkloadSettings):
+    """A workload whose texts become token ids."""
+
+    tokenizer: str | None = field(None, None, "tokenizer.json, its folder, a packaged model, or a hub name; text only")
+
+
+@dataclass
+class OfTextFile(OfText, OfFile):
+    """A workload of texts from files that take long to tokenise."""
+
+    cache_dir: str | None = field(None, None, "folder for tokenised text; text only")
+
+
+@dataclass
+class WithOutput(WorkloadSettings):
+    """A workload whose output lengths may be set."""
+
+    output_tokens: int | None = field(None, positive, "output tokens per request; null: as in the source")
+
+
+@dataclass
+class Selected(WithOutput):
+    """A workload of which the first documents may be taken."""
+
+    documents: int | None = field(None, positive, "first documents to take; null: all")
+    questions_per_document: int | None = field(None, positive, "first questions of each document to take; null: all")
+
+
+@dataclass
+class Limited(Selected):
+    """A workload whose prompts may be limited."""
+
+    max_prompt_tokens: int | None = field(None, positive, "longest prompt; null: no limit")
+
+
+@dataclass
+class Cut(Limited):
+    """A workload whose documents may be cut."""
+
+    too_long: str = field("cut", TOO_LONG, "cut the document's end, or drop the document")
+
+
+@dataclass
+class WithPreamble(WorkloadSettings):
+    """A workload whose prompts a file or a design does not determine completely."""
+
+    preamble: Preamble = field(Preamble, None, "text before the rest of each prompt")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name, texts in self.preamble.texts().items():
             if texts.text is not None and self.tokenizer is None:
                 raise ValueError(
@@ -194,28 +244,99 @@ class WorkloadSettings:
                 f"{self.popularity.requests}: expected 0, because a repeated request repeats its preamble"
             )
 
-    @property
-    def reader(self) -> str:
-        """Name of the registered function that reads or makes the requests: kind/source."""
-        return f"{self.kind}/{self.source}"
 
-    @property
-    def keys(self) -> dict[str, Any]:
-        """Options that are keys of the workload; files as paths."""
-        paths = {key: None if getattr(self, key) is None else Path(getattr(self, key)) for key in PATH_KEYS}
-        return paths | {key: getattr(self, key) for key in (*SCALAR_KEYS, *KIND_OPTIONS)}
+@dataclass
+class Arranged(WithPreamble):
+    """A workload of prompts with one document and a question, which may get another order and more documents."""
+
+    documents_per_prompt: int = field(
+        1, None, "documents of each prompt: the question's document, and others served, drawn at random"
+    )
+    documents_order: str | None = field(
+        None,
+        tuple(ORDERS),
+        "shuffled for each prompt, fixed as in the workload, own_first or own_last; null: shuffled",
+    )
+    documents_independent: bool | None = field(
+        None,
+        None,
+        "whether a document may be reused at any position; null: as the workload says, true for several documents",
+    )
+    question_position: str = field("after", POSITIONS, "after the documents, or before them")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.documents_independent is not None and self.documents_per_prompt > 1:
+            raise ValueError(
+                f"workload.documents_independent={str(self.documents_independent).lower()} with "
+                f"{self.arrangement.key()}: expected null, as several documents are independent"
+            )
 
     @property
     def arrangement(self) -> Arrangement:
-        """Number and order of a prompt's documents, and the position of its question."""
         return Arrangement(self.documents_per_prompt, self.documents_order, self.question_position)
 
-    @property
-    def selection(self) -> Selection:
-        """Rules that select the served requests."""
-        return Selection(
-            self.documents, self.questions_per_document, self.max_prompt_tokens, self.too_long, self.output_tokens
-        )
+
+@dataclass
+class Drawn(WorkloadSettings):
+    """A workload whose requests may be drawn by popularity in each run."""
+
+    popularity: Popularity = field(Popularity, None, "how often each document is requested")
+
+
+# ------------------------------------------------------------------------------
+# Kinds of functions without a class, as of plugins.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class OfFunction(Drawn, Arranged, Cut):
+    """A workload of a function; its parameters are keys."""
+
+
+def _with_parameters(name: str, declared: type[WorkloadSettings]) -> type[WorkloadSettings]:
+    """Return the class of a kind with a key for each parameter of its sources that it has no key for."""
+    options = {key.name: key for source in sources(name) for key in fields(SOURCES.schema(f"{name}/{source}"))}
+    bases = (declared, OfFile) if declared is OfFunction and "path" in options else (declared,)
+    known = {key.name for base in bases for key in fields(base)}
+    keys = [_key(option) for option in options.values() if option.name not in known]
+    if not keys and declared is not OfFunction:
+        return declared
+    reader = SOURCES[f"{name}/{sources(name)[0]}"]
+    if not {"kind", "source"}.isdisjoint(options):
+        raise ValueError(f"{file_of(reader)}: {reader.__name__}: expected other names of options than kind and source")
+    text = {"__doc__": getdoc(reader) if declared is OfFunction else declared.__doc__, "__reduce__": _reduce}
+    return make_dataclass(name, [*keys, ("kind", str, field(name, None, "the kind"))], bases=bases, namespace=text)
+
+
+def _key(option: Field[Any]) -> tuple[str, Any, Any]:
+    """Return name, type and field of the key of a parameter; files are text in settings."""
+    types, default = [str if kind is Path else kind for kind in _types(option.type)], default_of(option)
+    if default == REQUIRED:
+        types, default = [*types, NoneType], None  # `SOURCES.check` requires a value
+    meaning = option.metadata["meaning"] or "option of its function"
+    return option.name, reduce(or_, types), field(default, option.metadata["check"], meaning)
+
+
+def _types(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is UnionType else (hint,)
+
+
+def _reduce(settings: WorkloadSettings) -> tuple[Any, ...]:
+    return _restored, (settings.kind, vars(settings))
+
+
+def _restored(kind: str, values: dict[str, Any]) -> WorkloadSettings:
+    """Return settings of a made class, which pickle does not find by its name."""
+    made: Any = WORKLOADS[kind]
+    settings: WorkloadSettings = object.__new__(made)
+    vars(settings).update(values)
+    return settings
+
+
+# ------------------------------------------------------------------------------
+# Loading.
+# ------------------------------------------------------------------------------
 
 
 def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> Workload:
@@ -226,11 +347,12 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
     Raises SourceUnavailable if the text is not available, and ValueError for invalid settings.
     There is no fallback to another source.
     """
-    reader, keys = settings.reader, settings.keys
-    if WORKLOADS.takes(reader, "cache_dir"):
-        keys["cache_dir"] = keys["cache_dir"] or cache_dir
-    source = WORKLOADS.make(reader, keys, settings.options, selection=_reserve_tokens(settings, Joints()))
-    if not WORKLOADS.takes(reader, "selection") and isinstance(source, Workload):
+    arguments = settings.arguments()
+    if SOURCES.takes(settings.reader, "cache_dir") and cache_dir is not None:
+        arguments.setdefault("cache_dir", cache_dir)
+    selection = _reserve_tokens(settings, Joints())
+    source = SOURCES.make(settings.reader, {}, arguments, selection=selection)
+    if not SOURCES.takes(settings.reader, "selection") and isinstance(source, Workload):
         refuse_selection(settings)
     # the selected requests with arranged documents and questions and with preambles
     arrangement, joints = settings.arrangement, Joints()
@@ -248,9 +370,8 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
 
 def _reserve_tokens(settings: WorkloadSettings, joints: Joints) -> Selection:
     """Return the selection with the length limit reduced by the tokens of preamble and joints."""
-    selection, arrangement = settings.selection, settings.arrangement
-    selection = replace(selection, documents_per_prompt=arrangement.documents)
-    added = settings.preamble.longest + arrangement.joining_tokens(joints)
+    selection = settings.selection
+    added = settings.preamble.longest + settings.arrangement.joining_tokens(joints)
     limit = selection.max_prompt_tokens
     if limit is None:
         return selection
@@ -263,7 +384,7 @@ def _reserve_tokens(settings: WorkloadSettings, joints: Joints) -> Selection:
 
 def refuse_selection(settings: WorkloadSettings) -> None:
     """Reject selection keys for a workload that selects or makes its requests itself."""
-    defaults = asdict(Selection())
+    defaults = asdict(Selection(documents_per_prompt=settings.arrangement.documents))
     for key, value in asdict(settings.selection).items():
         if value != defaults[key]:
             chosen_kind = f"workload.kind={settings.kind}, which makes its requests itself"

@@ -16,7 +16,7 @@ from spanlab.workloads.reading import local_quality, local_system_prompts, model
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import JOINTS, Shape, measure, save
 from spanlab.workloads.text import LAYOUT_VERSION, TokenizerFile, find_tokenizer
-from spanlab.workloads.workload import WORKLOADS, Corpus, ProvenanceKind
+from spanlab.workloads.workload import SOURCES, Corpus, ProvenanceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class MakeShape:
 
     def __post_init__(self) -> None:
         local = f"{self.kind}/local"
-        if self.tokenizer is None and (local not in WORKLOADS or WORKLOADS.takes(local, "tokenizer")):
+        if self.tokenizer is None and (local not in SOURCES or SOURCES.takes(local, "tokenizer")):
             raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
 
 

@@ -17,7 +17,8 @@ from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, l
 from spanlab.queries.query import MAX_DEPTH, SCANNER, parse_sexpr, query_of, text_mistake, with_a_message
 from spanlab.registry import among
 from spanlab.workloads.files import read_text
-from spanlab.workloads.selection import Selection, check_documents, refuse_length_limit
+from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
+from spanlab.workloads.selection import Selection, check_documents
 from spanlab.workloads.workload import Provenance, Workload, workload
 
 KEY = "workload.path"
@@ -47,6 +48,12 @@ class QueryLine:
     answer: str | None = None
 
 
+@dataclass
+@WORKLOADS.register("queries")
+class Queries(Drawn, Selected, OfText, OfFile):
+    """Queries with structure (seq, plus, cross around system, user, assistant): JSON lines, or s-expressions."""
+
+
 @workload("queries", "local")
 def local(path: Path, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
     """Return the selected queries of a file, in its order; groups are numbered by first appearance.
@@ -55,7 +62,6 @@ def local(path: Path, selection: Selection, tokenizer: str | Path | None = None)
     the line, else from the answer, else from `selection.unknown_output`. Raises ValueError, one
     sentence with file and line, for a query that cannot be read or rendered.
     """
-    refuse_length_limit("queries", selection, "no limit, because queries are served as written")
     if not path.is_file():
         raise ValueError(f"{KEY}={path} is not a file; expected {EXPECTED}")
     chosen = _select_queries(_read_queries(path), selection)

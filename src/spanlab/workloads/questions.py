@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from spanlab.core.request import Request, Span
 from spanlab.core.token_string import Tokens
+from spanlab.kinds import check_fields, field
 from spanlab.queries.render import ChatTokenizer, check_bos, check_open_turn, missing_bos
-from spanlab.registry import Registry, not_negative, one_of, positive
+from spanlab.registry import Registry, not_negative, positive
+from spanlab.workloads.load import WORKLOADS, Limited, OfFile, OfText
 from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.rag import ORDERS
 from spanlab.workloads.selection import Selection, check_documents
@@ -378,43 +380,43 @@ _KEY = "workload.questions"
 
 @dataclass
 class Questions:
-    """Questions with known answers, and the passages that a retriever returns for each.
+    """Questions with known answers, and the passages that a retriever returns for each."""
 
-    `task`           facts (synthetic), or the content of `workload.path`: fairytaleqa, quality, squality, local; null:
-                     local if a path is set, else facts
-    `retrieval`      bm25; dense, by embeddings; given: as the file lists them, or gold passages, then others at random
-    `search`         scope of the search: corpus, all served documents; document, the question's document
-    `k`              passages of each prompt, or all if there are fewer; null: all of them
-    `order`          order of passages in a prompt: ranked, best first; shuffled for each prompt; fixed, by corpus
-    `requests`       most questions, drawn evenly from all documents; null: all selected ones
-    `novel`          additional questions, one about each of the last documents, whose passages no other has; null: 0
-    `passage_words`  most words of a passage; quality and squality only; null: 200
-    `system`         whether the instruction is a system message; else it opens the user message
-    `facts`          options of task=facts
-    `seed`           seed of the draws
-    """
-
-    task: str | None = None
-    retrieval: str = "bm25"
-    search: str = "corpus"
-    k: int | None = 4
-    order: str = "ranked"
-    requests: int | None = None
-    novel: int | None = None
-    passage_words: int | None = None
-    system: bool = True
-    facts: Facts = field(default_factory=Facts)
-    seed: int = 0
+    task: str | None = field(
+        None,
+        TASKS,
+        "facts (synthetic), or the content of `workload.path`: fairytaleqa, quality, squality, local; null: local if a "
+        "path is set, else facts",
+    )
+    retrieval: str = field(
+        "bm25",
+        RETRIEVERS,
+        "bm25; dense, by embeddings; given: as the file lists them, or gold passages, then others at random",
+    )
+    search: str = field(
+        "corpus", SEARCHES, "scope of the search: corpus, all served documents; document, the question's document"
+    )
+    k: int | None = field(4, positive, "passages of each prompt, or all if there are fewer; null: all of them")
+    order: str = field(
+        "ranked",
+        ORDERS,
+        "order of passages in a prompt: ranked, best first; shuffled for each prompt; fixed, by corpus",
+    )
+    requests: int | None = field(
+        None, positive, "most questions, drawn evenly from all documents; null: all selected ones"
+    )
+    novel: int | None = field(
+        None,
+        positive,
+        "additional questions, one about each of the last documents, whose passages no other has; null: 0",
+    )
+    passage_words: int | None = field(None, positive, "most words of a passage; quality and squality only; null: 200")
+    system: bool = field(True, None, "whether the instruction is a system message; else it opens the user message")
+    facts: Facts = field(Facts, None, "options of task=facts")
+    seed: int = field(0, not_negative, "seed of the draws")
 
     def __post_init__(self) -> None:
-        if self.task is not None:
-            one_of(f"{_KEY}.task", self.task, TASKS)
-        one_of(f"{_KEY}.retrieval", self.retrieval, RETRIEVERS)
-        one_of(f"{_KEY}.search", self.search, SEARCHES)
-        one_of(f"{_KEY}.order", self.order, ORDERS)
-        for key in ("k", "requests", "novel", "passage_words"):
-            positive(f"{_KEY}.{key}", getattr(self, key))
-        not_negative(f"{_KEY}.seed", self.seed)
+        check_fields(self, _KEY)
         if self.novel is not None and self.search != "document":
             setting = f"{_KEY}.novel={self.novel} with {_KEY}.search={self.search}"
             raise ValueError(f"{setting}: expected document, because the corpus includes passages of other questions")
@@ -441,6 +443,22 @@ class Questions:
         return {"passage_words": self.passage_words, "facts": None if self.facts == Facts() else self.facts}
 
 
+@dataclass
+@WORKLOADS.register("questions")
+class QuestionsWorkload(Limited, OfText, OfFile):
+    """Questions with known answers, over passages from a retriever."""
+
+    questions: Questions = field(Questions, None, "task and retriever")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.questions.check(self.path)
+
+    @property
+    def embeds(self) -> bool:
+        return self.questions.retrieval == "dense"
+
+
 @workload("questions", "modelled")
 def modelled(questions: Questions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
     """Return questions about synthetic facts; `tokenizer` None is the built-in tokenizer."""
@@ -456,11 +474,6 @@ def local(path: Path, questions: Questions, selection: Selection, tokenizer: str
 
 def _workload(options: Questions, task: Task, selection: Selection, tokenizer: str | Path | None) -> Workload:
     """Select documents and questions, then retrieve passages from the selected documents only."""
-    if selection.too_long != "cut":
-        raise ValueError(
-            f"workload.too_long={selection.too_long} with workload.kind=questions: expected cut, because no passage is "
-            "shortened and no question is left out"
-        )
     chosen = select_questions(task, selection, options.requests, options.seed, options.novel)
     retrieved = retrieve_passages(chosen, options)
     writer = PromptWriter(tokenizer_of(tokenizer), task.instruction, options.system)

@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.token_string import Tokens
-from spanlab.registry import not_negative, one_of, positive, share
+from spanlab.kinds import check_fields, field
+from spanlab.registry import not_negative, positive, share
 from spanlab.workloads.files import read_jsonl
+from spanlab.workloads.load import WORKLOADS, OfTextFile, Selected, WithPreamble
 from spanlab.workloads.reading import KEY, QUALITY_EXPECTED, articles
-from spanlab.workloads.selection import Selection, check_documents, refuse_length_limit, select, with_novel
+from spanlab.workloads.selection import Selection, check_documents, select, with_novel
 from spanlab.workloads.shape import committed
 from spanlab.workloads.text import (
     RAG,
@@ -179,44 +181,45 @@ def _output_len(question: Question, tokens: dict[str, Tokens]) -> int:
 STEEPEST = 20
 
 
+def _exponent(key: str, value: float) -> None:
+    if not 0 <= value <= STEEPEST:
+        raise ValueError(f"{key}={value}; expected an exponent from 0 to {STEEPEST}")
+
+
 @dataclass
 class Rag:
-    """A modelled retriever: `k` passages for each question, documents and passages by Zipf popularity.
+    """A modelled retriever: `k` passages for each question, documents and passages by Zipf popularity."""
 
-    `k`              passages per question
-    `requests`       requests to draw by popularity; null: every question once
-    `zipf`           exponent of the documents' popularity, also among noise passages
-    `passage_zipf`   exponent of the passages' popularity within a document
-    `noise`          share of passages that are drawn from the whole corpus
-    `order`          order of passages in a prompt: shuffled for each request, ranked (first drawn first), or fixed (as
-                     in the corpus)
-    `system_tokens`  length of the system prompt; null: unchanged
-    `passage_tokens` length of every passage, for measured shapes; null: unchanged
-    `seed`           seed of the draws
-    `novel`          additional requests with k passages that no other request has, as long as those of a drawn request
-    """
-
-    k: int = 6
-    requests: int | None = None
-    zipf: float = 1.0
-    passage_zipf: float = 1.0
-    noise: float = 0.2
-    order: str = "shuffled"
-    system_tokens: int | None = None
-    passage_tokens: int | None = None
-    seed: int = 0
-    novel: int = 0
+    k: int = field(6, positive, "passages per question")
+    requests: int | None = field(None, positive, "requests to draw by popularity; null: every question once")
+    zipf: float = field(1.0, _exponent, "exponent of the documents' popularity, also among noise passages")
+    passage_zipf: float = field(1.0, _exponent, "exponent of the passages' popularity within a document")
+    noise: float = field(0.2, share, "share of passages that are drawn from the whole corpus")
+    order: str = field(
+        "shuffled",
+        ORDERS,
+        "order of passages in a prompt: shuffled for each request, ranked (first drawn first), or fixed (as in the "
+        "corpus)",
+    )
+    system_tokens: int | None = field(None, positive, "length of the system prompt; null: unchanged")
+    passage_tokens: int | None = field(None, positive, "length of every passage, for measured shapes; null: unchanged")
+    seed: int = field(0, not_negative, "seed of the draws")
+    novel: int = field(
+        0,
+        not_negative,
+        "additional requests with k passages that no other request has, as long as those of a drawn request",
+    )
 
     def __post_init__(self) -> None:
-        for key in ("k", "requests", "system_tokens", "passage_tokens"):
-            positive(f"workload.rag.{key}", getattr(self, key))
-        for key in ("zipf", "passage_zipf"):
-            if not 0 <= getattr(self, key) <= STEEPEST:
-                raise ValueError(f"workload.rag.{key}={getattr(self, key)}; expected an exponent from 0 to {STEEPEST}")
-        share("workload.rag.noise", self.noise)
-        one_of("workload.rag.order", self.order, ORDERS)
-        for key in ("seed", "novel"):
-            not_negative(f"workload.rag.{key}", getattr(self, key))
+        check_fields(self, "workload.rag")
+
+
+@dataclass
+@WORKLOADS.register("rag")
+class RagWorkload(WithPreamble, Selected, OfTextFile):
+    """Several passages a question by a modelled retriever, passages and questions cut from QuALITY articles."""
+
+    rag: Rag = field(Rag, None, "the retriever")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,7 +277,6 @@ def with_passage_length(source: Corpus, length: int) -> Corpus:
 
 def draw_workload(source: Corpus, selection: Selection, rag: Rag) -> Workload:
     """Return requests over the selected documents; selection comes first, because retrieval draws from them only."""
-    refuse_length_limit("rag", selection, "workload.rag.k to set the length")
     remaining = replace(selection, documents=None, questions_per_document=None)
     drawn = select(draw_requests(source, selection, rag), remaining)
     return with_novel(drawn, rag.novel, np.random.default_rng([rag.seed, 4]))

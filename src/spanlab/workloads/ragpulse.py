@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.token_string import Tokens
-from spanlab.registry import one_of, positive
+from spanlab.kinds import check_fields, field
+from spanlab.registry import positive
 from spanlab.workloads.files import LARGEST_TOKEN, JsonRow, Label, SourceUnavailable, file_sha256, read_jsonl, shorten
-from spanlab.workloads.selection import Selection, refuse_length_limit
+from spanlab.workloads.load import WORKLOADS, OfFile, Selected, WithPreamble
 from spanlab.workloads.shape import FORMAT_VERSION, INDEPENDENT, REUSABLE, Shape, committed
 from spanlab.workloads.workload import Corpus, Expand, ProvenanceKind, workload
 
@@ -158,48 +159,55 @@ ODD = (np.uint64(0x1E3779B1), np.uint64(0x2545F491))
 
 @dataclass
 class RagPulse:
-    """The first `requests` of the RAGPulse trace, with recorded gaps, or gaps scaled to `rate_rps` or by `speedup`.
+    """The first `requests` of the RAGPulse trace, with recorded gaps, or gaps scaled to `rate_rps` or by `speedup`."""
 
-    `requests`     the first requests of the trace; null: all
-    `rate_rps`     mean rate after scaling the recorded gaps; null: as recorded
-    `speedup`      factor by which the gaps shrink; not with `rate_rps`
-    `independent`  which components are independent spans: passages (with history and web pages), or all
-    """
-
-    requests: int | None = None
-    rate_rps: float | None = None
-    speedup: float = 1.0
-    independent: str = "passages"
+    requests: int | None = field(None, positive, "the first requests of the trace; null: all")
+    rate_rps: float | None = field(None, positive, "mean rate after scaling the recorded gaps; null: as recorded")
+    speedup: float = field(1.0, positive, "factor by which the gaps shrink; not with `rate_rps`")
+    independent: str = field(
+        "passages",
+        ("passages", "all"),
+        "which components are independent spans: passages (with history and web pages), or all",
+    )
 
     def __post_init__(self) -> None:
-        for key in ("requests", "rate_rps", "speedup"):
-            positive(f"workload.ragpulse.{key}", getattr(self, key))
+        check_fields(self, "workload.ragpulse")
         if self.rate_rps is not None and self.speedup != 1.0:
             raise ValueError(
                 f"workload.ragpulse.speedup={self.speedup} with workload.ragpulse.rate_rps={self.rate_rps}; "
                 f"expected one of them"
             )
-        one_of("workload.ragpulse.independent", self.independent, ("passages", "all"))
+
+
+@dataclass
+@WORKLOADS.register("ragpulse")
+class RagPulseWorkload(WithPreamble, Selected, OfFile):
+    """Two recorded weeks of a RAG assistant, as content ids."""
+
+    ragpulse: RagPulse = field(RagPulse, None, "the part of the trace, and its times")
+
+    def pace(self) -> dict[str, float]:
+        values = {"rate_rps": (self.ragpulse.rate_rps, None), "speedup": (self.ragpulse.speedup, 1.0)}
+        return {
+            f"workload.ragpulse.{key}": value
+            for key, (value, unset) in values.items()
+            if value is not None and value != unset
+        }
 
 
 @workload("ragpulse", "shape")
-def measured(ragpulse: RagPulse, selection: Selection, path: Path | None = None) -> Corpus:
+def measured(ragpulse: RagPulse, path: Path | None = None) -> Corpus:
     """Return the committed trace, or the shape that make_shape wrote to `path`."""
     trace = committed("ragpulse", path)
     if trace.arrivals_s is None:
         raise ValueError(f"workload.path={path} has no array arrivals_s; expected a shape of the RAGPulse trace")
-    return _without_limit(trace, selection, ragpulse)
+    return trace_corpus(trace, ragpulse)
 
 
 @workload("ragpulse", "local")
-def local(path: Path, ragpulse: RagPulse, selection: Selection) -> Corpus:
+def local(path: Path, ragpulse: RagPulse) -> Corpus:
     """Read the original files of the trace."""
-    return _without_limit(read_trace(path, "local trace"), selection, ragpulse)
-
-
-def _without_limit(trace: Shape, selection: Selection, options: RagPulse) -> Corpus:
-    refuse_length_limit("ragpulse", selection, "no limit on recorded prompts")
-    return trace_corpus(trace, options)
+    return trace_corpus(read_trace(path, "local trace"), ragpulse)
 
 
 def trace_corpus(trace: Shape, options: RagPulse) -> Corpus:

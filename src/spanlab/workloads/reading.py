@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.kinds import field
+from spanlab.registry import positive
 from spanlab.workloads.files import (
     LARGEST_TOKEN,
     JsonRow,
@@ -21,6 +23,7 @@ from spanlab.workloads.files import (
     read_text,
     token_lists,
 )
+from spanlab.workloads.load import WORKLOADS, Arranged, Cut, Drawn, OfFile, OfTextFile, WithPreamble
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import JOINTS, REUSABLE, Shape, committed, measure
 from spanlab.workloads.text import (
@@ -49,6 +52,12 @@ QUALITY_HUB = "tasksource/QuALITY"
 SPLIT = "validation"
 KEY = "workload.path"
 QUALITY_EXPECTED = "a QuALITY jsonl with article_id or doc_id, article, and questions[{question, options, gold_label}]"
+
+
+@dataclass
+@WORKLOADS.register("quality")
+class Quality(Drawn, Arranged, Cut, OfTextFile):
+    """QuALITY: long articles, each with several questions."""
 
 
 @workload("quality", "shape")
@@ -113,6 +122,12 @@ def _gold(row: JsonRow, options: tuple[str, ...]) -> tuple[str, ...]:
 HUB_EXPECTED = "rows with document{id, text}, question{text} and answers[{text}]"
 NARRATIVEQA_HUB = "deepmind/narrativeqa"
 NARRATIVEQA_EXPECTED = "the NarrativeQA folder with documents.csv, qaps.csv and tmp/<document_id>.content (or stories/)"
+
+
+@dataclass
+@WORKLOADS.register("narrativeqa")
+class NarrativeQA(Drawn, Arranged, Cut, OfTextFile):
+    """NarrativeQA: long stories, thirty questions each."""
 
 
 @workload("narrativeqa", "shape")
@@ -298,6 +313,17 @@ QUERY_SEED = 20240229
 QUERIES_PER_PROMPT = 30  # as in the committed shape
 
 
+@dataclass
+@WORKLOADS.register("system_prompts")
+class SystemPrompts(Drawn, Arranged, Cut, OfTextFile):
+    """System prompts of deployed assistants with user queries."""
+
+    queries_path: str | None = field(None, None, "user queries; local text only")
+    queries_per_prompt: int | None = field(
+        None, positive, "user queries for each local system prompt; null: 30, or all if there are fewer"
+    )
+
+
 @workload("system_prompts", "shape")
 def measured_system_prompts(path: Path | None = None) -> Corpus:
     """Return system prompts by measured lengths: the committed shape, or the one at `path`."""
@@ -364,6 +390,14 @@ def _system_prompts(path: Path | None) -> list[Part]:
 
 COLUMNS = ("group_id", "idx", "tokens", "n_tokens")
 TOKENISED_EXPECTED = "a Parquet file with the columns group_id, idx, tokens and n_tokens"
+
+
+@dataclass
+@WORKLOADS.register("tokenised")
+class Tokenised(Drawn, WithPreamble, Cut, OfFile):
+    """Prompts given as token ids: a Parquet file with group_id, idx, tokens, n_tokens."""
+
+    vocab_fold: int | None = field(None, positive, "token ids modulo this number")
 
 
 @workload("tokenised", "local")

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from spanlab.core.request import Request, Span
 from spanlab.core.token_string import Tokens
-from spanlab.registry import one_of, positive
 from spanlab.workloads.workload import Corpus, FreshIds, Joints, Provenance, Row, Workload
 
 DEFAULT_OUTPUT_TOKENS = 64
@@ -41,11 +40,6 @@ class Selection:
     unknown_output: int = DEFAULT_OUTPUT_TOKENS
     documents_per_prompt: int = 1
 
-    def __post_init__(self) -> None:
-        for key in ("documents", "questions_per_document", "max_prompt_tokens", "output_tokens"):
-            positive(f"workload.{key}", getattr(self, key))
-        one_of("workload.too_long", self.too_long, TOO_LONG)
-
 
 def select(corpus: Corpus, selection: Selection) -> Workload:
     """Select requests and make their token ids; raise ValueError if no request remains."""
@@ -60,21 +54,6 @@ def select(corpus: Corpus, selection: Selection) -> Workload:
     requests = _requests(corpus, selected, selection)
     detail = corpus.detail.replace("{documents}", str(group_count)).replace("{requests}", str(len(requests)))
     return Workload(corpus.name, requests, Provenance(corpus.kind, detail, cut, dropped))
-
-
-def refuse_length_limit(kind: str, selection: Selection, expected: str) -> None:
-    """Reject a length limit for prompts without a single document to cut."""
-    if selection.max_prompt_tokens is not None:
-        raise ValueError(f"workload.max_prompt_tokens={selection.max_prompt_tokens} with {kind}; expected {expected}")
-
-
-def selected_output_tokens(kind: str, selection: Selection, expected: str) -> int:
-    """Return the output tokens for synthetic prompts; reject all other selection keys, which do not apply."""
-    refuse_length_limit(kind, selection, expected)
-    for key in ("documents", "questions_per_document"):
-        if getattr(selection, key) is not None:
-            raise ValueError(f"workload.{key}={getattr(selection, key)} with {kind}; expected null")
-    return selection.output_tokens or 1
 
 
 def check_documents(selection: Selection, available: int, name: str) -> None:
@@ -247,13 +226,10 @@ class Arrangement:
     def __post_init__(self) -> None:
         if self.documents < 1:
             raise ValueError(f"workload.documents_per_prompt={self.documents}: expected a whole number from 1 up")
-        one_of("workload.question_position", self.question, POSITIONS)
-        if self.order is not None:
-            one_of("workload.documents_order", self.order, ORDERS)
-            if self.documents == 1:
-                raise ValueError(
-                    f"workload.documents_order={self.order} with workload.documents_per_prompt=1: expected null"
-                )
+        if self.order is not None and self.documents == 1:
+            raise ValueError(
+                f"workload.documents_order={self.order} with workload.documents_per_prompt=1: expected null"
+            )
 
     @property
     def is_plain(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
 from spanlab.core.token_string import Tokens
-from spanlab.registry import not_negative, one_of, positive, share
+from spanlab.kinds import check_fields, field
+from spanlab.registry import not_negative, positive, share
 from spanlab.workloads.files import LARGEST_TOKEN
-from spanlab.workloads.selection import Selection, selected_output_tokens
+from spanlab.workloads.load import WORKLOADS, Cut, Drawn, WithOutput, WithPreamble, WorkloadSettings
+from spanlab.workloads.selection import Selection
 from spanlab.workloads.workload import (
     Corpus,
     EncodedText,
@@ -37,45 +39,35 @@ DISTRIBUTIONS: dict[str, Draw] = {
 
 @dataclass
 class Synthetic:
-    """Groups of prompts with a shared prefix, the overlap; draws are clipped to the length of a prompt.
+    """Groups of prompts with a shared prefix, the overlap; draws are clipped to the length of a prompt."""
 
-    `groups`              groups of requests
-    `requests_per_group`  requests of each group
-    `prompt_tokens`       length of every prompt
-    `kind`                distribution of the overlap: uniform, normal or fixed
-    `unit`                unit of the overlap: fraction of the prompt, or tokens
-    `value`               the overlap; fixed only
-    `low`                 smallest overlap; uniform only
-    `high`                largest overlap; uniform only
-    `mean`                mean overlap; normal only
-    `sd`                  standard deviation of the overlap; normal only
-    `seed`                seed of the draws
-    """
-
-    groups: int = 48
-    requests_per_group: int = 16
-    prompt_tokens: int = 4096
-    kind: str = "uniform"
-    unit: str = "fraction"
-    value: float = 0.8
-    low: float = 0.5
-    high: float = 0.95
-    mean: float = 0.8
-    sd: float = 0.1
-    seed: int = 0
+    groups: int = field(48, positive, "groups of requests")
+    requests_per_group: int = field(16, positive, "requests of each group")
+    prompt_tokens: int = field(4096, positive, "length of every prompt")
+    kind: str = field("uniform", DISTRIBUTIONS, "distribution of the overlap: uniform, normal or fixed")
+    unit: str = field("fraction", ("fraction", "tokens"), "unit of the overlap: fraction of the prompt, or tokens")
+    value: float = field(0.8, None, "the overlap; fixed only")
+    low: float = field(0.5, None, "smallest overlap; uniform only")
+    high: float = field(0.95, None, "largest overlap; uniform only")
+    mean: float = field(0.8, None, "mean overlap; normal only")
+    sd: float = field(0.1, not_negative, "standard deviation of the overlap; normal only")
+    seed: int = field(0, not_negative, "seed of the draws")
 
     def __post_init__(self) -> None:
-        for key in ("groups", "requests_per_group", "prompt_tokens"):
-            positive(f"workload.synthetic.{key}", getattr(self, key))
-        one_of("workload.synthetic.kind", self.kind, DISTRIBUTIONS)
-        one_of("workload.synthetic.unit", self.unit, ("fraction", "tokens"))
+        check_fields(self, "workload.synthetic")
         for key in ("value", "low", "high", "mean"):
             if self.unit == "fraction":
                 share(f"workload.synthetic.{key}", getattr(self, key))
         if self.low > self.high:
             raise ValueError(f"workload.synthetic.low={self.low}; expected at most workload.synthetic.high={self.high}")
-        not_negative("workload.synthetic.seed", self.seed)
-        not_negative("workload.synthetic.sd", self.sd)
+
+
+@dataclass
+@WORKLOADS.register("synthetic")
+class SyntheticWorkload(Drawn, WithPreamble, Cut):
+    """Groups of prompts with a drawn overlap."""
+
+    synthetic: Synthetic = field(Synthetic, None, "number, length and overlap of the prompts")
 
 
 @workload("synthetic", "modelled")
@@ -134,44 +126,40 @@ ORDERS = ("same", "shuffled")
 
 @dataclass
 class RepeatedDocuments:
-    """A cold request over fresh documents, then warm requests over the same documents.
+    """A cold request over fresh documents, then warm requests over the same documents."""
 
-    `documents`        documents of a prompt
-    `document_tokens`  tokens of each document
-    `system_tokens`    tokens of the system prompt
-    `question_tokens`  tokens of the question, which is fresh in every request
-    `repeats`          warm requests after each cold one
-    `trials`           number of sets of fresh documents
-    `orders`           orders of the documents in warm requests: same, shuffled; each has its own cold request
-    `prepare`          every document is computed alone before the cold request
-    `seed`             seed of the shuffled orders
-    """
-
-    documents: int = 4
-    document_tokens: int = 500
-    system_tokens: int = 9
-    question_tokens: int = 64
-    repeats: int = 5
-    trials: int = 3
-    orders: list[str] = field(default_factory=lambda: list(ORDERS))
-    prepare: bool = False
-    seed: int = 0
+    documents: int = field(4, positive, "documents of a prompt")
+    document_tokens: int = field(500, positive, "tokens of each document")
+    system_tokens: int = field(9, positive, "tokens of the system prompt")
+    question_tokens: int = field(64, positive, "tokens of the question, which is fresh in every request")
+    repeats: int = field(5, positive, "warm requests after each cold one")
+    trials: int = field(3, positive, "number of sets of fresh documents")
+    orders: list[str] = field(
+        list(ORDERS),
+        ORDERS,
+        "orders of the documents in warm requests: same, shuffled; each has its own cold request",
+    )
+    prepare: bool = field(False, None, "every document is computed alone before the cold request")
+    seed: int = field(0, not_negative, "seed of the shuffled orders")
 
     def __post_init__(self) -> None:
-        for key in ("documents", "document_tokens", "system_tokens", "question_tokens", "repeats", "trials"):
-            positive(f"workload.repeated_documents.{key}", getattr(self, key))
-        not_negative("workload.repeated_documents.seed", self.seed)
-        for order in self.orders:
-            one_of("workload.repeated_documents.orders", order, ORDERS)
+        check_fields(self, "workload.repeated_documents")
+
+
+@dataclass
+@WORKLOADS.register("repeated_documents")
+class RepeatedDocumentsWorkload(Drawn, WithOutput):
+    """Repeated questions about the same documents, in the same order and shuffled."""
+
+    repeated_documents: RepeatedDocuments = field(
+        RepeatedDocuments, None, "number, lengths and orders of the documents"
+    )
 
 
 @workload("repeated_documents")
 def modelled_repeated_documents(repeated_documents: RepeatedDocuments, selection: Selection) -> Workload:
     """Return the requests with the selected output length."""
-    length = "workload.repeated_documents.document_tokens to set the length"
-    return requests_of_repeated_documents(
-        repeated_documents, selected_output_tokens("repeated_documents", selection, length)
-    )
+    return requests_of_repeated_documents(repeated_documents, selection.output_tokens or 1)
 
 
 def requests_of_repeated_documents(options: RepeatedDocuments, output_tokens: int) -> Workload:
@@ -218,22 +206,21 @@ def _trial(options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens:
 
 @dataclass
 class ForkedSequence:
-    """A cold request, then requests of the same length that fork from it.
+    """A cold request, then requests of the same length that fork from it."""
 
-    `prompt_tokens`  tokens of every prompt
-    `depths`         shared prefixes with the cold request, as fractions of the prompt
-    `visits`         requests at each depth: a policy may place a state at the first and use it at the second
-    `families`       number of fresh sequences; a policy that learns has seen the depths from the second one on
-    """
-
-    prompt_tokens: int = 4096
-    depths: list[float] = field(default_factory=lambda: [0.5, 0.95])
-    visits: int = 2
-    families: int = 3
+    prompt_tokens: int = field(4096, positive, "tokens of every prompt")
+    depths: list[float] = field([0.5, 0.95], None, "shared prefixes with the cold request, as fractions of the prompt")
+    visits: int = field(
+        2, positive, "requests at each depth: a policy may place a state at the first and use it at the second"
+    )
+    families: int = field(
+        3,
+        positive,
+        "number of fresh sequences; a policy that learns has seen the depths from the second one on",
+    )
 
     def __post_init__(self) -> None:
-        for key in ("prompt_tokens", "visits", "families"):
-            positive(f"workload.forked_sequence.{key}", getattr(self, key))
+        check_fields(self, "workload.forked_sequence")
         shared = self.shared()
         if not shared or shared[0] < 1 or shared[-1] >= self.prompt_tokens or len(set(shared)) < len(shared):
             raise ValueError(
@@ -246,11 +233,18 @@ class ForkedSequence:
         return sorted(round(depth * self.prompt_tokens) for depth in self.depths)
 
 
+@dataclass
+@WORKLOADS.register("forked_sequence")
+class ForkedSequenceWorkload(Drawn, WithOutput):
+    """One long sequence, then prompts that share its beginning up to known depths."""
+
+    forked_sequence: ForkedSequence = field(ForkedSequence, None, "length and depths of the prompts")
+
+
 @workload("forked_sequence")
 def modelled_forked_sequence(forked_sequence: ForkedSequence, selection: Selection) -> Workload:
     """Return the requests with the selected output length."""
-    length = "workload.forked_sequence.prompt_tokens to set the length"
-    return requests_of_forked_sequence(forked_sequence, selected_output_tokens("forked_sequence", selection, length))
+    return requests_of_forked_sequence(forked_sequence, selection.output_tokens or 1)
 
 
 def requests_of_forked_sequence(options: ForkedSequence, output_tokens: int) -> Workload:
@@ -299,6 +293,12 @@ _LARGEST = (1.0, 1.0, 1.0, 0.0, 0.5, 1.0)  # draws of the largest shape, which h
 _HEAD = 8  # tokens of the common prefix of all prompts
 _WAVES_NS = 3_600 * 10**9  # between waves: idle time, which virtual time skips
 _STEPS = 8  # most steps per wave, which bounds the token budget from below, so that no shape outweighs the others
+
+
+@dataclass
+@WORKLOADS.register("designed_shapes")
+class DesignedShapes(WorkloadSettings):
+    """Small runs of all lengths, batch sizes and shares of reuse, for calibration."""
 
 
 @workload("designed_shapes")

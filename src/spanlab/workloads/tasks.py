@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from spanlab.kinds import check_fields, field
 from spanlab.registry import Registry, not_negative, positive
 from spanlab.workloads import reading, text
 from spanlab.workloads.files import JsonRow, Label, read_csv, read_jsonl, shorten
@@ -177,28 +178,17 @@ _FACTS_INSTRUCTION = "Answer the question from the passages alone, in a few word
 
 @dataclass
 class Facts:
-    """Collections of synthetic facts.
+    """Collections of synthetic facts."""
 
-    `collections`  documents without common facts
-    `passages`     passages of each collection
-    `sentences`    facts of each passage
-    `remarks`      sentences of each passage without facts
-    `hops`         passages that a question needs: 1, 2
-    `seed`         seed of the facts
-    """
-
-    collections: int = 25
-    passages: int = 6
-    sentences: int = 2
-    remarks: int = 3
-    hops: list[int] = field(default_factory=lambda: list(HOPS))
-    seed: int = 0
+    collections: int = field(25, positive, "documents without common facts")
+    passages: int = field(6, positive, "passages of each collection")
+    sentences: int = field(2, positive, "facts of each passage")
+    remarks: int = field(3, not_negative, "sentences of each passage without facts")
+    hops: list[int] = field(list(HOPS), None, "passages that a question needs: 1, 2")
+    seed: int = field(0, not_negative, "seed of the facts")
 
     def __post_init__(self) -> None:
-        for key in ("collections", "passages", "sentences"):
-            positive(f"workload.questions.facts.{key}", getattr(self, key))
-        for key in ("remarks", "seed"):
-            not_negative(f"workload.questions.facts.{key}", getattr(self, key))
+        check_fields(self, "workload.questions.facts")
         if not self.hops or not set(self.hops) <= set(HOPS) or len(set(self.hops)) < len(self.hops):
             raise ValueError(f"workload.questions.facts.hops={self.hops}: expected [1], [2] or [1,2]")
         if 2 in self.hops and (self.passages < 2 or self.passages * self.sentences % 4):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.workloads import Workload, WorkloadSettings, load_workload
-from spanlab.workloads.questions import Questions
+from spanlab.workloads import Workload, load_workload
+from spanlab.workloads.questions import Questions, QuestionsWorkload
 
 from ...support.files import write_lines
 
@@ -57,8 +57,6 @@ def load(write_rows: Callable[..., Path]) -> Callable[..., Workload]:
     def load(path: Path | None = None, settings: dict[str, object] | None = None, **options: object) -> Workload:
         questions = Questions(**({"task": "local"} | options))
         path_text = str(path or write_rows()) if questions.task != "facts" else None
-        return load_workload(
-            WorkloadSettings(kind="questions", path=path_text, questions=questions, **(settings or {}))
-        )
+        return load_workload(QuestionsWorkload(path=path_text, questions=questions, **(settings or {})))
 
     return load

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spanlab.core.protocol import novel_requests
-from spanlab.workloads import WorkloadSettings
+from spanlab.workloads import WORKLOADS
 from spanlab.workloads.questions import ROOM, Questions, overlap
 from spanlab.workloads.tasks import Facts
 
@@ -101,11 +101,11 @@ def test_prompts_beyond_the_limit_are_refused(load, limit, problem):
         ),
         (
             {"questions": {"passage_words": 9}},
-            r"workload.questions.passage_words=9 with questions.task=facts: expected",
+            r"workload.questions.passage_words=9 with workload.questions.task=facts: expected",
         ),
         (
-            {"path": "x", "questions": {"task": "local", "facts": Facts(2)}},
-            "workload.questions.facts with questions.task",
+            {"path": "x", "questions": {"task": "local", "facts": {"collections": 2}}},
+            "workload.questions.facts with workload.questions.task",
         ),
         ({"questions": {"k": 0}}, r"workload.questions.k=0: expected a number above zero"),
         ({"questions": {"order": "random"}}, r"workload.questions.order=random: expected"),
@@ -114,12 +114,14 @@ def test_prompts_beyond_the_limit_are_refused(load, limit, problem):
 )
 def test_settings_without_a_meaning_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
-        WorkloadSettings(kind="questions", **settings | {"questions": Questions(**settings["questions"])})
+        WORKLOADS.of("workload", {"kind": "questions", **settings})
 
 
-def test_questions_are_not_dropped_for_their_length(load):
-    with pytest.raises(ValueError, match=r"^workload.too_long=drop with workload.kind=questions: expected cut"):
-        load(settings={"too_long": "drop", "max_prompt_tokens": 200})
+def test_questions_are_not_dropped_for_their_length():
+    with pytest.raises(
+        ValueError, match=r"^workload.too_long=drop with workload.kind=questions: expected workload.too_long=cut"
+    ):
+        WORKLOADS.of("workload", {"kind": "questions", "too_long": "drop"})
 
 
 def test_novel_questions_share_no_passage(load):

@@ -6,7 +6,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -16,17 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.token_string import Tokens
+from spanlab.kinds import check_fields, field
 from spanlab.model_files import installed_model
 from spanlab.queries.render import ChatTokenizer, load_tokenizer
 from spanlab.registry import one_of, positive
 from spanlab.workloads.files import Content, Waits, content_of
+from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
 from spanlab.workloads.logs import formats, openai, vllm_events  # noqa: F401 - register their formats
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.formats import CONTENT, entries
 from spanlab.workloads.logs.log import Columns, Entry, Ids, Log
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, Section, sections_of
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, detect_format
-from spanlab.workloads.selection import Selection, refuse_length_limit, select
+from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import committed
 from spanlab.workloads.text import find_tokenizer
 from spanlab.workloads.workload import Corpus, Provenance, ProvenanceKind, Row, Workload, workload
@@ -44,58 +46,58 @@ def format_names() -> tuple[str, ...]:
     return ("auto", *LOG_FORMATS)
 
 
+def _at_most(most: float) -> Callable[[str, float], None]:
+    def check(key: str, value: float) -> None:
+        positive(key, value)
+        if value > most:
+            raise ValueError(f"{key}={value}: expected at most {most:,.0f}")
+
+    return check
+
+
 @dataclass
 class LogSettings:
-    """Options for reading a log.
+    """Options for reading a log."""
 
-    `format`     the log's format; auto: recognised by its content
-    `piece`      tokens per piece, the unit in which token ids or text are compared; 1 finds every shared token and
-                 takes 16 times the memory of the default
-    `requests`   the first requests of the log; null: all
-    `bad_lines`  refuse the log, or skip such lines and count them in a note
-    `backwards`  if time goes backwards: refuse the log, or sort its requests
-    `template`   folder of a tokenizer whose chat template renders the bodies of requests; null: messages alone count
-    `tools`      place of tools without a template: first, or after_system, behind the system prompt
-    `image_tokens`  tokens of an image; null: by its size where a body holds it, otherwise unknown
-    `not_rendered`  further keys of bodies that the server does not render
-    `show_text`  whether reports show the text around the places where prompts diverge
-    `rows`       of a session: whole prompts, or increments, the new tokens of each turn; auto: increments where a row
-                 has `delay` and no `timestamp`, unless its ids repeat those of the row before
-    `prompt_tokens`  longest prompt that is accepted
-    `line_mib`   longest line that is accepted, or longest file that is a single JSON value
-    `wait_s`     seconds without data after which a pipe is given up
-    `pipe_gib`   most data that is copied from a pipe
-    """
-
-    format: str = "auto"
-    piece: int = 16
-    requests: int | None = None
-    bad_lines: str = "refuse"
-    backwards: str = "refuse"
-    template: str | None = None
-    tools: str = "first"
-    image_tokens: int | None = None
-    not_rendered: list[str] = field(default_factory=list)
-    show_text: bool = True
-    rows: str = "auto"
-    prompt_tokens: int = 1 << 24
-    line_mib: float = 128.0
-    wait_s: float = 60.0
-    pipe_gib: float = 64.0
+    format: str = field("auto", None, "the log's format; auto: recognised by its content")
+    piece: int = field(
+        16,
+        positive,
+        "tokens per piece, the unit in which token ids or text are compared; 1 finds every shared token and takes "
+        "16 times the memory of the default",
+    )
+    requests: int | None = field(None, positive, "the first requests of the log; null: all")
+    bad_lines: str = field("refuse", ("refuse", "skip"), "refuse the log, or skip such lines and count them in a note")
+    backwards: str = field("refuse", ("refuse", "sort"), "if time goes backwards: refuse the log, or sort its requests")
+    template: str | None = field(
+        None,
+        None,
+        "folder of a tokenizer whose chat template renders the bodies of requests; null: messages alone count",
+    )
+    tools: str = field(
+        "first", tuple(TOOLS), "place of tools without a template: first, or after_system, behind the system prompt"
+    )
+    image_tokens: int | None = field(
+        None, positive, "tokens of an image; null: by its size where a body holds it, otherwise unknown"
+    )
+    not_rendered: list[str] = field(list, None, "further keys of bodies that the server does not render")
+    show_text: bool = field(True, None, "whether reports show the text around the places where prompts diverge")
+    rows: str = field(
+        "auto",
+        ROWS,
+        "of a session: whole prompts, or increments, the new tokens of each turn; auto: increments where a row has "
+        "`delay` and no `timestamp`, unless its ids repeat those of the row before",
+    )
+    prompt_tokens: int = field(1 << 24, _at_most(1 << 31), "longest prompt that is accepted")
+    line_mib: float = field(
+        128.0, _at_most(1 << 20), "longest line that is accepted, or longest file that is a single JSON value"
+    )
+    wait_s: float = field(60.0, _at_most(1e6), "seconds without data after which a pipe is given up")
+    pipe_gib: float = field(64.0, _at_most(1 << 20), "most data that is copied from a pipe")
 
     def __post_init__(self) -> None:
         one_of("workload.log.format", self.format, format_names())
-        positive("workload.log.piece", self.piece)
-        positive("workload.log.requests", self.requests)
-        one_of("workload.log.bad_lines", self.bad_lines, ("refuse", "skip"))
-        one_of("workload.log.backwards", self.backwards, ("refuse", "sort"))
-        one_of("workload.log.tools", self.tools, tuple(TOOLS))
-        positive("workload.log.image_tokens", self.image_tokens)
-        one_of("workload.log.rows", self.rows, ROWS)
-        for name, most in {"prompt_tokens": 1 << 31, "line_mib": 1 << 20, "wait_s": 1e6, "pipe_gib": 1 << 20}.items():
-            positive(f"workload.log.{name}", getattr(self, name))
-            if getattr(self, name) > most:
-                raise ValueError(f"workload.log.{name}={getattr(self, name)}: expected at most {most:,.0f}")
+        check_fields(self, "workload.log")
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,14 @@ def bytes_as_tokens(text: str) -> Tokens:
 # ------------------------------------------------------------------------------
 
 
+@dataclass
+@WORKLOADS.register("log")
+class LogWorkload(Drawn, Selected, OfText, OfFile):
+    """A server's own log, in a detected format; without a path, the RAGPulse trace that is part of the code."""
+
+    log: LogSettings = field(LogSettings, None, "how the log is read")
+
+
 @workload("log", "shape")
 def measured(log: LogSettings, selection: Selection) -> Workload:
     """Return the committed shape of the RAGPulse trace as a log."""
@@ -312,7 +322,6 @@ def _workload(log: Log, name: str, kind: ProvenanceKind) -> Workload:
 def served(workload: Workload, selection: Selection) -> Workload:
     """Return the selected requests of a log with token ids; its sessions count as documents."""
     assert workload.log is not None, "the workload was read from a log"
-    refuse_length_limit("log", selection, "no limit on recorded prompts")
     return replace(select(_corpus(workload.log, workload.provenance), selection), notes=workload.log.notes)
 
 
