@@ -26,8 +26,8 @@ from spanlab.cli import dataclass_in, described, meaning_of, meanings_of, option
 from spanlab.kinds import Kinds, kinds_of
 from spanlab.registry import ENTRIES, REQUIRED, Registry, bounds_of
 from spanlab.settings import Study
-from spanlab.settings.composition import hints_of
-from spanlab.settings.entries import choices_without_file
+from spanlab.settings.analyses import PATHS, SHORT_NAMES
+from spanlab.settings.composition import choices_without_file, hints_of
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MAX_VALUES = 11  # a choice with more values is shown without them
@@ -183,6 +183,13 @@ def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def keys() -> Iterator[str]:
     """Yield all schemas: each dataclass once, under the first key that has it."""
     yield "## Keys\n\nA default in `conf/` takes precedence over the default shown here.\n"
+    yield (
+        "On the command line, a key of a study may be given by its short name: `slo.ttft_p95_s=0.5` sets\n"
+        "`analyses.plan.slo.ttft_p95_s`. Errors, tables and `--help` use short names. A file sets the full key.\n"
+    )
+    paths = dict.fromkeys(PATHS, "workload.path")
+    rows = [(f"`{name}`", f"`{key}`") for name, key in (SHORT_NAMES | paths).items()]
+    yield table(("short name", "key"), rows)
     shown_at: dict[type[Any], str] = {}
     for name, schema in ({"study": Study} | ROOTS).items():
         yield f"### Keys of {name}\n\n{summary_of(schema)}\n"

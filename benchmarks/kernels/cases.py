@@ -20,8 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from spanlab_kernels import AngleTable
 from spanlab_kernels.attention import attend
 from spanlab_kernels.attention.batch import Group, Span, SpanBatch, span_batch
-from spanlab_kernels.blocks import copy, gather
-from spanlab_kernels.rope import angle_table, rotate, rotate_reference
+from spanlab_kernels.blocks import angle_table, copy, gather, rotate, rotate_reference
 from spanlab_kernels.testing import Verdict, agrees, fresh, inverse_powers
 
 PAGE = 16

@@ -41,7 +41,7 @@ def launch(kernel: str, rows: int, head_dim: int) -> None:
     from spanlab_kernels.attention.batch import Group, Scores, Span, span_batch
     from spanlab_kernels.attention.kernel import blocks
     from spanlab_kernels.attention.triton import attend
-    from spanlab_kernels.rope import angle_table
+    from spanlab_kernels.blocks import angle_table
     from spanlab_kernels.testing import inverse_powers
 
     pages = torch.empty(KEYS // PAGE, PAGE, KV_HEADS, head_dim, dtype=torch.bfloat16)

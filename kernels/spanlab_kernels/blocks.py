@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spanlab_kernels import uses_triton
+from spanlab_kernels import AngleTable, uses_triton
 
 # ------------------------------------------------------------------------------
 # Reference of gather, scatter and copy, by indexing.
@@ -117,3 +117,131 @@ def _check_rows(name: str, rows: Tensor, slots: Tensor, pages: Tensor) -> None:
             f"{name} must be {expected} in {pages.dtype} on {pages.device}, "
             f"not {tuple(rows.shape)} in {rows.dtype} on {rows.device}."
         )
+
+
+# ------------------------------------------------------------------------------
+# Rotation of keys by position (RoPE): angles, the public function, and its reference.
+# ------------------------------------------------------------------------------
+
+
+def angle_table(frequencies: Tensor, length: int, device: torch.device | str = "cpu") -> AngleTable:
+    """Tabulate positions [0, length) for `frequencies` [rotary_dim / 2], in radians per position.
+
+    Angles are formed in float64 on the CPU and cast once, so that a position of 1e6 is as exact as position 1: in
+    float32 its angle alone would be off by 0.03 rad. ValueError for invalid frequencies or an invalid length.
+    """
+    if frequencies.ndim != 1 or not len(frequencies) or not frequencies.is_floating_point():
+        raise ValueError(
+            f"frequencies must be a float tensor [rotary_dim / 2], "
+            f"not {frequencies.dtype} of shape {tuple(frequencies.shape)}."
+        )
+    if not frequencies.isfinite().all():
+        raise ValueError(f"frequencies must be finite, not {frequencies.tolist()}.")
+    if length < 1:
+        raise ValueError(f"length must be at least 1, not {length}.")
+    positions = torch.arange(length, dtype=torch.float64)
+    angles = torch.outer(positions, frequencies.detach().to("cpu", torch.float64))
+    return AngleTable(angles.cos().float().to(device), angles.sin().float().to(device))
+
+
+# ------------------------------------------------------------------------------
+# Reference of rotation, in plain torch.
+# ------------------------------------------------------------------------------
+
+
+def rotate_reference(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor) -> Tensor:
+    """Write R(shift) x into `out`, which may be `x`; see `spanlab_kernels.blocks.rotate`."""
+    angles = by_channel(*table.lookup(torch.as_tensor(shift, device=x.device).reshape(-1, 1)), interleaved=interleaved)
+    return rotate_by(x, *angles, interleaved=interleaved, out=out)
+
+
+def by_channel(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every channel [..., rotary_dim] from those of pairs, with -sin for the first channel."""
+    if interleaved:
+        return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out: Tensor) -> Tensor:
+    """Rotate `x` into `out` by the cosine and sine of every channel, [T or 1, 1, rotary_dim].
+
+    Both halves of the channels are processed together: half as many launches, over runs of twice the length.
+    """
+    width = cos.shape[-1]
+    rotated, target = x[..., :width].float(), out[..., :width]
+    partner = _partners(rotated, interleaved)  # a copy, so `out` may be `x`
+    if out is not x and width < x.shape[-1]:
+        out[..., width:] = x[..., width:]
+    if out.dtype == torch.float32:
+        torch.mul(rotated, cos, out=target).addcmul_(partner, sin)
+    else:
+        target.copy_((rotated * cos).addcmul_(partner, sin))
+    return out
+
+
+def _partners(x: Tensor, interleaved: bool) -> Tensor:
+    """Channels with the two of every pair exchanged."""
+    if interleaved:
+        return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return x.roll(x.shape[-1] // 2, -1)
+
+
+# ------------------------------------------------------------------------------
+# Rotation and re-rotation of heads by a number of positions (RoPE).
+# ------------------------------------------------------------------------------
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SHIFT_DTYPES = (torch.int32, torch.int64)
+
+
+def rotate(
+    x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """Rotate the first `table.rotary_dim` channels of each head of `x` [T, H, D] by `shift` positions; copy the others.
+
+    `shift` is one number for all, or an integer tensor [T] on the device of `x`; it may be negative. A key rotated to
+    position p is rotated to p + shift afterwards, since R(a) R(b) = R(a + b). Pairs are channels
+    (i, i + rotary_dim / 2), or (2i, 2i + 1) when `interleaved`. Products are formed in float32 and cast once.
+
+    Returns `out`, of the shape of `x`: `x` itself (in place), memory that does not overlap it, or a new tensor.
+    ValueError for arguments that do not match. On a CUDA device the caller must ensure that shifts are in
+    (-table.length, table.length), since a check would wait for the device: outside it the result is NaN.
+    """
+    out = torch.empty_like(x) if out is None else out
+    _check_tensors(x, table, out)
+    _check_shift(x, shift, table)
+    if uses_triton(x):
+        from spanlab_kernels import row_kernels
+
+        return row_kernels.rotate(x, shift, table, interleaved=interleaved, out=out)
+    return rotate_reference(x, shift, table, interleaved=interleaved, out=out)
+
+
+def _check_tensors(x: Tensor, table: AngleTable, out: Tensor) -> None:
+    if x.ndim != 3 or x.dtype not in DTYPES:
+        raise ValueError(
+            f"x must be [tokens, heads, head_dim] in float32, float16 or bfloat16, not {tuple(x.shape)} in {x.dtype}."
+        )
+    if (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
+        raise ValueError(
+            f"out must be like x, {tuple(x.shape)} in {x.dtype} on {x.device}, "
+            f"not {tuple(out.shape)} in {out.dtype} on {out.device}."
+        )
+    if table.rotary_dim > x.shape[2]:
+        raise ValueError(f"table.rotary_dim must be at most head_dim, {x.shape[2]}, not {table.rotary_dim}.")
+    if table.device != x.device:
+        raise ValueError(f"table must lie on the device of x, {x.device}, not on {table.device}.")
+
+
+def _check_shift(x: Tensor, shift: int | Tensor, table: AngleTable) -> None:
+    if isinstance(shift, Tensor):
+        if shift.shape != x.shape[:1] or shift.dtype not in SHIFT_DTYPES or shift.device != x.device:
+            raise ValueError(
+                f"shift must be an int or an integer tensor [{x.shape[0]}] on {x.device}, "
+                f"not {tuple(shift.shape)} in {shift.dtype} on {shift.device}."
+            )
+        if shift.is_cuda or not len(shift):
+            return
+    largest = int(shift.abs().max()) if isinstance(shift, Tensor) else abs(shift)
+    if largest >= table.length:
+        raise ValueError(f"shift must stay under the table's length, {table.length}, not {largest}.")

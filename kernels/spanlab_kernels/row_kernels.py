@@ -79,7 +79,7 @@ def _rotate(
 
 
 def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor) -> Tensor:
-    """Launch the kernel; the contract of `spanlab_kernels.rope.rotate`, whose checks come first."""
+    """Launch the kernel; the contract of `spanlab_kernels.blocks.rotate`, whose checks come first."""
     tokens, heads, head_dim = x.shape
     rows = tokens * heads
     if not rows:

@@ -41,6 +41,7 @@ from spanlab.settings.arms import Strategy
 from spanlab.settings.composition import (
     as_settings,
     check_folder,
+    choices_without_file,
     compose_entry,
     explained,
     full_words,
@@ -48,10 +49,10 @@ from spanlab.settings.composition import (
     keep_booleans,
     open_schema,
     schema_of,
+    schemas,
     with_sections,
     without_sections,
 )
-from spanlab.settings.entries import choices_without_file, schemas
 from spanlab.settings.server import OutputSettings
 from spanlab.settings.study import Study, lacks_package, register_models
 from spanlab.study import compare, conformance, export, first_light, schedule  # noqa: F401 - register their entries

@@ -112,7 +112,10 @@ def _unknown_key(error: BaseException) -> str:
     key = getattr(error, "full_key", None) or getattr(error, "key", None)
     schema, parent = getattr(error, "object_type", None), getattr(error, "parent_node", None)
     names = [field.name for field in fields(schema)] if is_dataclass(schema) else []
-    names += getattr(schema, "short_names", ())
+    short = getattr(schema, "short_names", {})
+    if key in short:
+        return f"{key}: a short name, for the command line; expected in a file {' > '.join(short[key].split('.'))}"
+    names += short
     if not names and isinstance(parent, DictConfig) and not parent._is_none():
         names = [str(name) for name in parent]
     expected = f"; expected {among(str(getattr(error, 'key', key)), names)}" if names else ""

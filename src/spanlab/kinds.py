@@ -196,7 +196,8 @@ class Kinds(Registry[K]):
         defaults = {kind: default_of(item) for kind, item in items}
         if value in defaults.values():
             return
-        leaf, changed, default = next(_changed(f"{path}.{key}", value, next(iter(defaults.values()))))
+        unset = None if None in defaults.values() else next(iter(defaults.values()))
+        leaf, changed, default = next(_changed(f"{path}.{key}", value, unset))
         expected = f"expected {leaf}={shown(default)}, for it goes with {', '.join(defaults)}"
         sections: dict[str, Any] = {block: hint for block, hint in self.hints(name).items() if is_dataclass(hint)}
         word = leaf.rpartition(".")[2]

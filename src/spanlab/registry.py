@@ -87,6 +87,22 @@ share_above_zero = Bounds("a share above 0 and up to 1", lambda value: 0 < value
 share_below_one = Bounds("a share from 0 to below 1", lambda value: 0 <= value < 1)
 
 
+def within(least: int, most: int) -> Bounds:
+    """Return the check of a whole number with both limits included."""
+    return Bounds(f"a whole number from {least} to {most}", lambda value: least <= value <= most)
+
+
+def at_most(most: float) -> Callable[[str, float], None]:
+    """Return the check of a number above zero with an upper limit, which its error names alone."""
+    limit = Bounds(f"at most {most:,.0f}", lambda value: value <= most)
+
+    def check(key: str, value: float) -> None:
+        positive(key, value)
+        limit(key, value)
+
+    return check
+
+
 def check_seeds(key: str, seeds: list[int]) -> None:
     """Raise ValueError for no seeds, repeated, negative or too large ones."""
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 1 << 63:

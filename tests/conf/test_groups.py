@@ -148,7 +148,7 @@ def test_a_strategy_places_as_it_is_called(toy):
     names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS]]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
-    named |= {"retention", "second_hit", "chunk_end", "decode_interval", "branch_else_last", "response_end"}
+    named |= {"retention", "second_hit", "chunk_end", "branch_else_last", "response_end"}
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "marconi": "branch"}
     several |= {"trtllm_hybrid": "block", "clairvoyant": "clairvoyant"}

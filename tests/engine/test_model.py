@@ -15,7 +15,7 @@ from spanlab.engine.load import random_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab_kernels import AngleTable
-from spanlab_kernels.rope import angle_table, rotate
+from spanlab_kernels.blocks import angle_table, rotate
 
 from .factories import ROPES, SMALL, make_choice, make_small
 

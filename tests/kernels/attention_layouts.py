@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from spanlab_kernels.attention.batch import Group, Scores, Span, SpanBatch, span_batch
-from spanlab_kernels.rope import angle_table
+from spanlab_kernels.blocks import angle_table
 from spanlab_kernels.testing import RopeCase, agrees, fresh, inverse_powers, random_tensor
 
 SCALE = 0.125

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from spanlab_kernels.rope import angle_table, rotate
+from spanlab_kernels.blocks import angle_table, rotate
 from spanlab_kernels.testing import inverse_powers, random_tensor
 
 SCALINGS = {

@@ -8,7 +8,7 @@ import torch
 
 from spanlab_kernels.attention.batch import Group, Span, span_batch
 from spanlab_kernels.attention.cpu import MASKED_ROWS, Run, plan, row_plan
-from spanlab_kernels.rope import angle_table
+from spanlab_kernels.blocks import angle_table
 from spanlab_kernels.testing import inverse_powers
 
 TABLE = angle_table(inverse_powers(8), 4096)

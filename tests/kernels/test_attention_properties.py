@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spanlab_kernels.attention import attend
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.attention.batch import FORMS, Group, Span, span_batch
-from spanlab_kernels.rope import angle_table
+from spanlab_kernels.blocks import angle_table
 from spanlab_kernels.testing import inverse_powers
 
 from .attention_layouts import Layout, Prompt, Shape, Use, assert_is_dense, direct, fill, in_a_row

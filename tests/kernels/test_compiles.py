@@ -9,7 +9,7 @@ from spanlab_kernels.attention.batch import FORMS
 CALLS = """
 import torch
 from triton.runtime.driver import driver
-from spanlab_kernels.rope import angle_table
+from spanlab_kernels.blocks import angle_table
 from spanlab_kernels.attention import Group, Scores, Span, span_batch, triton
 from spanlab_kernels.testing import inverse_powers
 triton.target_programs = lambda device: 264

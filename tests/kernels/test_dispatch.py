@@ -13,8 +13,8 @@ import spanlab_kernels
 PUBLIC = """
 import sys, torch
 from spanlab_kernels import attention, blocks
-from spanlab_kernels.rope import angle_table
-from spanlab_kernels.rope import rotate
+from spanlab_kernels.blocks import angle_table
+from spanlab_kernels.blocks import rotate
 pages, slots = torch.zeros(2, 4, 1, 8), torch.tensor([3])
 blocks.copy(pages, slots, slots + 1)
 blocks.scatter(pages, slots, rotate(blocks.gather(pages, slots), 1, angle_table(torch.ones(4), 2)))

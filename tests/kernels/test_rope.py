@@ -7,7 +7,7 @@ import torch
 
 from spanlab_kernels import AngleTable
 from spanlab_kernels import row_kernels as compiled
-from spanlab_kernels.rope import angle_table, rotate, rotate_reference
+from spanlab_kernels.blocks import angle_table, rotate, rotate_reference
 from spanlab_kernels.testing import ROPE_CASES, RopeCase, agrees, fresh, inverse_powers, random_tensor
 
 from .attention_layouts import rotate as by_complex_numbers

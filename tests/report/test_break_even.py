@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from matplotlib.colors import to_hex
 
-from spanlab.analyses.break_even import break_even_table, draw_break_even
+from spanlab.analyses.families import break_even_table, draw_break_even
 from spanlab.report.sweep import SweepPoint
 
 from ..support.figures import PROVENANCE, check_fits

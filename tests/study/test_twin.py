@@ -240,7 +240,7 @@ def test_settings_that_make_no_sense_are_refused(overrides, message):
 
 
 def test_its_keys_are_refused_elsewhere():
-    with pytest.raises(ValueError, match=r"twin with analyses=.*: expected -cn twin"):
+    with pytest.raises(ValueError, match=r"twin\.\w+=.* with analyses=.*: expected twin among them"):
         compose("explain", ["twin.tensor_parallel=2"])
 
 

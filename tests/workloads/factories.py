@@ -13,7 +13,8 @@ import numpy as np
 from spanlab import workloads
 from spanlab.core.request import Request
 from spanlab.workloads import WORKLOADS, Workload
-from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
+from spanlab.workloads.shape import ARRAYS, SHAPES, load
+from spanlab.workloads.workload import shared_length
 
 
 def load_workload(kind: str, source: str | None = None, *, cache_dir: Path | None = None, **keys: Any) -> Workload:

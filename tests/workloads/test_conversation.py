@@ -9,7 +9,8 @@ import pytest
 
 from spanlab.workloads.chats import BLOCK
 from spanlab.workloads.make_shape import make_shape
-from spanlab.workloads.shape import SHAPES, shared_length
+from spanlab.workloads.shape import SHAPES
+from spanlab.workloads.workload import shared_length
 
 from ..support.files import write_lines
 from ..support.shared import TRACES, needs

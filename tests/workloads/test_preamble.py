@@ -26,8 +26,8 @@ from spanlab.workloads.preamble import (
     with_preambles,
 )
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import measure, shared_length
-from spanlab.workloads.workload import Provenance, Workload, workload
+from spanlab.workloads.shape import measure
+from spanlab.workloads.workload import Provenance, Workload, shared_length, workload
 
 from .factories import check_equal_prefixes, load_workload
 

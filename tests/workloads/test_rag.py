@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from spanlab.workloads import Rag, Workload, make_shape
 from spanlab.workloads.rag import draw_requests, fit_length, popularity, with_passage_length
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import shared_length
 from spanlab.workloads.text import split_passages
-from spanlab.workloads.workload import Corpus, EncodedText, Row
+from spanlab.workloads.workload import Corpus, EncodedText, Row, shared_length
 
 from .factories import check_equals_committed, load_workload, token_lists, words_of
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from spanlab.core.request import Request, Span
 from spanlab.workloads.make_shape import make_shape
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import ARRAYS, SHAPES, expand, load, measure, save, shared_length
-from spanlab.workloads.workload import Provenance, Workload
+from spanlab.workloads.shape import ARRAYS, SHAPES, expand, load, measure, save
+from spanlab.workloads.workload import Provenance, Workload, shared_length
 
 from .factories import check_equal_prefixes, check_equals_committed, load_workload
 

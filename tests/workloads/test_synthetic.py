@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spanlab.workloads import Synthetic
-from spanlab.workloads.shape import shared_length
+from spanlab.workloads.workload import shared_length
 
 from .factories import load_workload, token_lists
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spanlab_kernels import AngleTable
 from spanlab_kernels.attention.batch import Scores, SpanBatch, check
-from spanlab_kernels.rope import by_channel, rotate_by, rotate_reference
+from spanlab_kernels.blocks import by_channel, rotate_by, rotate_reference
 
 SCORES = 1 << 24  # in memory at once: 64 MiB of float32
 

@@ -29,7 +29,7 @@ from spanlab_kernels.attention.kernel import (
     rotate_tile,
 )
 from spanlab_kernels.attention.reference import flash
-from spanlab_kernels.rope import rotate
+from spanlab_kernels.blocks import rotate
 
 # ------------------------------------------------------------------------------
 # Attention over contiguous keys at their final positions, by the libraries that implement it.

@@ -18,7 +18,7 @@ from spanlab_kernels.attention import attend
 from spanlab_kernels.attention import triton as launcher
 from spanlab_kernels.attention.batch import Group, Span, span_batch
 from spanlab_kernels.attention.kernel import LARGEST, Blocks, blocks, cache_file, save_choices, variant
-from spanlab_kernels.rope import angle_table
+from spanlab_kernels.blocks import angle_table
 from spanlab_kernels.testing import inverse_powers
 
 KEYS, SPAN, PAGE = 8192, 500, 16

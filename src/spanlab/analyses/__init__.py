@@ -3,7 +3,6 @@
 from spanlab.analyses import (  # noqa: F401
     answers,
     bars,
-    break_even,
     compare_backends,
     decay,
     explain,

@@ -465,15 +465,6 @@ def _check_study(study: Study) -> None:
         raise ValueError(f"judge.base_url={address} with {answers}: {expected}")
 
 
-def _refuse_unread(study: Study) -> None:
-    """Raise ValueError for a judge without answers."""
-    if study.analyses.answers.judge.base_url:
-        raise ValueError(
-            f"judge.base_url={study.analyses.answers.judge.base_url} with analyses={study.chosen_analyses()}: "
-            "expected answers among them"
-        )
-
-
 ANALYSES.add(
     Analysis(
         "answers",
@@ -481,6 +472,5 @@ ANALYSES.add(
         needs=(MEASURED, REPEAT, LABELS),
         options=AnswerSettings,
         check=_check_study,
-        check_unread=_refuse_unread,
     )
 )

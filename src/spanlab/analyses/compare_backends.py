@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from spanlab.records import Record, delays_of
 from spanlab.report import style, units
 from spanlab.report.cells import Cell, Table, number_format, percent, placeholder, seconds, short, signed_percent, word
 from spanlab.report.table import Field, tabulate, whole
-from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis, DesignSettings
+from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis, DesignSettings, accept
 from spanlab.study.bounds import family
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.logs import read_steps
@@ -96,8 +96,8 @@ def _regret(row: Row) -> Cell:
     return Cell(row["regret"], f"{units.percent(row['regret'])} ({units.seconds(row['regret_s'])})")
 
 
-def _count_of(counted: str, total: str) -> Callable[[Row], Cell]:
-    return lambda row: Cell(row[counted], f"{row[counted]:,} of {row[total]:,}")
+def _count(row: Row, counted: str, total: str) -> Cell:
+    return Cell(row[counted], f"{row[counted]:,} of {row[total]:,}")
 
 
 CELLS = (
@@ -114,8 +114,14 @@ CELLS = (
     Field("e2e_measured_mean_s", "E2E mean\nmeasured", seconds, "errors.e2e_s.measured_mean_s", 3),
     Field("e2e_bias", "its error\n% (absolute)", _bias, "errors.e2e_s", 3),
     Field("e2e_aa", "A/A", percent, "errors.e2e_s.spread.mean", 5),
-    Field("steps_alike", "schedule\nmatch", _count_of("equal", "steps"), "parity", 1),
-    Field("steps_outside_hull", "outside\nthe hull", _count_of("steps_outside_hull", "simulated_steps"), whole, 7),
+    Field("steps_alike", "schedule\nmatch", partial(_count, counted="equal", total="steps"), "parity", 1),
+    Field(
+        "steps_outside_hull",
+        "outside\nthe hull",
+        partial(_count, counted="steps_outside_hull", total="simulated_steps"),
+        whole,
+        7,
+    ),
 )
 RANKS = (
     Field("load", "load", _load, whole, left=True),
@@ -459,4 +465,6 @@ def delays(columns: Columns) -> Delays:
     return {metric: values[metric][order] for metric in METRICS}
 
 
-ANALYSES.add(Analysis("compare_backends", compare_backends, needs=(MEASURED,), options=DesignSettings))
+ANALYSES.add(
+    Analysis("compare_backends", compare_backends, needs=(MEASURED,), options=DesignSettings, check_unread=accept)
+)

@@ -639,14 +639,6 @@ def _check(study: Study) -> None:
         raise ValueError(f"baseline={study.runs.baseline} with analyses=explain: expected one of the arms that run")
 
 
-def _refuse_unread(study: Study) -> None:
-    """Raise ValueError for a limit that no analysis reads."""
-    if study.analyses.explain.fail_on is not None:
-        raise ValueError(
-            f"fail_on={study.analyses.explain.fail_on} with analyses={study.chosen_analyses()}: expected [explain]"
-        )
-
-
 ANALYSES.add(
     Analysis(
         "explain",
@@ -654,7 +646,6 @@ ANALYSES.add(
         needs=(LOG,),
         options=ExplainSettings,
         check=_check,
-        check_unread=_refuse_unread,
         check_log=check_log,
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -468,16 +468,6 @@ def _check(study: Study) -> None:
         raise ValueError(f"methods.floor_tokens={settings.floor_tokens} with {most}: expected fewer")
 
 
-def _refuse_unread(study: Study) -> None:
-    """Raise ValueError for settings that no analysis reads."""
-    usual = asdict(MethodSettings())
-    for key, value in asdict(study.analyses.methods).items():
-        if value != usual[key]:
-            raise ValueError(
-                f"methods.{key}={value} with analyses={study.chosen_analyses()}: expected methods among them"
-            )
-
-
 ANALYSES.add(
     Analysis(
         "methods",
@@ -485,6 +475,5 @@ ANALYSES.add(
         needs=(MEASURED, REPEAT, LABELS, FLOOR),
         options=MethodSettings,
         check=_check,
-        check_unread=_refuse_unread,
     )
 )

@@ -479,13 +479,4 @@ def _check_search(study: Study, name: str) -> None:
             raise ValueError(f"{given} with plan.search={name}: expected {expected}")
 
 
-def _refuse_unread(study: Study) -> None:
-    """Raise ValueError for targets and searches that no analysis reads."""
-    analyses, targets = study.chosen_analyses(), study.analyses.plan.slo.targets
-    if targets:
-        raise ValueError(f"slo.{targets[0].key}={targets[0].limit_s} with analyses={analyses}: expected [plan]")
-    if study.analyses.plan != PlanSettings():
-        raise ValueError(f"plan.search={study.analyses.plan.search} with analyses={analyses}: expected analyses=[plan]")
-
-
-ANALYSES.add(Analysis("plan", plan, needs=(POINTS,), options=PlanSettings, check=_check, check_unread=_refuse_unread))
+ANALYSES.add(Analysis("plan", plan, needs=(POINTS,), options=PlanSettings, check=_check))

@@ -301,14 +301,4 @@ def _check(study: Study) -> None:
         raise ValueError(f"store.kv_gib={study.store.kv_gib} with twin.num_gpu_blocks: expected one of them")
 
 
-def _refuse_unread(study: Study) -> None:
-    """Raise ValueError for facts about a server that no analysis reads."""
-    if study.analyses.twin != TwinSettings():
-        raise ValueError(f"twin with analyses={study.chosen_analyses()}: expected -cn twin")
-
-
-ANALYSES.add(
-    Analysis(
-        "twin", twin, needs=(LOG,), options=TwinSettings, check=_check, check_unread=_refuse_unread, check_log=check_log
-    )
-)
+ANALYSES.add(Analysis("twin", twin, needs=(LOG,), options=TwinSettings, check=_check, check_log=check_log))

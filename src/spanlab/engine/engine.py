@@ -49,7 +49,7 @@ from spanlab.engine.settings import GRAPHS, PLAIN
 from spanlab.engine.slots import StatePool
 from spanlab.engine.states import Memory, RunningState, StateRows, state_rows
 from spanlab_kernels.attention.batch import GroupArrays, Spans, joined
-from spanlab_kernels.rope import angle_table
+from spanlab_kernels.blocks import angle_table
 
 # ------------------------------------------------------------------------------
 # Launch modes of decode-only forwards: unpadded, or padded to a few sizes and for_replay as

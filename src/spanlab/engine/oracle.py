@@ -27,7 +27,7 @@ from spanlab.engine.slots import StatePool
 from spanlab.engine.states import ApplyMap, MapScan, StoreMap
 from spanlab.model_files import SCAN_CHUNK
 from spanlab_kernels import AngleTable
-from spanlab_kernels.rope import rotate
+from spanlab_kernels.blocks import rotate
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from spanlab.engine.request_state import RequestState, SpanView
 from spanlab_kernels.attention import attend
 from spanlab_kernels.attention.batch import Group, GroupArrays, Span, SpanBatch, flatten, joined, pack, to_device
 from spanlab_kernels.attention.reference import key_mass
-from spanlab_kernels.blocks import gather, scatter
-from spanlab_kernels.rope import rotate
+from spanlab_kernels.blocks import gather, rotate, scatter
 
 # ------------------------------------------------------------------------------
 # Query rows of one chunk: tokens, rotations, slots, and the spans that they attend to.

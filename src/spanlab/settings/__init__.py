@@ -10,7 +10,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.engine.settings import EngineSettings
 from spanlab.settings.analyses import PlanSettings, SloSettings
 from spanlab.settings.arms import PlacementSettings, Strategy
-from spanlab.settings.entries import schemas
+from spanlab.settings.composition import schemas
 from spanlab.settings.server import (
     ExecutorSettings,
     LoadSweep,

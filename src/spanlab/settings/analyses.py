@@ -47,8 +47,8 @@ class Analysis:
     `needs`           what the study must prepare
     `options`         dataclass of its settings, `analyses.NAME`; None: it has none
     `check`           raises ValueError for a study that the analysis cannot read
-    `check_unread`    raises ValueError in a study without the analysis, for settings that only it
-                      reads
+    `check_unread`    raises ValueError in a study without the analysis, for its options; None: they
+                      are refused unless they have their defaults
     `check_requests`  raises ValueError for a study's requests that the analysis cannot read
     `check_log`       raises ValueError for a study's log that the analysis cannot read
     `of_points`       function of the points of a sweep that ran; None: the points are not compared
@@ -59,7 +59,7 @@ class Analysis:
     needs: Iterable[str] = ()
     options: type[Any] | None = None
     check: Callable[[Any], None] = accept
-    check_unread: Callable[[Any], None] = accept
+    check_unread: Callable[[Any], None] | None = None
     check_requests: Callable[[Any, Any], Any] = accept
     check_log: Callable[[Any, Any], None] = accept
     of_points: Callable[[Any], Any] | None = None

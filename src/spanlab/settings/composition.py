@@ -7,6 +7,7 @@ module checks what it composes, so that the settings' own checks see the types t
 from __future__ import annotations
 
 import copyreg
+import inspect
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import hydra
 import yaml
@@ -24,16 +25,24 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ValidationError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError, ValidationError
 from omegaconf.nodes import BooleanNode
 
 from spanlab.compiled import CONF
+from spanlab.core.admission import BatchRules
+from spanlab.core.placement.rules import PLACEMENTS
+from spanlab.core.tiers import TierRules
 from spanlab.errors import USER_ERRORS, sentence
 from spanlab.kinds import kinds_of
+from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import load_plugins
-from spanlab.registry import among, one_of, refuse_unknown_keys
+from spanlab.registry import ENTRIES, among, one_of, refuse_unknown_keys
 from spanlab.settings.analyses import ANALYSES, PATHS, SHORT_NAMES, Analyses, full_key, short_key
-from spanlab.settings.entries import choices_without_file, schemas
+from spanlab.settings.arms import Strategy
+from spanlab.settings.server import EXECUTORS, TRACKERS, ExecutorSettings, StoreSettings, TrackingSettings
+from spanlab.workloads.load import WorkloadSettings
+from spanlab_sim.arrivals import Arrivals
+from spanlab_sim.timings import Timing
 
 _LIBRARIES = ("hydra", "omegaconf", "antlr4", "yaml")
 _GROUP = re.compile(r"Could not override '([^']+)'")
@@ -114,7 +123,9 @@ def open_schema(schema: Any) -> Any:
     ]
     if schema not in _OPENED:
         short = [*SHORT_NAMES.keys() - hints.keys()] if any(map(_is_analyses, hints.values())) else ()
-        base = _Opened(schema.__name__, (), {"opens": schema, "short_names": tuple(sorted(short))})
+        base = _Opened(
+            schema.__name__, (), {"opens": schema, "short_names": {name: SHORT_NAMES[name] for name in sorted(short)}}
+        )
         _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(base,))
     return _OPENED[schema]
 
@@ -237,6 +248,8 @@ def _check_paths(overrides: Sequence[str], config: DictConfig) -> None:
         if (expected := PATHS.get(key)) is not None and value != "null" and kind not in (None, expected):
             entry = "-cn explain log=FILE, or plan" if key == "log" else "-cn pic_answers local=FILE"
             raise ValueError(f"{word} with workload.kind={kind}: expected {entry}")
+        if key in PATHS and (twice := [other for other in overrides if other.lstrip("+").startswith("workload.path=")]):
+            raise ValueError(f"{word} with {twice[0]}: expected one of both")
 
 
 def with_sections(overrides: Sequence[str]) -> list[str]:
@@ -306,6 +319,9 @@ def explained(entry: str, overrides: Sequence[str], searched: str | None = None)
     except HydraException as error:
         group = _GROUP.match(str(error))
         unknown = isinstance(error.__cause__, (ConfigAttributeError, ConfigKeyError))
+        if isinstance(error.__cause__, ConfigTypeError) and "ListConfig" in str(error.__cause__):
+            expected = "expected KEY: {...}, as in analyses: {names: [summary]}"
+            raise ValueError(f"entry {entry}: a list where a section stands; {expected}") from error
         if unknown:
             key = str(getattr(error.__cause__, "full_key", None) or "").partition(".")[0]
             raise ValueError(f"{sentence(error)}{_elsewhere(entry, key)}") from error
@@ -500,3 +516,72 @@ def _boolean(node: BooleanNode, value: Any) -> bool:
     if isinstance(value, (bool, str)) and not str(value).lstrip("+-").isdecimal():
         return _convert(node, value)
     raise ValidationError("Value '$VALUE' is not a valid bool (type $VALUE_TYPE); expected true or false")
+
+
+# ------------------------------------------------------------------------------
+# Schemas of entries and of config groups, and the choices that need no file of conf/.
+# ------------------------------------------------------------------------------
+
+_GROUPS: dict[tuple[str | None, str], type[Any]] = {
+    ("model", "base_model"): ModelSpec,
+    ("hardware", "base_hardware"): HardwareSpec,
+    ("workload", "base_workload"): WorkloadSettings,
+    ("arrivals", "base_arrivals"): Arrivals,
+    ("timing", "base_timing"): Timing,
+    ("batch", "base_batch"): BatchRules,
+    ("store", "base_store"): StoreSettings,
+    ("strategy", "base_strategy"): Strategy,
+    ("tier", "base_tier"): TierRules,
+    ("tracking", "base_tracking"): TrackingSettings,
+    ("executor", "base_executor"): ExecutorSettings,
+}
+
+
+def schemas() -> dict[tuple[str | None, str], type[Any]]:
+    """Return every schema by (config group, name), for the ConfigStore: those of entries, and those of groups."""
+    return {(None, f"base_{name}"): entry.schema for name, entry in ENTRIES.items()} | _GROUPS
+
+
+#: Choices that are the defaults of their schema.
+_DEFAULTS = {
+    ("store", "unlimited"): "No limit.",
+    ("tier", "own"): "Your own tier: store.tiers.NAME.gib=SIZE store.tiers.NAME.bandwidth_gb_s=RATE.",
+}
+
+
+class Choice(NamedTuple):
+    """A choice that no file of conf/ describes.
+
+    `content`  what it sets, as a file would
+    `meaning`  the first line of the docstring of what it chooses
+    """
+
+    content: dict[str, Any]
+    meaning: str
+
+
+def choices_without_file() -> dict[tuple[str | None, str], Choice]:
+    """Return the choices that have no file, by (group, name); entries have the group None.
+
+    An entry without further settings, a kind with its own defaults, and a strategy that sets its
+    placement alone: a file would repeat the name.
+    """
+    made: dict[tuple[str | None, str], Choice] = {}
+    for name in ENTRIES.keys() - {"study"}:  # which config.yaml completes
+        content = {"defaults": [f"base_{name}", {"hydra": "default"}, "_self_"]}
+        made[None, name] = Choice(content, _first_line(ENTRIES[name].schema))
+    for (group, _), schema in _GROUPS.items():
+        kinds: Any = kinds_of(schema) or {}
+        made |= {(group, name): Choice({"kind": name}, _first_line(kinds[name])) for name in kinds}
+    for group, texts in {"executor": EXECUTORS, "tracking": TRACKERS}.items():
+        made |= {(group, name): Choice({"kind": name}, text) for name, text in texts.items()}
+    made |= {at: Choice({}, text) for at, text in _DEFAULTS.items()}
+    for name in PLACEMENTS:
+        if not PLACEMENTS.needs_options(name):
+            text = _first_line(PLACEMENTS[name]).removeprefix(f"`{name}`: ")
+            made["strategy", name] = Choice({"placement": {"kind": name}}, text[0].upper() + text[1:])
+    return {at: choice for at, choice in made.items() if not (CONF / (at[0] or "") / f"{at[1]}.yaml").is_file()}
+
+
+def _first_line(documented: Any) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from spanlab.compiled import MODES
 from spanlab.core.tiers import TierRules
 from spanlab.registry import check_seeds, one_of, positive
-from spanlab.workloads.writers import check_prompts
+from spanlab.workloads.workload import check_prompts
 
 
 @dataclass

@@ -33,8 +33,9 @@ from spanlab.settings.analyses import (
     POINTS,
     Analyses,
     full_key,
+    short_key,
 )
-from spanlab.settings.arms import Strategy, check_arm, check_names
+from spanlab.settings.arms import Strategy, check_arm, check_names, leaves
 from spanlab.settings.server import (
     SERVER,
     ExecutorSettings,
@@ -281,7 +282,13 @@ def check_analyses(study: Study) -> None:
             _check_repeats(study, name)
     for name in ANALYSES:
         analysis = ANALYSES[name]
-        (analysis.check if name in study.chosen_analyses() else analysis.check_unread)(study)
+        if name in study.chosen_analyses():
+            analysis.check(study)
+        elif analysis.options is not None and getattr(study.analyses, name) != (usual := analysis.options()):
+            if analysis.check_unread is None:
+                _refuse_unread(study, name, usual)
+            else:
+                analysis.check_unread(study)
     check_teacher(study)
     if study.runs.sweep and "summary" not in study.chosen_analyses():  # its arms are the rows of a sweep
         analyses = study.chosen_analyses()
@@ -298,6 +305,15 @@ def _check_alternate(study: Study) -> None:
             f"engine.alternate=true with arrivals.clients={'null' if clients is None else clients}: "
             "expected arrivals=closed_loop with 1"
         )
+
+
+def _refuse_unread(study: Study, name: str, usual: Any) -> None:
+    """Raise ValueError for an option of an analysis that the study does not choose."""
+    expected = dict(leaves(asdict(usual)))
+    for key, value in leaves(asdict(getattr(study.analyses, name))):
+        if value != expected.get(key):
+            given = f"{short_key(f'analyses.{name}.{key}')}={value}"
+            raise ValueError(f"{given} with analyses={study.chosen_analyses()}: expected {name} among them")
 
 
 def _check_repeats(study: Study, name: str) -> None:

@@ -305,7 +305,7 @@ class ArmRow:
 
 def arms_table(title: str, rows: Sequence[ArmRow], several: bool, notes: Sequence[str] = ()) -> Table:
     """Return the differences by arm; `several` adds a column that names the run."""
-    fields = (*_names(several), *_FIELDS)
+    fields = (*_names(several), *_fields())
     return tabulate("arms", title, fields, rows, (*_NOTES, *notes))
 
 
@@ -347,17 +347,18 @@ def _points(value: float, ends: units.Ends | None) -> str:
     return f"{100 * value:+.2f}{between} points"
 
 
-_FIELDS = (
-    Field("token_hit_rate_first", "hit rate,\nfirst", cells.percent, "hits.0", 2),
-    Field("token_hit_rate_run", "hit rate,\nrun", cells.percent, "hits.1", 2),
-    *_difference("token_hit_rate_difference", "token hit rate,\ndifference", "token_hit_rate", _points),
-    Field("ttft_mean_first_s", "TTFT,\nfirst", cells.seconds, "ttft_s.0", 3),
-    Field("ttft_mean_run_s", "TTFT,\nrun", cells.seconds, "ttft_s.1", 3),
-    *_difference("ttft_ratio", "TTFT,\nratio", "ttft", units.ratio),
-    *_difference("e2e_ratio", "E2E,\nratio", "e2e", units.ratio, 4),
-    Field("paired_requests", "paired\nrequests", cells.number_format(","), "differences.requests", 5),
-    Field("paired_seeds", "", cells.hidden, "differences.seeds", 5),
-)
+def _fields() -> tuple[Field, ...]:
+    return (
+        Field("token_hit_rate_first", "hit rate,\nfirst", cells.percent, "hits.0", 2),
+        Field("token_hit_rate_run", "hit rate,\nrun", cells.percent, "hits.1", 2),
+        *_difference("token_hit_rate_difference", "token hit rate,\ndifference", "token_hit_rate", _points),
+        Field("ttft_mean_first_s", "TTFT,\nfirst", cells.seconds, "ttft_s.0", 3),
+        Field("ttft_mean_run_s", "TTFT,\nrun", cells.seconds, "ttft_s.1", 3),
+        *_difference("ttft_ratio", "TTFT,\nratio", "ttft", units.ratio),
+        *_difference("e2e_ratio", "E2E,\nratio", "e2e", units.ratio, 4),
+        Field("paired_requests", "paired\nrequests", cells.number_format(","), "differences.requests", 5),
+        Field("paired_seeds", "", cells.hidden, "differences.seeds", 5),
+    )
 
 
 def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from spanlab.core.request import Request
 from spanlab.kinds import check_fields, field
 from spanlab.queries.query import Group, Message
 from spanlab.queries.render import ChatTokenizer, describe
+from spanlab.registry import positive, within
 from spanlab.workloads.load import WORKLOADS, Drawn, OfText, WithOutput
 from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.selection import Selection
@@ -185,25 +186,17 @@ _SYSTEM = "Answer from the documents, with a number alone."
 _EARLIER = "What are these documents about?"
 
 
-def _within(least: int, most: int) -> Callable[[str, int], None]:
-    def check(key: str, value: int) -> None:
-        if not least <= value <= most:
-            raise ValueError(f"{key}={value}: expected a whole number from {least} to {most}")
-
-    return check
-
-
 @dataclass
 class AliasQuestions:
     """Fictional two-hop questions that need two documents; no training data contains their facts."""
 
-    questions: int = field(16, _within(1, 1 << 12), "number of questions")
-    words: int = field(50, _within(SHORTEST_DOCUMENT, 1 << 24), "words of each document")
+    questions: int = field(16, within(1, 1 << 12), "number of questions")
+    words: int = field(50, within(SHORTEST_DOCUMENT, 1 << 24), "words of each document")
     distractors: int = field(
-        2, _within(0, MOST_DISTRACTORS), "documents of a prompt that do not contribute to the answer"
+        2, within(0, MOST_DISTRACTORS), "documents of a prompt that do not contribute to the answer"
     )
     orders: list[str] = field(list(ORDERS), ORDERS, "orders of the documents: same as in the earlier request, shuffled")
-    seed: int = field(0, _within(0, (1 << 63) - 1), "seed of texts and orders")
+    seed: int = field(0, within(0, (1 << 63) - 1), "seed of texts and orders")
 
     def __post_init__(self) -> None:
         check_fields(self, "workload.alias_questions")
@@ -214,6 +207,7 @@ class AliasQuestions:
 class AliasQuestionsWorkload(Drawn, WithOutput, OfText):
     """Fictional questions that only two documents together answer, over documents in the same order and shuffled."""
 
+    output_tokens: int | None = field(16, positive, "output tokens per request")
     alias_questions: AliasQuestions = field(AliasQuestions, None, "number and length of the questions")
 
 

@@ -318,6 +318,7 @@ QUERIES_PER_PROMPT = 30  # as in the committed shape
 class SystemPrompts(Drawn, Arranged, Cut, OfTextFile):
     """System prompts of deployed assistants with user queries."""
 
+    output_tokens: int | None = field(64, positive, "output tokens per request; null: as in the source")
     queries_path: str | None = field(None, None, "user queries; local text only")
     queries_per_prompt: int | None = field(
         None, positive, "user queries for each local system prompt; null: 30, or all if there are fewer"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from spanlab.core.request import Span
 from spanlab.core.token_string import Tokens
 from spanlab.workloads.files import write_atomically
-from spanlab.workloads.workload import Corpus, Joints, Row, Workload
+from spanlab.workloads.workload import Corpus, Joints, Row, Workload, shared_length
 
 SHAPES = Path(__file__).parent / "shapes"
 EXPECTED = "a file that make_shape wrote, or its folder; workload.source=local reads text"
@@ -203,14 +203,6 @@ def _invalid(shape: Shape) -> Iterator[tuple[str, str]]:
         yield JOINTS, f"numbers for {', '.join(Joints().counts())}"
     elif not all(type(count) is int and 0 <= count <= LARGEST_JOINT for count in joints.values()):
         yield JOINTS, f"numbers from 0 to {LARGEST_JOINT}"
-
-
-def shared_length(tokens: Tokens, other: Tokens) -> int:
-    """Length of the longest common prefix, in tokens."""
-    length = min(len(tokens), len(other))
-    differs = tokens[:length] != other[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
 
 
 def _shared_spans(span: Span, other: Span) -> int:

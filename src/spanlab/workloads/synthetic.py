@@ -67,6 +67,7 @@ class Synthetic:
 class SyntheticWorkload(Drawn, WithPreamble, Cut):
     """Groups of prompts with a drawn overlap."""
 
+    output_tokens: int | None = field(32, positive, "output tokens per request")
     synthetic: Synthetic = field(Synthetic, None, "number, length and overlap of the prompts")
 
 
@@ -151,6 +152,7 @@ class RepeatedDocuments:
 class RepeatedDocumentsWorkload(Drawn, WithOutput):
     """Repeated questions about the same documents, in the same order and shuffled."""
 
+    output_tokens: int | None = field(1, positive, "output tokens per request")
     repeated_documents: RepeatedDocuments = field(
         RepeatedDocuments, None, "number, lengths and orders of the documents"
     )
@@ -238,6 +240,7 @@ class ForkedSequence:
 class ForkedSequenceWorkload(Drawn, WithOutput):
     """One long sequence, then prompts that share its beginning up to known depths."""
 
+    output_tokens: int | None = field(1, positive, "output tokens per request")
     forked_sequence: ForkedSequence = field(ForkedSequence, None, "length and depths of the prompts")
 
 

@@ -21,8 +21,7 @@ import orjson
 from spanlab.core.token_string import Tokens
 from spanlab.model_files import installed_model, look_for_network
 from spanlab.workloads.files import JsonRow, SourceUnavailable, write_atomically
-from spanlab.workloads.shape import shared_length
-from spanlab.workloads.workload import Corpus, EncodedText, Joints, ProvenanceKind, Row
+from spanlab.workloads.workload import Corpus, EncodedText, Joints, ProvenanceKind, Row, shared_length
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,8 +11,24 @@ from numpy.typing import NDArray
 
 from spanlab.core.request import Request
 from spanlab.core.token_string import Tokens
-from spanlab.registry import Registry
+from spanlab.registry import Registry, one_of
 from spanlab.workloads.logs.log import Log
+
+#: Form of a prompt in a call: token ids or text for completions, or one user message for chat
+#: completions.
+PROMPTS = ("tokens", "text", "messages")
+
+
+def check_prompts(path: str, prompts: str, tokenizer: str | None) -> None:
+    """Reject text prompts without a tokenizer, and an unused one; both keys are under `path`."""
+    chosen = f"{path}.prompts={prompts}"
+    one_of(f"{path}.prompts", prompts, PROMPTS)
+    if tokenizer is None and prompts != "tokens":
+        raise ValueError(f"{chosen}: expected {path}.tokenizer too, a tokenizer.json or its folder")
+    if tokenizer is not None and prompts == "tokens":
+        unread = f"{path}.tokenizer={tokenizer} with {chosen}"
+        raise ValueError(f"{unread}: expected null, or text or messages")
+
 
 Label = str | int
 ProvenanceKind = Literal["hub text", "local text", "local trace", "measured shape", "modelled"]
@@ -233,3 +249,11 @@ def workload(kind: str, source: str = "modelled") -> Callable[[Reader], Reader]:
 def sources(kind: str) -> list[str]:
     """Return the sources of a kind, its default first."""
     return [name.partition("/")[2] for name in SOURCES if name.partition("/")[0] == kind]
+
+
+def shared_length(tokens: Tokens, other: Tokens) -> int:
+    """Length of the longest common prefix, in tokens."""
+    length = min(len(tokens), len(other))
+    differs = tokens[:length] != other[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from spanlab.core.request import Request
-from spanlab.registry import Registry, one_of, positive
+from spanlab.registry import Registry, positive
 from spanlab.workloads.logs.formats import BLOCKS
 from spanlab.workloads.text import find_tokenizer
+from spanlab.workloads.workload import PROMPTS, check_prompts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -79,9 +80,6 @@ def block_trace(block_size: int, timestamp: Callable[[Request], float]) -> Write
 # Bodies of calls to an OpenAI-compatible server, with outputs of an exact length.
 # ------------------------------------------------------------------------------
 
-#: Form of a prompt: token ids or text for completions, or one user message for chat completions.
-PROMPTS = ("tokens", "text", "messages")
-
 
 @dataclass(frozen=True)
 class Bodies:
@@ -117,15 +115,6 @@ class Bodies:
             return {"prompt": request.tokens}
         text = self.tokenizer.decode(request.tokens.tolist(), skip_special_tokens=False)
         return {"messages": [{"role": "user", "content": text}]} if self.prompts == "messages" else {"prompt": text}
-
-
-def check_prompts(path: str, prompts: str, tokenizer: str | None) -> None:
-    """Reject text prompts without a tokenizer, and an unused tokenizer; both keys are under `path`."""
-    one_of(f"{path}.prompts", prompts, PROMPTS)
-    if tokenizer is None and prompts != "tokens":
-        raise ValueError(f"{path}.prompts={prompts}: expected {path}.tokenizer too, a tokenizer.json or its folder")
-    if tokenizer is not None and prompts == "tokens":
-        raise ValueError(f"{path}.tokenizer={tokenizer} with {path}.prompts=tokens: expected null, or text or messages")
 
 
 # ------------------------------------------------------------------------------

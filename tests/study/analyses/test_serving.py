@@ -123,7 +123,9 @@ def test_resumed_study_says_what_it_lacks(tmp_path: Path):
 
 
 def test_goals_that_nothing_reads_are_refused():
-    with pytest.raises(Exception, match=r"goodput of chat with analyses=\['summary'\]: expected serving among them"):
+    with pytest.raises(
+        Exception, match=r"goodput\.chat\.\w+=\S+ with analyses=\['summary'\]: expected serving among them"
+    ):
         compose("smoke", ["+goodput={chat: {ttft_s: 1}}"])
 
 

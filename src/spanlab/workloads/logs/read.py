@@ -19,7 +19,7 @@ from spanlab.core.token_string import Tokens
 from spanlab.kinds import check_fields, field
 from spanlab.model_files import installed_model
 from spanlab.queries.render import ChatTokenizer, load_tokenizer
-from spanlab.registry import one_of, positive
+from spanlab.registry import at_most, one_of, positive
 from spanlab.workloads.files import Content, Waits, content_of
 from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
 from spanlab.workloads.logs import formats, openai, vllm_events  # noqa: F401 - register their formats
@@ -44,15 +44,6 @@ STAND_IN = (
 def format_names() -> tuple[str, ...]:
     """Return the valid values of `format`."""
     return ("auto", *LOG_FORMATS)
-
-
-def _at_most(most: float) -> Callable[[str, float], None]:
-    def check(key: str, value: float) -> None:
-        positive(key, value)
-        if value > most:
-            raise ValueError(f"{key}={value}: expected at most {most:,.0f}")
-
-    return check
 
 
 @dataclass
@@ -88,12 +79,12 @@ class LogSettings:
         "of a session: whole prompts, or increments, the new tokens of each turn; auto: increments where a row has "
         "`delay` and no `timestamp`, unless its ids repeat those of the row before",
     )
-    prompt_tokens: int = field(1 << 24, _at_most(1 << 31), "longest prompt that is accepted")
+    prompt_tokens: int = field(1 << 24, at_most(1 << 31), "longest prompt that is accepted")
     line_mib: float = field(
-        128.0, _at_most(1 << 20), "longest line that is accepted, or longest file that is a single JSON value"
+        128.0, at_most(1 << 20), "longest line that is accepted, or longest file that is a single JSON value"
     )
-    wait_s: float = field(60.0, _at_most(1e6), "seconds without data after which a pipe is given up")
-    pipe_gib: float = field(64.0, _at_most(1 << 20), "most data that is copied from a pipe")
+    wait_s: float = field(60.0, at_most(1e6), "seconds without data after which a pipe is given up")
+    pipe_gib: float = field(64.0, at_most(1 << 20), "most data that is copied from a pipe")
 
     def __post_init__(self) -> None:
         one_of("workload.log.format", self.format, format_names())
