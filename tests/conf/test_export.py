@@ -10,6 +10,7 @@ import pytest
 
 from spanlab import build
 from spanlab.cli import compose
+from spanlab.study import jobs
 
 FEW = ("workload.documents=2", "workload.questions_per_document=3")
 
@@ -21,7 +22,7 @@ def test_export_writes_the_arrivals_of_a_study(spanlab, tmp_path: Path):
     assert done.out.startswith(f"{path}: 6 requests, ")
     rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
     study = compose("quality_sim", [*FEW, "arrivals.rate_rps=8"])
-    arrived = build.build_arrivals(study, build.build_workload(study.workload, str(tmp_path)).requests, 1, 8.0)
+    arrived = jobs.build_arrivals(study, build.build_workload(study.workload, str(tmp_path)).requests, 1, 8.0)
     assert [row["timestamp"] for row in rows] == [request.arrived_at / 1e6 for request in arrived]
     assert [row["input_length"] for row in rows] == [request.num_tokens for request in arrived]
 
@@ -66,7 +67,7 @@ def test_export_replaces_no_file(spanlab, one_sentence, tmp_path: Path):
 
 
 def test_turns_that_wait_are_not_exported(spanlab, one_sentence, tmp_path: Path, monkeypatch):
-    drawn = build.build_arrivals
+    drawn = jobs.build_arrivals
 
     def in_a_session(*given):
         first, second, *others = drawn(*given)

@@ -10,6 +10,7 @@ import pytest
 
 from spanlab.core.admission import always
 from spanlab.core.eviction import EvictionRules
+from spanlab.core.eviction.orders import EVICTION_ORDERS
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.policies.tree_variants import PinningPolicy
 from spanlab.core.request import Request, Span
@@ -263,9 +264,6 @@ def test_pins_hold_the_deepest_state_too():
         ("priority", {"ranges": [{"stop": 5}, {"start": 4}]}, "ranges[1].start=4: expected the end of the range"),
         ("priority", {"ranges": [{"from": 5}]}, "expected an object of start, stop, priority and seconds"),
         ("priority", {"ranges": [{"start": 5, "stop": 5}]}, "ranges[0].stop=5: expected a position behind start=5"),
-        ("priority", {"decode": 0}, "decode.priority=0: expected a number from 1 to 100"),
-        ("priority", {"expired": "old"}, "expired=old: expected one of newest, by_use"),
-        ("ttl_pins", {"seconds": 0.0}, "seconds=0.0: expected a number above zero"),
         ("lease", {"order": "ttl_pins"}, "order=ttl_pins: expected one of"),
         ("lease", {"order": "slru", "order_options": {"small": 0.1}}, "order_options.small: no such option of slru"),
     ],
@@ -273,3 +271,16 @@ def test_pins_hold_the_deepest_state_too():
 def test_options_that_make_no_sense_are_refused(eviction, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Store(PrefixTree(), KV, 0, make_budget(tokens=9), eviction, EvictionRules(options))
+
+
+@pytest.mark.parametrize(
+    ("eviction", "options", "message"),
+    [
+        ("priority", {"decode": 0}, "options.decode=0: expected"),
+        ("priority", {"expired": "old"}, "options.expired=old: expected one of newest, by_use"),
+        ("ttl_pins", {"seconds": 0.0}, "options.seconds=0.0: expected a number above zero"),
+    ],
+)
+def test_options_out_of_their_declared_bounds_are_refused(eviction, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EVICTION_ORDERS.check("options", eviction, f"eviction={eviction}", options)

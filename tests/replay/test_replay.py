@@ -14,6 +14,7 @@ import pytest
 from spanlab.cli import compose, main
 from spanlab.engine.settings import remap_tokens
 from spanlab.settings import Study
+from spanlab.study import jobs
 from spanlab.study.numbers import ArmFiles, RunCell
 from spanlab.study.run import run_study
 
@@ -80,10 +81,9 @@ def test_every_request_is_asked_once_in_order(serve, tmp_path: Path):
 
 def _arrived(settings: Study) -> list:
     from spanlab.build import build_workload
-    from spanlab.study.jobs import build_arrivals
 
     workload = build_workload(settings.workload, "")
-    arrived = build_arrivals(settings, workload.requests, settings.runs.seeds[0], settings.arrivals.rate_rps)
+    arrived = jobs.build_arrivals(settings, workload.requests, settings.runs.seeds[0], settings.arrivals.rate_rps)
     return remap_tokens(arrived, settings.model.vocab_size)
 
 
@@ -118,9 +118,7 @@ def test_clients_wait_for_their_answers(serve, tmp_path: Path):
 
 
 def test_turns_follow_their_answers(serve, tmp_path: Path, monkeypatch):
-    from spanlab import build
-
-    drawn = build.build_arrivals
+    drawn = jobs.build_arrivals
 
     def in_sessions(*arguments):
         requests = drawn(*arguments)

@@ -94,7 +94,7 @@ def test_states_are_named_where_an_arm_holds_some(study, studies):
 
 def test_ttft_over_load_is_that_of_the_load_points(study):
     mean, *_ = FIGURES["ttft_load"](study).axes
-    points = [point for point in study.runs.load if point.arm == "radix"]
+    points = [point for point in study.load if point.arm == "radix"]
     lines = {line.get_label(): line for line in mean.lines}
     assert lines["radix"].get_ydata().tolist() == pytest.approx([point.ttft_s["mean"] for point in points])
     assert "zeros" not in mean.get_title("left")

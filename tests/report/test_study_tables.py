@@ -46,5 +46,5 @@ def test_a_study_of_one_load_has_no_load_table(full, degenerate):
         assert [table.name for table in study_tables(study)] == [
             "arms",
             "losses",
-            *(["load"] if study.runs.load else []),
+            *(["load"] if study.load else []),
         ]

@@ -1,6 +1,7 @@
 """The fitted timing model: durations by hand, spans equal to their steps, formats, profiles and what is refused."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,11 @@ from spanlab.core.step import StepFeatures
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab_sim.timings import (
     Deployment,
+    Fitted,
     FittedProfile,
     FittedTiming,
     Parameter,
     Rates,
-    fitted,
     names_for,
     read_fitted,
 )
@@ -153,11 +154,15 @@ def profile(**changes) -> FittedProfile:
     return FittedProfile(**(fields | {"unseen": {}, "log": "log", "commit": "none"} | changes))
 
 
+def unread(_: str | None) -> Any:
+    raise AssertionError("a fitted timing reads its own profile")
+
+
 def test_a_profile_makes_the_timing_that_was_fitted(tmp_path):
     path = tmp_path / "profile.json"
     profile().write(path)
     assert read_fitted(path) == profile()
-    model_timing = fitted(str(path), model=make_model(), hardware=HARDWARE)
+    model_timing = Fitted(profile=str(path)).build(make_model(), HARDWARE, unread)
     same = FittedTiming(make_model(), HARDWARE, Deployment(), Rates(0.7, 0.5, 1e-3))
     step = StepFeatures(8, 36, 1, 3, 500)
     assert model_timing.step(step) == same.step(step)
@@ -186,7 +191,7 @@ def test_another_profile_is_refused(change, words, tmp_path):
     profile().write(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=words):
-        fitted(str(path), model=make_model(), hardware=HARDWARE)
+        Fitted(profile=str(path)).build(make_model(), HARDWARE, unread)
 
 
 def test_parameters_go_with_the_deployment():

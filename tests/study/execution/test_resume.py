@@ -197,8 +197,8 @@ def test_every_replaced_run_is_kept(toy):
         folder = toy("only=[none]", f"seeds=[{seed}]")
         os.utime(folder / "summary.json", (0, 0))
     configs = {path: path.joinpath("config.yaml").read_text() for path in folder.parent.glob("[!.]*")}
-    assert sorted(text.partition("seeds:\n- ")[2][0] for text in configs.values()) == ["0", "1", "2", "3"]
-    assert "seeds:\n- 3" in configs[folder]
+    assert sorted(text.partition("seeds:\n  - ")[2][0] for text in configs.values()) == ["0", "1", "2", "3"]
+    assert "seeds:\n  - 3" in configs[folder]
 
 
 def test_a_process_killed_while_it_published_hides_no_run(toy):
