@@ -62,6 +62,49 @@ ENGINE: dict[str, tuple[str, ...]] = {
 #: Ends of names that hold measured times of the engine.
 MEASURED = ("_ns", "_s", "_ms", "_clock", "share", "device", "speedup", "load", "_mean_bytes", "records_end")
 EXPORTS = ("mooncake", "guidellm", "openai")
+#: Commands with a mistake, run with --dry; their sentences are part of the set.
+REFUSALS = (
+    *("-cn smok", "-cn smoke sedes=[1]", "-cn smoke seeds=[0,0]", "-cn smoke seeds=[x]", "-cn smoke workers=0"),
+    *("-cn smoke store.total_gib=-1", "-cn smoke store=gib_5", "-cn smoke arms=nope", "-cn smoke only=[nope]"),
+    *("-cn smoke arms.nope.keep=true", "-cn smoke arms.none.keep=1", "-cn smoke arms.none.block_size=0"),
+    *("-cn smoke arms.none.eviction=lruu", "-cn smoke arms.none.eviction=gdsf", "-cn smoke arms.none.cost=joule"),
+    *("-cn smoke arms.none.eviction_options.x=1", "-cn smoke arms.none.admission=min_length"),
+    *("-cn smoke arms.none.placement.kind=blok", "-cn smoke arms.none.placement.interval=3"),
+    *("-cn smoke arms.none.recovery=tail_replay", "-cn smoke arms.none.policy=chunk"),
+    *("-cn smoke arms.none.pool.block_size=8", "-cn smoke arms.none.match=radixx", "-cn smoke +arms.x={}"),
+    *("-cn smoke arrivals.rate_rps=0", "-cn smoke arrivals.burstiness=2", "-cn smoke arrivals=closed_loop"),
+    *("-cn smoke arrivals.kind=poison", "-cn smoke timing=constant", "-cn smoke timing.profile=x"),
+    *("-cn smoke replicas.count=2", "-cn smoke replicas.routing=weighted replicas.cache_weight=-1"),
+    *("-cn smoke workload.kind=qualitty", "-cn smoke workload.rag.requests=5", "-cn smoke workload.documents=0"),
+    *("-cn smoke workload.source=web", "-cn rag_sim workload.rag.k=0", "-cn smoke workload=rag workload.rag.foo=1"),
+    *(
+        "-cn smoke model=nope",
+        "-cn smoke model.kv_heads=3",
+        "-cn smoke hardware=H100",
+        "-cn smoke batch.max_num_seqs=0",
+    ),
+    *("-cn smoke analyses=[sumary]", "-cn smoke analyses=[]", "-cn smoke plan.points=1", "-cn smoke slo.ttft_p95_s=1"),
+    *(
+        "-cn plan",
+        "-cn plan slo.ttft_p95_s=1 plan.search=[mem]",
+        "-cn explain fail_on=token_hit_rate",
+        "-cn explain log=no",
+    ),
+    *("-cn twin", "-cn smoke log=no", "-cn smoke backend=gpu", "-cn smoke backend=server", "-cn replay"),
+    *(
+        "-cn smoke base_url=http://x",
+        "-cn smoke load.rates_rps=[1,1]",
+        "-cn smoke sweep=[seeds]",
+        "-cn smoke repeats=2",
+    ),
+    *(
+        "-cn smoke executor=dask",
+        "-cn smoke executor.kind=cloud",
+        "-cn smoke compiled=perhaps",
+        "-cn smoke plugins=[no.py]",
+    ),
+    *("-cn smoke output.run=.x", "-cn smoke tracking.kind=mlflow", "-cn smoke baseline=nope", "-cn smoke a b=1"),
+)
 
 
 def main() -> None:
@@ -72,7 +115,7 @@ def main() -> None:
     parser.add_argument("--engine", action="store_true", help="also the studies on the engine, which need torch")
     chosen = parser.parse_args()
     parts = dict.fromkeys(STUDIES, _study) | {f"export_{name}": _export for name in EXPORTS}
-    parts |= {"configs": _configs, "messages": _messages, "help": _help}
+    parts |= {"configs": _configs, "messages": _messages, "refusals": _refusals, "help": _help}
     if chosen.engine or set(chosen.only) & {*ENGINE, "conformance"}:
         parts |= dict.fromkeys(ENGINE, _engine) | {"conformance": _conformance}
     unknown = set(chosen.only) - set(parts)
@@ -243,6 +286,36 @@ def _help(name: str, target: Path, inputs: dict[str, str]) -> None:
     (target / "help.txt").write_text(spanlab("--help"))
     for key in ("entries", "analyses", "arms.NAME.policy", "arms.NAME.eviction", "workload.kind", "arrivals.kind"):
         (target / f"{key}.txt").write_text(spanlab("--list", key))
+
+
+#: Runs the console script once per command of standard input, in one process.
+_REFUSED = """
+import contextlib, io, json, pathlib, runpy, sys
+from hydra.core.global_hydra import GlobalHydra
+main, rows = runpy.run_path(str(pathlib.Path(sys.executable).parent / "spanlab"))["main"], {}
+for command in json.load(sys.stdin):
+    sys.argv, code, errors = ["spanlab", *command.split(), "--dry"], 0, io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    GlobalHydra.instance().clear()
+    rows[command] = [code, *errors.getvalue().splitlines()[-1:]]
+print(json.dumps(rows, indent=1, ensure_ascii=False))
+"""
+
+
+def _refusals(name: str, target: Path, inputs: dict[str, str]) -> None:
+    """Keep the exit code and the sentence of each command of `REFUSALS`."""
+    environment = os.environ | {"SPANLAB_ENVIRONMENT": Path(sys.prefix).name, "COLUMNS": "200"}
+    command = [sys.executable, "-c", _REFUSED]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, input=json.dumps(REFUSALS), capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    (target / "sentences.json").write_text(done.stdout.replace(str(ROOT), "<root>"))
 
 
 def _messages(name: str, target: Path, inputs: dict[str, str]) -> None:

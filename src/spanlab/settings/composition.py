@@ -25,7 +25,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError, ValidationError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ValidationError
 from omegaconf.nodes import BooleanNode
 
 from spanlab.compiled import CONF
@@ -319,7 +319,7 @@ def explained(entry: str, overrides: Sequence[str], searched: str | None = None)
     except HydraException as error:
         group = _GROUP.match(str(error))
         unknown = isinstance(error.__cause__, (ConfigAttributeError, ConfigKeyError))
-        if isinstance(error.__cause__, ConfigTypeError) and "ListConfig" in str(error.__cause__):
+        if "Cannot merge DictConfig with ListConfig" in str(error):
             expected = "expected KEY: {...}, as in analyses: {names: [summary]}"
             raise ValueError(f"entry {entry}: a list where a section stands; {expected}") from error
         if unknown:
