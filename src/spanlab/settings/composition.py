@@ -176,7 +176,8 @@ def _set_types(config: DictConfig, section: str, schema: type[Analyses]) -> None
             one_of(section, str(name), typed)
     with open_dict(config):
         for name, hint in typed.items():
-            given[name] = OmegaConf.merge(OmegaConf.structured(hint), given.get(name) or {})
+            if name not in given or OmegaConf.get_type(given, name) is not hint:  # of a plugin
+                given[name] = OmegaConf.merge(OmegaConf.structured(hint), given.get(name) or {})
 
 
 def _copied(key: Any) -> Any:
