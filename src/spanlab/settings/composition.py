@@ -106,6 +106,8 @@ def open_schema(schema: Any) -> Any:
     """
     if kinds_of(schema) is not None:
         return _open_section({})
+    if schema in _OPENED:
+        return _OPENED[schema]
     hints = hints_of(schema)
     opened: dict[str, Any] = {}
     for key in fields(schema):
@@ -121,12 +123,9 @@ def open_schema(schema: Any) -> Any:
         else (key.name, hints[key.name], _copied(key))
         for key in fields(schema)
     ]
-    if schema not in _OPENED:
-        short = [*SHORT_NAMES.keys() - hints.keys()] if any(map(_is_analyses, hints.values())) else ()
-        base = _Opened(
-            schema.__name__, (), {"opens": schema, "short_names": {name: SHORT_NAMES[name] for name in sorted(short)}}
-        )
-        _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(base,))
+    short = sorted(SHORT_NAMES.keys() - hints.keys()) if any(map(_is_analyses, hints.values())) else ()
+    names = {"opens": schema, "short_names": {name: SHORT_NAMES[name] for name in short}}
+    _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(_Opened(schema.__name__, (), names),))
     return _OPENED[schema]
 
 
