@@ -377,9 +377,7 @@ def _shown(section: Section) -> str:
 
 def escaped(text: str) -> str:
     """Return a text with line ends, control and format characters as escapes, so that it stays on one line."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 # ------------------------------------------------------------------------------
@@ -413,25 +411,23 @@ def reported_of(facts: Facts, reused: Ints) -> dict[str, Any] | None:
         }
     lengths: dict[str, float | None] = {"prompt_tokens": None, "counted_tokens": None}
     if has_prompt.any():
-        lengths = {
-            "prompt_tokens": float(prompt[has_prompt].mean()),
-            "counted_tokens": float(counted[has_prompt].mean()),
-        }
+        means = (float(prompt[has_prompt].mean()), float(counted[has_prompt].mean()))
+        lengths = dict(zip(lengths, means, strict=True))
     return {"requests": int(has_both.sum()), **rates, **lengths}
 
 
-def reported_lines(reported: dict[str, Any] | None, arm: str, requests: int) -> list[str]:
+def reported_lines(reported: dict[str, Any] | None, arm: str, log: Log) -> list[str]:
     """Return the first lines of the page: measured beside possible, and reported beside counted lengths."""
+    lines = log.counters.lines() if log.counters else []
     if reported is None:
-        return []
-    lines = []
+        return lines
     if reported["token_hit_rate"] is not None:
         lines.append(
             f"the server reports {100 * reported['token_hit_rate']:.1f} % of the prompt tokens as cached, and "
             f"{100 * reported['possible']:.1f} % are possible as {arm} "
-            f"({reported['requests']:,} of {requests:,} requests report it)"
+            f"({reported['requests']:,} of {log.requests:,} requests report it)"
         )
-    if reported["prompt_tokens"] and reported["counted_tokens"]:
+    if reported["counted_tokens"] and reported["prompt_tokens"] not in (None, reported["counted_tokens"]):
         ratio = reported["prompt_tokens"] / reported["counted_tokens"]
         lines.append(
             f"it reports {reported['prompt_tokens']:,.0f} prompt tokens per request, and the log gives "
@@ -512,6 +508,7 @@ def _head(log: Log) -> dict[str, Any]:
         "unread": {"share": log.unread.share, "bytes_read": log.unread.read, "bytes_left_out": dict(log.unread.left)},
         "tokens": {"prompt": int(prompt.sum()), "output": int(outputs.sum())},
         "prompt_lengths": {f"p{percent}": float(np.percentile(prompt, percent)) for percent in (5, 50, 95, 100)},
+        "counters": log.counters and {"prompt": log.counters.prompt, "cached": log.counters.cached},
         "span_s": float(log.arrived_ns.max() - log.arrived_ns.min()) * 1e-9,
     }
 
@@ -552,7 +549,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "checkpoint_positions": positions_of(facts),
         "breaks": breaks_of(facts),
         "reported": reported,
-        "measured": reported_lines(reported, study.runs.baseline, log.requests),
+        "measured": reported_lines(reported, study.runs.baseline, log),
         "verdict": _verdict(log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)),
     }
 

@@ -248,7 +248,7 @@ class Unread:
         """Say how much is unknown, as the reason why no conclusion stands."""
         requests = f"the tokens of {self.endless:,} of {self.requests:,} requests are unknown"
         size = f"{100 * self.left.total() / max(self.seen, 1):.1f} % of the bytes of its prompts were left out"
-        return f"{size}, and {requests}" if self.endless else size
+        return " and ".join([size] * bool(self.left or not self.endless) + [requests] * bool(self.endless))
 
     def describe(self) -> str:
         """Name the parts that were left out, the largest first, in one clause."""
@@ -264,6 +264,36 @@ class Unread:
             return ()
         unknown = f"; the tokens of {self.endless:,} of {self.requests:,} requests are unknown" if self.endless else ""
         return (f"left out of {self.seen:,} bytes of prompts: {self.describe()}{unknown}",)
+
+
+@dataclass
+class Counters:
+    """Tokens by a server's own counters, which begin again at 0 when it is started anew.
+
+    `prompt`, `cached`  tokens of the prompts between the first and the last reading, and cached ones
+    """
+
+    prompt: int = 0
+    cached: int = 0
+    _last: tuple[int, int] | None = None
+
+    def add(self, prompt: float | None, cached: float | None) -> None:
+        """Take a reading of both counters; None: it has none."""
+        if prompt is None or cached is None:
+            return
+        now = int(prompt), int(cached)
+        if self._last is not None:
+            before = self._last if now[0] >= self._last[0] and now[1] >= self._last[1] else (0, 0)
+            self.prompt += now[0] - before[0]
+            self.cached += now[1] - before[1]
+        self._last = now
+
+    def lines(self) -> list[str]:
+        """Return the sentence about the counters; none without a prompt."""
+        share = f"{self.cached:,} of {self.prompt:,} prompt tokens were cached"
+        return (
+            [f"by the server's own counters, {share} ({100 * self.cached / self.prompt:.1f} %)"] if self.prompt else []
+        )
 
 
 #: Parts of a cache identity with their values; requests with different identities share no cached tokens.
@@ -328,6 +358,7 @@ class Log:
     `lines`        int64, shape (requests,): the line of each request
     `usage`        float64, shape (requests, 2): reported tokens of the prompt and cached ones; None if none is reported
     `source`       reads the log again, with changed prompts; None if it is no file
+    `counters`     the server's own counters over the time of the log; None if the log has none
     """
 
     format: str
@@ -350,6 +381,7 @@ class Log:
     lines: Ints | None = None
     usage: NDArray[np.float64] | None = None
     source: LogReader | None = None
+    counters: Counters | None = None
 
     @property
     def requests(self) -> int:

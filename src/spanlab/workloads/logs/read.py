@@ -185,14 +185,14 @@ def _read_path(path: Path, settings: LogSettings, tokenizer: str | None, rewrite
         instead = "".join(f"; {note}" for note in file.all_notes() if note.startswith(("not counted", "left out")))
         raise ValueError(f"log={path}: the file has no requests; expected {log_format.looks_for}{instead}")
     notes_of_reading, unread = file.all_notes(), deepcopy(file.unread)
+    counters = deepcopy(file.counters) if file.counters.prompt else None
     try:
         block = log_format.block(file)
     except BadFieldError as error:
         raise ValueError(f"log={path}: {error}") from error
     source = LogSource(path, settings, tokenizer)
-    return replace(
-        columns.log(name, log_format.ids, block, notes_of_reading, f"log={path}"), unread=unread, source=source
-    )
+    log = columns.log(name, log_format.ids, block, notes_of_reading, f"log={path}")
+    return replace(log, unread=unread, counters=counters, source=source)
 
 
 def _format(file: LogFile, name: str) -> tuple[str, LogFormat]:

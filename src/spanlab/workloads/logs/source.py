@@ -18,7 +18,7 @@ import orjson
 from spanlab.core.token_string import Tokens
 from spanlab.registry import Registry
 from spanlab.workloads.files import Content, open_unpacked
-from spanlab.workloads.logs.log import LONGEST_S, Entry, Identity, Ids, Ints, Moments, Unread, hash_name
+from spanlab.workloads.logs.log import LONGEST_S, Counters, Entry, Identity, Ids, Ints, Moments, Unread, hash_name
 
 # ------------------------------------------------------------------------------
 # Input of log formats: numbered rows, typed fields, and one-sentence errors for invalid fields.
@@ -225,6 +225,7 @@ class LogFile:
     `prompt_tokens`  most tokens of a prompt
     `notes`          caveats about the numbers; formats append to it
     `unread`         bytes that were read or left out; a parser that counts nothing has read its whole line
+    `counters`       the server's own counters, if the log has readings of them
     `bodies`         BodyOptions, by which the bodies of requests are rendered; None: by default
     """
 
@@ -238,6 +239,7 @@ class LogFile:
     prompt_tokens: int = 1 << 24
     notes: list[str] = field(default_factory=list)
     unread: Unread = field(default_factory=Unread)
+    counters: Counters = field(default_factory=Counters)
     bodies: Any = None
     _bad: dict[str, str] = field(default_factory=dict)  # by field: what bad lines are called, with the first of them
     _aside: Counter[str] = field(default_factory=Counter)
@@ -352,6 +354,7 @@ class LogFile:
     def start_over(self) -> None:
         """Forget counts, since the file is read again."""
         self.unread.clear()
+        self.counters = Counters()
         self._bad.clear()
         self._aside.clear()
 

@@ -1,4 +1,4 @@
-"""KV events of vLLM or SGLang: a captured stream of msgpack batches of stored and removed blocks.
+"""Captured KV events of vLLM or SGLang as a log: chains of stored blocks are prompts.
 
 A stored block names its parent, so a chain of blocks gives the full blocks of a prompt. Reused
 blocks cause no event, unless the server reports all blocks (`kv_cache_report_mode=full`).
@@ -7,6 +7,7 @@ blocks cause no event, unless the server reports all blocks (`kv_cache_report_mo
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice, zip_longest
@@ -14,69 +15,45 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from spanlab.workloads.logs.log import Entry, Identity, Ids, hash_name
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, actual, identity_of
-
-STORED = "BlockStored"
-_TYPES = (STORED, "BlockRemoved", "AllBlocksCleared")
-#: Fields of a stored block, in their order where an event is a list; newer servers send maps.
-_FIELDS = (
-    "type",
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-    "group_idx",
-    "kv_cache_spec_kind",
+from spanlab.workloads.logs.kv_events import (
+    CLEARED,
+    FULL_ATTENTION,
+    HITS,
+    LIMITS,
+    MARK,
+    METRICS,
+    QUERIES,
+    STORED,
+    TYPES,
+    Batch,
+    BlockStream,
+    Event,
+    Sequences,
+    causes_line,
+    read_batch,
+    unpacked,
 )
-_FULL_ATTENTION = ("full_attention", "sink_full_attention", "mla_attention")
+from spanlab.workloads.logs.log import NOT_REPORTED, Entry, Identity, Ids, Usage, hash_name
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, actual
+
+# ------------------------------------------------------------------------------
+# Messages of a capture: payloads end to end, ZeroMQ's frames, or the records of `watch`.
+# ------------------------------------------------------------------------------
+
 _EVENTS_FOR_GROUP = 1000
 _SEQUENCE_BYTES = 8
 _PAYLOAD = re.compile(rb"(?=[\x92\x93](\xcb|\xca))")  # a list of two or three elements, of which the first is a number
 _FIRST_ARRAY = 0x80  # bytes from here on begin no text
-_LIMITS = {"max_array_len": 1 << 20, "max_map_len": 1 << 20}
-PARTIAL = (
-    "events tell of stored blocks: prompts that were reused whole left none, the ends of prompts behind the last full "
-    "block are unknown, and what follows directly on the blocks before counts as the same prompt"
-)
 
 
-@LOG_FORMATS.register("vllm_events")
-def vllm_events() -> LogFormat:
-    """A prompt is a chain of blocks that consecutive events extend; ranks, adapters and salts are kept apart."""
-    return LogFormat(
-        looks_for="a msgpack stream of [time, [BlockStored, …], rank]",
-        recognises=_recognises,
-        read=_read_entries,
-        ids=Ids.CHAINED,
-        block=_block_size,
-    )
-
-
-def _recognises(file: LogFile) -> bool:
-    return any(name.encode() in file.head for name in _TYPES) and _PAYLOAD.search(file.head) is not None
-
-
-class _Batch(NamedTuple):
-    """One message of the server; `sequence` is its number in the stream, if the capture has it."""
+class _Message(NamedTuple):
+    """One message of the server of `size` bytes; `sequence` is its number in the stream, if the capture has it."""
 
     number: int
     content: Any
+    size: int
     topic: bytes = b""
     sequence: int | None = None
-
-
-class _Event(NamedTuple):
-    """A stored or cleared event of the batch `number`; blocks are hashes with their extra keys."""
-
-    number: int
-    at: float
-    fields: Row
-    identity: Identity
 
 
 class _Counting:
@@ -92,17 +69,18 @@ class _Counting:
         return data
 
 
-def _messages(file: LogFile) -> Iterator[_Batch]:
-    """Yield the messages of a capture; ValueError, naming the position, where it is damaged or ends in a message.
+def _recognises(file: LogFile) -> bool:
+    has_event = any(name.encode() in file.head for name in TYPES) and _PAYLOAD.search(file.head) is not None
+    return has_event or MARK.encode() in file.head[: len(MARK) + _SEQUENCE_BYTES]
 
-    A capture has the payloads end to end, or ZeroMQ's three frames: topic, number of 8 bytes,
-    payload. The frames are lists of msgpack, or end to end too.
-    """
+
+def _messages(file: LogFile) -> Iterator[_Message]:
+    """Yield the messages of a capture; ValueError, naming the position, where it is damaged or ends in a message."""
     import msgpack
 
     with file.open() as opened:
         reader, frame_bytes = _Counting(opened), _frame_bytes(file.head)
-        unpacker = msgpack.Unpacker(reader, strict_map_key=False, max_buffer_size=file.line_bytes, **_LIMITS)
+        unpacker = msgpack.Unpacker(reader, strict_map_key=False, max_buffer_size=file.line_bytes, **LIMITS)
         for number in count(1):
             position = unpacker.tell()
             try:
@@ -122,10 +100,12 @@ def _messages(file: LogFile) -> Iterator[_Batch]:
                         f"begins at byte {position:,}: {left:,} bytes are left over"
                     )
                 return
+            size = unpacker.tell() - position
             if frame_bytes:
-                yield _Batch(number, content, frame[:-_SEQUENCE_BYTES], int.from_bytes(frame[-_SEQUENCE_BYTES:], "big"))
-            elif batch := _unframed(content, number, file):
-                yield batch
+                topic, sequence = frame[:-_SEQUENCE_BYTES], int.from_bytes(frame[-_SEQUENCE_BYTES:], "big")
+                yield _Message(number, content, size, topic, sequence)
+            elif message := _unframed(content, number, size, file):
+                yield message
 
 
 def _frame_bytes(head: bytes) -> int:
@@ -133,7 +113,7 @@ def _frame_bytes(head: bytes) -> int:
     import msgpack
 
     for start in (match.start() for match in _PAYLOAD.finditer(head)) if head[0] < _FIRST_ARRAY else ():
-        unpacker = msgpack.Unpacker(strict_map_key=False, **_LIMITS)
+        unpacker = msgpack.Unpacker(strict_map_key=False, **LIMITS)
         unpacker.feed(head[start:])
         try:
             content = unpacker.unpack()
@@ -146,171 +126,181 @@ def _frame_bytes(head: bytes) -> int:
     return 0
 
 
-def _unframed(content: Any, number: int, file: LogFile) -> _Batch | None:
-    """Return a batch, also out of a list of its three frames; None if the frames are damaged and skipped."""
-    import msgpack
-
-    if not (isinstance(content, list) and len(content) == 3 and isinstance(content[2], bytes)):
-        return _Batch(number, content)
-    topic, sequence, payload = content
+def _unframed(content: Any, number: int, size: int, file: LogFile) -> _Message | None:
+    """Return a batch, also out of a list of its frames; None for damaged frames, and for records without a batch."""
+    if isinstance(content, dict) and (MARK in content or isinstance(content.get(METRICS), dict)):
+        readings = Row(content.get(METRICS) or {})
+        file.counters.add(readings.number(QUERIES, most=1e18), readings.number(HITS, most=1e18))
+        return None
+    if not (isinstance(content, list) and len(content) in (3, 4) and isinstance(content[2], bytes)):
+        return _Message(number, content, size)
+    topic, sequence, payload = content[:3]
     try:
         sequence = int.from_bytes(sequence, "big") if isinstance(sequence, bytes) else int(sequence)
-        content = msgpack.unpackb(payload, strict_map_key=False, **_LIMITS)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        file.refuse(number, f"batch: expected topic, number and a payload of msgpack ({error})")
+        content = unpacked(payload)
+    except (ValueError, TypeError) as error:
+        problem = str(error) if isinstance(error, ValueError) else f"batch: expected a number as second frame ({error})"
+        file.refuse(number, problem, size)
         return None
-    return _Batch(number, content, topic if isinstance(topic, bytes) else str(topic).encode(), sequence)
+    return _Message(number, content, size, topic if isinstance(topic, bytes) else str(topic).encode(), sequence)
 
 
-class _Sequences:
-    """Sequence numbers of messages, by topic and rank: lost and repeated messages."""
+@dataclass
+class _Step:
+    """A batch in the order of its rank: `number` is that of its message, `position` counts the batches of the rank."""
 
-    def __init__(self) -> None:
-        self._next: dict[tuple[bytes, Any], int] = {}
-        self.gaps = self.lost = 0
-
-    def is_new(self, batch: _Batch, rank: Any) -> bool:
-        """Count a gap before a message, and return whether it is no repeated one; number 0 is a new start."""
-        if batch.sequence is None:
-            return True
-        expected = self._next.get((batch.topic, rank), batch.sequence)
-        if 0 < batch.sequence < expected:
-            return False
-        if batch.sequence > expected:
-            self.gaps, self.lost = self.gaps + 1, self.lost + batch.sequence - expected
-        self._next[batch.topic, rank] = batch.sequence + 1
-        return True
+    number: int
+    position: int
+    batch: Batch
+    restarted: bool
 
 
-def _stored(file: LogFile) -> Iterator[_Event]:
-    """Yield the valid events of stored blocks on the device."""
-    sequences = _Sequences()
-    for batch in _messages(file):
-        content = batch.content
-        if not isinstance(content, list) or len(content) < 2 or not isinstance(content[1], list):
-            file.refuse(batch.number, f"batch: expected [time, events, …]{actual(content)}")
-            continue
+def _steps(file: LogFile) -> Iterator[_Step]:
+    """Yield the valid batches."""
+    sequences, positions, payload_bytes = Sequences(), Counter[Identity](), 0
+    for message in _messages(file):
         try:
-            seconds = Row({"time": content[0]}).seconds("time")
-            rank = Row({"data_parallel_rank": content[2] if len(content) > 2 else None})
-            if seconds is None:
-                raise BadFieldError("time", "seconds, not null")
-            identity = identity_of(rank)
-            events = [event for item in content[1] if (event := _stored_fields(item, file)) is not None]
-            identities = [(*identity_of(event), *identity) for event in events]
+            batch = read_batch(message.content, file.set_aside)
         except BadFieldError as error:
-            file.refuse(batch.number, str(error))
+            file.refuse(message.number, str(error), message.size)
             continue
-        except RecursionError:
-            file.refuse(batch.number, "event: expected at most 250 levels")
-            continue
-        if not sequences.is_new(batch, identity):
+        if not sequences.is_new(message.topic, batch.rank, message.sequence):
             file.set_aside("messages that came twice")
             continue
-        for event, of_event in zip(events, identities, strict=True):
-            yield _Event(batch.number, seconds, event, of_event)
+        positions[batch.rank] += 1
+        payload_bytes += message.size
+        file.unread.take(message.size)
+        yield _Step(message.number, positions[batch.rank], batch, sequences.restarted)
     if sequences.lost:
+        arrived = positions.total()
+        file.unread.leave("lost messages, by the mean size", sequences.lost * payload_bytes // arrived)
         file.notes.append(
             f"the capture lost {sequences.lost:,} messages, in {sequences.gaps:,} gaps of the sequence numbers: their "
-            "blocks are missing"
+            f"blocks are missing, and all numbers stand on the {arrived:,} messages that came"
         )
+    if sequences.before:
+        file.notes.append(f"the server had sent {sequences.before:,} messages before the capture began")
 
 
-def _stored_fields(event: Any, file: LogFile) -> Row | None:
-    """Return the fields of a stored block on the device, None for other events; BadFieldError for another form."""
-    if isinstance(event, list):
-        event = dict(zip(_FIELDS, event, strict=False))
-    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
-        raise BadFieldError("event", f"a list or a map with the event's type{actual(event)}")
-    if event["type"] != STORED:
-        return None
-    row = Row(event)
-    medium = row.label("medium")
-    if medium is not None and str(medium).upper() != "GPU":
-        file.set_aside(f"events about blocks in other media ({medium})")
-        return None
-    hashes, extra = row.get("block_hashes"), row.get("extra_keys")
-    if not isinstance(hashes, list) or not hashes or not all(map(_is_hash, hashes)):
-        raise BadFieldError("block_hashes", f"a list of whole numbers of 64 bits, or of bytes{actual(hashes)}")
-    parent = row.get("parent_block_hash")
-    if parent is not None and (not _is_hash(parent) or parent in hashes):
-        raise BadFieldError("parent_block_hash", f"the hash of another block, or null{actual(parent)}")
-    if len(set(hashes)) < len(hashes):
-        raise BadFieldError("block_hashes", f"different hashes{actual(hashes)}")
-    if extra is not None and (not isinstance(extra, list) or len(extra) != len(hashes)):
-        raise BadFieldError("extra_keys", f"one entry per block{actual(extra)}")
-    row.count("block_size", least=1)
-    if row.get("group_idx") is not None:
-        row.count("group_idx")
-    return row
+# ------------------------------------------------------------------------------
+# The format: chains of stored blocks are prompts.
+# ------------------------------------------------------------------------------
+
+PARTIAL = (
+    "events tell of stored blocks: prompts that were reused whole left none, the ends of prompts behind the last full "
+    "block are unknown, and blocks of answers count as prompt"
+)
+JOINED = (
+    "a prompt goes on where blocks follow on its last one: as a single block, as those of answers, or before that, at "
+    "once or in the next step, as parts of a long prompt; a later prompt that begins so counts as the same one"
+)
+STORED_BEFORE = "beginnings of prompts that were stored before the capture began, but for one block each"
 
 
-def _is_hash(value: Any) -> bool:
-    if isinstance(value, int):
-        return not isinstance(value, bool) and -(1 << 63) <= value < 1 << 64
-    return isinstance(value, (bytes, str)) and bool(value)
+@LOG_FORMATS.register("vllm_events")
+def vllm_events() -> LogFormat:
+    """A prompt is a chain of blocks that events extend; ranks, adapters and salts are kept apart."""
+    return LogFormat(
+        looks_for="a msgpack stream of [time, [BlockStored, …], rank]",
+        recognises=_recognises,
+        read=_read_entries,
+        ids=Ids.CHAINED,
+        block=_block_size,
+    )
+
+
+def _stored(file: LogFile) -> Iterator[Event]:
+    return (event for step in _steps(file) for event in step.batch.events if event.kind == STORED)
 
 
 def _group(file: LogFile) -> int | None:
     """Return the cache group whose blocks are prompts: the first of full attention, or else the first one."""
     events = list(islice(_stored(file), _EVENTS_FOR_GROUP))
-    full = [event for event in events if event.fields.get("kv_cache_spec_kind") in _FULL_ATTENTION]
-    return next((event.fields.get("group_idx") for event in full or events), None)
+    full = [event for event in events if event.fields.get("kv_cache_spec_kind") in FULL_ATTENTION]
+    return next((event.group for event in full or events), None)
 
 
 def _block_size(file: LogFile) -> int | None:
     group = _group(file)
-    sizes = (event.fields.count("block_size") for event in _stored(file) if event.fields.get("group_idx") == group)
-    return next(sizes, None)
+    return next((event.fields.count("block_size") for event in _stored(file) if event.group == group), None)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A chain of blocks: where and when it began, its last block, and its tokens that were stored.
+
+    `position`  that of the latest batch; `answered`: whether the latest event had a single block, as those of answers
+    """
+
+    line: int
+    at: float
+    session: Hashable
+    position: int
+    last: int
+    stored: int = 0
+    answered: bool = False
+
+    def goes_on(self, at_once: bool, position: int, blocks: int) -> bool:
+        """Return whether the next blocks on the last one belong to this prompt, and not to a later turn."""
+        return blocks == 1 or (not self.answered and (at_once or position <= self.position + 1))
 
 
 @dataclass
 class _Cache:
-    """Blocks of one cache identity: parent of each block, and the prompt that is being extended.
+    """Blocks of one cache identity, and the prompts that they form.
 
-    `began`    number and time of the batch with which that prompt began; `size` is the tokens of its blocks
+    `parents`, `sizes`  parent and tokens of each block
+    `ends`     prompts by their last block; `latest` is the last block of the latest event
     `known`    last block by its hash
     `awaited`  parents that were not stored yet; `marked`: blocks with extra keys among themselves and their ancestors
     """
 
     identity: Identity
-    began: tuple[int, float] = (0, 0.0)
-    last: int | None = None
-    size: int = 16
+    prompts: list[_Prompt] = field(default_factory=list)
+    latest: int | None = None
     parents: dict[int, int | None] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, _Prompt] = field(default_factory=dict)
     known: dict[Hashable, int] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
     marked: set[int] = field(default_factory=set)
 
-    def extend(self, event: _Event) -> Entry | None:
-        """Add the blocks of an event; return the prompt before it, if the event begins another one.
+    def extend(self, event: Event, step: _Step, reused: bool) -> None:
+        """Add the blocks of an event to the prompt that they go on, or to a new one; BadFieldError for a circle.
 
-        Raises BadFieldError for a block that is among its own ancestors.
+        `reused`  the server only reports these blocks
         """
         hashes, extra = event.fields.get("block_hashes"), event.fields.get("extra_keys") or []
-        parent_hash = event.fields.get("parent_block_hash")
-        parent = None if parent_hash is None else self.known.get(parent_hash, _block(parent_hash))
+        parent_hash, size = event.fields.get("parent_block_hash"), event.fields.count("block_size")
+        parent = None if parent_hash is None else self.known.get(parent_hash, _number_of(parent_hash))
         blocks = self._blocks(hashes, extra, parent)
         if parent is not None and parent not in self.parents:
             self.awaited.add(parent)
         if self.awaited.intersection(blocks) and set(blocks).intersection(self._chain_to(parent)):
             raise BadFieldError("parent_block_hash", f"no block that follows on these{actual(parent_hash)}")
         self.awaited.difference_update(blocks)
-        ended = self.entry() if parent is None or parent != self.last else None
-        if parent is None or parent != self.last:
-            self.began = event.number, event.at
         before = parent
         for name, block in zip(hashes, blocks, strict=True):
             self.parents.setdefault(block, before)
+            self.sizes[block] = size
             self.known[name], before = block, block
-        self.last, self.size = before, event.fields.count("block_size")
-        return ended
+        prompt = None if parent is None else self.ends.get(parent)
+        if prompt is None or not prompt.goes_on(parent == self.latest, step.position, len(blocks)):
+            session = event.fields.label("session_id")
+            prompt = _Prompt(step.number, step.batch.at, session, step.position, blocks[-1])
+            self.prompts.append(prompt)
+        else:
+            del self.ends[prompt.last]
+        prompt.last, prompt.position, prompt.answered = blocks[-1], step.position, len(blocks) == 1
+        prompt.stored += 0 if reused else size * len(blocks)
+        self.ends[prompt.last] = prompt
+        self.latest = prompt.last
 
     def _blocks(self, hashes: list[Any], extra_keys: list[Any], parent: int | None) -> list[int]:
         """Return blocks as numbers; extra keys, as of images, change a block and all that follow."""
         blocks = []
         for name, extra_key in zip_longest(hashes, extra_keys):
-            block = _block(name)
+            block = _number_of(name)
             if extra_key or parent in self.marked:
                 block = hash_name((name, extra_key, parent))
                 self.marked.add(block)
@@ -318,17 +308,24 @@ class _Cache:
             parent = block
         return blocks
 
-    def entry(self) -> Entry | None:
-        """Return the prompt that ends with the last block; None if there is none."""
-        if self.last is None:
-            return None
-        chain, (line, time) = self._chain_to(self.last)[::-1], self.began
-        lengths = np.full(len(chain), self.size, dtype=np.int64)
-        return Entry(np.array(chain, dtype=np.int64), lengths, line, time, identity=self.identity)
-
-    def starts_before(self, entry: Entry) -> bool:
-        """Return whether the first block of a prompt was stored before the capture began."""
-        return int(entry.keys[0]) not in self.parents
+    def entries(self, file: LogFile) -> Iterator[Entry]:
+        """Yield the prompts, with the tokens that the server found where all blocks are known."""
+        for prompt in self.prompts:
+            chain = self._chain_to(prompt.last)[::-1]
+            keys, size = np.array(chain, dtype=np.int64), self.sizes[prompt.last]
+            lengths = np.array([self.sizes.get(block, size) for block in chain], dtype=np.int64)
+            tokens, usage = int(lengths.sum()), NOT_REPORTED
+            if chain[0] in self.parents:
+                usage = Usage(float(tokens), float(max(tokens - prompt.stored, 0)))
+            else:
+                file.set_aside(STORED_BEFORE)
+            file.unread.finish(endless=usage is NOT_REPORTED)
+            yield Entry(
+                *(keys, lengths, prompt.line, prompt.at),
+                session=prompt.session,
+                usage=usage,
+                identity=self.identity,
+            )
 
     def _chain_to(self, block: int | None) -> list[int]:
         """Return a block and its ancestors, the first one last."""
@@ -340,37 +337,33 @@ class _Cache:
 
 
 def _read_entries(file: LogFile) -> Iterator[Entry]:
-    """Yield a prompt for each chain; a prompt ends if its last block is not the parent of its cache's next event.
-
-    Prompts of several caches overlap in time: they are held, and sorted by their beginnings.
-    """
-    group, caches, entries = _group(file), dict[Identity, _Cache](), list[Entry]()
+    """Yield the prompts in the order of their beginnings."""
+    group, caches, stream = _group(file), dict[Identity, _Cache](), BlockStream()
     file.start_over()
-    file.notes.append(PARTIAL)
-    for event in _stored(file):
-        if event.fields.get("group_idx") != group:
-            file.set_aside("events about blocks of other cache groups, which hold the same tokens again")
-            continue
-        cache = caches.setdefault(event.identity, _Cache(event.identity))
-        try:
-            entry = cache.extend(event)
-        except BadFieldError as error:
-            file.refuse(event.number, str(error))
-            continue
-        if entry is not None and len(caches) == 1:
-            yield _counted(entry, cache, file)
-        elif entry is not None:
-            entries.append(_counted(entry, cache, file))
-    entries += [_counted(entry, cache, file) for cache in caches.values() if (entry := cache.entry()) is not None]
+    file.notes += [PARTIAL, JOINED]
+    for step in _steps(file):
+        stream.begin_batch()
+        if step.restarted:
+            stream.restart()
+        for event in step.batch.events:
+            if event.kind != CLEARED and event.group != group:
+                if event.kind == STORED:
+                    file.set_aside("events about blocks of other cache groups, which hold the same tokens again")
+                continue
+            reused = stream.add(event)
+            if event.kind != STORED:
+                continue
+            cache = caches.setdefault(event.identity, _Cache(event.identity))
+            try:
+                cache.extend(event, step, reused)
+            except BadFieldError as error:
+                file.refuse(step.number, str(error))
+    if stream.blocks:
+        file.notes.append(f"stored blocks by why they were computed: {causes_line(stream.blocks)}")
+    entries = [entry for cache in caches.values() for entry in cache.entries(file)]
     yield from sorted(entries, key=lambda entry: (entry.at, entry.line))
 
 
-def _counted(entry: Entry, cache: _Cache, file: LogFile) -> Entry:
-    if cache.starts_before(entry):
-        file.set_aside("beginnings of prompts that were stored before the capture began, but for one block each")
-    return entry
-
-
-def _block(name: Any) -> int:
+def _number_of(name: Any) -> int:
     """Return a block's hash as a number."""
     return name if isinstance(name, int) and abs(name) < 1 << 62 else hash_name(name)
