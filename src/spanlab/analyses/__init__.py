@@ -14,6 +14,7 @@ from spanlab.analyses import (  # noqa: F401
     plan_searches,
     policies,
     prefill,
+    rendezvous,
     replicas,
     serving,
     state_ratio,

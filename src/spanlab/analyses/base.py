@@ -21,6 +21,7 @@ from spanlab.report.cells import Table
 from spanlab.report.data import ArmData, bytes_say_little
 from spanlab.report.sweep import SweepPoint, by_axis
 from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
+from spanlab.settings.server import SERVER
 from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, TOO_SHORT, UNSETTLED, describe_few
 from spanlab.study.bounds import ArmResult, describe_beaten
@@ -340,7 +341,7 @@ def footer(finished: Finished) -> str:
     repeats = f" · {study.runs.repeats} repeats" if study.runs.repeats > 1 else ""
     timed = _timing(study) if finished.facts is None else finished.facts.line()
     failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
-    store = f"store {describe_store(study)} · " if study.server.base_url is None else ""  # unknown for a real server
+    store = f"store {describe_store(study)} · " if study.backend != SERVER else ""  # unknown for a real server
     return (
         f"{finished.workload.provenance.line()} · {study.model.name} · {timed} · {_load(finished)} · "
         f"{store}{seeds}{repeats} · commit {commit()}{failed}"
@@ -373,8 +374,8 @@ def _gib(value: float) -> str:
 
 
 def _timing(study: Study) -> str:
-    if study.server.base_url is not None:
-        return f"measured at {study.server.base_url}"
+    if study.backend == SERVER:
+        return f"measured at {study.server.base_url or f'a server that the study started, {study.server.engine}'}"
     if "twin" in study.chosen_analyses():
         return f"step times fitted to the log, on {study.hardware.name}"
     if study.timing.kind == "fitted":

@@ -7,7 +7,7 @@ returns its duration and the finished sequences; then `complete` advances every 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ordered
 from typing import NamedTuple
 
@@ -416,11 +416,16 @@ class SpeculativeScheduler(Scheduler):
     Drafts take memory like the token before them, and are not published until they are accepted. A
     drafter with separate keys and values also takes memory for the drafts that follow a step,
     behind chunks of prompts too. A sequence that runs alone drafts as many tokens as fit.
+
+    `proposed`  number of drafts for the next decode of a sequence; None: always those of the rules
     """
 
-    def __init__(self, policy: Policy, rules: BatchRules) -> None:
+    def __init__(
+        self, policy: Policy, rules: BatchRules, proposed: Callable[[ScheduledSequence], int] | None = None
+    ) -> None:
         super().__init__(policy, rules)
-        self._most, self._lookahead = rules.speculation.draft_tokens, rules.speculation.lookahead
+        most, self._lookahead = rules.speculation.draft_tokens, rules.speculation.lookahead
+        self._proposed = proposed or (lambda sequence: most)
 
     def _decode_together(self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int) -> int:
         """Return 0: the progress of each sequence is known only after the step."""
@@ -429,7 +434,7 @@ class SpeculativeScheduler(Scheduler):
     def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Decode one token and verify drafts; returns the rows used, 0 where the sequence was preempted."""
         start = sequence.held_tokens
-        most = min(self._most, self._sizes.share(budget) - 1)
+        most = min(self._proposed(sequence), self._sizes.share(budget) - 1)
         drafts = self._append_with_drafts(sequence, start, start + 1, now, most)
         if drafts is None:
             return 0
@@ -572,10 +577,12 @@ class AsyncScheduler(Scheduler):
         self._finished.clear()
 
 
-def make_scheduler(policy: Policy, rules: BatchRules) -> Scheduler:
-    """Return a scheduler of the kind that the rules select."""
+def make_scheduler(
+    policy: Policy, rules: BatchRules, proposed: Callable[[ScheduledSequence], int] | None = None
+) -> Scheduler:
+    """Return a scheduler of the kind that the rules select; `proposed` is for one with drafts."""
     if rules.speculation.draft_tokens:
-        return SpeculativeScheduler(policy, rules)
+        return SpeculativeScheduler(policy, rules, proposed)
     return AsyncScheduler(policy, rules) if rules.async_scheduling else Scheduler(policy, rules)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from spanlab.compiled import MODES
 from spanlab.core.tiers import TierRules
-from spanlab.registry import check_seeds, one_of, positive
+from spanlab.registry import check_seeds, one_of, positive, require, within
 from spanlab.workloads.workload import check_prompts
 
 
@@ -185,6 +185,7 @@ class TrackingSettings:
 # ------------------------------------------------------------------------------
 
 SERVER = "server"
+NO_ENGINE = "none"
 _PATH = re.compile(r"/(?!/)[!-~]*")  # printable; two slashes would name another host
 
 
@@ -192,7 +193,11 @@ _PATH = re.compile(r"/(?!/)[!-~]*")  # printable; two slashes would name another
 class ServerSettings:
     """A real server, and the requests to it; backend=server only.
 
-    `base_url`           its address: http://HOST:PORT
+    `engine`             the server to start for the study (`--list server.engine`); none: the one at base_url
+    `base_url`           its address: http://HOST:PORT; null where the study starts the server
+    `port`               port of the server that is started, on the loopback interface; null: a free one
+    `arguments`          further words of its command line
+    `start_timeout_s`    longest time until it answers, seconds
     `served_model`       name of the model in requests; null: the only model of the server
     `prompts`            tokens: ids below the model's vocabulary; text; messages: one user message
     `tokenizer`          decodes the ids of text prompts: tokenizer.json, its folder, or a hub name
@@ -203,7 +208,11 @@ class ServerSettings:
     `reset_path`         path to POST to before each run, which resets the server's prefix cache; null: none
     """
 
+    engine: str = NO_ENGINE
     base_url: str | None = None
+    port: int | None = None
+    arguments: list[str] = field(default_factory=list)
+    start_timeout_s: float = 600.0
     served_model: str | None = None
     prompts: str = "tokens"
     tokenizer: str | None = None
@@ -215,6 +224,12 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_prompts("replay", self.prompts, self.tokenizer)
+        if self.engine == NO_ENGINE:
+            require("server.engine=none", ("server.port", self.port, None), ("server.arguments", self.arguments, []))
+        if self.engine != NO_ENGINE and self.base_url is not None:
+            raise ValueError(f"base_url={self.base_url} with server.engine={self.engine}: expected one of them")
+        within(1, 65_535)("server.port", self.port)
+        positive("server.start_timeout_s", self.start_timeout_s)
         positive("replay.timeout_s", self.timeout_s)
         positive("replay.request_timeout_s", self.request_timeout_s)
         if self.reset_path is not None and not _PATH.fullmatch(self.reset_path):

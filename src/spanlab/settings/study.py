@@ -37,6 +37,7 @@ from spanlab.settings.analyses import (
 )
 from spanlab.settings.arms import Strategy, check_arm, check_names, leaves
 from spanlab.settings.server import (
+    NO_ENGINE,
     SERVER,
     ExecutorSettings,
     LoadSweep,
@@ -624,9 +625,10 @@ def check_replay(study: Study) -> None:
         if study.server.base_url is not None:
             raise ValueError(f"base_url={study.server.base_url} with backend={study.backend}: expected backend=server")
         return
-    if study.server.base_url is None:
+    if study.server.base_url is None and study.server.engine == NO_ENGINE:
         raise ValueError("base_url is not set with backend=server: expected the address of a server, http://HOST:PORT")
-    check_address("base_url", study.server.base_url)
+    if study.server.base_url is not None:
+        check_address("base_url", study.server.base_url)
     if len(study.chosen()) != 1:
         raise ValueError(f"only={study.runs.only} with backend=server: expected one arm, for the server is one")
     if study.executor.workers not in (None, 1):

@@ -418,6 +418,14 @@ def raise_limit(fail_on: str | None, summary: dict[str, Any]) -> None:
         raise LimitError(f"fail_on={fail_on}: {limit.metric} of {name} is {numbers[limit.metric]:.4f}")
 
 
+def raise_unequal(fail_on: list[str], summary: dict[str, Any]) -> None:
+    """Raise where a running server and ours differ in what must be equal; call it after all files are written."""
+    broken = [name for name in summary.get("rendezvous", {}).get("broken", ()) if name in fail_on]
+    if broken:
+        limit = f"analyses.rendezvous.fail_on={fail_on}"
+        raise LimitError(f"{limit}: not equal: {', '.join(broken)}; the table above has the first difference")
+
+
 class BarMissedError(ValueError):
     """A result misses a bar; the study is complete."""
 

@@ -239,6 +239,9 @@ class Backend:
     def recover(self) -> None:
         """Release the memory of a run that ran out of memory."""
 
+    def close(self) -> None:
+        """End what it has started, after the last run."""
+
 
 # ------------------------------------------------------------------------------
 # Run the cells of one arm in order, and append each finished cell to the arm's files.

@@ -7,7 +7,7 @@ import html
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, quote_plus, urlsplit, urlunsplit
@@ -20,9 +20,13 @@ from spanlab.core.request import Request
 from spanlab.engine.settings import remap_tokens
 from spanlab.judge import api_key
 from spanlab.records import NS, ServedRecord, ServedRun
+from spanlab.settings.server import NO_ENGINE
 from spanlab.settings.study import Study
 from spanlab.study.jobs import Backend, Job, RunLogs
 from spanlab.study.logs import TokenGaps
+from spanlab.study.servers import vllm_cpu  # noqa: F401 - register themselves
+from spanlab.study.servers.base import Launch, RunningServer, free_port, running
+from spanlab.study.servers.steps import write_last_run
 from spanlab.workloads.text import find_tokenizer
 from spanlab.workloads.writers import Bodies
 from spanlab_sim.server import Source
@@ -34,11 +38,18 @@ from spanlab_sim.server import Source
 
 
 class RemoteServer(Backend):
-    """Sends requests to `base_url` at the times of their arrivals."""
+    """Sends requests to `base_url`, or to a server that it starts, at the times of their arrivals."""
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._server: RunningServer | None = None
+        self._started = ExitStack()
 
     def run(self, job: Job, write: Callable[[ServedRecord], None]) -> Generator[None, None, ServedRun]:
-        """Replay one run, without pauses; ValueError where no request was answered."""
+        """Replay one run, without pauses; ValueError where no request was answered, or where the server ended."""
         yield from ()
+        server = self._start(job)
+        base_url = str(self._study.server.base_url) if server is None else server.base_url
 
         with RunLogs(replace(job, serving=None), None) as logs:  # the gaps are those between response chunks
 
@@ -48,14 +59,40 @@ class RemoteServer(Backend):
 
             source = Source(self.served(job.requests), job.clients, job.warmup)
             answers = Answers(job, source.early, finished)
-            asyncio.run(replay(self._study, source, answers))
+            reset_path = self._study.server.reset_path or (None if server is None else server.kind.reset_path)
+            asyncio.run(replay(self._study, base_url, reset_path, source, answers))
+        if server is not None:
+            server.check_alive()
         if not answers.served:
             number, first = next(iter(answers.failures.items()))
             failed = f"all {len(job.requests):,} requests failed; request {number}: {first}"
-            raise ValueError(f"base_url={self._study.server.base_url}: expected answers, but {failed}")
+            raise ValueError(f"base_url={base_url}: expected answers, but {failed}")
         if job.serving is not None:
             answers.gaps.write(job.serving)
+        if server is not None and server.kind.logs_steps:
+            write_last_run(server.launch.steps, job.steps)
         return answers.row()
+
+    def _start(self, job: Job) -> RunningServer | None:
+        """Return the running server for a job; None where it is the user's. One that takes the job's requests goes on.
+
+        A server whose cache cannot be emptied is started again.
+        """
+        settings = self._study.server
+        if settings.engine == NO_ENGINE:
+            return None
+        longest = job.max_tokens + max(request.output_len for request in job.requests)
+        server = self._server
+        if server is None or server.kind.reset_path is None or server.launch.longest < longest:
+            self.close()
+            launch = Launch(self._study, job.steps.parent.parent / "server", free_port(settings.port), longest)
+            self._server = self._started.enter_context(running(launch))
+        return self._server
+
+    def close(self) -> None:
+        """End the server that it started."""
+        self._server = None
+        self._started.close()
 
     def served(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Return the requests with token ids of the model's vocabulary."""
@@ -214,11 +251,14 @@ class Endpoint:
         """Post to a path of the host without a body: /reset_prefix_cache, /flush_cache."""
         await self._call("POST", str(httpx.URL(self.base_url).copy_with(raw_path=path.encode())))
 
-    async def stream(self, call: str, body: bytes, tokens: int) -> Answer:
-        """Send one streamed call for at most `tokens` tokens; FailedRequestError without a complete answer."""
+    async def stream(self, call: str, body: bytes, tokens: int, name: str) -> Answer:
+        """Send one streamed call for at most `tokens` tokens; FailedRequestError without a complete answer.
+
+        `name`  identifies the request in logs of the server
+        """
         answer = _Stream(time.perf_counter_ns(), tokens)
         try:
-            async with asyncio.timeout(self._request_s), self._open(call, body) as reply:
+            async with asyncio.timeout(self._request_s), self._open(call, body, name) as reply:
                 if reply.status_code != httpx.codes.OK:
                     raise FailedRequestError(_status(reply.status_code, await _read(reply)))
                 async for line in _lines(reply):
@@ -227,8 +267,8 @@ class Endpoint:
         except (httpx.HTTPError, FailedRequestError, TimeoutError) as error:
             raise self._failed(self._reason(error)) from error
 
-    def _open(self, call: str, body: bytes) -> Any:
-        headers = {"Content-Type": "application/json"}
+    def _open(self, call: str, body: bytes, name: str) -> Any:
+        headers = {"Content-Type": "application/json", "X-Request-Id": name}
         return self._client.stream("POST", f"{self.base_url}/{call}", content=body, headers=headers)
 
     async def _call(self, method: str, url: str) -> bytes:
@@ -446,7 +486,8 @@ class Replay:
     async def _send(self, sent: SentRequest) -> None:
         try:
             body = self.calls.body(sent.request)
-            answer = await self.calls.endpoint.stream(self.calls.call, body, sent.request.output_len)
+            name = str(sent.request.id)
+            answer = await self.calls.endpoint.stream(self.calls.call, body, sent.request.output_len, name)
         except FailedRequestError as failure:
             self.calls.on_failure(sent, str(failure))
         else:
@@ -473,15 +514,15 @@ class Replay:
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-async def replay(study: Study, source: Source, answers: Answers) -> None:
-    """Send all requests of a source to the study's server."""
+async def replay(study: Study, base_url: str, reset_path: str | None, source: Source, answers: Answers) -> None:
+    """Send all requests of a source to a server."""
     settings = study.server
     key = api_key("replay.api_key_variable", settings.api_key_variable)
     patience = Patience(settings.timeout_s, settings.request_timeout_s)
-    async with Endpoint(str(study.server.base_url), key, patience) as endpoint:
-        bodies = await _bodies(study, endpoint)
-        if settings.reset_path is not None:
-            await _reset(endpoint, settings.reset_path)
+    async with Endpoint(base_url, key, patience) as endpoint:
+        bodies = await _bodies(study, endpoint, base_url)
+        if reset_path is not None:
+            await _reset(endpoint, reset_path)
         calls = Calls(
             endpoint,
             bodies.call,
@@ -492,19 +533,19 @@ async def replay(study: Study, source: Source, answers: Answers) -> None:
         await Replay(calls, source).run()
 
 
-async def _bodies(study: Study, endpoint: Endpoint) -> Bodies:
+async def _bodies(study: Study, endpoint: Endpoint, base_url: str) -> Bodies:
     settings = study.server
     tokenizer = None if settings.tokenizer is None else find_tokenizer(settings.tokenizer).tokenizer
-    model = settings.served_model or await _only_model(study, endpoint)
+    model = settings.served_model or await _only_model(endpoint, base_url)
     return Bodies(model, settings.prompts, tokenizer, settings.exact_lengths)
 
 
-async def _only_model(study: Study, endpoint: Endpoint) -> str:
+async def _only_model(endpoint: Endpoint, base_url: str) -> str:
     try:
         models = await endpoint.models()
     except FailedRequestError as failure:
         expected = f"an OpenAI-compatible server, which lists its models at {endpoint.base_url}/models"
-        raise ValueError(f"base_url={study.server.base_url}: expected {expected}: {failure}") from failure
+        raise ValueError(f"base_url={base_url}: expected {expected}: {failure}") from failure
     if len(models) != 1:
         names = f"one of {', '.join(models)}" if models else "a name, because the server lists no model"
         raise ValueError(f"replay.served_model=null: expected {names}")

@@ -23,7 +23,7 @@ from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT
 from spanlab.settings.server import LoadSweep
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.backends import BACKENDS
-from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, raise_failures, raise_limit, raise_missed
+from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, raise_failures, raise_limit, raise_missed, raise_unequal
 from spanlab.study.executor import Executor
 from spanlab.study.folder import (
     GROWING,
@@ -144,6 +144,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
     print_line(console, str(folder.path))
     raise_failures(report.failed, len(study.chosen()))
     raise_limit(study.analyses.explain.fail_on, report.summary)
+    raise_unequal(study.analyses.rendezvous.fail_on, report.summary)
     raise_missed(report.summary)
     return folder.path
 

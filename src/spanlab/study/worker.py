@@ -80,6 +80,11 @@ class Worker:
                 reading_at = monotonic() + READING_PERIOD_S
         return outcomes
 
+    def close(self) -> None:
+        """End what the backend has started."""
+        if "_runtime" in vars(self):
+            self._runtime.backend.close()
+
     def _run_task(self, task: Task) -> Generator[None, None, Outcome]:
         """Run one task, and yield at the pauses of its runs."""
         others = (row for row in task.files.finished() if RunCell.of(row) not in task.cells)
@@ -154,6 +159,8 @@ def workers_of(
         worker = Worker(study, requests, counts)
         with executor(study.executor, worker, processes, study.plugins, scratch) as workers:
             yield workers
+            if processes == 1:  # several run simulations, which start nothing
+                workers.submit(Worker.close).result()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -1,0 +1,360 @@
+"""A real server beside our scheduler, request by request: what was reused, when requests ran, and the times.
+
+Where the server writes its steps, our scheduler decides the same run again from the measured arrivals, so that every
+decision can be compared. Where it does not, the simulator serves the same requests, and only reuse is compared; with
+several clients, that depends on when each answer came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.analyses.base import Findings, Finished, footer
+from spanlab.records import Record, delays_of
+from spanlab.registry import one_of
+from spanlab.report.cells import Table, count, hidden, percent, seconds, signed_percent, word
+from spanlab.report.table import Field, tabulate
+from spanlab.settings.analyses import ANALYSES
+from spanlab.settings.server import SERVER
+from spanlab.settings.study import Study
+from spanlab.study.backends import Simulator
+from spanlab.study.jobs import Job, Jobs, run_cells
+from spanlab.study.numbers import ArmFiles, Columns, RunCell
+from spanlab.study.servers.steps import LiveRun, Rendezvous, Served, meet, read_run, write_case
+
+Floats = NDArray[np.float64]
+COMPARED = ("reuse", "course", "steps")
+_ID = re.compile(r"-(\d+)-0(?:-[0-9a-f]+)?$")  # vLLM's id of a request that the client has numbered
+_SHOWN_DIFFERENCES = 5
+
+
+@dataclass
+class RendezvousSettings:
+    """The comparison with a running server.
+
+    `fail_on`  what must be equal in every request, else the run ends with exit code 1: reuse, course, steps
+    `preset`   the scheduler that decides the server's steps again
+    """
+
+    fail_on: list[str] = field(default_factory=list)
+    preset: str = "vllm_0_32"
+
+    def __post_init__(self) -> None:
+        for name in self.fail_on:
+            one_of("analyses.rendezvous.fail_on", name, COMPARED)
+
+
+def _check(study: Study) -> None:
+    from spanlab.schedule import PRESETS  # pydantic takes time to load
+
+    if study.backend != SERVER:
+        raise ValueError(f"analyses=rendezvous with backend={study.backend}: expected backend={SERVER}")
+    one_of("analyses.rendezvous.preset", study.analyses.rendezvous.preset, PRESETS)
+
+
+# ------------------------------------------------------------------------------
+# One run of the server, by request.
+# ------------------------------------------------------------------------------
+
+
+class Delays(NamedTuple):
+    """Seconds of each request, or of one."""
+
+    ttft_s: Any
+    tpot_s: Any
+    e2e_s: Any
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run: its requests in the order of their records.
+
+    `served`, `decided`  tokens that the server and ours reused; the server's are NaN where it did not say
+    `course`             whether start, first token, end and preemptions are in the same steps; None without steps
+    `steps`, `differing`  number of steps, and of those whose tokens differ; None without steps
+    `measured`, `stepped`  delays of the client, and of our scheduler where each step takes what it took there
+    `causes`             one sentence per difference
+    """
+
+    cell: RunCell
+    prompt_tokens: int
+    served: Floats
+    decided: Floats
+    course: NDArray[np.bool_] | None
+    steps: int | None
+    differing: int | None
+    preemptions: tuple[int, int] | None
+    measured: Delays
+    stepped: Delays | None
+    causes: tuple[str, ...]
+
+    @property
+    def same_reuse(self) -> NDArray[np.bool_]:
+        """Whether both reused the same number of tokens, by request."""
+        return np.asarray(self.served == self.decided)
+
+    def broken(self) -> list[str]:
+        """Return what is not equal everywhere."""
+        equal = {
+            "reuse": bool(self.same_reuse.all()),
+            "course": self.course is None or bool(self.course.all()),
+            "steps": not self.differing,
+        }
+        return [name for name in COMPARED if not equal[name]]
+
+    def summary(self) -> dict[str, Any]:
+        """The run for `summary.json`."""
+        return {
+            "seed": self.cell.seed,
+            "rate_rps": self.cell.rate_rps,
+            "requests": len(self.served),
+            "same_reuse": int(self.same_reuse.sum()),
+            "same_course": None if self.course is None else int(self.course.sum()),
+            "steps": self.steps,
+            "differing_steps": self.differing,
+            "preemptions": None if self.preemptions is None else self.preemptions[0],
+            "our_preemptions": None if self.preemptions is None else self.preemptions[1],
+            "hit_rate": None if np.isnan(self.served).any() else float(self.served.sum()) / self.prompt_tokens,
+            "our_hit_rate": float(self.decided.sum()) / self.prompt_tokens,
+        }
+
+
+def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Compared:
+    """Compare a run whose steps the server wrote."""
+    both = meet(run, study.analyses.rendezvous.preset)
+    numbers = {_number(served): at for at, served in enumerate(run.requests)}
+    order = [numbers[int(request)] for request in columns["request_id"]]
+    ours = [both.decided[at] for at in order]
+    served = [run.requests[at] for at in order]
+    return Compared(
+        cell,
+        int(columns["prompt_tokens"].sum()),
+        np.array([request.reused for request in served], float),
+        np.array([decided.reused for decided in ours], float),
+        np.array([both.same_course(at) for at in order]),
+        both.num_steps,
+        len(both.differences),
+        (sum(request.preemptions for request in served), sum(decided.preemptions for decided in ours)),
+        _client_delays(columns),
+        _stepped(both, order),
+        tuple(_causes(both, columns, served)),
+    )
+
+
+def _number(served: Served) -> int:
+    match = _ID.search(served.id)
+    if match is None:
+        raise ValueError(f"steps of a server: request id {served.id}: expected the number that the client sent")
+    return int(match[1])
+
+
+def _client_delays(columns: Columns) -> Delays:
+    delays = delays_of(columns)
+    return Delays(delays["ttft_s"], delays["tpot_s"], delays["e2e_s"])
+
+
+def _stepped(both: Rendezvous, order: Sequence[int]) -> Delays:
+    """Return the delays of our decisions if every step ends when that of the server did."""
+    ends = np.array([step.ended for step in both.run.steps]) * 1e-9
+    last = len(ends) - 1
+    first = np.array([ends[min(both.decided[at].first, last)] for at in order])
+    end = np.array([ends[min(both.decided[at].last, last)] for at in order])
+    added = np.array([both.run.requests[at].added_at for at in order]) * 1e-9
+    tokens = np.array([both.run.requests[at].output_len for at in order])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tpot = np.where(tokens > 1, (end - first) / (tokens - 1), np.nan)
+    return Delays(first - added, tpot, end - added)
+
+
+def _causes(both: Rendezvous, columns: Columns, served: Sequence[Served]) -> Iterator[str]:
+    """Yield what differs: the first step, and requests whose log and answer do not agree."""
+    if both.differences:
+        first = both.differences[0]
+        yield (
+            f"step {first.step:,} is the first of {len(both.differences):,} that differ: the server computed "
+            f"{_tokens(first.served)}, ours {_tokens(first.decided)}"
+        )
+    reported = columns["reused_tokens"].astype(float)
+    logged = np.array([request.reused for request in served], float)
+    if (others := int((reported != logged).sum())) and not np.isnan(reported).all():
+        yield f"{others:,} answers tell other reused tokens than the scheduler of the server has decided"
+
+
+def _tokens(step: Mapping[str, int] | None) -> str:
+    if not step:
+        return "nothing"
+    shown = [f"{tokens:,} of request {request}" for request, tokens in list(step.items())[:_SHOWN_DIFFERENCES]]
+    return ", ".join(shown) + (f" and {len(step) - len(shown)} more" if len(step) > len(shown) else "")
+
+
+def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> Compared:
+    """Compare the reuse of a run of which only the answers are known."""
+    decided: dict[int, int] = {}
+
+    def finished(record: Record) -> None:
+        decided[record.request_id] = record.reused_tokens
+
+    Simulator(study.changed(backend="sim", server=type(study.server)())).simulate(job, finished)
+    served = columns["reused_tokens"].astype(float)
+    ours = np.array([decided[int(request)] for request in columns["request_id"]], float)
+    causes = []
+    if np.isnan(served).all():
+        causes.append("the server reports no reused tokens: expected usage.prompt_tokens_details.cached_tokens")
+    elif job.clients != 1 and not np.array_equal(served, ours):
+        causes.append("with several requests at once, what is stored when one arrives depends on the server's times")
+    prompt = int(columns["prompt_tokens"].sum())
+    delays = _client_delays(columns)
+    return Compared(cell, prompt, served, ours, None, None, None, None, delays, None, tuple(causes))
+
+
+def _compared(finished: Finished) -> Iterator[Compared]:
+    study = finished.study
+    jobs = Jobs(study, finished.workload.requests)
+    for arm, files in finished.files.items():
+        columns = files.columns()
+        for cell in run_cells(study, arm):
+            yield _of_run(study, jobs, arm, files, cell, columns[cell])
+
+
+def _of_run(study: Study, jobs: Jobs, arm: str, files: ArmFiles, cell: RunCell, columns: Columns) -> Compared:
+    path = files.log(arm, cell)
+    if not path.exists():
+        return _by_simulation(study, cell, columns, jobs.job(arm, cell, files))
+    run = read_run(path)
+    compared = _by_steps(study, cell, columns, run)
+    if compared.broken():  # so that it can be sent, and decided again without a server
+        write_case(run, path.with_suffix(".case.json"))
+    return compared
+
+
+# ------------------------------------------------------------------------------
+# Tables.
+# ------------------------------------------------------------------------------
+
+_DELAYS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+
+
+def _share(equal: int | None, total: int | None) -> str:
+    return "–" if equal is None or total is None else f"{equal:,} of {total:,}"
+
+
+def decisions_table(title: str, runs: Sequence[Compared], notes: Sequence[str]) -> Table:
+    """A row for each run: how many requests and steps are equal."""
+    fields = (
+        Field("seed", "seed", count),
+        Field("rate_rps", "", hidden),
+        Field("requests", "requests", count),
+        Field("same_reuse", "", hidden),
+        Field("reuse", "reused tokens\nequal", word, lambda row: _share(row["same_reuse"], row["requests"])),
+        Field("same_course", "", hidden),
+        Field("course", "steps of requests\nequal", word, lambda row: _share(row["same_course"], row["requests"])),
+        Field("differing_steps", "", hidden),
+        Field("steps", "steps\nequal", word, _equal_steps),
+        Field("preemptions", "preemptions\nserver", count),
+        Field("our_preemptions", "preemptions\nours", count),
+        Field("hit_rate", "token hit rate\nserver", percent),
+        Field("our_hit_rate", "token hit rate\nours", percent),
+    )
+    return tabulate("rendezvous", title, fields, [run.summary() for run in runs], notes)
+
+
+def _equal_steps(row: Mapping[str, Any]) -> str:
+    return _share(None if row["steps"] is None else row["steps"] - row["differing_steps"], row["steps"])
+
+
+def delays_table(runs: Sequence[Compared]) -> Table | None:
+    """A row for each delay: the client's, and that of our scheduler under the server's own step times."""
+    rows = []
+    for name, label in _DELAYS.items():
+        measured = np.concatenate([getattr(run.measured, name) for run in runs])
+        stepped = [getattr(run.stepped, name) for run in runs if run.stepped is not None]
+        if np.isnan(measured).all():
+            continue
+        row: dict[str, Any] = {"delay": label, "mean_s": float(np.nanmean(measured))}
+        row |= {f"p{p}_s": float(np.nanpercentile(measured, p)) for p in (50, 95)}
+        if stepped:
+            ours = np.concatenate(stepped)
+            row["our_mean_s"] = float(np.nanmean(ours))
+            row["outside_s"] = float(np.nanmedian(measured - ours))
+            row["error"] = row["our_mean_s"] / row["mean_s"] - 1
+        rows.append(row)
+    if not rows:
+        return None
+    fields = (
+        Field("delay", "delay", word, left=True),
+        Field("mean_s", "server\nmean", seconds),
+        Field("p50_s", "server\np50", seconds),
+        Field("p95_s", "server\np95", seconds),
+        Field("our_mean_s", "ours under its\nsteps, mean", seconds),
+        Field("error", "difference", signed_percent),
+        Field("outside_s", "outside the\nscheduler, p50", seconds),
+    )
+    note = (
+        "ours under its steps: our decisions, where each step takes what it took in the server; "
+        "the rest is HTTP, tokens to text, and the client"
+    )
+    return tabulate("delays", "Delays of the requests", fields, rows, (note,))
+
+
+# ------------------------------------------------------------------------------
+# The server as it ran.
+# ------------------------------------------------------------------------------
+
+
+def server_table(run: LiveRun) -> Table:
+    """The settings that the server told, by name."""
+    start = run.start
+    groups = ", ".join(
+        f"{group.layers} layers of {group.kind} in blocks of {group.block_size}" for group in start.groups
+    )
+    rows = [
+        {"setting": "version", "value": f"vLLM {start.version}"},
+        {"setting": "blocks", "value": f"{start.num_blocks:,} of {start.block_size} tokens"},
+        {"setting": "groups", "value": ", ".join(groups)},
+        {"setting": "max_num_seqs", "value": f"{start.max_num_seqs:,}"},
+        {"setting": "max_num_batched_tokens", "value": f"{start.max_num_batched_tokens:,}"},
+        {"setting": "chunked prefill", "value": _flag(start.enable_chunked_prefill)},
+        {"setting": "async scheduling", "value": _flag(start.async_scheduling)},
+        {"setting": "prefix caching", "value": _flag(start.prefix_caching)},
+        {
+            "setting": "drafts",
+            "value": f"{start.draft_tokens} ({start.draft_method})" if start.draft_tokens else "none",
+        },
+    ]
+    fields = (Field("setting", "setting", word, left=True), Field("value", "value", word, left=True))
+    return tabulate("server", "The server as it ran", fields, rows)
+
+
+def _flag(value: bool) -> str:
+    return "on" if value else "off"
+
+
+@ANALYSES.register("rendezvous", options=RendezvousSettings, check=_check)
+def rendezvous(finished: Finished) -> Findings:
+    """Compare a running server with our scheduler, request by request."""
+    runs = list(_compared(finished))
+    notes = [f"seed {run.cell.seed}: {cause}" for run in runs for cause in run.causes]
+    title = f"{finished.name} · a running server and our scheduler\n{footer(finished)}"
+    tables = [decisions_table(title, runs, notes)]
+    if (delays := delays_table(runs)) is not None:
+        tables.append(delays)
+    tables += _servers(finished)
+    broken = dict.fromkeys(name for run in runs for name in run.broken())
+    return Findings(
+        summary={"rendezvous": {"runs": [run.summary() for run in runs], "broken": list(broken)}},
+        tables=tuple(tables),
+    )
+
+
+def _servers(finished: Finished) -> list[Table]:
+    for arm, files in finished.files.items():
+        for cell in run_cells(finished.study, arm):
+            if (path := files.log(arm, cell)).exists():
+                return [server_table(read_run(path))]
+    return []

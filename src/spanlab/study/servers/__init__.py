@@ -1,0 +1,1 @@
+"""Real servers that a study starts by itself, one per file."""

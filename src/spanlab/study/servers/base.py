@@ -1,0 +1,191 @@
+"""Real servers that a study starts by itself: their environment, process, address and log.
+
+A server is one file here. Its process runs under `guard.py`, which ends it with the study, however the study ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, ClassVar
+
+import httpx
+
+from spanlab.compiled import HOME
+from spanlab.registry import Registry
+from spanlab.settings.study import Study
+from spanlab.study.servers import guard
+
+LOOPBACK = "127.0.0.1"
+_PERIOD_S = 0.25  # between two looks at a server that is starting
+_LINES = 3  # of its log, in an error
+_LONGEST_LINE = 200
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start.
+
+    `study`    its model, arm, batch limits and store describe the server
+    `folder`   for the server's files: log, steps
+    `port`     a free port of the loopback interface
+    `longest`  tokens of the longest request, its output included
+    """
+
+    study: Study
+    folder: Path
+    port: int
+    longest: int
+
+    @property
+    def log(self) -> Path:
+        """Everything that the server prints."""
+        return self.folder / "server.log"
+
+    @property
+    def steps(self) -> Path:
+        """Decisions of the server's scheduler, where a hook writes them."""
+        return self.folder / "steps.jsonl"
+
+
+class EmbeddedServer(ABC):
+    """A kind of server.
+
+    `environment`  the pins in requirements/, and the folder in .venvs/
+    `version`      of the server that they install
+    `reset_path`   path to POST to that empties the cache; None: the server has none and is started again
+    `health_path`  path that answers once requests are served
+    `logs_steps`   whether `Launch.steps` is written
+    """
+
+    environment: ClassVar[str]
+    version: ClassVar[str]
+    reset_path: ClassVar[str | None] = None
+    health_path: ClassVar[str] = "/health"
+    logs_steps: ClassVar[bool] = False
+
+    def check(self, study: Study) -> None:  # noqa: B027 - most servers take every study
+        """Raise ValueError for a study that the server cannot serve."""
+
+    @abstractmethod
+    def command(self, launch: Launch) -> list[str]:
+        """Return the command that serves OpenAI's protocol at the port; its first word is a path or `python`."""
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        """Return further environment variables of the process."""
+        return {}
+
+
+#: Servers by the name that `server.engine` takes.
+SERVERS: Registry[EmbeddedServer] = Registry("server")
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that answers.
+
+    `base_url`  its address
+    `launch`    what it was started with
+    `process`   its guard
+    """
+
+    kind: EmbeddedServer
+    launch: Launch
+    base_url: str
+    process: subprocess.Popen[bytes]
+
+    def check_alive(self) -> None:
+        """Raise ValueError, with the end of its log, where the server has ended."""
+        if self.process.poll() is not None:
+            raise ValueError(_ended(self.launch, "ended while requests were served", self.process.returncode))
+
+
+@contextmanager
+def running(launch: Launch) -> Iterator[RunningServer]:
+    """Start the server of a study, wait until it answers, and end it with the block.
+
+    Raises ValueError, with the last lines of its log, for a server that does not start.
+    """
+    settings = launch.study.server
+    kind = SERVERS.make(settings.engine, {}, {})
+    launch.folder.mkdir(parents=True, exist_ok=True)
+    python = set_up(kind.environment)
+    command = kind.command(launch)
+    command = [str(python) if command[0] == "python" else command[0], *command[1:]]
+    with launch.log.open("ab") as log, _guarded(command, kind.variables(launch), log) as process:
+        base_url = f"http://{LOOPBACK}:{launch.port}"
+        _await(process, f"{base_url}{kind.health_path}", settings.start_timeout_s, launch)
+        yield RunningServer(kind, launch, base_url, process)
+
+
+@contextmanager
+def _guarded(command: list[str], variables: dict[str, str], log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    process = subprocess.Popen(
+        [sys.executable, "-I", guard.__file__, *command],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env=inherited | variables,
+        start_new_session=True,  # an interrupt from the terminal reaches the study alone
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+def _await(process: subprocess.Popen[bytes], url: str, timeout_s: float, launch: Launch) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if (status := process.poll()) is not None:
+            raise ValueError(_ended(launch, "did not start", status))
+        try:
+            if httpx.get(url, timeout=_PERIOD_S * 8).is_success:
+                return
+        except httpx.HTTPError:
+            pass  # it does not listen yet
+        if time.monotonic() > deadline:
+            raise ValueError(_described(launch, f"did not answer within server.start_timeout_s={timeout_s:g}"))
+        time.sleep(_PERIOD_S)
+
+
+def _ended(launch: Launch, what: str, status: int) -> str:
+    return _described(launch, f"{what}: exit status {status}")
+
+
+def _described(launch: Launch, what: str) -> str:
+    """Return one sentence about a server, with the end of its log."""
+    lines = [line.strip() for line in launch.log.read_text(errors="replace").splitlines() if line.strip()]
+    end = " | ".join(line[:_LONGEST_LINE] for line in lines[-_LINES:])
+    return f"server.engine={launch.study.server.engine}: the server {what}; see {launch.log}, which ends: {end}"
+
+
+def free_port(wanted: int | None) -> int:
+    """Return a free port of the loopback interface; ValueError where the one that is wanted is in use."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, wanted or 0))
+        except OSError as error:
+            raise ValueError(f"server.port={wanted}: expected a free port ({error.strerror})") from error
+        return int(probe.getsockname()[1])
+
+
+def set_up(environment: str) -> Path:
+    """Install an environment if it is missing, and return its Python; ValueError where that fails."""
+    python = HOME / ".venvs" / environment / "bin" / "python"
+    script = f'source "{HOME}/requirements/setup.sh"; set_up {environment}'
+    done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise ValueError(f"the environment {environment} could not be set up, see above; expected {python}")
+    return python
