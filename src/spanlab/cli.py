@@ -216,6 +216,7 @@ def registries() -> dict[str, Registry[Any]]:
     from spanlab.model_spec import COSTS
     from spanlab.report.figures import FIGURES
     from spanlab.settings.analyses import ANALYSES
+    from spanlab.study.real_server import SERVERS  # its import registers them
     from spanlab.workloads.load import WORKLOADS
     from spanlab.workloads.logs.source import LOG_FORMATS
     from spanlab.workloads.workload import SOURCES
@@ -237,6 +238,7 @@ def registries() -> dict[str, Registry[Any]]:
         "workload.log.format": LOG_FORMATS,
         "arrivals.kind": ARRIVALS,
         "replicas.routing": ROUTERS,
+        "server.engine": SERVERS,
         "timing.kind": TIMINGS,
         "analyses": ANALYSES,
         "plan.search": SEARCHES,

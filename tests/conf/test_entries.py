@@ -19,6 +19,7 @@ OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
 OF_CARDS = ("first_light",)  # run small by tests/study/test_first_light.py
 NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_MODELS, *OF_CARDS)
 STUDIES = [entry for entry in entries() if entry not in NO_STUDIES]
+LIVE = ("rendezvous",)  # starts a real server: tests/live
 OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay", "pic_decay_answers")  # small in tests/study
 SWEEPS = (
     *("break_even_sim", "families_sim", "replicas_sim", "eviction_sim"),
@@ -96,7 +97,7 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     assert [cell.seed for arm in study.chosen() for cell in run_cells(study, arm)]
 
 
-@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in OF_STUDY + SWEEPS])
+@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in OF_STUDY + SWEEPS + LIVE])
 def test_a_study_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path):
     here = ("executor=here", f"output.root={tmp_path}", "output.run=toy")  # no process that would load torch again
     done = spanlab("-cn", entry, *toy, *own.get(entry, ()), *here)

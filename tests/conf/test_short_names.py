@@ -60,7 +60,7 @@ def test_options_of_an_analysis_that_is_not_chosen_are_refused():
 
 def test_every_option_has_a_type_of_its_own():
     schemas = [ANALYSES[name].options for name in ANALYSES if ANALYSES[name].options is not None]
-    assert len(set(schemas)) == len(schemas) == 9
+    assert len(set(schemas)) == len(schemas) == 10
 
 
 def test_an_earlier_run_folder_has_the_same_settings():
@@ -78,7 +78,7 @@ def test_sentences_have_short_names():
     text = with_short_keys(
         "analyses.plan.slo.ttft_p95_s=x, runs.seeds[0]=y with backend=server: expected server.prompts"
     )
-    assert text == "slo.ttft_p95_s=x, seeds[0]=y with backend=server: expected replay.prompts"
+    assert text == "slo.ttft_p95_s=x, seeds[0]=y with backend=server: expected server.prompts"
 
 
 @pytest.mark.parametrize(

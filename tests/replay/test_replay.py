@@ -227,7 +227,7 @@ def test_stream_without_end_is_ended(serve, tmp_path: Path, kind: str):
 def test_slow_stream_ends_with_its_time(serve, tmp_path: Path):
     server = serve(pause_s=0.05)
     with pytest.raises(ValueError, match=r"no end within 0\.1 s$"):
-        replay(study(server.url, "replay.request_timeout_s=0.1"), tmp_path)
+        replay(study(server.url, "server.request_timeout_s=0.1"), tmp_path)
 
 
 def test_compressed_stream_is_refused(serve, tmp_path: Path):
@@ -248,7 +248,7 @@ def test_repeated_key_is_masked_everywhere(serve, tmp_path: Path, monkeypatch, c
     monkeypatch.setenv("TOY_KEY", "sk-SECRET/123")
     error, secret = KEYS[kind]
     server = serve(fails_at=[1], error=error)
-    folder = replay(study(server.url, "replay.api_key_variable=TOY_KEY"), tmp_path)
+    folder = replay(study(server.url, "server.api_key_variable=TOY_KEY"), tmp_path)
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert not any(secret.lower().encode() in path.read_bytes().lower() for path in files)
     (run,) = files_of(folder).finished()
@@ -259,8 +259,8 @@ def test_repeated_key_is_masked_everywhere(serve, tmp_path: Path, monkeypatch, c
 def test_key_in_a_models_name_is_masked(serve, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TOY_KEY", "sk-SECRET123")
     server = serve(models=["a-sk-SECRET123", "b"])
-    with pytest.raises(ValueError, match=r"^replay.served_model=null: expected one of a-\*\*\*, b$"):
-        replay(study(server.url, "replay.api_key_variable=TOY_KEY"), tmp_path)
+    with pytest.raises(ValueError, match=r"^server.served_model=null: expected one of a-\*\*\*, b$"):
+        replay(study(server.url, "server.api_key_variable=TOY_KEY"), tmp_path)
 
 
 def test_control_characters_of_a_server_are_escaped(serve, tmp_path: Path):
@@ -303,7 +303,7 @@ def test_finished_runs_are_not_sent_again(serve, tmp_path: Path):
 @pytest.mark.parametrize(("reset", "resets"), [("null", 0), ("/reset", 2)])
 def test_cache_is_emptied_or_said_to_be_warm(serve, tmp_path: Path, reset: str, resets: int):
     server = serve()
-    folder = replay(study(server.url, "seeds=[0,1]", f"replay.reset_path={reset}"), tmp_path)
+    folder = replay(study(server.url, "seeds=[0,1]", f"server.reset_path={reset}"), tmp_path)
     assert server.received()["resets"] == resets
     assert any("cache stayed warm" in caveat for caveat in summary_of(folder)["caveats"]) == (not resets)
 
@@ -323,13 +323,13 @@ def test_trace_shows_what_a_client_sees(replayed: Path):
 def test_key_is_sent_and_written_nowhere(serve, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TOY_KEY", "sk-secret-77")
     server = serve()
-    folder = replay(study(server.url, "replay.api_key_variable=TOY_KEY"), tmp_path)
+    folder = replay(study(server.url, "server.api_key_variable=TOY_KEY"), tmp_path)
     assert {request["authorization"] for request in server.received()["requests"]} == {"Bearer sk-secret-77"}
     assert not any(b"sk-secret-77" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 def test_model_must_be_chosen_among_several(serve, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"^replay.served_model=null: expected one of big, small$"):
+    with pytest.raises(ValueError, match=r"^server.served_model=null: expected one of big, small$"):
         replay(study(serve(models=["big", "small"]).url), tmp_path)
 
 
@@ -351,11 +351,11 @@ def test_absent_server_is_one_sentence(tmp_path: Path):
         (("base_url=http://x", "backend=sim"), "base_url=http://x with backend=sim: expected backend=server"),
         (("base_url=http://x", "only=[]"), "only=[] with backend=server: expected one arm"),
         (("base_url=http://x", "analyses=[summary]"), "analyses=summary with backend=server: expected serving"),
-        (("base_url=http://x", "replay.prompts=text"), "replay.prompts=text: expected replay.tokenizer too"),
-        (("base_url=http://x", "replay.reset_path=reset"), "replay.reset_path=reset: expected a path"),
-        (("base_url=http://x", "replay.reset_path=//other/reset"), "replay.reset_path=//other/reset: expected a path"),
-        (("base_url=http://x", "replay.reset_path='/a b'"), "replay.reset_path=/a b: expected a path"),
-        (("base_url=http://x", "replay.request_timeout_s=0"), "replay.request_timeout_s=0.0: expected a number above"),
+        (("base_url=http://x", "server.prompts=text"), "server.prompts=text: expected server.tokenizer too"),
+        (("base_url=http://x", "server.reset_path=reset"), "server.reset_path=reset: expected a path"),
+        (("base_url=http://x", "server.reset_path=//other/reset"), "server.reset_path=//other/reset: expected a path"),
+        (("base_url=http://x", "server.reset_path='/a b'"), "server.reset_path=/a b: expected a path"),
+        (("base_url=http://x", "server.request_timeout_s=0"), "server.request_timeout_s=0.0: expected a number above"),
     ],
 )
 def test_settings_without_meaning_are_refused(overrides: tuple[str, ...], problem: str):

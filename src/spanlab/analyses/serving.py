@@ -333,7 +333,7 @@ def _warm(study: Study) -> tuple[str, ...]:
     runs = sum(len(run_cells(study, arm)) for arm in study.chosen())
     if study.server.base_url is None or runs == 1 or study.server.reset_path is not None:
         return ()
-    return ("the server's cache stayed warm from run to run; replay.reset_path=PATH empties it before each",)
+    return ("the server's cache stayed warm from run to run; server.reset_path=PATH empties it before each",)
 
 
 def _goal(limits: Mapping[str, float | None]) -> Goal:

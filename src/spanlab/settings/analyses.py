@@ -479,10 +479,11 @@ SHORT_NAMES = {
         )
     },
     "base_url": "server.base_url",
-    "replay": "server",
     "workers": "executor.workers",
     "compiled": "executor.compiled",
 }  # fmt: skip
+#: Earlier names of sections, which are read and not shown.
+EARLIER = {"replay": "server"}
 #: Short names of `workload.path`, with the kind of workload that they are for.
 PATHS = {"log": "log", "local": "questions"}
 
@@ -494,7 +495,7 @@ def full_key(key: str) -> str:
         return key  # a short name of its own section, which has the options too
     if name in PATHS and not dot:
         return "workload.path"
-    return f"{SHORT_NAMES.get(name, name)}{dot}{below}"
+    return f"{(SHORT_NAMES | EARLIER).get(name, name)}{dot}{below}"
 
 
 def short_key(key: str) -> str:

@@ -37,7 +37,7 @@ from spanlab.kinds import kinds_of
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import load_plugins
 from spanlab.registry import ENTRIES, among, one_of, refuse_unknown_keys
-from spanlab.settings.analyses import ANALYSES, PATHS, SHORT_NAMES, Analyses, full_key, short_key
+from spanlab.settings.analyses import ANALYSES, EARLIER, PATHS, SHORT_NAMES, Analyses, full_key, short_key
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import EXECUTORS, TRACKERS, ExecutorSettings, StoreSettings, TrackingSettings
 from spanlab.workloads.load import WorkloadSettings
@@ -123,8 +123,8 @@ def open_schema(schema: Any) -> Any:
         else (key.name, hints[key.name], _copied(key))
         for key in fields(schema)
     ]
-    short = sorted(SHORT_NAMES.keys() - hints.keys()) if any(map(_is_analyses, hints.values())) else ()
-    names = {"opens": schema, "short_names": {name: SHORT_NAMES[name] for name in short}}
+    short = sorted((SHORT_NAMES | EARLIER).keys() - hints.keys()) if any(map(_is_analyses, hints.values())) else ()
+    names = {"opens": schema, "short_names": {name: (SHORT_NAMES | EARLIER)[name] for name in short}}
     _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(_Opened(schema.__name__, (), names),))
     return _OPENED[schema]
 

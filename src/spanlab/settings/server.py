@@ -198,6 +198,7 @@ class ServerSettings:
     `port`               port of the server that is started, on the loopback interface; null: a free one
     `arguments`          further words of its command line
     `start_timeout_s`    longest time until it answers, seconds
+    `step_log`           file in which the hook of the server at base_url writes its steps; null: it has no hook
     `served_model`       name of the model in requests; null: the only model of the server
     `prompts`            tokens: ids below the model's vocabulary; text; messages: one user message
     `tokenizer`          decodes the ids of text prompts: tokenizer.json, its folder, or a hub name
@@ -213,6 +214,7 @@ class ServerSettings:
     port: int | None = None
     arguments: list[str] = field(default_factory=list)
     start_timeout_s: float = 600.0
+    step_log: str | None = None
     served_model: str | None = None
     prompts: str = "tokens"
     tokenizer: str | None = None
@@ -223,16 +225,19 @@ class ServerSettings:
     reset_path: str | None = None
 
     def __post_init__(self) -> None:
-        check_prompts("replay", self.prompts, self.tokenizer)
+        check_prompts("server", self.prompts, self.tokenizer)
         if self.engine == NO_ENGINE:
             require("server.engine=none", ("server.port", self.port, None), ("server.arguments", self.arguments, []))
-        if self.engine != NO_ENGINE and self.base_url is not None:
-            raise ValueError(f"base_url={self.base_url} with server.engine={self.engine}: expected one of them")
+        for key, value in (("base_url", self.base_url), ("server.step_log", self.step_log)):
+            if self.engine != NO_ENGINE and value is not None:
+                raise ValueError(f"{key}={value} with server.engine={self.engine}: expected server.engine=none")
+        if self.step_log is not None and self.reset_path is None:
+            raise ValueError(f"server.step_log={self.step_log}: expected server.reset_path too, for runs begin empty")
         within(1, 65_535)("server.port", self.port)
         positive("server.start_timeout_s", self.start_timeout_s)
-        positive("replay.timeout_s", self.timeout_s)
-        positive("replay.request_timeout_s", self.request_timeout_s)
+        positive("server.timeout_s", self.timeout_s)
+        positive("server.request_timeout_s", self.request_timeout_s)
         if self.reset_path is not None and not _PATH.fullmatch(self.reset_path):
             raise ValueError(
-                f"replay.reset_path={self.reset_path}: expected a path of the server, as /reset_prefix_cache"
+                f"server.reset_path={self.reset_path}: expected a path of the server, as /reset_prefix_cache"
             )

@@ -17,14 +17,17 @@ from spanlab.model_spec import ModelSpec
 from spanlab.plugins import load_plugins
 from spanlab.provenance import PACKAGES_OF
 from spanlab.queries.render import ChatTokenizer
+from spanlab.registry import one_of
 from spanlab.report.units import rounded_down
 from spanlab.settings import arms
 from spanlab.settings.analyses import ANALYSES, DESIGNED
 from spanlab.settings.arms import Strategy
+from spanlab.settings.server import NO_ENGINE, SERVER
 from spanlab.settings.study import Study
 from spanlab.study.folder import print_line
 from spanlab.study.jobs import build_arrivals, designed_workload
 from spanlab.study.machine import EngineFacts, installed
+from spanlab.study.servers.base import SERVERS
 from spanlab.tracking import check_login
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.queries import tokenizer_of
@@ -66,6 +69,14 @@ def check_pools(study: Study) -> None:
                 f"arms.{name}.{key} with backend=engine: expected backend=sim, or only=[...] without it; "
                 "the engine stores prefixes in a tree"
             )
+
+
+def check_server(study: Study) -> None:
+    """Raise ValueError for a server that is not known, or that cannot serve the study."""
+    if study.backend != SERVER or study.server.engine == NO_ENGINE:
+        return
+    one_of("server.engine", study.server.engine, (NO_ENGINE, *SERVERS))
+    SERVERS.make(study.server.engine, {}, {}).check(study)
 
 
 def check_boundaries(study: Study, requests: tuple[Request, ...]) -> None:
@@ -273,6 +284,7 @@ def load_workload(
 ) -> Workload:
     """Check the settings and return the workload; this needs no package of the engine."""
     check_pools(study)
+    check_server(study)
     designed = study.workload.kind == DESIGNED
     cache = str(root / ".cache")
     workload = designed_workload(study) if designed else load(study.workload, cache, study.serves)

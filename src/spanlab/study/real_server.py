@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, urlsplit, urlunsplit
 
@@ -25,11 +26,13 @@ from spanlab.settings.study import Study
 from spanlab.study.jobs import Backend, Job, RunLogs
 from spanlab.study.logs import TokenGaps
 from spanlab.study.servers import vllm_cpu  # noqa: F401 - register themselves
-from spanlab.study.servers.base import Launch, RunningServer, free_port, running
+from spanlab.study.servers.base import SERVERS, Launch, RunningServer, free_port, running
 from spanlab.study.servers.steps import write_last_run
 from spanlab.workloads.text import find_tokenizer
 from spanlab.workloads.writers import Bodies
 from spanlab_sim.server import Source
+
+__all__ = ["SERVERS"]
 
 # ------------------------------------------------------------------------------
 # A run on a real OpenAI-compatible server with its own scheduler and cache; records hold
@@ -69,8 +72,8 @@ class RemoteServer(Backend):
             raise ValueError(f"base_url={base_url}: expected answers, but {failed}")
         if job.serving is not None:
             answers.gaps.write(job.serving)
-        if server is not None and server.kind.logs_steps:
-            write_last_run(server.launch.steps, job.steps)
+        if (steps := self._step_log()) is not None:
+            write_last_run(steps, job.steps)
         return answers.row()
 
     def _start(self, job: Job) -> RunningServer | None:
@@ -88,6 +91,13 @@ class RemoteServer(Backend):
             launch = Launch(self._study, job.steps.parent.parent / "server", free_port(settings.port), longest)
             self._server = self._started.enter_context(running(launch))
         return self._server
+
+    def _step_log(self) -> Path | None:
+        """Return the file of the server's steps; None where it writes none."""
+        if self._server is not None:
+            return self._server.launch.steps if self._server.kind.logs_steps else None
+        given = self._study.server.step_log
+        return None if given is None else Path(given)
 
     def close(self) -> None:
         """End the server that it started."""
@@ -517,7 +527,7 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 async def replay(study: Study, base_url: str, reset_path: str | None, source: Source, answers: Answers) -> None:
     """Send all requests of a source to a server."""
     settings = study.server
-    key = api_key("replay.api_key_variable", settings.api_key_variable)
+    key = api_key("server.api_key_variable", settings.api_key_variable)
     patience = Patience(settings.timeout_s, settings.request_timeout_s)
     async with Endpoint(base_url, key, patience) as endpoint:
         bodies = await _bodies(study, endpoint, base_url)
@@ -548,7 +558,7 @@ async def _only_model(endpoint: Endpoint, base_url: str) -> str:
         raise ValueError(f"base_url={base_url}: expected {expected}: {failure}") from failure
     if len(models) != 1:
         names = f"one of {', '.join(models)}" if models else "a name, because the server lists no model"
-        raise ValueError(f"replay.served_model=null: expected {names}")
+        raise ValueError(f"server.served_model=null: expected {names}")
     return models[0]
 
 
@@ -556,4 +566,4 @@ async def _reset(endpoint: Endpoint, path: str) -> None:
     try:
         await endpoint.post(path)
     except FailedRequestError as failure:
-        raise ValueError(f"replay.reset_path={path}: expected a path that empties the cache: {failure}") from failure
+        raise ValueError(f"server.reset_path={path}: expected a path that empties the cache: {failure}") from failure

@@ -72,6 +72,10 @@ class EmbeddedServer(ABC):
     health_path: ClassVar[str] = "/health"
     logs_steps: ClassVar[bool] = False
 
+    def python(self) -> Path:
+        """Return the Python of its environment, which is installed if it is missing."""
+        return set_up(self.environment)
+
     def check(self, study: Study) -> None:  # noqa: B027 - most servers take every study
         """Raise ValueError for a study that the server cannot serve."""
 
@@ -117,9 +121,8 @@ def running(launch: Launch) -> Iterator[RunningServer]:
     settings = launch.study.server
     kind = SERVERS.make(settings.engine, {}, {})
     launch.folder.mkdir(parents=True, exist_ok=True)
-    python = set_up(kind.environment)
-    command = kind.command(launch)
-    command = [str(python) if command[0] == "python" else command[0], *command[1:]]
+    first, *words = kind.command(launch)
+    command = [str(kind.python()) if first == "python" else first, *words]
     with launch.log.open("ab") as log, _guarded(command, kind.variables(launch), log) as process:
         base_url = f"http://{LOOPBACK}:{launch.port}"
         _await(process, f"{base_url}{kind.health_path}", settings.start_timeout_s, launch)
