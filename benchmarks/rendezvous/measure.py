@@ -11,6 +11,7 @@ others. `publish.py rendezvous` tells the front page.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import Counter
 from itertools import product
@@ -34,17 +35,16 @@ from spanlab.study.servers.base import Launch, free_port, running
 OUT = ROOT / "outputs" / "rendezvous"
 LONGEST = 2048  # tokens of a request, its output included
 BLOCK = "arms.vllm_0_32.pool.block_size"
-HYBRID = "model=tiny-qwen3-next"
+HYBRID = "model=tiny-hybrid-experts"
 NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}'
 #: Settings of the servers, by name.
 SERVERS = {
     "transformer, blocks of 32": [f"{BLOCK}=32"],
     "transformer, blocks of 128": [f"{BLOCK}=128"],
-    "transformer, tight memory": [f"{BLOCK}=32", "store.kv_gib=0.0068"],  # 111 blocks
-    "transformer, async scheduling": [f"{BLOCK}=32", "batch.async_scheduling=true"],
+    "transformer, tight memory": [f"{BLOCK}=32", "store.kv_gib=0.00367"],  # 60 blocks
     "transformer, n-gram drafts": [f"{BLOCK}=32", f"server.arguments=['--speculative-config','{NGRAM}']"],
     "hybrid, blocks of the server": [HYBRID, f"{BLOCK}=null"],
-    "hybrid, blocks of 576": [HYBRID, f"{BLOCK}=576"],
+    "hybrid, blocks of 384": [HYBRID, f"{BLOCK}=384"],
 }
 #: Workloads by name: prompts of some hundred tokens, outputs of 8 to 48.
 WORKLOADS = {
@@ -98,6 +98,7 @@ def settings_of(overrides: list[str]) -> Study:
 def measure(name: str) -> dict[str, dict[str, int]]:
     """Start one server, run every workload, and return the counts by workload and clients."""
     folder = OUT / name.replace(",", "").replace(" ", "_")
+    shutil.rmtree(folder, ignore_errors=True)
     settings = SERVERS[name]
     started = settings_of(settings)
     rows: dict[str, dict[str, int]] = {}
@@ -137,7 +138,7 @@ def publish(results: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure the named servers, or all; keep the results of the others."""
-    names, commit, path = sys.argv[1:] or list(SERVERS), "dirty", HERE / "results.json"
+    names, commit, path = sys.argv[1:] or list(SERVERS), clean_commit(), HERE / "results.json"
     rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() and sys.argv[1:] else {}
     for name in names:
         rows[name] = measure(name)

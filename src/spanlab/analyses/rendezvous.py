@@ -26,7 +26,7 @@ from spanlab.settings.study import Study
 from spanlab.study.backends import Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
-from spanlab.study.servers.steps import LiveRun, Rendezvous, Served, meet, read_run, write_case
+from spanlab.study.servers.steps import FAULTS, LiveRun, Rendezvous, Served, meet, read_run, write_case
 
 Floats = NDArray[np.float64]
 COMPARED = ("reuse", "course", "steps")
@@ -39,10 +39,12 @@ class RendezvousSettings:
     """The comparison with a running server.
 
     `fail_on`  what must be equal in every request, else the run ends with exit code 1: reuse, course, steps
+    `accept`   faults of the server whose differences do not count for `fail_on`: block_size
     `preset`   the scheduler that decides the server's steps again
     """
 
     fail_on: list[str] = field(default_factory=list)
+    accept: list[str] = field(default_factory=list)
     preset: str = "vllm_0_32"
 
     def __post_init__(self) -> None:
@@ -53,6 +55,8 @@ class RendezvousSettings:
 def _check(study: Study) -> None:
     from spanlab.schedule import PRESETS  # pydantic takes time to load
 
+    for name in study.analyses.rendezvous.accept:
+        one_of("analyses.rendezvous.accept", name, FAULTS)
     if study.backend != SERVER:
         raise ValueError(f"analyses=rendezvous with backend={study.backend}: expected backend={SERVER}")
     one_of("analyses.rendezvous.preset", study.analyses.rendezvous.preset, PRESETS)
@@ -80,6 +84,7 @@ class Compared:
     `steps`, `differing`  number of steps, and of those whose tokens differ; None without steps
     `measured`, `stepped`  delays of the client, and of our scheduler where each step takes what it took there
     `causes`             one sentence per difference
+    `faults`             names of known faults of the server that explain differences
     """
 
     cell: RunCell
@@ -93,6 +98,7 @@ class Compared:
     measured: Delays
     stepped: Delays | None
     causes: tuple[str, ...]
+    faults: tuple[str, ...] = ()
 
     @property
     def same_reuse(self) -> NDArray[np.bool_]:
@@ -118,6 +124,7 @@ class Compared:
             "same_course": None if self.course is None else int(self.course.sum()),
             "steps": self.steps,
             "differing_steps": self.differing,
+            "faults": list(self.faults),
             "preemptions": None if self.preemptions is None else self.preemptions[0],
             "our_preemptions": None if self.preemptions is None else self.preemptions[1],
             "hit_rate": None if np.isnan(self.served).any() else float(self.served.sum()) / self.prompt_tokens,
@@ -144,6 +151,7 @@ def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Co
         _client_delays(columns),
         _stepped(both, order),
         tuple(_causes(both, columns, served)),
+        tuple(name for name, fault in FAULTS.items() if both.differences and fault.applies(run.start)),
     )
 
 
@@ -340,12 +348,14 @@ def rendezvous(finished: Finished) -> Findings:
     """Compare a running server with our scheduler, request by request."""
     runs = list(_compared(finished))
     notes = [f"seed {run.cell.seed}: {cause}" for run in runs for cause in run.causes]
+    notes += [f"{name}: {FAULTS[name].sentence}" for name in dict.fromkeys(f for run in runs for f in run.faults)]
     title = f"{finished.name} · a running server and our scheduler\n{footer(finished)}"
     tables = [decisions_table(title, runs, notes)]
     if (delays := delays_table(runs)) is not None:
         tables.append(delays)
     tables += _servers(finished)
-    broken = dict.fromkeys(name for run in runs for name in run.broken())
+    accepted = set(finished.study.analyses.rendezvous.accept)
+    broken = dict.fromkeys(name for run in runs if not accepted.intersection(run.faults) for name in run.broken())
     return Findings(
         summary={"rendezvous": {"runs": [run.summary() for run in runs], "broken": list(broken)}},
         tables=tuple(tables),

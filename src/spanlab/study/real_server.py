@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, urlsplit, urlunsplit
@@ -88,7 +89,9 @@ class RemoteServer(Backend):
         server = self._server
         if server is None or server.kind.reset_path is None or server.launch.longest < longest:
             self.close()
-            launch = Launch(self._study, job.steps.parent.parent / "server", free_port(settings.port), longest)
+            names = ("server" if number == 1 else f"server_{number}" for number in count(1))
+            folder = next(path for name in names if not (path := job.steps.parent.parent / name).exists())
+            launch = Launch(self._study, folder, free_port(settings.port), longest)
             self._server = self._started.enter_context(running(launch))
         return self._server
 

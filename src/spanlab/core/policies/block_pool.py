@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.request import Request
+from spanlab.core.request import Budget, Request
 from spanlab.core.token_string import Tokens, TokenString
 from spanlab.model_spec import ModelSpec
 
@@ -439,6 +439,10 @@ class BlockShape(NamedTuple):
     size: int
     block_bytes: int
     state_groups: int
+
+    def limit(self, budget: Budget) -> int:
+        """Return the bytes of a budget that the blocks may take; without states, no budget of states is theirs."""
+        return min(budget.total_bytes, budget.kv_bytes + (budget.state_bytes if self.state_groups else 0))
 
     def pool(self, budget_bytes: int) -> BlockPool:
         """Return the pool for a budget; one block of it is the null block, which stores nothing."""

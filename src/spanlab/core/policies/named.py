@@ -84,7 +84,7 @@ def blocks(
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
     rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut, ahead, drops_last)
-    pool = shape.pool(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes))
+    pool = shape.pool(shape.limit(budget))
     return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
 
 
@@ -94,7 +94,7 @@ def unshared(model: ModelSpec, budget: Budget, token_bytes: int, block_size: Blo
     if model.is_hybrid:
         raise ValueError(f"policy=unshared with model.name={model.name}: expected a model of attention layers alone")
     shape = BlockShape(block_size, block_size * token_bytes, 0)
-    blocks = shape.pool(min(budget.total_bytes, budget.kv_bytes)).num_blocks
+    blocks = shape.pool(shape.limit(budget)).num_blocks
     return UnsharedPolicy(block_size, CountedBlocks(blocks, shape.block_bytes))
 
 
@@ -112,5 +112,5 @@ def chunks(model: ModelSpec, budget: Budget, token_bytes: int, block_size: Block
     if model.is_hybrid:
         raise ValueError(f"policy=chunks with model.name={model.name}: expected a model of attention layers alone")
     shape = BlockShape(block_size, block_size * token_bytes, 0)
-    pool = shape.pool(min(budget.total_bytes, budget.kv_bytes))
+    pool = shape.pool(shape.limit(budget))
     return ChunkPolicy(BlockRules(block_size), BlockStore(pool, shape.block_bytes, 0))

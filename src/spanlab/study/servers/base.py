@@ -6,6 +6,7 @@ A server is one file here. Its process runs under `guard.py`, which ends it with
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ LOOPBACK = "127.0.0.1"
 _PERIOD_S = 0.25  # between two looks at a server that is starting
 _LINES = 3  # of its log, in an error
 _LONGEST_LINE = 200
+_ERROR = re.compile(r"\b\w*(?:Error|Exception): .+")
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,11 @@ def _ended(launch: Launch, what: str, status: int) -> str:
 def _described(launch: Launch, what: str) -> str:
     """Return one sentence about a server, with the end of its log."""
     lines = [line.strip() for line in launch.log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = (_ERROR.search(line) for line in lines if "WARN" not in line)
+    first = next(filter(None, errors), None)  # later ones mostly follow from it
+    cause = "" if first is None else f"its first error is {first[0][:_LONGEST_LINE]}; "
     end = " | ".join(line[:_LONGEST_LINE] for line in lines[-_LINES:])
-    return f"server.engine={launch.study.server.engine}: the server {what}; see {launch.log}, which ends: {end}"
+    return f"server.engine={launch.study.server.engine}: the server {what}; {cause}see {launch.log}, which ends: {end}"
 
 
 def free_port(wanted: int | None) -> int:

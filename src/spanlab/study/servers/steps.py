@@ -8,7 +8,7 @@ which the server's got it. Equality is then decidable, however the clients' timi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -44,12 +44,18 @@ class Group(BaseModel):
 
 
 class Start(_Event):
-    """The scheduler was made: its limits, and the layout of its cache. `num_blocks` counts the null block."""
+    """The scheduler was made: its limits, and the layout of its cache.
+
+    `num_blocks`        the null block is one of them
+    `block_size`        tokens that its blocks have
+    `chunk_block_size`  tokens of the blocks at whose ends it cuts the prompts of hybrids
+    """
 
     event: Literal["start"]
     version: str
     num_blocks: int
     block_size: int
+    chunk_block_size: int
     groups: list[Group]
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -126,6 +132,24 @@ def read_events(path: Path) -> list[Any]:
         except ValidationError as error:
             raise ValueError(f"{path}:{number}: {first_mistake(error)}") from error
     return events
+
+
+class Fault(NamedTuple):
+    """A fault of a server that explains differences: whether a server has it, and one sentence."""
+
+    applies: Callable[[Start], bool]
+    sentence: str
+
+
+#: Known faults by the name that `analyses.rendezvous.accept` takes.
+FAULTS = {
+    "block_size": Fault(
+        lambda start: start.mamba_mode == "align" and start.chunk_block_size != start.block_size,
+        "a fault of vLLM 0.32.0: its worker raises the block size of a hybrid, and its scheduler goes on cutting "
+        "prompts at the smaller one, so that states are stored where no request looks for them; with --block-size "
+        "(here pool.block_size) set to the raised size both agree",
+    )
+}
 
 
 def write_last_run(log: Path, path: Path) -> None:
@@ -282,7 +306,7 @@ class LiveRun:
         }
         if start.draft_tokens:
             content |= {"draft_tokens": start.draft_tokens, "draft_method": start.draft_method}
-        return Case.model_validate(content | {"requests": [_request(served) for served in self.requests]})
+        return Case.model_validate(content | {"requests": [_request(served, start) for served in self.requests]})
 
 
 def _groups(start: Start) -> dict[str, Any]:
@@ -298,7 +322,7 @@ def _groups(start: Start) -> dict[str, Any]:
     return {"mamba_mode": start.mamba_mode, "state_groups": kinds["MambaSpec"], "retention": start.retention}
 
 
-def _request(served: Served) -> dict[str, Any]:
+def _request(served: Served, start: Start) -> dict[str, Any]:
     # An aborted request has no end of its output; the case aborts it before it gets there.
     output = served.output + [0] * (served.output_len - len(served.output))
     return {
@@ -309,7 +333,7 @@ def _request(served: Served) -> dict[str, Any]:
         "abort_step": served.abort_step,
         "cache_salt": served.salt,
         "output": output,
-        "drafts": served.drafts if served.drafts else None,
+        "drafts": served.drafts if start.draft_tokens else None,
     }
 
 

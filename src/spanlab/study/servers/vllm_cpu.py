@@ -57,10 +57,8 @@ class VllmCpu(EmbeddedServer):
         pool = study.arms[arm].pool
         if pool is not None and pool.block_size is not None:
             options["block-size"] = pool.block_size
-            budget = build_budget(study.store)
-            limit = min(budget.total_bytes, budget.kv_bytes + budget.state_bytes)
-            if limit < UNLIMITED:
-                shape = block_shape(study.model, held_token_bytes(study), pool.block_size)
+            shape = block_shape(study.model, held_token_bytes(study), pool.block_size)
+            if (limit := shape.limit(build_budget(study.store))) < UNLIMITED:
                 options["num-gpu-blocks-override"] = shape.pool(limit).num_blocks + 1  # one is its null block
         flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
         flags += ["--async-scheduling"] if batch.async_scheduling else ["--no-async-scheduling"]

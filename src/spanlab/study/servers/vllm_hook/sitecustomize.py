@@ -47,6 +47,7 @@ def _facts(scheduler: Any, config: Any, kv: Any) -> dict[str, Any]:
         "scheduler": type(scheduler).__name__,
         "num_blocks": kv.num_blocks,
         "block_size": scheduler.block_size,
+        "chunk_block_size": cache.block_size,
         "groups": groups,
         "max_num_seqs": batch.max_num_seqs,
         "max_num_batched_tokens": batch.max_num_batched_tokens,
