@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import hydra
-from measurements import write_results
+from measurements import clean_commit, write_results
 from pages import ROOT, fill_page, table
 
 from spanlab import api
