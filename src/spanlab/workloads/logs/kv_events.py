@@ -169,7 +169,8 @@ class BlockStream:
     """Stored blocks of one cache group by the cause for which they were computed; takes all events in order.
 
     `blocks`, `tokens`  of stored blocks, by cause
-    `elsewhere`         tokens of new blocks that were stored before at another position; windows of a block
+    `elsewhere`         tokens of new blocks of prompts that were stored before at another position; windows of a block
+    `answers`           tokens of blocks that are taken for those of answers, by cause: single blocks at a prompt's end
     `reused`            tokens that the server reports as reused
     `present`           blocks that the cache has, of those whose events were seen
     """
@@ -177,12 +178,14 @@ class BlockStream:
     blocks: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     elsewhere: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
     reused: int = 0
     removed: int = 0
     present: int = 0
     _caches: dict[Identity, dict[Hashable, _Block]] = field(default_factory=dict)
     _owners: dict[int, Owner] = field(default_factory=dict)  # by the tokens from the first one on: who stored them
     _contents: dict[Owner, set[int]] = field(default_factory=dict)
+    _ends: set[tuple[Identity, Hashable]] = field(default_factory=set)  # last blocks of prompts
     _step: int = 0
 
     def begin_batch(self) -> None:
@@ -222,6 +225,9 @@ class BlockStream:
         if parent is None and all(block and block.copies and block.step < self._step for block in blocks):
             self.reused += size * len(hashes)
             return True
+        is_answer = len(hashes) == 1 and (event.rank, parent) in self._ends
+        self._ends.discard((event.rank, parent))
+        self._ends.add((event.rank, hashes[-1]))
         for name, old, new, again in zip(hashes, blocks, *self._described(event, cache.get(parent)), strict=True):
             if old is not None:
                 cause = PRESENT if old.copies else old.left
@@ -230,9 +236,10 @@ class BlockStream:
                 cause = "other_cache"
             else:
                 cause = "other_position" if 2 * again > size else "new"
-                self.elsewhere += again
+                self.elsewhere += 0 if is_answer else again
             self.blocks[cause] += 1
             self.tokens[cause] += size
+            self.answers[cause] += size * is_answer
             self.present += not new.copies
             new.copies, new.step = new.copies + 1, self._step
             cache[name] = new
@@ -308,6 +315,10 @@ class Sequences:
         self._next: dict[tuple[bytes, Any], int] = {}
         self.gaps = self.lost = self.before = 0
         self.restarted = False
+
+    def expected(self, topic: bytes, rank: Any) -> int | None:
+        """Return the number of the next message; None before the first one."""
+        return self._next.get((topic, rank))
 
     def gap(self, topic: bytes, rank: Any, sequence: int) -> int:
         """Return how many messages are missing before this one."""
