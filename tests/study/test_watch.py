@@ -126,6 +126,24 @@ def test_missing_messages_are_asked_for_again(tmp_path: Path, started: ExitStack
     assert read_log(tmp_path / CAPTURE, LogSettings()).requests == 3
 
 
+def test_an_address_that_repeats_nothing_is_told(tmp_path: Path, started: ExitStack):
+    server = serve(started, MAPS, [0, 3], 200, 80)
+    run = watched(started, server, tmp_path, 2, replay=server.events)  # its publisher is no router
+    numbers = run.picture.numbers()
+    assert (numbers["messages_lost"], numbers["messages_recovered"]) == (2, 0)
+    assert "1 requests for missing messages had no complete answer of replay=" in caveats_of(run.picture, numbers)
+
+
+def test_a_terminal_gets_tables(tmp_path: Path, started: ExitStack):
+    run = watched(started, serve(started, MAPS, [0, 1, 2, 3], 200, 80), tmp_path, 4)
+    shown = io.StringIO()
+    with Screen(Console(file=shown, force_terminal=True, width=200)) as screen:
+        screen.show(5.0, run.picture.numbers() | {"hit_rate_now": None})
+    assert "ceiling: blocks at any position" in shown.getvalue()
+    assert "64.0 %" in shown.getvalue()
+    assert "stored before and evicted" in shown.getvalue()
+
+
 def test_earlier_messages_are_no_part_of_the_ceilings(tmp_path: Path, started: ExitStack):
     server = serve(started, MAPS, [3], 200, 80)
     run = watched(started, server, tmp_path, 4, replay=server.replay)

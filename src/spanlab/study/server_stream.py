@@ -89,7 +89,7 @@ class Subscription:
         except zmq.ZMQError as error:
             in_use = "; where the server listens there itself, socket=connect" if error.errno == zmq.EADDRINUSE else ""
             raise ValueError(
-                f"events={address}: expected an address to bind, but {zmq.strerror(error.errno)}{in_use}"
+                f"events={address}: expected an address to bind, but {zmq.strerror(error.errno or 0)}{in_use}"
             ) from error
         except OSError as error:
             bind = "where the server connects to this address, socket=bind"
@@ -122,10 +122,10 @@ def _plain(address: str) -> tuple[str, int]:
 
 
 class Repetition:
-    """Asks a server for messages again, at the address of `replay`; gives up after `wait_s` without one."""
+    """Asks a server for messages again, at the address of `replay`; `complete` says whether all of them came."""
 
-    def __init__(self, address: str, wait_s: float) -> None:
-        self._address, self._wait_s = address, wait_s
+    def __init__(self, address: str) -> None:
+        self._address, self.complete = address, False
 
     def messages(self, rank: int, first: int) -> Iterator[Frames]:
         """Yield topic, number and payload of the messages from number `first` on that the server still has."""
@@ -135,9 +135,10 @@ class Repetition:
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.connect(of_rank(self._address, rank))
             dealer.send_multipart([b"", first.to_bytes(NUMBER_BYTES, "big")])
-            while dealer.poll(int(1000 * self._wait_s)):
+            while dealer.poll(int(1000 * _REACHABLE_S)):
                 frames = dealer.recv_multipart()[-3:]
                 if len(frames) != 3 or int.from_bytes(frames[1], "big") == _END:
+                    self.complete = True
                     return
                 yield frames
 
@@ -181,8 +182,8 @@ def read_metrics(text: str) -> dict[str, float]:
                 if labels.get(label, "").isdecimal():
                     config[name] = float(labels[label]) + (config.get(name, 0.0) if name == "blocks" else 0.0)
     for key, names in _NAMES.items():
-        if (name := next((name for name in names if name in values), None)) is not None:
-            config[key] = values[name] / (engines[name] if key in _SHARES else 1)
+        for served in [name for name in names if name in values][:1]:
+            config[key] = values[served] / (engines[served] if key in _SHARES else 1)
     return config
 
 

@@ -128,6 +128,7 @@ class Picture:
     """State of a watch: the caches by their events, and the counters of the server.
 
     `streams`  by cache group; a hybrid model stores each prompt once in every group
+    `recovered`, `unanswered`  messages that the server sent again, and requests for such without a complete answer
     `earlier`  tokens by cause, and at other positions, of messages from before the first reading of the counters
     """
 
@@ -142,6 +143,7 @@ class Picture:
     messages: int = 0
     repeated: int = 0
     recovered: int = 0
+    unanswered: int = 0
 
     def take(self, batch: Batch, topic: bytes, number: int) -> None:
         """Count the events of a message, unless it came before."""
@@ -221,6 +223,8 @@ def caveats_of(picture: Picture, numbers: Mapping[str, Any]) -> list[str]:
             f"{lost:,} messages are lost, in {picture.sequences.gaps:,} gaps of their numbers: causes and ceilings "
             f"stand on the {numbers['messages']:,} that came"
         )
+    if picture.unanswered:
+        notes.append(f"{picture.unanswered:,} requests for missing messages had no complete answer of replay=")
     if before := numbers["messages_before"]:
         notes.append(f"{before:,} messages were sent before: what they stored counts as never stored")
     if numbers["hit_rate"] is None:
@@ -421,12 +425,13 @@ class WatchRun:
 
     def _recover(self, topic: bytes, batch: Batch, first: int, end: int) -> None:
         rank = dict(batch.rank).get("rank", 0)
-        repetition = Repetition(str(self.settings.replay), self.settings.silence_s)
+        repetition = Repetition(str(self.settings.replay))
         for frames in repetition.messages(rank if isinstance(rank, int) else 0, first):
             again = self._batch([topic, *frames[1:]])
             if again is not None and first <= int.from_bytes(frames[1], "big") < end:
                 self.picture.recovered += 1
                 self._take([topic, *frames[1:]], again)
+        self.picture.unanswered += not repetition.complete
 
     def _batch(self, frames: Frames) -> Batch | None:
         """Return the events of a message; None, counted, for one of another form."""
