@@ -20,7 +20,7 @@ LOSS_CAUSES = (
     "kv_evicted",  # stored and evicted since; one eviction explains one miss
     "state_evicted",  # KV is resident, but the recurrent state to resume from was evicted
     "state_never_placed",  # KV is resident, but no recurrent state was stored to resume from
-    "alignment",  # behind the last block or kernel-grid boundary, or stored behind a block that is missing
+    "alignment",  # behind the last block or kernel-grid boundary, or stored where the prompt cannot read it
     "last_token",  # the whole prompt matched: one token is computed for its logits
     "locked",  # not stored: all evictable memory was locked, or the admission rule rejected it
     "repair",  # reused, and recomputed by a repair with the whole prompt in view

@@ -48,7 +48,7 @@ OF_SPANS = [path.stem for path in sorted(CONF.glob("strategy/*.yaml")) if "\nspa
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
 ATTENTION |= dict.fromkeys(("families_transformer", "break_even", "presets"), "llama-3.1-8b")
-OF_ATTENTION = [*OF_SPANS, "lmcache"]
+OF_ATTENTION = [*OF_SPANS, "lmcache", "mistralrs_0_9", "llama_cpp"]
 
 
 def overrides(group: str, name: str, parquet: Path) -> list[str]:

@@ -21,6 +21,8 @@ from .test_block_policy import SIZE
 from .test_block_policy import make_policy as make_blocks
 from .test_block_policy import request as block_request
 from .test_kept_repairs import make_policy as make_kept_repairs
+from .test_sequences import sequences as make_sequences
+from .test_sequences import slots as make_slots
 
 
 @pytest.fixture
@@ -79,6 +81,8 @@ POLICIES = {
     "exact_hash": lambda: make_tree_policy(kind=ExactHashPolicy, index=WholePromptIndex),
     "chunks": make_chunks,
     "blocks": make_blocks,
+    "sequences": make_sequences,
+    "slots": lambda: make_slots(host=100, chunk=4),
     "blocks with states": lambda: make_blocks(states="align", retention=None),
 }
 
@@ -96,7 +100,8 @@ def test_tenants_share_nothing(name):
     reused_tokens = reused(policy, *prompts)
     first_of_each = [0, 3, 5]
     assert [reused_tokens[index] for index in first_of_each] == [0, 0, 0]
-    plans = [policy.match(make_prompt(*spans, id=9, cache_salt=salt), 99) for salt in ("a", "c")]
+    more = [text(50)] if name == "sequences" else []  # which reuses nothing of a prompt that is stored whole
+    plans = [policy.match(make_prompt(*spans, *more, id=9, cache_salt=salt), 99) for salt in ("a", "c")]
     assert plans[0].reused > 0 == plans[1].reused
     assert (plans[1].matched, plans[1].seen) == (0, 0)
 

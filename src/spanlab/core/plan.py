@@ -78,7 +78,7 @@ def losses_of(match: Match, evicted: int, refused: int = 0, stranded: int = 0) -
 
     `evicted`   tokens behind the matched ones that were stored and evicted since
     `refused`   tokens of the longest beginning that a store refused, because it was full of locked entries
-    `stranded`  tokens behind the matched ones that are stored, after a block that is missing
+    `stranded`  tokens behind the matched ones that are stored where this prompt cannot read them
 
     A token counts once. The causes are tried in this order, and each takes no more than the tokens that are left:
     a unit of which only a part is present; a refusal; evictions; stranded blocks; the rest was never stored.

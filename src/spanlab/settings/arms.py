@@ -282,6 +282,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
+POLICIES_OF_SEQUENCES = ("sequences", "slots")  #: no key of the tree has a meaning for them either
 
 
 @dataclass
@@ -349,7 +350,8 @@ class Strategy:
         POLICIES,
         "null: tree; blocks where `pool` is set; published_study where `sharing` is private. second_touch: a tree with "
         "that admission. kept_repairs: a tree that also stores repaired first tokens. exact_hash: a tree that matches "
-        "whole prompts only. chunks: a pool of chunks that stores prompts only. Others come from a plugin",
+        "whole prompts only. chunks: a pool of chunks that stores prompts only. sequences, slots: whole sequences, as "
+        "in mistral.rs and llama.cpp. Others come from a plugin",
     )
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -387,7 +389,7 @@ class Strategy:
             self._check_spans(arm, self.spans)
         if self.pool is not None:
             self._check_pool(arm, self.pool)
-        elif self.policy in POLICIES_OF_POOLS:
+        elif self.policy in (*POLICIES_OF_POOLS, *POLICIES_OF_SEQUENCES):
             self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
@@ -395,11 +397,12 @@ class Strategy:
         self._check_unread(arm, f"{arm}.pool", Strategy(pool=pool))
 
     def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
-        """Raise ValueError for a key that a pool of blocks does not read and that differs from `usual`."""
+        """Raise ValueError for a key that the policy does not read and that differs from `usual`."""
         expected = dict(leaves(asdict(usual)))
         for key, value in leaves(asdict(self)):
             if key.partition(".")[0] not in ("family", "passages") and (key, value) not in expected.items():
-                raise ValueError(f"{arm}.{key}={value} with {chosen}: a pool of blocks has no such choice")
+                what = "a cache of whole sequences" if self.policy in POLICIES_OF_SEQUENCES else "a pool of blocks"
+                raise ValueError(f"{arm}.{key}={value} with {chosen}: {what} has no such choice")
 
     def _check_spans(self, arm: str, spans: SpanSettings) -> None:
         spans.check(f"{arm}.spans")

@@ -9,6 +9,8 @@ from spanlab.core.placement.rules import Placer
 from spanlab.core.policies.block_pool import BLOCK, BlockRules, BlockShape, BlockStore, block_shape
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy, CountedBlocks, UnsharedPolicy
+from spanlab.core.policies.sequences import SequenceMemory, SequencePolicy
+from spanlab.core.policies.slots import SlotPolicy, SlotRules
 from spanlab.core.policies.tree_variants import (
     AdmittingPolicy,
     ExactHashPolicy,
@@ -24,9 +26,10 @@ from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import SharedIndex, isolated, whole
 from spanlab.model_spec import ModelSpec
-from spanlab.registry import Registry, not_negative, positive
+from spanlab.registry import Registry, not_negative, positive, share
 
 CHUNK = 256  # tokens, LMCache's usual chunk
+GIB = 1 << 30
 BlockSize = Annotated[int, positive, "tokens per block"]
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
@@ -114,3 +117,44 @@ def chunks(model: ModelSpec, budget: Budget, token_bytes: int, block_size: Block
     shape = BlockShape(block_size, block_size * token_bytes, 0)
     pool = shape.pool(shape.limit(budget))
     return ChunkPolicy(BlockRules(block_size), BlockStore(pool, shape.block_bytes, 0))
+
+
+def _memory(policy: str, model: ModelSpec, budget: Budget, token_bytes: int) -> SequenceMemory:
+    """Return the memory of a cache of whole sequences, for models of attention alone."""
+    if model.is_hybrid:
+        raise ValueError(f"policy={policy} with model.name={model.name}: expected a model of attention layers alone")
+    return SequenceMemory(min(budget.total_bytes, budget.kv_bytes) // token_bytes, token_bytes)
+
+
+@POLICIES.register("sequences")
+def sequences(
+    model: ModelSpec,
+    budget: Budget,
+    token_bytes: int,
+    prefix_cache_n: Annotated[int | None, positive, "stored sequences; null: as many as fit"] = 16,
+) -> Policy:
+    """Whole sequences of finished requests, as in mistral.rs; for models of attention alone."""
+    entries = budget.entries if prefix_cache_n is None else min(budget.entries, prefix_cache_n)
+    return SequencePolicy(_memory("sequences", model, budget, token_bytes), entries)
+
+
+@POLICIES.register("slots")
+def slots(
+    model: ModelSpec,
+    budget: Budget,
+    token_bytes: int,
+    parallel: Annotated[int, positive, "slots, each with one sequence and one request at a time"] = 4,
+    kv_unified: Annotated[bool, "whether slots share all device memory; else each has an equal part"] = True,
+    slot_prompt_similarity: Annotated[
+        float, share, "share of a prompt above which a slot is chosen by its tokens; 0: by age"
+    ] = 0.1,
+    cache_reuse: Annotated[
+        int, not_negative, "tokens of the smallest chunk that moves to another position; 0: none"
+    ] = 0,
+    cache_ram_gib: Annotated[float, not_negative, "host memory for sequences, outside the budget; 0: none"] = 8.0,
+    cache_idle_slots: Annotated[bool, "whether idle slots are copied to host memory when a request starts"] = True,
+) -> Policy:
+    """Slots of one sequence each, as in llama.cpp's server; for models of attention alone."""
+    memory, host = _memory("slots", model, budget, token_bytes), int(cache_ram_gib * GIB) // token_bytes
+    rules = SlotRules(parallel, kv_unified, slot_prompt_similarity, cache_reuse, host, cache_idle_slots)
+    return SlotPolicy(rules, memory)
