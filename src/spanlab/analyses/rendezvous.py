@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
+from spanlab.core.request import Request
+from spanlab.engine.settings import remap_tokens
 from spanlab.records import Record, delays_of
 from spanlab.registry import one_of
 from spanlab.report.cells import Table, count, hidden, percent, seconds, signed_percent, word
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES
-from spanlab.settings.server import SERVER
+from spanlab.settings.server import NO_ENGINE, SERVER
 from spanlab.settings.study import Study
 from spanlab.study.backends import Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
+from spanlab.study.servers.base import SERVERS
 from spanlab.study.servers.steps import FAULTS, LiveRun, Rendezvous, Served, meet, read_run, write_case
 
 Floats = NDArray[np.float64]
@@ -208,7 +211,8 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
     def finished(record: Record) -> None:
         decided[record.request_id] = record.reused_tokens
 
-    Simulator(study.changed(backend="sim", server=type(study.server)())).simulate(job, finished)
+    simulated = study.changed(backend="sim", server=type(study.server)(), analyses=["summary"])
+    Simulator(simulated).simulate(replace(job, requests=_as_served(study, job.requests)), finished)
     served = columns["reused_tokens"].astype(float)
     ours = np.array([decided[int(request)] for request in columns["request_id"]], float)
     causes = []
@@ -219,6 +223,15 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
     prompt = int(columns["prompt_tokens"].sum())
     delays = _client_delays(columns)
     return Compared(cell, prompt, served, ours, None, None, None, None, delays, None, tuple(causes))
+
+
+def _as_served(study: Study, requests: Sequence[Request]) -> Sequence[Request]:
+    """Return requests as the server gets them: its own ids and answers, and no salts where it ignores them."""
+    engine = study.server.engine
+    knows_salts = engine == NO_ENGINE or SERVERS.make(engine, {}, {}).knows_salts
+    mapped = remap_tokens(requests, study.model.vocab_size)
+    salts = [request.cache_salt if knows_salts else "" for request in mapped]
+    return [replace(request, output=None, cache_salt=salt) for request, salt in zip(mapped, salts, strict=True)]
 
 
 def _compared(finished: Finished) -> Iterator[Compared]:
@@ -286,6 +299,7 @@ def delays_table(runs: Sequence[Compared]) -> Table | None:
             continue
         row: dict[str, Any] = {"delay": label, "mean_s": float(np.nanmean(measured))}
         row |= {f"p{p}_s": float(np.nanpercentile(measured, p)) for p in (50, 95)}
+        row |= dict.fromkeys(("our_mean_s", "outside_s", "error"))  # unknown without the server's steps
         if stepped:
             ours = np.concatenate(stepped)
             row["our_mean_s"] = float(np.nanmean(ours))

@@ -66,6 +66,7 @@ class EmbeddedServer(ABC):
     `reset_path`   path to POST to that empties the cache; None: the server has none and is started again
     `health_path`  path that answers once requests are served
     `logs_steps`   whether `Launch.steps` is written
+    `knows_salts`  whether requests with different `cache_salt` share nothing
     """
 
     environment: ClassVar[str]
@@ -73,6 +74,7 @@ class EmbeddedServer(ABC):
     reset_path: ClassVar[str | None] = None
     health_path: ClassVar[str] = "/health"
     logs_steps: ClassVar[bool] = False
+    knows_salts: ClassVar[bool] = True
 
     def python(self) -> Path:
         """Return the Python of its environment, which is installed if it is missing."""
