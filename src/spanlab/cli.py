@@ -413,6 +413,7 @@ def needed_environment(settings: object) -> str | None:
     """Return the environment that settings need; None if this one has all packages."""
     if not isinstance(settings, Study):
         environment = entry_of(settings).environment
+        environment = environment(settings) if callable(environment) else environment
         return environment if environment and not find_spec("torch") else None
     if lacks_package(settings):
         return ENVIRONMENT

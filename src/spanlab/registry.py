@@ -376,6 +376,7 @@ def bounds_of(check: Check) -> str:
 
 
 RunFunction = TypeVar("RunFunction", bound=Callable[[Any, str, Path], object])
+Environment = str | Callable[[Any], str | None] | None
 
 
 @dataclass(frozen=True)
@@ -384,13 +385,13 @@ class Entry:
 
     `schema`       dataclass of its settings; entries inherit `base_NAME`
     `run`          function of the settings, the name of the run and the folder of outputs; False is exit code 1
-    `environment`  the environment that has its packages; None: any
+    `environment`  the environment that has its packages, or a function of the settings; None: any
     `check`        function of the settings and the folder of outputs that `--dry` calls
     """
 
     schema: type[Any]
     run: Callable[[Any, str, Path], object]
-    environment: str | None = None
+    environment: Environment = None
     check: Callable[[Any, Path], object] | None = None
 
 
@@ -400,7 +401,7 @@ ENTRIES: dict[str, Entry] = {}
 def entry(
     name: str,
     schema: type[Any],
-    environment: str | None = None,
+    environment: Environment = None,
     check: Callable[[Any, Path], object] | None = None,
 ) -> Callable[[RunFunction], RunFunction]:
     """Register a function as the program of the entries that inherit `base_NAME`."""

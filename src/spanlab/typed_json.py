@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -30,8 +30,8 @@ _EXPECTED = {
 }
 
 
-def from_json(text: bytes, kind: type[T]) -> T:
-    """Return JSON as `kind`, such as a dataclass; no value is converted, and unknown keys are errors.
+def from_json(text: bytes, kind: type[T], unknown: Literal["forbid", "ignore"] = "forbid") -> T:
+    """Return JSON as `kind`, such as a dataclass; no value is converted, and unknown keys are errors, or ignored.
 
     Raises ValueError: `key[0].name=VALUE: expected X`.
     """
@@ -39,7 +39,7 @@ def from_json(text: bytes, kind: type[T]) -> T:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(kind).validate_json(text, strict=True, extra="forbid")
+        return TypeAdapter(kind).validate_json(text, strict=True, extra=unknown)
     except ValidationError as error:
         raise ValueError(first_mistake(error)) from error
 

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("openai_server.py")
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class RunningServer:
 
 
 @contextmanager
-def serving(**faults: Any) -> Iterator[RunningServer]:
+def serving(script: str = "openai_server.py", **faults: Any) -> Iterator[RunningServer]:
     """A server with faults, while this lasts."""
-    command = [sys.executable, str(SCRIPT), json.dumps(faults)]
+    command = [sys.executable, str(FOLDER / script), json.dumps(faults)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield RunningServer(f"http://127.0.0.1:{process.stdout.readline().strip()}")
@@ -45,4 +45,4 @@ def serving(**faults: Any) -> Iterator[RunningServer]:
 def serve() -> Iterator[Callable[..., RunningServer]]:
     """Start a server with faults."""
     with ExitStack() as running:
-        yield lambda **faults: running.enter_context(serving(**faults))
+        yield lambda *script, **faults: running.enter_context(serving(*script, **faults))

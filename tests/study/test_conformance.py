@@ -20,18 +20,8 @@ from spanlab.engine.request_state import RequestState
 from spanlab.engine.scan import ScanInputs
 from spanlab.engine.slots import Layers, StatePool
 from spanlab.engine.states import ApplyMap, MapScan, StoreMap
-from spanlab.study.conformance import (
-    ABSENT,
-    FAILED,
-    PASSED,
-    PROPERTIES,
-    REFUSED,
-    Conformance,
-    Measurement,
-    Subject,
-    measure,
-    run_conformance,
-)
+from spanlab.study.conformance import PROPERTIES, Conformance, Subject, measure, run_conformance
+from spanlab.study.verdicts import ABSENT, FAILED, PASSED, REFUSED, Measurement
 
 SMALL = ["prompts=2", "output_tokens=4", "documents=2", "document_tokens=20", "engine.threads=1", "engine.device=cpu"]
 OF_LOGITS = ("prefix_reuse", "chunked_prefill", "preemption", "span_reuse")

@@ -39,7 +39,14 @@ from spanlab.plugins import load_plugins
 from spanlab.registry import ENTRIES, among, one_of, refuse_unknown_keys
 from spanlab.settings.analyses import ANALYSES, EARLIER, PATHS, SHORT_NAMES, Analyses, full_key, short_key
 from spanlab.settings.arms import Strategy
-from spanlab.settings.server import EXECUTORS, TRACKERS, ExecutorSettings, StoreSettings, TrackingSettings
+from spanlab.settings.server import (
+    EXECUTORS,
+    TRACKERS,
+    ExecutorSettings,
+    ServerSettings,
+    StoreSettings,
+    TrackingSettings,
+)
 from spanlab.workloads.load import WorkloadSettings
 from spanlab_sim.arrivals import Arrivals
 from spanlab_sim.timings import Timing
@@ -115,7 +122,8 @@ def open_schema(schema: Any) -> Any:
             opened[key.name] = partial(_open_section, _default_of(key))
         elif _is_analyses(hints[key.name]):
             opened[key.name] = partial(_open_analyses, hints[key.name])
-    if not opened:
+    short = _short_names(hints)
+    if not opened and not short:
         return schema
     keys = [
         (key.name, Any, field(default_factory=opened[key.name]))
@@ -123,10 +131,19 @@ def open_schema(schema: Any) -> Any:
         else (key.name, hints[key.name], _copied(key))
         for key in fields(schema)
     ]
-    short = sorted((SHORT_NAMES | EARLIER).keys() - hints.keys()) if any(map(_is_analyses, hints.values())) else ()
-    names = {"opens": schema, "short_names": {name: (SHORT_NAMES | EARLIER)[name] for name in short}}
+    names = {"opens": schema, "short_names": short}
     _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(_Opened(schema.__name__, (), names),))
     return _OPENED[schema]
+
+
+def _short_names(hints: dict[str, Any]) -> dict[str, str]:
+    """Return full keys by short name: all for a study, those of a server for another schema with that section."""
+    is_study, names = any(map(_is_analyses, hints.values())), SHORT_NAMES | EARLIER
+    sections = {full.partition(".")[0] for full in names.values()} if is_study else set()
+    sections |= {name for name, hint in hints.items() if hint is ServerSettings}
+    return {
+        name: full for name, full in sorted(names.items()) if name not in hints and full.partition(".")[0] in sections
+    }
 
 
 class _Opened(type):
@@ -224,9 +241,10 @@ _SIGN = re.compile(r"([+~]*)([^=+~]*)(.*)", re.DOTALL)
 def full_words(entry: str, words: Sequence[str], searched: str | None = None) -> list[str]:
     """Return overrides of an entry, or other words, with short names of a study's keys written out."""
     schema = _schema_of_entry(entry, searched)
-    if schema is not None and not any(map(_is_analyses, hints_of(schema).values())):
-        return list(words)
-    return [_full_word(word) for word in words]
+    if schema is None or any(map(_is_analyses, hints_of(schema).values())):
+        return [_full_word(word) for word in words]
+    short = getattr(open_schema(schema), "short_names", {})
+    return [_full_word(word) if re.split(r"[.=]", word.lstrip("+~"))[0] in short else word for word in words]
 
 
 def _full_word(word: str) -> str:

@@ -191,7 +191,7 @@ _PATH = re.compile(r"/(?!/)[!-~]*")  # printable; two slashes would name another
 
 @dataclass
 class ServerSettings:
-    """A real server, and the requests to it; backend=server only.
+    """A real server, and the requests to it; of backend=server and of conformance.
 
     `engine`             the server to start for the study (`--list server.engine`); none: the one at base_url
     `base_url`           its address: http://HOST:PORT; null where the study starts the server

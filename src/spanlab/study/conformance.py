@@ -1,4 +1,4 @@
-"""Conformance of a model on our engine: one verdict per property of reuse."""
+"""Conformance of a model on our engine, or of a running server: one verdict per property of reuse."""
 
 from __future__ import annotations
 
@@ -19,14 +19,25 @@ from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step import ScheduledSequence as Admitted
 from spanlab.engine.settings import EngineSettings, dtype_of
+from spanlab.judge import check_address
 from spanlab.model_spec import ModelSpec
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, Registry, entry, one_of, positive
-from spanlab.report.cells import MISSING, Cell, Column, Table
-from spanlab.report.units import significant
 from spanlab.settings.arms import PlacementSettings, Strategy
-from spanlab.settings.server import OutputSettings, StoreSettings
-from spanlab.study.folder import entry_folder, publish, write_results
+from spanlab.settings.server import NO_ENGINE, OutputSettings, ServerSettings, StoreSettings
+from spanlab.study.conformance_live import LIVE, check_server
+from spanlab.study.folder import RunFolder, entry_folder, publish, write_results
+from spanlab.study.live_server import LiveSettings, LiveTest, ServerGoneError
+from spanlab.study.verdicts import (
+    FAILED,
+    REFUSED,
+    UNTESTED,
+    Measurement,
+    Measurements,
+    not_applicable,
+    verdict_rows,
+    verdict_table,
+)
 
 if TYPE_CHECKING:  # the settings are read where torch is not installed
     from torch import Tensor
@@ -54,13 +65,15 @@ _UNREAD = {"clock": "virtual", "record": "nothing", "teacher": None, "temperatur
 class Conformance:
     """Check on a few prompts that reuse does not change a model's output: one verdict per property.
 
-    `model`            the model's sizes
+    `model`            the model's sizes; of a server, the vocabulary of the prompts
     `engine`           the model; its clock, record, teacher and temperature are not set
     `properties`       properties to check; empty: all
-    `prompts`          prompts of each property
+    `prompts`          prompts of each property; of a server, the block boundaries to test
     `output_tokens`    tokens that each prompt generates
     `documents`        documents of a prompt
     `document_tokens`  most tokens of a document
+    `server`           a running server to test instead of the engine
+    `live`             how a running server is tested
     `output`           where the run is written
     """
 
@@ -71,6 +84,8 @@ class Conformance:
     output_tokens: int = 16
     documents: int = 3
     document_tokens: int = 48
+    server: ServerSettings = field(default_factory=ServerSettings)
+    live: LiveSettings = field(default_factory=LiveSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
 
     def __post_init__(self) -> None:
@@ -81,18 +96,44 @@ class Conformance:
         if self.document_tokens < 2:
             raise ValueError(f"document_tokens={self.document_tokens}: expected 2 or more")
         for name in self.properties:
-            one_of("properties", name, PROPERTIES)
+            one_of("properties", name, LIVE if self.is_live else PROPERTIES)
         for key, only in _UNREAD.items():
             if (value := getattr(self.engine, key)) != only:
                 expected = "null" if only is None else only
                 raise ValueError(f"engine.{key}={value}: expected {expected}, for this entry chooses its own")
         self.output.refuse_resuming()
         dtype_of(self.model)
+        self._check_server()
+
+    def _check_server(self) -> None:
+        """Raise ValueError for a server that prompts of token ids cannot be sent to, or for keys of no server."""
+        if self.server.engine != NO_ENGINE:
+            expected = f"expected {NO_ENGINE}, and the base_url of a running server"
+            raise ValueError(f"server.engine={self.server.engine} with -cn conformance: {expected}")
+        if not self.is_live:
+            for key, value, usual in (("live", self.live, LiveSettings()), ("server", self.server, ServerSettings())):
+                if value != usual:
+                    raise ValueError(f"{key} is set without base_url: expected the address of a server, or no such key")
+            return
+        check_address("base_url", str(self.server.base_url))
+        if self.server.prompts != "tokens":
+            raise ValueError(f"server.prompts={self.server.prompts} with -cn conformance: expected tokens")
+        self.live.check(self.server, self.output_tokens)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a running server is tested."""
+        return self.server.base_url is not None
+
+    @property
+    def subject(self) -> str:
+        """Name of what is tested."""
+        return str(self.server.base_url) if self.is_live else self.model.name
 
     @property
     def chosen(self) -> list[str]:
         """Names of the properties to check: from whole prompts to spans and states, then those of plugins."""
-        ordered = dict.fromkeys((*_ORDER, *PROPERTIES))
+        ordered = dict.fromkeys(LIVE if self.is_live else (*_ORDER, *PROPERTIES))
         return [name for name in ordered if not self.properties or name in self.properties]
 
 
@@ -254,42 +295,6 @@ def _segments(request: Request, length: int) -> list[Segment]:
 
 
 # ------------------------------------------------------------------------------
-# Measurements of properties and the verdicts on them.
-# ------------------------------------------------------------------------------
-
-PASSED, FAILED, REFUSED, ABSENT = "passed", "failed", "refused", "not applicable"
-SUPPORTED = "supported_layers"
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Result of a property function.
-
-    `value`  measured value; None where the precondition, such as reuse, did not occur
-    `limit`  largest value that passes; None where the property does not apply to the model
-    `what`   description of the value, or the reason why there is none
-    `refused`  the model fails the support check
-    """
-
-    value: float | None
-    limit: float | None
-    what: str
-    refused: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """Passed, failed, refused or not applicable; NaN and None fail."""
-        if self.limit is None:
-            return REFUSED if self.refused else ABSENT
-        return PASSED if self.value is not None and self.value <= self.limit else FAILED
-
-
-def not_applicable(reason: str) -> Measurement:
-    """Measurement of a property that does not apply to the model."""
-    return Measurement(None, None, reason)
-
-
-# ------------------------------------------------------------------------------
 # Properties of plain serving: answers, prefixes, chunks and preemption, compared with forwards
 # of transformers.
 # ------------------------------------------------------------------------------
@@ -436,29 +441,59 @@ def map_composition(subject: Subject) -> Measurement:
 # Run the entry `conformance`: one verdict per property, a table, a summary.
 # ------------------------------------------------------------------------------
 
-FOLDER = "conformance"
-Measurements = dict[str, Measurement]
-_COLUMNS = (
-    Column("property", "property", left=True),
-    Column("verdict", "verdict", left=True),
-    *(Column("measured", "measured"), Column("limit", "limit")),
-    Column("what", "what", keep=1, left=True),
-)
+FOLDER, SUPPORTED = "conformance", "supported_layers"
 
 
-@entry("conformance", Conformance, environment="engine")
+def _environment(settings: Conformance) -> str | None:
+    return None if settings.is_live else "engine"
+
+
+@entry("conformance", Conformance, environment=_environment)
 def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
-    """Check all properties, write a run folder and print the table; return whether no property failed."""
-    started = time.perf_counter()
+    """Check all properties, write a run folder and print the table; return whether no property failed.
+
+    After Ctrl-C, or where a server ends, the finished properties are written before the error is raised.
+    """
+    started, measured, facts = time.perf_counter(), Measurements(), dict[str, object]()
     with entry_folder(settings, FOLDER, run, root) as folder:
-        measured = _measure(settings)
-        table = verdict_table(settings.model.name, measured)
-        write_results(_summary(settings, measured, started), [table], folder.work)
-        publish(folder, [table])
+        try:
+            _test(settings, folder.work, measured, facts)
+        except (KeyboardInterrupt, ServerGoneError) as stop:
+            if measured:
+                for name in settings.chosen:
+                    measured.setdefault(name, Measurement(None, None, "the run ended before", without=UNTESTED))
+                facts["interrupted"] = str(stop) or "Ctrl-C"
+                _finish(settings, measured, facts, folder, started)
+                stop.add_note(f"{folder.path} has the finished properties")
+            raise
+        _finish(settings, measured, facts, folder, started)
     return all(measurement.verdict != FAILED for measurement in measured.values())
 
 
-def _measure(settings: Conformance) -> Measurements:
+def _test(settings: Conformance, folder: Path, measured: Measurements, facts: dict[str, object]) -> None:
+    """Add the measurements as they finish, and facts of the subject for the summary."""
+    if settings.is_live:
+        sizes = settings.prompts, settings.output_tokens, settings.model.vocab_size
+        check_server(LiveTest(settings.server, settings.live, *sizes), settings.chosen, folder, measured, facts)
+        return
+    import torch
+
+    facts["model"] = settings.model.name
+    facts["engine"] = {"weights": settings.engine.weights, "threads": torch.get_num_threads()}
+    _measure(settings, measured)
+
+
+def _finish(
+    settings: Conformance, measured: Measurements, facts: dict[str, object], folder: RunFolder, started: float
+) -> None:
+    table = verdict_table(settings.subject, measured)
+    packages = PACKAGES_OF["server" if settings.is_live else "engine"]
+    results = {"properties": verdict_rows(measured)} | run_facts(time.perf_counter() - started, packages)
+    write_results(facts | results, [table], folder.work)
+    publish(folder, [table])
+
+
+def _measure(settings: Conformance, measured: Measurements) -> None:
     """Measure all properties, by name in order; for a model that fails the support check, only that property."""
     from spanlab.engine.load import check_support, load_model, read_config, require_exact
 
@@ -467,48 +502,18 @@ def _measure(settings: Conformance) -> Measurements:
     try:
         require_exact(name, layers)
     except ValueError as error:
-        return {SUPPORTED: Measurement(None, None, str(error), refused=True)}
-    supported = Measurement(0.0, 0.0, f"layers that spans cannot be reused in, of {len(layers)}")
-    return {SUPPORTED: supported} | measure(Subject(load_model(settings.engine, settings.model), settings))
+        measured[SUPPORTED] = Measurement(None, None, str(error), without=REFUSED)
+        return
+    measured[SUPPORTED] = Measurement(0.0, 0.0, f"layers that spans cannot be reused in, of {len(layers)}")
+    measure(Subject(load_model(settings.engine, settings.model), settings), measured)
 
 
-def measure(subject: Subject) -> Measurements:
-    """Measure each chosen property of a loaded model."""
-    return {name: PROPERTIES[name](subject=subject) for name in subject.settings.chosen}
-
-
-def verdict_table(model: str, measured: Measurements) -> Table:
-    """One row per property."""
-    rows = [
-        (Cell(name, name), Cell(measurement.verdict, measurement.verdict),
-         _number(measurement.value), _number(measurement.limit), Cell(measurement.what, measurement.what))
-        for name, measurement in measured.items()
-    ]  # fmt: skip
-    return Table("properties", f"Conformance of {model}", _COLUMNS, tuple(rows))
-
-
-def _number(value: float | None) -> Cell:
-    return MISSING if value is None else Cell(value, significant(value))
-
-
-def _summary(settings: Conformance, measured: Measurements, started: float) -> dict[str, object]:
-    import torch
-
-    properties = {
-        name: {
-            "verdict": measurement.verdict,
-            "measured": measurement.value,
-            "limit": measurement.limit,
-            "what": measurement.what,
-        }
-        for name, measurement in measured.items()
-    }
-    return {
-        "model": settings.model.name,
-        "engine": {"weights": settings.engine.weights, "threads": torch.get_num_threads()},
-        "properties": properties,
-        **run_facts(time.perf_counter() - started, PACKAGES_OF["engine"]),
-    }
+def measure(subject: Subject, measured: Measurements | None = None) -> Measurements:
+    """Measure each chosen property of a loaded model, and add it to those that were measured before."""
+    measured = Measurements() if measured is None else measured
+    for name in subject.settings.chosen:
+        measured[name] = PROPERTIES[name](subject=subject)
+    return measured
 
 
 # ------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ import asyncio
 import html
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, quote_plus, urlsplit, urlunsplit
 
@@ -262,7 +263,18 @@ class Endpoint:
 
     async def post(self, path: str) -> None:
         """Post to a path of the host without a body: /reset_prefix_cache, /flush_cache."""
-        await self._call("POST", str(httpx.URL(self.base_url).copy_with(raw_path=path.encode())))
+        await self._call("POST", self._of_host(path))
+
+    async def get(self, path: str) -> bytes:
+        """Return the reply of a path of the host: /metrics."""
+        return await self._call("GET", self._of_host(path))
+
+    async def complete(self, call: str, body: bytes) -> bytes:
+        """Send one call that is not streamed, and return the reply."""
+        return await self._call("POST", f"{self.base_url}/{call}", body)
+
+    def _of_host(self, path: str) -> str:
+        return str(httpx.URL(self.base_url).copy_with(raw_path=path.encode()))
 
     async def stream(self, call: str, body: bytes, tokens: int, name: str) -> Answer:
         """Send one streamed call for at most `tokens` tokens; FailedRequestError without a complete answer.
@@ -271,7 +283,9 @@ class Endpoint:
         """
         answer = _Stream(time.perf_counter_ns(), tokens)
         try:
-            async with asyncio.timeout(self._request_s), self._open(call, body, name) as reply:
+            headers = {"X-Request-Id": name}
+            opened = self._open("POST", f"{self.base_url}/{call}", body, headers)
+            async with asyncio.timeout(self._request_s), opened as reply:
                 if reply.status_code != httpx.codes.OK:
                     raise FailedRequestError(_status(reply.status_code, await _read(reply)))
                 async for line in _lines(reply):
@@ -280,14 +294,16 @@ class Endpoint:
         except (httpx.HTTPError, FailedRequestError, TimeoutError) as error:
             raise self._failed(self._reason(error)) from error
 
-    def _open(self, call: str, body: bytes, name: str) -> Any:
-        headers = {"Content-Type": "application/json", "X-Request-Id": name}
-        return self._client.stream("POST", f"{self.base_url}/{call}", content=body, headers=headers)
+    def _open(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> Any:
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        return self._client.stream(method, url, content=body, headers={**kind, **headers})
 
-    async def _call(self, method: str, url: str) -> bytes:
-        """Send a call without a body and return the reply."""
+    async def _call(self, method: str, url: str, body: bytes | None = None) -> bytes:
+        """Send a call and return the reply."""
         try:
-            async with asyncio.timeout(self._request_s), self._client.stream(method, url) as reply:
+            async with asyncio.timeout(self._request_s), self._open(method, url, body) as reply:
                 content = await _read(reply)
                 if not reply.is_success:
                     raise FailedRequestError(_status(reply.status_code, content))
@@ -535,7 +551,7 @@ async def replay(study: Study, base_url: str, reset_path: str | None, source: So
     async with Endpoint(base_url, key, patience) as endpoint:
         bodies = await _bodies(study, endpoint, base_url)
         if reset_path is not None:
-            await _reset(endpoint, reset_path)
+            await reset(endpoint, reset_path)
         calls = Calls(
             endpoint,
             bodies.call,
@@ -549,11 +565,12 @@ async def replay(study: Study, base_url: str, reset_path: str | None, source: So
 async def _bodies(study: Study, endpoint: Endpoint, base_url: str) -> Bodies:
     settings = study.server
     tokenizer = None if settings.tokenizer is None else find_tokenizer(settings.tokenizer).tokenizer
-    model = settings.served_model or await _only_model(endpoint, base_url)
+    model = settings.served_model or await only_model(endpoint, base_url)
     return Bodies(model, settings.prompts, tokenizer, settings.exact_lengths)
 
 
-async def _only_model(endpoint: Endpoint, base_url: str) -> str:
+async def only_model(endpoint: Endpoint, base_url: str) -> str:
+    """Name of the only model of a server; ValueError where it lists none or several, or gives no such list."""
     try:
         models = await endpoint.models()
     except FailedRequestError as failure:
@@ -565,7 +582,8 @@ async def _only_model(endpoint: Endpoint, base_url: str) -> str:
     return models[0]
 
 
-async def _reset(endpoint: Endpoint, path: str) -> None:
+async def reset(endpoint: Endpoint, path: str) -> None:
+    """Empty the cache of a server; ValueError where the path does not do so."""
     try:
         await endpoint.post(path)
     except FailedRequestError as failure:
