@@ -3,9 +3,9 @@
 Its model has two attention layers and a recurrent one. Rows of keys and values lie in blocks of a pool that prompts
 share, and each full block has the recurrent state after its last token. A scheduler computes prompts in chunks, decodes
 all running requests, evicts unused blocks and preempts the newest request. Its argument is JSON with options:
-block, blocks (of the pool), chunk (tokens), noise (of logits), drafts, salts, cached, metrics (whether they work), ids
-(whether tokens are reported by id), dies_after (requests), gate (number of a request that waits for others, and how
-many are computed together), and fault, one of
+block, blocks (of the pool), chunk (tokens), noise (of logits), step (logits are rounded to it), drafts, salts, cached,
+metrics (whether they work), ids (whether tokens are reported by id), dies_after (requests), gate (number of a request
+that waits for others, and how many are computed together), and fault, one of
 
 stale_block        a block that was evicted is still found, with its new content
 early_state        the stored state of a block lacks its last token
@@ -31,7 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 
 OPTIONS = {"block": 8, "blocks": 400, "chunk": 64, "noise": 0.0, "drafts": False, "salts": True, "cached": True}
-OPTIONS |= {"metrics": True, "ids": True, "dies_after": None, "gate": None, "fault": None}
+OPTIONS |= {"metrics": True, "ids": True, "dies_after": None, "gate": None, "step": None, "fault": None}
 OPTIONS |= json.loads(sys.argv[1])
 BLOCK, FAULT = OPTIONS["block"], OPTIONS["fault"]
 VOCAB, WIDTH = 2048, 12
@@ -66,6 +66,8 @@ class Model:
     def logprobs(self, hidden: np.ndarray, state: np.ndarray) -> np.ndarray:
         logits = (hidden / 2 + state) @ self.output
         logits = logits + OPTIONS["noise"] * self.noise.normal(size=VOCAB)
+        if OPTIONS["step"] is not None:
+            logits = np.round(logits / OPTIONS["step"]) * OPTIONS["step"]
         return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
 
 

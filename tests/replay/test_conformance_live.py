@@ -12,7 +12,7 @@ from spanlab.study import conformance_live
 from spanlab.study.conformance import Conformance, run_conformance
 from spanlab.study.conformance_live import LIVE, NOISE
 from spanlab.study.live_server import ServerGoneError
-from spanlab.study.verdicts import ABSENT, FAILED, PASSED, UNTESTED, Choice, difference
+from spanlab.study.verdicts import ABSENT, FAILED, PASSED, UNTESTED, Choice, difference, logit_step
 
 from .conftest import serving
 
@@ -189,6 +189,22 @@ def test_answers_are_compared_up_to_the_first_other_token():
     assert disjoint.value == pytest.approx(3.9)
     ended = difference([same], [same, near])
     assert (ended.fork, ended.tokens) == (1, ("", "b"))
+
+
+def test_narrow_logits_show_their_steps():
+    coarse = [Choice("a", {"a": -0.3, "b": -0.425, "c": -0.8 - 1e-7, "d": -1.55})] * 6
+    assert logit_step([coarse]) == pytest.approx(0.125)
+    assert logit_step([coarse[:2]]) == 0  # too few to tell
+    assert logit_step([[*coarse, Choice("a", {"a": -0.3, "b": -0.49})]]) == 0
+    assert logit_step([]) == 0
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_the_limit_has_room_for_steps_of_logits(serve, tmp_path: Path, rounded: bool):
+    server = serve(SCRIPT, step=0.0625 if rounded else None)
+    _, summary = run(server, tmp_path, "properties=[full_hit]")
+    assert summary["properties"]["full_hit"]["limit"] == pytest.approx(0.125 if rounded else 0.001)
+    assert ("steps of 0.0625" in summary["properties"][NOISE]["what"]) == rounded
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from spanlab.study.live_server import (
     Shape,
 )
 from spanlab.study.real_server import Endpoint, FailedRequestError, Patience, only_model
-from spanlab.study.verdicts import Choice, Measurement, Measurements, difference, not_applicable
+from spanlab.study.verdicts import Choice, Measurement, Measurements, difference, logit_step, not_applicable
 
 #: Functions of a running server that return a measurement.
 LIVE: Registry[Awaitable[Measurement]] = Registry("properties", given=("subject",))
@@ -44,9 +44,9 @@ MARGIN = 3  # limit ÷ noise: the largest of few differences is below the larges
 
 
 async def noise(subject: LiveSubject) -> Measurement:
-    """Uncached answers to one prompt differ by no more than rounding explains."""
+    """Uncached answers to one prompt differ by no more than rounding explains; sets the limit of the properties."""
     server, largest = subject.server, {"repeated": 0.0, "in a batch": 0.0, "after a part of the answer": 0.0}
-    lengths = [end + 3 for end in subject.ends] or [subject.longest // 2]
+    lengths, answers = [end + 3 for end in subject.ends] or [subject.longest // 2], list[LiveAnswer]()
     for number, length in enumerate(lengths):
         prompt = server.tokens(1 + number, length)
         first = await server.uncached(prompt)
@@ -58,10 +58,12 @@ async def noise(subject: LiveSubject) -> Measurement:
             rest = await server.uncached(prompt + tokens[:middle], len(tokens) - middle)
             value = difference(rest.choices, first.choices[middle:]).value
             largest["after a part of the answer"] = max(largest["after a part of the answer"], value)
-    what = ", ".join(f"{value:.2g} {how}" for how, value in largest.items())
-    return Measurement(
-        max(largest.values()), subject.test.settings.rounding, f"log-probabilities among uncached answers; {what}"
-    )
+        answers += [first, beside]
+    step, rounding = logit_step(answer.choices for answer in answers), subject.test.settings.rounding
+    noises = ", ".join(f"{value:.2g} {how}" for how, value in largest.items())
+    steps = f"; logits in steps of {step:.3g}" if step else ""
+    subject.limit = min(rounding, max(LEAST_LIMIT, MARGIN * max(largest.values()), 2 * step))
+    return Measurement(max(largest.values()), rounding, f"log-probabilities among uncached answers; {noises}{steps}")
 
 
 def _difference(answer: LiveAnswer, other: LiveAnswer) -> float:
@@ -366,11 +368,7 @@ async def _measure(subject: LiveSubject, reason: str) -> Measurement:
     if reason and not (reason == _UNSEPARATED and subject.name == "salt_isolation"):
         return not_applicable(reason)
     try:
-        if subject.name != NOISE:
-            return await LIVE[subject.name](subject=subject)
-        measured = await noise(subject)
-        subject.limit = min(subject.test.settings.rounding, max(LEAST_LIMIT, MARGIN * (measured.value or 0.0)))
-        return measured
+        return await (noise(subject) if subject.name == NOISE else LIVE[subject.name](subject=subject))
     except CachedReferenceError as error:
         return Measurement(None, subject.limit, f"expected uncached answers, but {error}")
     except FailedRequestError as failure:

@@ -156,8 +156,8 @@ class LiveAnswer:
         return [int(match[1]) for match in ids if match] if all(ids) else None
 
 
-def _answer(reply: bytes) -> LiveAnswer:
-    """Read a reply; FailedRequestError with one sentence where a part is missing."""
+def _answer(reply: bytes, count: int, exact: bool) -> LiveAnswer:
+    """Read a reply of at most `count` tokens; FailedRequestError with one sentence where a part is missing."""
     try:
         read = from_json(reply, _Reply, unknown="ignore")
     except ValueError as error:
@@ -167,7 +167,10 @@ def _answer(reply: bytes) -> LiveAnswer:
         raise FailedRequestError("the reply has no log-probabilities")
     details = read.usage.prompt_tokens_details
     cached = details.cached_tokens if details is not None else None
-    return LiveAnswer(tuple(_choices(logprobs)), cached or 0)
+    choices = _choices(logprobs)
+    if not choices or (exact and len(choices) != count):
+        raise FailedRequestError(f"the reply has log-probabilities of {len(choices)} tokens, expected {count}")
+    return LiveAnswer(tuple(choices), cached or 0)
 
 
 def _choices(logprobs: _Lists | _Contents) -> list[Choice]:
@@ -254,7 +257,8 @@ class LiveServer:
         return [task.result() for task in running]
 
     async def _send(self, body: dict[str, Any]) -> LiveAnswer:
-        return _answer(await self.endpoint.complete("completions", orjson.dumps(body)))
+        reply = await self.endpoint.complete("completions", orjson.dumps(body))
+        return _answer(reply, body["max_tokens"], self.server.exact_lengths)
 
     async def uncached(self, prompt: Sequence[int], tokens: int | None = None) -> LiveAnswer:
         """Answer a prompt without a cache; CachedReferenceError where tokens were reused nevertheless."""

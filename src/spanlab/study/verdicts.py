@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from spanlab.report.cells import MISSING, Cell, Column, Table
 from spanlab.report.units import significant
@@ -90,6 +91,11 @@ def verdict_rows(measured: Measurements) -> dict[str, dict[str, object]]:
 # ------------------------------------------------------------------------------
 
 
+_EQUAL = 1e-5  # gap of two log-probabilities of equal logits, in float32
+_UNEVEN = 0.05  # of a step
+_FEW_GAPS = 16
+
+
 @dataclass(frozen=True)
 class Choice:
     """A generated token with the log-probabilities of the likeliest tokens, its own among them."""
@@ -146,6 +152,19 @@ def difference(answer: Sequence[Choice], reference: Sequence[Choice]) -> Differe
     if len(answer) == len(reference):
         return Difference(worst, position)
     return _ended(Difference(worst, position), answer, reference)
+
+
+def logit_step(answers: Iterable[Sequence[Choice]]) -> float:
+    """Step of the logits in narrow formats, as bfloat16: all gaps of log-probabilities are multiples; 0: no step."""
+    gaps: list[float] = []
+    for choices in answers:
+        for choice in choices:
+            values = sorted(choice.logprobs.values())
+            gaps += [gap for low, high in pairwise(values) if (gap := high - low) > _EQUAL]
+    step = min(gaps, default=0.0)
+    if len(gaps) < _FEW_GAPS or any(abs(gap / step - round(gap / step)) > _UNEVEN for gap in gaps):
+        return 0.0
+    return step
 
 
 def _distance(ours: Choice, theirs: Choice) -> float:
