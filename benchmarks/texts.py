@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,6 +267,23 @@ def conformance_total(results: dict[str, Any]) -> str:
     )
 
 
+def live_total(results: dict[str, Any]) -> str:
+    """Return how many requests of a running server the preset decides alike."""
+    rows = {server: sum(map(Counter, runs.values()), Counter()) for server, runs in results["rows"].items()}
+    other = {server: row for server, row in rows.items() if row["same_reuse"] < row["requests"]}
+    equal = sum((row for server, row in rows.items() if server not in other), Counter())
+    text = (
+        f"{results['system']}, running, commit {results['commit']}:\n"
+        f"{equal['same_reuse']:,} of {equal['requests']:,} requests reuse as many tokens as in the simulator.\n"
+        f"{equal['equal_steps']:,} of {equal['steps']:,} steps compute the same tokens.\n"
+    )
+    if other:
+        row = sum(other.values(), Counter())
+        share = f"{row['same_reuse']:,} of {row['requests']:,}"
+        text += f"A hybrid with the block size of that server reuses as many in {share}: a fault of the server.\n"
+    return text
+
+
 TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
 TWIN_HEADLINES = tuple(f"twin/{name}/headline.json" for name in TWINS)
 TEXTS = {
@@ -284,6 +302,7 @@ TEXTS = {
     "timing": Text(("quality_sweep/timing_small/sweep.csv", "quality_sweep/timing_large/sweep.csv"), timing),
     "pic_claims": Text(("pic_sweep/sweep.csv",), pic_claims),
     "conformance_total": Text(("conformance/results.json",), conformance_total),
+    "live_total": Text(("rendezvous/results.json",), live_total),
     "coverage": Text(("coverage/results.json",), coverage_table),
     "must_hold": Text(("must_hold/results.json",), limits_table),
     "in_turns": Text(("must_hold/in_turns.json",), in_turns),

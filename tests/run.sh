@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # bash tests/run.sh: ruff, mypy, the import contracts, then every default test. With arguments, only pytest, and they are its:
-# bash tests/run.sh -k radix; bash tests/run.sh -m slow; bash tests/run.sh tests/core; bash tests/run.sh -m oracle.
+# bash tests/run.sh -k radix; bash tests/run.sh -m slow; bash tests/run.sh tests/core;
+# bash tests/run.sh -m oracle; bash tests/run.sh -m live.
 # Paths start at the folder you are in, or at the repository.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../requirements/setup.sh"

@@ -41,7 +41,7 @@ NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"pro
 SERVERS = {
     "transformer, blocks of 32": [f"{BLOCK}=32"],
     "transformer, blocks of 128": [f"{BLOCK}=128"],
-    "transformer, tight memory": [f"{BLOCK}=32", "store.kv_gib=0.00367"],  # 60 blocks
+    "transformer, tight memory": [f"{BLOCK}=32", "store.kv_gib=0.00404"],  # 66 blocks
     "transformer, n-gram drafts": [f"{BLOCK}=32", f"server.arguments=['--speculative-config','{NGRAM}']"],
     "hybrid, blocks of the server": [HYBRID, f"{BLOCK}=null"],
     "hybrid, blocks of 384": [HYBRID, f"{BLOCK}=384"],

@@ -150,3 +150,15 @@ def test_guard_ends_descendants_that_left_their_group(tmp_path: Path):
     process.stdin.close()
     process.wait(LONGEST_S)
     assert processes(str(tmp_path)) == []
+
+
+def test_reuse_of_a_server_without_a_step_log_is_compared_by_simulation(spanlab, tmp_path: Path):
+    words = ["rendezvous", *STUDY[1:], f"output.root={tmp_path}", "only=[blocks_256]", "baseline=blocks_256"]
+    words += ["arms.blocks_256.block_size=8", "arrivals.clients=1"]
+    done = spanlab("-cn", *words, "analyses.rendezvous.fail_on=[reuse]")
+    assert done.code == 1
+    assert "analyses.rendezvous.fail_on=['reuse']: not equal: reuse" in done.err
+    (run,) = orjson.loads((folder(tmp_path) / "summary.json").read_bytes())["rendezvous"]["runs"]
+    assert (run["requests"], run["hit_rate"], run["steps"]) == (6, 0.0, None)
+    assert run["our_hit_rate"] > 0
+    assert run["same_reuse"] < 6

@@ -23,7 +23,7 @@ from spanlab.registry import one_of
 from spanlab.report.cells import Table, count, hidden, percent, seconds, signed_percent, word
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES
-from spanlab.settings.server import NO_ENGINE, SERVER
+from spanlab.settings.server import NO_ENGINE, SERVER, ServerSettings
 from spanlab.settings.study import Study
 from spanlab.study.backends import Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
@@ -211,7 +211,7 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
     def finished(record: Record) -> None:
         decided[record.request_id] = record.reused_tokens
 
-    simulated = study.changed(backend="sim", server=type(study.server)(), analyses=["summary"])
+    simulated = replace(study, backend="sim", server=ServerSettings(), analyses=ANALYSES.section()())
     Simulator(simulated).simulate(replace(job, requests=_as_served(study, job.requests)), finished)
     served = columns["reused_tokens"].astype(float)
     ours = np.array([decided[int(request)] for request in columns["request_id"]], float)
