@@ -3,7 +3,7 @@
     .venvs/sim/bin/python benchmarks/rendezvous/measure.py [SERVER ...]
 
 Each of `SERVERS` is started once, as `server.engine=vllm_cpu` starts it, and serves every workload with one client and
-with four, its cache emptied before each run. Runs are studies of the entry `rendezvous`; their folders are in
+with four or eight, its cache emptied before each run. Runs are studies of the entry `rendezvous`; their folders are in
 `outputs/rendezvous`. Writes `results.json` and the page beside it; names of servers measure these again and keep the
 others. `publish.py rendezvous` tells the front page.
 """
@@ -82,7 +82,7 @@ WORKLOADS = {
         "workload.chat_sessions.seed=1",
     ],
 }
-CLIENTS = (1, 4)
+CLIENTS = {"transformer, tight memory": (1, 8)}  # other servers: 1, 4
 COUNTS = ("requests", "same_reuse", "same_course", "steps", "equal_steps", "preemptions")
 
 
@@ -110,7 +110,7 @@ def measure(name: str) -> dict[str, dict[str, int]]:
             f"server.step_log={server.launch.steps}",
             "server.reset_path=/reset_prefix_cache",
         ]
-        for (workload, words), clients in product(WORKLOADS.items(), CLIENTS):
+        for (workload, words), clients in product(WORKLOADS.items(), CLIENTS.get(name, (1, 4))):
             run = f"output.run={folder.name}-{workload}-{clients}"
             done = api.run("rendezvous", *own, *there, *words, f"arrivals.clients={clients}", f"output.root={OUT}", run)
             row: Counter[str] = Counter()
