@@ -273,7 +273,7 @@ def live_total(results: dict[str, Any]) -> str:
     other = {server: row for server, row in rows.items() if row["same_reuse"] < row["requests"]}
     equal = sum((row for server, row in rows.items() if server not in other), Counter())
     text = (
-        f"{results['system']}, running, commit {results['commit']}:\n"
+        f"{results['system']}, running, commit {', '.join(dict.fromkeys(results['commits'].values()))}:\n"
         f"{equal['same_reuse']:,} of {equal['requests']:,} requests reuse as many tokens as in the simulator.\n"
         f"{equal['equal_steps']:,} of {equal['steps']:,} steps compute the same tokens.\n"
     )

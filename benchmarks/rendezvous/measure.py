@@ -132,18 +132,24 @@ def publish(results: dict[str, Any]) -> None:
             total.update(row)
             rows.append((server, workload, *(f"{row[key]:,}" for key in COUNTS)))
     rows.append(("**all**", "", *(f"{total[key]:,}" for key in COUNTS)))
-    note = f"{results['system']}, running; commit {results['commit']}; `benchmarks/rendezvous/measure.py`."
+    commits = ", ".join(dict.fromkeys(results["commits"].values()))
+    note = f"{results['system']}, running; commit {commits}; `benchmarks/rendezvous/measure.py`."
     fill_page(HERE / "README.md", "rendezvous", f"{table(head, rows)}\n{note}\n")
 
 
 def main() -> None:
     """Measure the named servers, or all; keep the results of the others."""
     names, commit, path = sys.argv[1:] or list(SERVERS), clean_commit(), HERE / "results.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() and sys.argv[1:] else {}
+    earlier: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": {}, "commits": {}}
+    rows, commits = earlier["rows"], earlier["commits"]
     for name in names:
-        rows[name] = measure(name)
-        ordered = {server: rows[server] for server in SERVERS if server in rows}
-        results = {"system": "vLLM 0.32.0 for CPUs", "commit": commit, "rows": ordered}
+        rows[name], commits[name] = measure(name), commit
+        known = [server for server in SERVERS if server in rows]
+        results = {
+            "system": "vLLM 0.32.0 for CPUs",
+            "commits": {server: commits[server] for server in known},
+            "rows": {server: rows[server] for server in known},
+        }
         write_results(path, results)
         publish(results)
 

@@ -90,7 +90,7 @@ class CaseRequest(_Keys):
     abort_step: Step | None = None
     cache_salt: str | None = None
     output: list[Count] | None = None
-    drafts: dict[Count, Drafts] | None = None
+    drafts: dict[str, Drafts] | None = None
 
     @property
     def output_ids(self) -> NDArray[np.int32]:
@@ -152,7 +152,7 @@ class Case(_Keys):
     def proposed(self, sequence: ScheduledSequence) -> int:
         """Return the number of drafts that the next decode of a sequence may verify."""
         measured = self.given[sequence.request.id].drafts
-        return self.draft_tokens if measured is None else measured.get(sequence.generated, NO_DRAFTS).proposed
+        return self.draft_tokens if measured is None else measured.get(str(sequence.generated), NO_DRAFTS).proposed
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -356,7 +356,9 @@ def _accepted(case: Case, sequence: ScheduledSequence, drafts: int) -> int:
     """Number of accepted drafts of a sequence, at most the rest of its output."""
     number, generated = sequence.request.id, sequence.generated
     measured = case.given[number].drafts
-    count = accepted(number, generated, drafts) if measured is None else measured.get(generated, NO_DRAFTS).accepted
+    count = (
+        accepted(number, generated, drafts) if measured is None else measured.get(str(generated), NO_DRAFTS).accepted
+    )
     return min(count, sequence.request.output_len - generated - 1)
 
 

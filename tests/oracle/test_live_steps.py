@@ -54,13 +54,13 @@ def test_hybrid_with_the_server_s_block_size_differs_by_a_known_fault(tmp_path: 
     both = meet(read_run(unpacked("hybrid_default", tmp_path)), PRESET)
     reuse, _ = equal(both)
     assert reuse < len(both.run.requests)
-    assert FAULTS["block_size"].applies(both.run.start)
+    assert FAULTS["block_size"].applies(both.run)
 
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_other_faults_are_not_named(name: str, tmp_path: Path):
-    start = read_run(unpacked(name, tmp_path)).start
-    assert [fault for fault, known in FAULTS.items() if known.applies(start)] == []
+    run = read_run(unpacked(name, tmp_path))
+    assert [fault for fault, known in FAULTS.items() if known.applies(run)] == []
 
 
 def test_step_that_computes_one_token_less_is_the_first_difference(tmp_path: Path):

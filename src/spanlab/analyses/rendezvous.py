@@ -154,7 +154,7 @@ def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Co
         _client_delays(columns),
         _stepped(both, order),
         tuple(_causes(both, columns, served)),
-        tuple(name for name, fault in FAULTS.items() if both.differences and fault.applies(run.start)),
+        tuple(name for name, fault in FAULTS.items() if both.differences and fault.applies(run)),
     )
 
 
@@ -338,7 +338,7 @@ def server_table(run: LiveRun) -> Table:
     rows = [
         {"setting": "version", "value": f"vLLM {start.version}"},
         {"setting": "blocks", "value": f"{start.num_blocks:,} of {start.block_size} tokens"},
-        {"setting": "groups", "value": ", ".join(groups)},
+        {"setting": "groups", "value": "; ".join(groups)},
         {"setting": "max_num_seqs", "value": f"{start.max_num_seqs:,}"},
         {"setting": "max_num_batched_tokens", "value": f"{start.max_num_batched_tokens:,}"},
         {"setting": "chunked prefill", "value": _flag(start.enable_chunked_prefill)},

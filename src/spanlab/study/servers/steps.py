@@ -44,18 +44,12 @@ class Group(BaseModel):
 
 
 class Start(_Event):
-    """The scheduler was made: its limits, and the layout of its cache.
-
-    `num_blocks`        the null block is one of them
-    `block_size`        tokens that its blocks have
-    `chunk_block_size`  tokens of the blocks at whose ends it cuts the prompts of hybrids
-    """
+    """The scheduler was made: its limits, and the layout of its cache. `num_blocks` counts the null block."""
 
     event: Literal["start"]
     version: str
     num_blocks: int
     block_size: int
-    chunk_block_size: int
     groups: list[Group]
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -83,10 +77,14 @@ class Add(_Event):
 
 
 class Plan(_Event):
-    """A step was planned: tokens by request, reused tokens of those that started, and drafts to verify."""
+    """A step was planned: tokens by request, reused tokens of those that started, and drafts to verify.
+
+    `chunk_block_size`  tokens of the blocks at whose ends the prompts of hybrids are cut; None in logs of earlier hooks
+    """
 
     event: Literal["plan"]
     began: int
+    chunk_block_size: int | None = None
     tokens: TokensById
     reused: TokensById
     resumed: TokensById
@@ -132,24 +130,6 @@ def read_events(path: Path) -> list[Any]:
         except ValidationError as error:
             raise ValueError(f"{path}:{number}: {first_mistake(error)}") from error
     return events
-
-
-class Fault(NamedTuple):
-    """A fault of a server that explains differences: whether a server has it, and one sentence."""
-
-    applies: Callable[[Start], bool]
-    sentence: str
-
-
-#: Known faults by the name that `analyses.rendezvous.accept` takes.
-FAULTS = {
-    "block_size": Fault(
-        lambda start: start.mamba_mode == "align" and start.chunk_block_size != start.block_size,
-        "a fault of vLLM 0.32.0: its worker raises the block size of a hybrid, and its scheduler goes on cutting "
-        "prompts at the smaller one, so that states are stored where no request looks for them; with --block-size "
-        "(here pool.block_size) set to the raised size both agree",
-    )
-}
 
 
 def write_last_run(log: Path, path: Path) -> None:
@@ -210,7 +190,7 @@ class Served:
     arrive_step: int
     added_at: int
     output: list[int] = field(default_factory=list)
-    drafts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
     reused: int | None = None
     started: int | None = None
     first: int | None = None
@@ -230,6 +210,7 @@ class LiveRun:
         self.start = start
         self.requests: list[Served] = []
         self.steps: list[ServedStep] = []
+        self.chunk_block_sizes = set[int]()
         self._by_id: dict[str, Served] = {}
         self._planned: list[tuple[int, Plan]] = []  # steps whose outputs are outstanding; empty plans are not counted
         for event in events:
@@ -252,6 +233,8 @@ class LiveRun:
 
     def _plan(self, event: Plan) -> None:
         number = len(self.steps)
+        if event.chunk_block_size is not None:
+            self.chunk_block_sizes.add(event.chunk_block_size)
         for request, reused in event.reused.items():
             self._by_id[request].reused, self._by_id[request].started = reused, number
         for request in event.preempted:
@@ -271,7 +254,7 @@ class LiveRun:
             if served.first is None:
                 served.first = number
             if request in plan.drafts:
-                served.drafts[len(served.output)] = plan.drafts[request], len(tokens) - 1
+                served.drafts[str(len(served.output))] = plan.drafts[request], len(tokens) - 1
             served.output += tokens[: served.output_len - len(served.output)]
             if len(served.output) == served.output_len:
                 served.last = number
@@ -421,7 +404,30 @@ def _numbered(steps: Sequence[dict[str, int]]) -> Iterator[dict[str, int]]:
             yield step
 
 
+# ------------------------------------------------------------------------------
+# Known faults of servers, and runs as files that can be sent.
+# ------------------------------------------------------------------------------
+
+
+class Fault(NamedTuple):
+    """A fault of a server that explains differences: whether a server has it, and one sentence."""
+
+    applies: Callable[[LiveRun], bool]
+    sentence: str
+
+
+#: Known faults by the name that `analyses.rendezvous.accept` takes.
+FAULTS = {
+    "block_size": Fault(
+        lambda run: run.start.mamba_mode == "align" and bool(run.chunk_block_sizes - {run.start.block_size}),
+        "a fault of vLLM 0.32.0: its worker raises the block size of a hybrid, and its scheduler goes on cutting "
+        "prompts at the smaller one, so that states are stored where no request looks for them; with --block-size "
+        "(here pool.block_size) set to the raised size both agree",
+    )
+}
+
+
 def write_case(run: LiveRun, path: Path) -> None:
     """Write a run as a file of cases, which the entry `schedule` reads."""
     case = run.case.model_dump(by_alias=True, exclude_defaults=True)
-    path.write_bytes(orjson.dumps({path.stem: case}, option=orjson.OPT_NON_STR_KEYS))
+    path.write_bytes(orjson.dumps({path.stem: case}))

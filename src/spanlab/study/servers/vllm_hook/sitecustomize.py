@@ -47,7 +47,6 @@ def _facts(scheduler: Any, config: Any, kv: Any) -> dict[str, Any]:
         "scheduler": type(scheduler).__name__,
         "num_blocks": kv.num_blocks,
         "block_size": scheduler.block_size,
-        "chunk_block_size": cache.block_size,
         "groups": groups,
         "max_num_seqs": batch.max_num_seqs,
         "max_num_batched_tokens": batch.max_num_batched_tokens,
@@ -101,6 +100,7 @@ def _watch(kind: Any, log: _Log) -> None:
         log.write(
             "plan",
             began=began,
+            chunk_block_size=self.cache_config.block_size,  # of the moment: it changes after the start
             tokens=dict(plan.num_scheduled_tokens),
             reused={new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs},
             resumed={request: computed for request, computed in starts if request in again},
