@@ -273,14 +273,16 @@ def live_total(results: dict[str, Any]) -> str:
     other = {server: row for server, row in rows.items() if row["same_reuse"] < row["requests"]}
     equal = sum((row for server, row in rows.items() if server not in other), Counter())
     text = (
-        f"{results['system']}, running, commit {', '.join(dict.fromkeys(results['commits'].values()))}:\n"
+        f"{results['system']}, running. Commits {', '.join(dict.fromkeys(results['commits'].values()))}.\n"
         f"{equal['same_reuse']:,} of {equal['requests']:,} requests reuse as many tokens as in the simulator.\n"
         f"{equal['equal_steps']:,} of {equal['steps']:,} steps compute the same tokens.\n"
     )
     if other:
         row = sum(other.values(), Counter())
-        share = f"{row['same_reuse']:,} of {row['requests']:,}"
-        text += f"A hybrid with the block size of that server reuses as many in {share}: a fault of the server.\n"
+        differing = f"{row['requests'] - row['same_reuse']:,} of {row['requests']:,}"
+        text += (
+            f"With its own block size, a hybrid on that server differs in {differing}. The server has a fault there.\n"
+        )
     return text
 
 
