@@ -21,7 +21,7 @@ from ..support.prose import FENCE, long_sentences, sentences
 from ..support.script import ROOT, SCRIPT, docs_script
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
-README_LINES, DRAWING_LINE = 140, 15
+README_LINES, DRAWING_LINE = 130, 15
 GROUPS = ["Start", "Run", "Methods", "Your server", "Extend", "Reference"]
 
 

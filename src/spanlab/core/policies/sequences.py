@@ -133,7 +133,7 @@ class WholeSequences:
 
     def make_room(self, allocation: SequenceAllocation, tokens: int) -> bool:
         """Evict for `tokens` more tokens of a request; False, without a change, where they cannot fit."""
-        raise NotImplementedError
+        raise NotImplementedError  # every cache has its own
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Return `stop`: a chunk may end anywhere."""
