@@ -46,9 +46,17 @@ def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
         "machine": machine(),
         "compiled": is_used(),
         "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)},
+        | {name: found for name in (*PACKAGES, *packages) if (found := _version(name)) is not None},
         "wall_s": round(wall_s, 3),
     }
+
+
+def _version(package: str) -> str | None:
+    """The installed version; None for a package that this run could do without, such as a tracker."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def machine() -> str:
