@@ -1,6 +1,6 @@
 """Time the kernels: position-independent attention in three forms, re-rotation, gather and copy.
 
-    python benchmarks/kernels/measure.py [--device cpu|cuda] [--out FILE]
+    python benchmarks/kernels/measure.py [--device cpu|cuda] [--out FILE] [--only TEXT]
 
 Every arm of a case is first held against the truth; one that does not agree is refused, not timed, and the script ends
 with 1. Writes FILE (results_<device>.json beside this file, which also fills README.md) and prints a Markdown table.
@@ -116,12 +116,12 @@ def facts(device: str) -> dict[str, Any]:
     }
 
 
-def run(device: str) -> dict[str, Any]:
-    """Everything that is known of this device."""
+def run(device: str, only: str = "") -> dict[str, Any]:
+    """Everything that is known of this device, of the cases whose name contains `only`."""
     dtype, rows = DTYPES[device], []
     known = facts(device)
     rates = rates_of(dtype, device)
-    for case in CASES[device]:
+    for case in (case for case in CASES[device] if only in str(case)):
         rows += measure(case, dtype, device)
         print(f"{case}: {len(rows)} arms so far", file=sys.stderr, flush=True)
     for row in rows:
@@ -134,12 +134,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=tuple(CASES), default="cuda")
     parser.add_argument("--out", type=Path, help="where the JSON goes instead; README.md is left alone then")
+    parser.add_argument("--only", default="", help="part of a case's name, for instance '32768 keys'")
     options = parser.parse_args()
     device = options.device
     if device == "cuda" and not torch.cuda.is_available():
         print("not measured: no CUDA device")
         return 0
-    results = run(device)
+    results = run(device, options.only)
     (options.out or HERE / f"results_{device}.json").write_text(json.dumps(results, indent=2) + "\n")
     if options.out is None:
         fill_page(HERE / "README.md", f"table:{device}", page(results))

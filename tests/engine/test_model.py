@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from spanlab.engine import load
 from spanlab.engine.hook import Attend
-from spanlab.engine.load import random_model
+from spanlab.engine.load import named_config, random_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab_kernels import AngleTable
@@ -198,6 +199,16 @@ def test_half_precision_leaves_the_frequencies_exact(make_model, dtype):
     assert torch.equal(half.rotation.frequencies, make_model("tiny").rotation.frequencies)
     logits = half.forward(make_ids(half), torch.arange(LENGTH), causal_attend(half), torch.arange(LENGTH))
     assert logits.dtype == torch.float32
+
+
+def test_only_weights_are_drawn_on_the_device(monkeypatch):
+    """The checks after them have numbers on the host too; a default device would move those."""
+    seen = []
+    monkeypatch.setattr(
+        load, "check_model", lambda name, model: seen.append((model.device, torch.get_default_device()))
+    )
+    random_model("meta", named_config("tiny"), device="meta")
+    assert seen == [(torch.device("meta"), torch.device("cpu"))]
 
 
 @pytest.mark.gpu

@@ -211,9 +211,11 @@ def random_model(
     require_exact(name, check_support(config))
     register()
     device = torch.device(device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        return wrap(name, AutoModelForCausalLM.from_config(config, dtype=dtype))
+        with device:  # of the weights alone: the checks compare numbers on the host
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return wrap(name, model)
 
 
 def wrap(name: str, model: PreTrainedModel) -> SpanModel:
