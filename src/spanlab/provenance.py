@@ -46,7 +46,7 @@ def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
         "machine": machine(),
         "compiled": is_used(),
         "versions": {"python": platform.python_version()}
-        | {name: found for name in (*PACKAGES, *packages) if (found := _version(name)) is not None},
+        | {name: installed for name in (*PACKAGES, *packages) if (installed := _version(name)) is not None},
         "wall_s": round(wall_s, 3),
     }
 

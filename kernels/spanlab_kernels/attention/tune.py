@@ -2,7 +2,7 @@
 
     python -m spanlab_kernels.attention.tune --head-dim 128 [--dtype bfloat16] [--heads 32] [--kv-heads 8]
 
-The engine never tunes while it runs: a compilation would count as time of a step. Never run on a card so far.
+The engine never tunes while it runs: a compilation would count as time of a step.
 """
 
 from __future__ import annotations
