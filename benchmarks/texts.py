@@ -286,6 +286,18 @@ def live_total(results: dict[str, Any]) -> str:
     return text
 
 
+def live_claim(results: dict[str, Any], slots: dict[str, Any], sequences: dict[str, Any]) -> str:
+    """Return one line of all live requests; tests require the stored answers of `slots` and `sequences` to be equal."""
+    rows = sum((Counter(row) for runs in results["rows"].values() for row in runs.values()), Counter())
+    stored = (sum(len(case["reused"]) for case in cases.values()) for cases in (slots, sequences))
+    llama, mistral = (f"{count:,} of {count:,}" for count in stored)
+    return (
+        "Running servers agree with their presets on reused tokens. "
+        f"{results['system'].partition(' for ')[0]}: {rows['same_reuse']:,} of {rows['requests']:,} requests; "
+        f"mistral.rs 0.9.5: {mistral}; llama.cpp 0c1e57098: {llama} ([how](docs/rendezvous.md)).\n"
+    )
+
+
 TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
 TWIN_HEADLINES = tuple(f"twin/{name}/headline.json" for name in TWINS)
 TEXTS = {
@@ -305,6 +317,10 @@ TEXTS = {
     "pic_claims": Text(("pic_sweep/sweep.csv",), pic_claims),
     "conformance_total": Text(("conformance/results.json",), conformance_total),
     "live_total": Text(("rendezvous/results.json",), live_total),
+    "live_claim": Text(
+        ("rendezvous/results.json", "../tests/oracle/llama_cpp.json", "../tests/oracle/mistralrs_0_9_5.json"),
+        live_claim,
+    ),
     "coverage": Text(("coverage/results.json",), coverage_table),
     "must_hold": Text(("must_hold/results.json",), limits_table),
     "in_turns": Text(("must_hold/in_turns.json",), in_turns),
