@@ -139,9 +139,9 @@ def test_mistral_rs_gets_the_limit_of_requests(tmp_path: Path, weights: Path):
 @pytest.mark.parametrize(
     ("kind", "arm", "engine", "message"),
     [
-        (mistralrs.MistralRs, "vllm_0_32", "mistralrs", "expected mistralrs_0_9"),
+        (mistralrs.MistralRs, "vllm_0_32", "mistralrs", "expected an arm with policy=sequences"),
         (mistralrs.MistralRs, "mistralrs_0_9", "mistralrs", "prefix_cache_n=16 .* expected null"),
-        (llama_cpp.LlamaCpp, "lmcache", "llama_cpp", "expected llama_cpp"),
+        (llama_cpp.LlamaCpp, "lmcache", "llama_cpp", "expected an arm with policy=slots"),
     ],
 )
 def test_arms_of_another_cache_are_refused(kind, arm, engine, message):

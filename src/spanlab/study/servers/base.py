@@ -63,6 +63,7 @@ class EmbeddedServer(ABC):
 
     `environment`  the pins in requirements/, and the folder in .venvs/
     `version`      of the server that they install
+    `policy`       of the arms that it serves; empty: any
     `reset_path`   path to POST to that empties the cache; None: the server has none and is started again
     `health_path`  path that answers once requests are served
     `logs_steps`   whether `Launch.steps` is written
@@ -71,6 +72,7 @@ class EmbeddedServer(ABC):
 
     environment: ClassVar[str]
     version: ClassVar[str]
+    policy: ClassVar[str] = ""
     reset_path: ClassVar[str | None] = None
     health_path: ClassVar[str] = "/health"
     logs_steps: ClassVar[bool] = False
@@ -80,8 +82,12 @@ class EmbeddedServer(ABC):
         """Return the Python of its environment, which is installed if it is missing."""
         return set_up(self.environment)
 
-    def check(self, study: Study) -> None:  # noqa: B027 - most servers take every study
-        """Raise ValueError for a study that the server cannot serve."""
+    def check(self, study: Study) -> None:
+        """Raise ValueError for a study that the server cannot serve, such as one of another cache."""
+        (arm,) = study.chosen()
+        if self.policy and study.arms[arm].policy_name != self.policy:
+            chosen = f"only={study.runs.only} with server.engine={study.server.engine}"
+            raise ValueError(f"{chosen}: expected an arm with policy={self.policy}")
 
     @abstractmethod
     def command(self, launch: Launch) -> list[str]:

@@ -8,11 +8,9 @@ from pathlib import Path
 from spanlab.build import build_budget, held_token_bytes
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.request import UNLIMITED
-from spanlab.settings.study import Study
 from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch
 from spanlab.study.servers.models import served_folder
 
-PRESET, POLICY = "llama_cpp", "slots"
 _SERVER = Path(__file__).with_name("llama_server.py")
 _UNIT = 256  # tokens; a slot's context has a multiple of it
 _MIB_PER_GIB = 1024
@@ -24,19 +22,14 @@ class LlamaCpp(EmbeddedServer):
 
     environment = "llama_cpp"
     version = "0c1e57098"
+    policy = "slots"
     knows_salts = False
-
-    def check(self, study: Study) -> None:
-        """Raise ValueError for an arm of another cache."""
-        (arm,) = study.chosen()
-        if study.arms[arm].policy_name != POLICY:
-            raise ValueError(f"only={study.runs.only} with server.engine=llama_cpp: expected {PRESET}")
 
     def command(self, launch: Launch) -> list[str]:
         """Return the command of the server; the study's store is its context, in whole units of 256 tokens."""
         study = launch.study
         (arm,) = study.chosen()
-        rules = POLICIES.schema(POLICY)(**study.arms[arm].options)
+        rules = POLICIES.schema(self.policy)(**study.arms[arm].options)
         options = {
             "alias": study.model.name,
             "host": LOOPBACK,

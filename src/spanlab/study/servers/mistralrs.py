@@ -8,7 +8,6 @@ from spanlab.settings.study import Study
 from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch
 from spanlab.study.servers.models import served_folder
 
-PRESET, POLICY = "mistralrs_0_9", "sequences"
 _SERVER = Path(__file__).with_name("mistralrs_server.py")
 
 
@@ -18,15 +17,14 @@ class MistralRs(EmbeddedServer):
 
     environment = "mistralrs"
     version = "0.9.5"
+    policy = "sequences"
     knows_salts = False
 
     def check(self, study: Study) -> None:
         """Raise ValueError for an arm of another cache, or with an eviction that a CPU does not have."""
+        super().check(study)
         (arm,) = study.chosen()
-        strategy = study.arms[arm]
-        if strategy.policy_name != POLICY:
-            raise ValueError(f"only={study.runs.only} with server.engine=mistralrs: expected {PRESET}")
-        limit = strategy.options.get("prefix_cache_n", 16)
+        limit = study.arms[arm].options.get("prefix_cache_n", 16)
         if limit is not None:
             raise ValueError(
                 f"arms.{arm}.options.prefix_cache_n={limit} with server.engine=mistralrs: "
