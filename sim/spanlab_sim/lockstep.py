@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
 from spanlab.core.admission import BatchRules
-from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
+from spanlab.core.ledger import NoLedger
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, StateMode
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
@@ -20,7 +21,7 @@ from spanlab.core.scheduler import LockstepScheduler, make_scheduler
 from spanlab.core.step import ScheduledSequence, ScheduledStep, StepFeatures, StepResult, features, finished_after
 from spanlab_sim.routing import Observer
 from spanlab_sim.server import Replica, Server, Source
-from spanlab_sim.timings import FittedTiming
+from spanlab_sim.timing import Nanoseconds
 
 
 class Run(NamedTuple):
@@ -37,6 +38,7 @@ class Times:
     """The times of the requests of a log, by request, and the totals of the replay.
 
     `admitted_ns`, `first_ns`, `last_ns`  int64, when it got memory, and when its first and its last token were out
+    `reused`               int64, tokens of its prompt that its first start did not compute
     `preemptions`          in all
     `steps`                in all, equal ones counted one by one
     `blocks`               most blocks of one rank that were in use at once
@@ -46,6 +48,7 @@ class Times:
     admitted_ns: NDArray[np.int64]
     first_ns: NDArray[np.int64]
     last_ns: NDArray[np.int64]
+    reused: NDArray[np.int64]
     preemptions: int
     steps: int
     blocks: int
@@ -58,6 +61,9 @@ class Memory:
 
     `state_groups`  blocks that one recurrent state takes; 0 in a model of attention layers alone
     `caches`        whether prefixes are cached
+    `shares`        whether the tokens of prompts are known, so that requests with equal beginnings share blocks
+    `retention`     states that the cache keeps, as in `BlockRules`
+    `state_bytes`   bytes of a recurrent state that a step reads from the cache or writes to it
     """
 
     blocks: int
@@ -65,15 +71,21 @@ class Memory:
     block_bytes: int
     state_groups: int = 0
     caches: bool = True
+    shares: bool = False
+    retention: int | None = 0
+    state_bytes: int = 0
 
-    def policy(self) -> UnsharedPolicy | BlockPolicy:
-        """Return a policy that allocates the blocks.
+    def policy(self, ahead: bool = False) -> UnsharedPolicy | BlockPolicy:
+        """Return a policy that allocates the blocks; `ahead`: a step is planned while the previous one runs.
 
-        States of a cache lie on block boundaries; otherwise counting blocks suffices.
+        States of a cache lie on block boundaries, and shared blocks are found by their tokens; otherwise counting
+        blocks suffices.
         """
-        if self.state_groups and self.caches:
-            rules = BlockRules(self.block_size, "align", self.state_groups)
-            return BlockPolicy(rules, BlockStore(BlockPool(self.blocks), self.block_bytes, self.block_bytes))
+        if self.caches and (self.state_groups or self.shares):
+            states: StateMode = "align" if self.state_groups else "none"
+            rules = BlockRules(self.block_size, states, self.state_groups, self.retention, ahead=ahead)
+            store = BlockStore(BlockPool(self.blocks), self.block_bytes, self.block_bytes)
+            return BlockPolicy(rules, store, ledger=NoLedger())  # causes of misses are not reported
         store = CountedBlocks(self.blocks, self.block_bytes)
         return UnsharedPolicy(self.block_size, store, states=self.state_groups, caches=self.caches)
 
@@ -83,11 +95,24 @@ class Memory:
         return (need.kv_bytes + need.state_bytes) // self.block_bytes - null_block
 
 
-class LockstepBackend:
-    """Runs the steps of all ranks by a fitted timing model: a step takes as long as its slowest rank."""
+class LockstepTiming(Protocol):
+    """Durations of steps that all ranks take together, as `FittedTiming` has them."""
 
-    def __init__(self, timing: FittedTiming, scheduler: LockstepScheduler) -> None:
-        self._timing, self._scheduler = timing, scheduler
+    def step_together(self, ranks: Ordered[StepFeatures]) -> int:
+        """Return the nanoseconds of a step."""
+
+    def span_together(self, ranks: Ordered[StepFeatures], k: int) -> Nanoseconds:
+        """Return the durations of k equal decode steps."""
+
+
+class LockstepBackend:
+    """Runs the steps of all ranks by a timing model: a step takes as long as its slowest rank.
+
+    `state_bytes`  of a recurrent state that a step reads from the cache or writes to it
+    """
+
+    def __init__(self, timing: LockstepTiming, scheduler: LockstepScheduler, state_bytes: int = 0) -> None:
+        self._timing, self._scheduler, self._state_bytes = timing, scheduler, state_bytes
         self.ranks: list[StepFeatures] = []  # of the last step
 
     def resume(self) -> None:
@@ -95,7 +120,7 @@ class LockstepBackend:
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """As `ModelledBackend.execute`, for the ranks' parts of the step."""
-        self.ranks = ranks = [features(rank_step, 0) for rank_step in self._scheduler.rank_steps]
+        self.ranks = ranks = [features(rank_step, self._state_bytes) for rank_step in self._scheduler.rank_steps]
         remaining = min([sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1)
         times = 1 if step.chunks else min(remaining, step.max_repeats)
         if times == 1:
@@ -112,17 +137,21 @@ class LockstepBackend:
         """Do nothing: this backend holds no memory."""
 
 
-def serve_lengths(
-    requests: Ordered[Request], memory: Memory, rules: BatchRules, timing: FittedTiming, ranks: int = 1
+def serve_log(
+    requests: Ordered[Request], memory: Memory, rules: BatchRules, timing: LockstepTiming, ranks: int = 1
 ) -> Times:
-    """Serve requests that share no tokens, nor a `cache_salt`; their ids are 0, 1, and so on in order of arrival."""
-    policies = [memory.policy() for _ in range(ranks)]
+    """Serve requests in order of arrival; their ids are the numbers below their count.
+
+    Without `memory.shares`, requests must share no tokens, nor a `cache_salt`.
+    """
+    policies = [memory.policy(rules.async_scheduling) for _ in range(ranks)]
     scheduler = LockstepScheduler([make_scheduler(policy, rules) for policy in policies])
-    backend = LockstepBackend(timing, scheduler)
-    clock = _Clock(memory, policies, backend, *np.zeros((3, len(requests)), dtype=np.int64))
+    backend = LockstepBackend(timing, scheduler, memory.state_bytes)
+    clock = _Clock(memory, policies, backend, *np.zeros((4, len(requests)), dtype=np.int64))
     replica = Replica(env := simpy.Environment(), scheduler, backend, clock)
     Server(env, Source(requests), [replica]).run()
-    return Times(clock.admitted, clock.first, clock.last, clock.preemptions, replica.steps, clock.max_used, clock.runs)
+    times = clock.admitted, clock.first, clock.last, clock.reused
+    return Times(*times, clock.preemptions, replica.steps, clock.max_used, clock.runs)
 
 
 @dataclass
@@ -135,6 +164,7 @@ class _Clock(Observer):
     admitted: NDArray[np.int64]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
+    reused: NDArray[np.int64]
     preemptions: int = 0
     max_used: int = 0
     runs: list[Run] = dataclasses.field(default_factory=list)
@@ -148,4 +178,5 @@ class _Clock(Observer):
         index = sequence.request.id
         self.admitted[index], self.first[index] = sequence.admitted_at, sequence.first_token_at
         self.last[index] = sequence.finished_at
+        self.reused[index] = 0 if sequence.first_plan is None else sequence.first_plan.resume
         self.preemptions += sequence.preemptions

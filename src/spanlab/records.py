@@ -181,6 +181,7 @@ class ServedRun:
     late_*         seconds from the intended time of a request to the time at which the client sent it
     failures       error messages by request id, of requests without a record
     other_lengths  number of answers whose length differs from the workload's
+    began_s        time zero of the records on the machine's monotonic clock; None in runs of earlier versions
     """
 
     seed: int
@@ -191,6 +192,7 @@ class ServedRun:
     late_max_s: float
     failures: dict[str, str]
     other_lengths: int
+    began_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

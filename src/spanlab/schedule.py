@@ -293,11 +293,15 @@ class Decisions:
 
 
 def schedule(
-    case: Case, policy: Policy, on_end: Callable[[ScheduledSequence], None] = lambda sequence: None
+    case: Case,
+    policy: Policy,
+    on_end: Callable[[ScheduledSequence], None] = lambda sequence: None,
+    on_step: Callable[[int, ScheduledStep], None] = lambda number, step: None,
 ) -> Decisions:
     """Run one case: one step per second, empty or not, until all requests have ended.
 
-    `on_end`  is called with the sequence of each request; its times are numbers of steps
+    `on_end`   is called with the sequence of each request; its times are numbers of steps
+    `on_step`  is called with the number of each step that is not empty, and the step before it is completed
     """
     check_fits(case, policy)
     rules = BatchRules(
@@ -329,6 +333,7 @@ def schedule(
             if waiting and scheduler.idle:  # nothing can happen before the next request
                 decisions.add({}, waiting[0].arrived_at - decisions.num_steps)
         else:
+            on_step(now, step)
             accepted_drafts = [_accepted(case, sequence, drafts) for sequence, drafts in _drafts(step)]
             decoded = zip(step.decodes, accepted_drafts, strict=True)
             ended = finished_prompts(step)

@@ -267,7 +267,7 @@ def test_requests_are_simulated_as_the_server_gets_them(engine, salts):
     study = study_of("mistralrs_0_9", engine, *address)
     tokens = np.arange(5000, 5010, dtype=np.int32)  # beyond the vocabulary of the model
     given = [Request(number, 0, (Span(tokens),), 3, cache_salt=salt, output=tokens) for number, salt in enumerate("ab")]
-    requests = rendezvous._as_served(study, given)
+    requests = rendezvous.as_served(study, given)
     assert {request.cache_salt for request in requests} == salts
     assert max(request.tokens.max() for request in requests) < study.model.vocab_size
     assert all(request.output is None for request in requests)

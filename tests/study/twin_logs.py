@@ -11,7 +11,7 @@ import numpy as np
 from spanlab.cli import compose
 from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab_sim.lockstep import Memory, serve_lengths
+from spanlab_sim.lockstep import Memory, serve_log
 from spanlab_sim.timings import Deployment, FittedTiming, Rates
 
 from ..support.files import write_lines
@@ -38,7 +38,7 @@ def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **c
     rules = BatchRules(**(LIMITS | {"async_scheduling": changes.pop("asynchronous", True)}))
     memory = changes.pop("memory", MEMORY)
     timing = FittedTiming(study.model, study.hardware, Deployment(**changes), rates)
-    times = serve_lengths(log, memory, rules, timing, changes.get("data_parallel", 1))
+    times = serve_log(log, memory, rules, timing, changes.get("data_parallel", 1))
     first, last = times.first_ns * 1e-9 + MONOTONIC, times.last_ns * 1e-9 + MONOTONIC
     return [
         {

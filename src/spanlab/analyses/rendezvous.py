@@ -138,7 +138,7 @@ class Compared:
 def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Compared:
     """Compare a run whose steps the server wrote."""
     both = meet(run, study.analyses.rendezvous.preset)
-    numbers = {_number(served): at for at, served in enumerate(run.requests)}
+    numbers = {request_number(served): at for at, served in enumerate(run.requests)}
     order = [numbers[int(request)] for request in columns["request_id"]]
     ours = [both.decided[at] for at in order]
     served = [run.requests[at] for at in order]
@@ -158,7 +158,8 @@ def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Co
     )
 
 
-def _number(served: Served) -> int:
+def request_number(served: Served) -> int:
+    """Return the number that the client gave a request of the server's log; ValueError where it gave none."""
     match = _ID.search(served.id)
     if match is None:
         raise ValueError(f"steps of a server: request id {served.id}: expected the number that the client sent")
@@ -212,7 +213,7 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
         decided[record.request_id] = record.reused_tokens
 
     simulated = replace(study, backend="sim", server=ServerSettings(), analyses=ANALYSES.section()())
-    Simulator(simulated).simulate(replace(job, requests=_as_served(study, job.requests)), finished)
+    Simulator(simulated).simulate(replace(job, requests=as_served(study, job.requests)), finished)
     served = columns["reused_tokens"].astype(float)
     ours = np.array([decided[int(request)] for request in columns["request_id"]], float)
     causes = []
@@ -225,7 +226,7 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
     return Compared(cell, prompt, served, ours, None, None, None, None, delays, None, tuple(causes))
 
 
-def _as_served(study: Study, requests: Sequence[Request]) -> Sequence[Request]:
+def as_served(study: Study, requests: Sequence[Request]) -> Sequence[Request]:
     """Return requests as the server gets them: its own ids and answers, and no salts where it ignores them."""
     engine = study.server.engine
     knows_salts = engine == NO_ENGINE or SERVERS.make(engine, {}, {}).knows_salts
@@ -338,7 +339,7 @@ def server_table(run: LiveRun) -> Table:
     rows = [
         {"setting": "version", "value": f"vLLM {start.version}"},
         {"setting": "blocks", "value": f"{start.num_blocks:,} of {start.block_size} tokens"},
-        {"setting": "groups", "value": "; ".join(groups)},
+        {"setting": "groups", "value": groups},
         {"setting": "max_num_seqs", "value": f"{start.max_num_seqs:,}"},
         {"setting": "max_num_batched_tokens", "value": f"{start.max_num_batched_tokens:,}"},
         {"setting": "chunked prefill", "value": _flag(start.enable_chunked_prefill)},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,25 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, footer
+from spanlab.analyses.twin_capture import Capture, is_run, read_captures
 from spanlab.analyses.twin_fit import (
     IDENTIFIED,
     Fit,
     Fitting,
-    TimedLog,
-    check_memory,
     errors,
     measured_times,
     predicted_times,
     predictions_without_model,
-    read_timed_log,
-    server_of,
 )
+from spanlab.analyses.twin_log import ServerFacts, TimedLog, check_memory, read_timed_log, server_of
+from spanlab.analyses.twin_predict import PREDICTORS, Twin, predict, summary_of
+from spanlab.analyses.twin_predict import tables_of as tables_of_predictions
+from spanlab.core.admission import BatchRules
 from spanlab.provenance import commit
 from spanlab.registry import require
 from spanlab.report import style
 from spanlab.report.cells import MISSING, Cell, Table, seconds, short, word
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES, LOG, Analysis, TwinSettings
+from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study
 from spanlab.workloads.logs.log import Log
 from spanlab_sim.timings import FittedProfile
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
 Summary = Mapping[str, Any]
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}
-PREDICTORS = {"twin": "twin", "line": "line", "mean": "mean", "last": "last value"}
 
 
 def _error(value: float | None) -> Cell:
@@ -106,6 +107,11 @@ def _server(summary: Summary) -> Table:
         "blocks in use, at most": f"{blocks['most_used']:,} of {blocks['usable']:,}",
         "preemptions, simulated": f"{summary['preemptions']:,}",
     }
+    if (reuse := summary["reuse"]) is not None:
+        settings["reused tokens equal"] = f"{reuse['same']:,} of {summary['requests']:,} requests"
+        settings["token hit rate, simulated"] = f"{reuse['hit_rate']:.2%}, {reuse['our_hit_rate']:.2%}"
+    if (steps := summary["steps_fitted"]) is not None:
+        settings["steps fitted"] = f"{steps:,}"
     rows = [{"setting": name, "value": value} for name, value in settings.items()]
     return tabulate("server", "The server as it was run", _SETTINGS, rows)
 
@@ -171,23 +177,73 @@ def _draw_pairs(ax: Axes, trains: Any, predicted: Any, measured: Any, name: str)
 # ------------------------------------------------------------------------------
 
 PROFILE = "profile.json"
+RUNS = "as in the folder of a run of replay or rendezvous"
 OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
 
 
+@dataclass(frozen=True)
+class Input:
+    """What a twin reads: a log with its server, and other runs with theirs.
+
+    `fitted`  the log's run; None for a log without prompts
+    """
+
+    log: TimedLog
+    facts: ServerFacts
+    fitted: Capture | None
+    others: list[tuple[Capture, ServerFacts]]
+
+
+def read_input(study: Study, log: Log) -> Input:
+    """Return the input; ValueError for a log without the data of a fit, and for facts that no server has."""
+    path, options = study.workload.path or "null", study.analyses.twin
+    if not is_run(path):
+        if options.predict:
+            raise ValueError(f"twin.predict={options.predict} with log={path}: expected a log with prompts, {RUNS}")
+        timed_log, facts = read_timed_log(log, path, options.train_share), server_of(study)
+        check_memory(timed_log, facts.memory, path)
+        return Input(timed_log, facts, None, [])
+    runs = read_captures(path, "log", study)
+    if len(runs) > 1:
+        raise ValueError(
+            f"log={path}: {len(runs)} runs, {runs[0].name} and others; expected one, as of one seed and load"
+        )
+    fitted, facts = runs[0], server_of(study, runs[0].described)
+    check_memory(fitted.log, facts.memory, path)
+    others: list[tuple[Capture, ServerFacts]] = []
+    for folder in options.predict:
+        for run in read_captures(str(Path(folder).expanduser()), "twin.predict", study):
+            if run.digest in [known.digest for known in (fitted, *(other for other, _ in others))]:
+                raise ValueError(f"twin.predict={folder}: expected another run than the fitted one, and each one once")
+            other_facts = server_of(_described_alone(study), run.described)
+            check_memory(run.log, other_facts.memory, folder)
+            others.append((run, other_facts))
+    return Input(fitted.log, facts, fitted, others)
+
+
+def _described_alone(study: Study) -> Study:
+    """Return the study without settings that describe the memory of the fitted run's server."""
+    twin = replace(study.analyses.twin, num_gpu_blocks=None, prefix_caching=None, async_scheduling=None)
+    (arm,) = study.chosen()
+    pool = study.arms[arm].pool
+    assert pool is not None, "checked with the settings"
+    arms = {arm: replace(study.arms[arm], pool=replace(pool, block_size=None))}
+    return study.changed(twin=twin, arms=arms, batch=BatchRules(), store=StoreSettings())
+
+
 def check_log(study: Study, log: Log) -> None:
-    """Raise ValueError for a log without the data of a fit, and for facts that no server has."""
-    path = study.workload.path or "null"
-    check_memory(read_timed_log(log, path, study.analyses.twin.train_share), server_of(study).memory, path)
+    """Raise ValueError for a log that cannot be fitted, and for runs that cannot be predicted from it."""
+    read_input(study, log)
 
 
 def twin(finished: Finished) -> Findings:
     """Fit the first requests of a log, predict the others, and write the fitted profile."""
     study, log = finished.study, finished.workload.log
     assert log is not None, "the settings let no other workload pass"
-    path = study.workload.path or "null"
-    timed_log, facts = read_timed_log(log, path, study.analyses.twin.train_share), server_of(study)
-    check_memory(timed_log, facts.memory, path)
-    fit = Fitting(timed_log, study.model, study.hardware, facts).fit()
+    path, given = study.workload.path or "null", read_input(study, log)
+    timed_log = given.log
+    fitting = Fitting(timed_log, study.model, study.hardware, given.facts)
+    fit = fitting.fit()
     summary = _summary(timed_log, fit)
     profile = FittedProfile(
         model=study.model.name,
@@ -202,9 +258,22 @@ def twin(finished: Finished) -> Findings:
     caveats = (*log.notes, *timed_log.notes, *_caveats(fit, summary))
     title = f"{finished.name} · {footer(finished)}"
     tables = tables_of(summary, title, caveats)
+    if given.fitted is not None and given.others:
+        draws = study.analyses.twin.draws
+        summary["predictions"] = list(_predictions(given.fitted, given.others, Twin.of(fitting, fit), draws))
+        tables += tables_of_predictions(summary["predictions"], title, draws)
+        caveats += tuple(f"{run.name}: {note}" for run, _ in given.others for note in run.log.notes)
     figures = {"predicted_measured": partial(draw_twin_figure, summary["requests_by_time"], title)}
     summary = {key: value for key, value in summary.items() if key != "requests_by_time"}
     return Findings(summary | {"profile": PROFILE}, tables, (), figures, caveats)
+
+
+def _predictions(
+    fitted: Capture, others: list[tuple[Capture, ServerFacts]], twin: Twin, draws: int
+) -> Iterator[dict[str, Any]]:
+    for run, facts in others:
+        further = [other for other in (fitted, *(capture for capture, _ in others)) if other is not run]
+        yield summary_of(fitted, predict(twin, run, facts, draws), further)
 
 
 def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
@@ -229,6 +298,8 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
         "server": fit.facts.sources | {"twin.async_scheduling": _scheduling(fit)},
         "deployment": asdict(fit.facts.deployment),
         "preemptions": fit.times.preemptions,
+        "reuse": None if log.reused is None else _reuse(log, fit),
+        "steps_fitted": None if log.steps is None else int(log.steps.trains.sum()),
         "steps": fit.times.steps,
         "blocks": {"usable": fit.facts.memory.blocks, "most_used": fit.times.blocks},
         "simulations": fit.simulations,
@@ -238,6 +309,17 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
             "predicted": predicted,
             "measured": measured,
         },
+    }
+
+
+def _reuse(log: TimedLog, fit: Fit) -> dict[str, Any]:
+    """Return in how many requests server and simulation reused the same number of tokens, and their hit rates."""
+    assert log.reused is not None, "the log has prompts"
+    tokens = int(log.prompt_lens.sum())
+    return {
+        "same": int((log.reused == fit.times.reused).sum()),
+        "hit_rate": float(log.reused.sum()) / tokens,
+        "our_hit_rate": float(fit.times.reused.sum()) / tokens,
     }
 
 

@@ -221,6 +221,8 @@ class TwinSettings:
     `weights`                 model (the type in its config.json), fp8 or int4
     `kv`                      model, fp8 or int4
     `cuda_graphs`             whether steps are padded to the sizes of captured CUDA graphs
+    `predict`                 folders of other runs of replay or rendezvous, which the fitted server predicts
+    `draws`                   simulations of each of them, with step times and delays drawn from the fitted run
     """
 
     train_share: float = 0.5
@@ -233,9 +235,11 @@ class TwinSettings:
     weights: str | None = None
     kv: str | None = None
     cuda_graphs: bool | None = None
+    predict: list[str] = field(default_factory=list)
+    draws: int = 100
 
     def __post_init__(self) -> None:
-        for key in ("num_gpu_blocks", "gpu_memory_utilization", "tensor_parallel", "data_parallel"):
+        for key in ("num_gpu_blocks", "gpu_memory_utilization", "tensor_parallel", "data_parallel", "draws"):
             positive(f"twin.{key}", getattr(self, key))
         share_below_one("twin.train_share", self.train_share)
         positive("twin.train_share", self.train_share)

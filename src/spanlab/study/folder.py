@@ -90,7 +90,7 @@ def as_yaml(config: dict[str, Any], workload: Workload) -> str:
     """Settings of a run as YAML, with fingerprints of its plugins and requests, which can change under one name."""
     plugins = fingerprints(config.get("plugins", ())).items()
     notes = [f"{_PLUGIN}{name} {contents}\n" for name, contents in plugins]
-    return f"{settings_yaml(config)}{''.join(notes)}{_DATA}{_fingerprint(workload)}\n"
+    return f"{settings_yaml(config)}{''.join(notes)}{_DATA}{fingerprint(workload)}\n"
 
 
 def settings_yaml(config: dict[str, Any]) -> str:
@@ -135,7 +135,7 @@ def read_settings(text: str) -> dict[str, Any]:
     return settings
 
 
-def _fingerprint(workload: Workload) -> str:
+def fingerprint(workload: Workload) -> str:
     """Hash of the requests' contents, or of the log that they come from; computed once for each workload."""
     if workload not in _FINGERPRINTS:
         log = workload.log

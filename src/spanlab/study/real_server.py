@@ -129,6 +129,7 @@ class Answers:
     gaps: TokenGaps = field(default_factory=TokenGaps)
     _late_ns: list[int] = field(default_factory=list)
     _end_ns: int = 0
+    _began_ns: int = 0
 
     def answered(self, sent: SentRequest, answer: Answer) -> None:
         """Write the record of a request."""
@@ -138,6 +139,7 @@ class Answers:
         self.other_lengths += answer.output_tokens != sent.request.output_len
         self._late_ns.append(answer.sent_ns - sent.began_ns - sent.request.arrived_at)
         self._end_ns = max(self._end_ns, times[-1])
+        self._began_ns = sent.began_ns  # one for all requests of a run
         if counted:
             self.gaps.extend(np.diff(times))
         self.write(
@@ -171,6 +173,7 @@ class Answers:
             late_max_s=max(self._late_ns) * NS,
             failures=self.failures,
             other_lengths=self.other_lengths,
+            began_s=self._began_ns * NS,
         )
 
 
@@ -448,7 +451,7 @@ def _message(error: Any) -> Any:
 class SentRequest:
     """A request that was sent; its `arrived_at` is the scheduled time, nanoseconds since the start of the run.
 
-    `began_ns`  start of the run, by `time.perf_counter_ns`
+    `began_ns`  start of the run, by `time.perf_counter_ns`, the monotonic clock of the machine
     """
 
     request: Request

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from spanlab.core.step import ScheduledSequence
+from spanlab.core.step import ScheduledSequence, ScheduledStep, StepFeatures, features
 from spanlab.schedule import PRESETS, Case, check_fits, schedule
 from spanlab.typed_json import first_mistake
 
@@ -44,7 +44,10 @@ class Group(BaseModel):
 
 
 class Start(_Event):
-    """The scheduler was made: its limits, and the layout of its cache. `num_blocks` counts the null block."""
+    """The scheduler was made: its limits, and the layout of its cache. `num_blocks` counts the null block.
+
+    `cuda_graphs`  whether steps of few tokens run as captured graphs; None in logs of earlier hooks
+    """
 
     event: Literal["start"]
     version: str
@@ -63,6 +66,7 @@ class Start(_Event):
     retention: int | None
     draft_method: str | None
     draft_tokens: int
+    cuda_graphs: bool | None = None
 
 
 class Add(_Event):
@@ -349,12 +353,14 @@ class Rendezvous:
 
     `decided`      by number of the request
     `differences`  steps that differ, in order; those after the first may follow from it
+    `work`         by number of the step, what our scheduler computes in it
     """
 
     run: LiveRun
     decided: Mapping[int, Decided]
     num_steps: int
     differences: tuple[Difference, ...]
+    work: Mapping[int, StepFeatures]
 
     def same_reuse(self, number: int) -> bool:
         """Whether both reused the same number of a request's tokens."""
@@ -370,25 +376,32 @@ class Rendezvous:
         return ours is not None and course == (ours.started, ours.first, ours.last, ours.preemptions)
 
 
-def meet(run: LiveRun, preset: str) -> Rendezvous:
-    """Decide a server's run again; ValueError for a run that the preset cannot decide."""
+def meet(run: LiveRun, preset: str, state_bytes: int = 0) -> Rendezvous:
+    """Decide a server's run again; ValueError for a run that the preset cannot decide.
+
+    `state_bytes`  of a recurrent state, for the work of the steps
+    """
     case = run.case
     policy = PRESETS[preset](case)
     check_fits(case, policy)
     decided: dict[int, Decided] = {}
+    work: dict[int, StepFeatures] = {}
+
+    def computes(number: int, step: ScheduledStep) -> None:
+        work[number] = features(step, state_bytes)
 
     def ended(sequence: ScheduledSequence) -> None:
         reused = None if sequence.first_plan is None else sequence.first_plan.resume
         times = (sequence.admitted_at, sequence.first_token_at - 1, sequence.finished_at - 1)
         decided[sequence.request.id] = Decided(reused, *times, sequence.preemptions)
 
-    ours = list(_numbered(schedule(case, policy, ended).steps))
+    ours = list(_numbered(schedule(case, policy, ended, computes).steps))
     numbers = {served.id: str(number) for number, served in enumerate(run.requests)}
     theirs = [{numbers[name]: count for name, count in step.tokens.items()} for step in run.steps]
     longest = max(len(ours), len(theirs))
     pairs = ((_at(theirs, step), _at(ours, step)) for step in range(longest))
     differences = tuple(Difference(step, *pair) for step, pair in enumerate(pairs) if pair[0] != pair[1])
-    return Rendezvous(run, decided, longest, differences)
+    return Rendezvous(run, decided, longest, differences, work)
 
 
 def _at(steps: Sequence[dict[str, int]], number: int) -> dict[str, int] | None:

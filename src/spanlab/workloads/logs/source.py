@@ -250,9 +250,12 @@ class LogFile:
 
     @property
     def _requests(self) -> Path:
-        """The file, or requests.jsonl in a result folder of a vLLM benchmark."""
+        """The file, or requests.jsonl in a result folder of a vLLM benchmark, or the records of a run with one arm."""
         results = self.content.file / "requests.jsonl"
-        return results if results.is_file() else self.content.file
+        if results.is_file():
+            return results
+        records = sorted((self.content.file / "records").glob("*.jsonl"))
+        return records[0] if len(records) == 1 else self.content.file
 
     @cached_property
     def head(self) -> bytes:

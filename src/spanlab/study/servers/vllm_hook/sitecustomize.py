@@ -58,6 +58,7 @@ def _facts(scheduler: Any, config: Any, kv: Any) -> dict[str, Any]:
         "prefix_caching": bool(cache.enable_prefix_caching),
         "mamba_mode": cache.mamba_cache_mode,
         "retention": getattr(cache, "prefix_cache_retention_interval", None),
+        "cuda_graphs": config.compilation_config.cudagraph_mode.name != "NONE",
         "draft_method": drafts.method if drafts else None,
         "draft_tokens": drafts.num_speculative_tokens if drafts else 0,
     }
