@@ -1,12 +1,12 @@
 """A twin fitted to one run of a running vLLM, and its predictions of other loads, cache sizes and workloads.
 
-    .venvs/sim/bin/python benchmarks/twin/live.py [SERVER ...]
+    .venvs/sim/bin/python benchmarks/twin/live.py [--runs | --fit] [SERVER ...]
 
-Each of `SERVERS` is started once, as `server.engine=vllm_cpu` starts it, and serves `WORKLOADS` open loop with Poisson
-arrivals, its cache emptied before each run: first all requests at once, which is the saturation, then every load,
-most of them twice, in turns. Runs are studies of the entry `rendezvous`; their folders are in `outputs/twin_live`, and a finished one
-is not run again. The entry `twin` then fits one run of each model and predicts all others. Writes `results.json` and
-the section of the page beside it, once all servers were measured. `--runs` only measures, `--fit` only fits.
+Each of `SERVERS` is started once, as `server.engine=vllm_cpu` starts it, and serves `PROMPTS` open loop with Poisson
+arrivals, its cache emptied before each run: first all requests at once, which is the saturation, then every load, most
+of them twice, in turns. Runs are studies of the entry `rendezvous` in `outputs/twin_live`; a finished one is not run
+again. Once all servers are measured, the entry `twin` fits one run of each model and predicts all others, and
+`results.json` and the section of the page beside it are written. `--runs` ends before that; `--fit` does that alone.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MODELS = {
     "hybrid": ["model=small-hybrid-experts"],
 }
 BLOCK = {"transformer": 32, "hybrid": 768}
-BLOCKS = {"transformer": {"large": 512, "small": 140}, "hybrid": {"large": 512, "small": 70}}
+BLOCKS = {"transformer": {"large": 512, "small": 110}, "hybrid": {"large": 512, "small": 80}}
 #: Prompts of each model and workload: documents, requests of each, tokens of a document and of a question.
 PROMPTS = {
-    "transformer": {"documents": (20, 15, 192, 48), "others": (30, 10, 96, 64)},
+    "transformer": {"documents": (20, 15, 160, 32), "others": (30, 10, 96, 64)},
     "hybrid": {"documents": (20, 15, 768, 192), "others": (30, 10, 1536, 96)},
 }
 OUTPUTS = {"transformer": 3, "hybrid": 4}
@@ -176,8 +176,9 @@ def fit(model: str) -> dict[str, Any]:
     return {"fitted": fitted.folder.name, **{key: done.details[key] for key in keys}}
 
 
-GOALS = {"mean_error": 0.03, "p50_error": 0.05, "p95_error": 0.15}
-METRICS = {"ttft": "TTFT", "e2e": "E2E"}
+METRICS, ERRORS = {"ttft": "TTFT", "e2e": "E2E"}, ("mean_error", "p50_error", "p95_error")
+#: Of runs with another load, cache or workload: the largest errors, and the range of the shares within intervals.
+GOALS, COVERAGE = {"mean_error": 0.03, "p50_error": 0.05, "p95_error": 0.15}, (0.85, 0.95)
 
 
 def publish(results: dict[str, Any]) -> None:
@@ -187,9 +188,10 @@ def publish(results: dict[str, Any]) -> None:
         "in 90 %", "repeats: mean, p50, p95", "tokens: mean, p50, p95",
     )  # fmt: skip
     rows = [row for model, found in results["models"].items() for row in _rows(model, found)]
-    machine = f"{results['facts']['machine']}, {results['wall_s'] / 60:.0f} minutes"
-    note = f"vLLM 0.32.0 for CPUs, running; commit {results['facts']['commit']}, {machine}; `benchmarks/twin/live.py`."
-    fill_page(HERE / "README.md", "twin_live", f"{table(head, rows)}\n{note}\n")
+    machine = f"{results['machine']}; runs of {results['runs_s'] / 60:.0f} minutes; `benchmarks/twin/live.py`."
+    note = f"vLLM 0.32.0 for CPUs, running; commits {', '.join(results['commits'])}; {machine}"
+    text = f"{_verdict(results)}\n{table(head, rows)}\n{note}\n"
+    fill_page(HERE / "README.md", "twin_live", text)
 
 
 def _rows(model: str, found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -211,22 +213,44 @@ def _rows(model: str, found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _errors(errors: dict[str, float]) -> str:
-    mean, *others = (errors[key] for key in GOALS)
+    mean, *others = (errors[key] for key in ERRORS)
     return ", ".join((f"{100 * mean:+.1f} %", *(f"{100 * error:.1f} %" for error in others)))
+
+
+def _verdict(results: dict[str, Any]) -> str:
+    """Return in how many predicted runs that are no repeats of the fitted one each goal is met."""
+    runs = [run for found in results["models"].values() for run in found["predictions"] if run["differs"] != "repeat"]
+    lines = [f"- {sum(run['hit_rate'] == run['our_hit_rate'] for run in runs)} of {len(runs)}: equal hit rate"]
+    for metric, name in METRICS.items():
+        errors = [(run["errors"]["twin"][metric], (run["floor"] or {}).get(metric, {})) for run in runs]
+        for key, limit in GOALS.items():
+            met = sum(abs(found[key]) <= max(limit, floor.get(key, 0.0)) for found, floor in errors)
+            alone = sum(abs(found[key]) <= limit for found, _ in errors)
+            what = f"{name}, {key.removesuffix('_error')} within {100 * limit:.0f} %"
+            lines.append(f"- {alone} of {len(runs)}: {what}; {met} within that or the floor of repeats")
+        covered = sum(COVERAGE[0] <= run["covered"][metric] <= COVERAGE[1] for run in runs)
+        lines.append(f"- {covered} of {len(runs)}: {name}, 85 to 95 % of the requests in their 90 % intervals")
+    return "Predicted runs with another load, cache size or workload that meet each goal:\n\n" + "\n".join(lines) + "\n"
 
 
 def main(*words: str) -> None:
     """Measure the named servers, or all; then fit, if all are measured."""
     names, only = [word for word in words if not word.startswith("--")], {word for word in words if word[:2] == "--"}
-    clean_commit()
-    began = time.monotonic()
+    commit = clean_commit()
     for server in SERVERS if only != {"--fit"} else []:
         if not names or server.name in names:
             measure(server)
-    if only == {"--runs"} or not all(run.finished for server in SERVERS for run in runs_of(server)):
+    runs = [run for server in SERVERS for run in runs_of(server)]
+    if only == {"--runs"} or not all(run.finished for run in runs):
         return
-    models = {model: fit(model) for model in MODELS}
-    results = {"facts": facts(), "wall_s": time.monotonic() - began, "models": models}
+    finished = [api.load(run.folder) for run in runs]
+    results = {
+        **{key: value for key, value in facts().items() if key in ("machine", "versions", "date")},
+        "commit": commit,
+        "commits": sorted({run.details["commit"] for run in finished}),
+        "runs_s": sum(run.runs["makespan_s"].sum() for run in finished),
+        "models": {model: fit(model) for model in MODELS},
+    }
     write_results(HERE / "results.json", results)
     publish(results)
 

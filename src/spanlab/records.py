@@ -158,7 +158,8 @@ class ReplicaRow:
 class ServedRecord:
     """One request that a real server answered, with the fields of a Record that a client observes.
 
-    `arrived_s` is the intended time. The server reports the token counts; `reused_tokens` is None if it does not.
+    `arrived_s` is the intended time, `sent_s` that at which the client sent it; None in runs of earlier versions. The
+    server reports the token counts; `reused_tokens` is None if it does not.
     """
 
     seed: int
@@ -172,6 +173,7 @@ class ServedRecord:
     prompt_tokens: int
     output_tokens: int
     reused_tokens: int | None
+    sent_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spanlab.analyses.twin_fit import TimedLog, predictions_without_model, server_of
+from spanlab.analyses.twin_fit import predictions_without_model
+from spanlab.analyses.twin_log import TimedLog, server_of
 from spanlab.cli import compose
 from spanlab.study.run import run_study
 from spanlab_sim.lockstep import Memory

@@ -139,8 +139,10 @@ class _Run:
     def capture(self, jobs: Jobs, same: Mapping[str, Any], train_share: float, several: bool) -> Capture:
         if self.row.get("failures"):
             raise ValueError(f"{self.subject}: {len(self.row['failures'])} requests failed; expected none")
-        order = np.lexsort((self.unordered["request_id"], self.unordered["arrived_s"]))
-        columns = {name: values[order] for name, values in self.unordered.items()}
+        # The lateness of the client is none of the server's: delays count from the time of sending, where it is known.
+        columns = self.unordered | {"arrived_s": self.unordered.get("sent_s", self.unordered["arrived_s"])}
+        order = np.lexsort((columns["request_id"], columns["arrived_s"]))
+        columns = {name: values[order] for name, values in columns.items()}
         by_id = {request.id: request for request in as_served(self.study, jobs.arrivals(self.cell.first_repeat))}
         requests = [by_id[int(number)] for number in columns["request_id"]]
         path = self.files.log(self.arm, self.cell)
@@ -212,7 +214,7 @@ class _Run:
         zero_s = float((added_s - log.arrived_s).min()) if began_s is None else began_s
         clock = _Clock(live, zero_s)
         first_s = clock.ended_s[[other.first or 0 for other in served]]
-        idle = clock.idle(log.arrived_s) & log.trains
+        idle = clock.idle(log.arrived_s, added_s - zero_s) & log.trains
         if not idle.any():
             notes.append("no fitted request found the server idle: the delay before its queue counts as none")
         outside = Outside(
@@ -273,10 +275,11 @@ class _Clock:
         goes_on = left[:-1] > 0
         self.ended_s[:-1][goes_on] = self.began_s[1:][goes_on]
 
-    def idle(self, times_s: Floats) -> NDArray[np.bool_]:
-        """Return whether no step ran at each time."""
-        before = np.searchsorted(self.began_s, times_s, side="right") - 1
-        return np.asarray((before < 0) | (self.ended_s[np.maximum(before, 0)] <= times_s))
+    def idle(self, arrived_s: Floats, queued_s: Floats) -> NDArray[np.bool_]:
+        """Return whether no step ran between the arrival and the queueing of each request."""
+        before = np.searchsorted(self.began_s, arrived_s, side="right") - 1
+        ended = (before < 0) | (self.ended_s[np.maximum(before, 0)] <= arrived_s)
+        return np.asarray(ended & (np.searchsorted(self.began_s, queued_s) - 1 <= before))
 
     def steps(self, both: Rendezvous, until_s: float) -> Steps:
         """Return the steps that both schedulers decided alike; those that end by `until_s` are for training."""

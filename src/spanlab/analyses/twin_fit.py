@@ -144,12 +144,13 @@ CHANGE = 0.01  # of a logarithm, for numerical slopes of step times
 #: Relative error of a time that no parameter explains, and the share of a step by which a first token may come earlier
 #: or later than modelled: a request arrives anywhere within a step, and waits for its end.
 UNEXPLAINED, OF_A_STEP = 0.02, 0.3
-#: Relative error of a single step that no parameter explains: a measured one varies more than the sum of a request's.
-UNEXPLAINED_STEP = 0.05
+#: Relative error of a single step that no parameter explains: at first, and at least once it is known.
+UNEXPLAINED_STEP, LEAST_OF_STEP = 0.05, 0.002
 NEIGHBOURS = 10  # measured steps whose errors count as one: what slows one step down often slows down the next
 WIDER = 3.0  # prior standard deviations where steps were measured: they tell small parts of a duration apart
 IDENTIFIED = 4.0  # largest ratio of an interval's ends for an identified parameter
 Z95 = 1.96
+MAD = 1.4826  # standard deviation of a normal distribution ÷ median of its magnitude
 BLOCKS = 10  # blocks of requests; errors within a block have a common cause
 
 
@@ -213,7 +214,9 @@ class Fitting:
         Measured steps are fitted directly: requests that queue share the errors of many steps.
         """
         if self.log.steps is not None:
-            return descend(self._linearise_steps(names, self.log.steps), prior.mean, prior)
+            first = descend(self._linearise_steps(names, self.log.steps, UNEXPLAINED_STEP), prior.mean, prior)
+            error = max(LEAST_OF_STEP, MAD * UNEXPLAINED_STEP * float(np.median(np.abs(first.residuals))))
+            return descend(self._linearise_steps(names, self.log.steps, error), first.point, prior)
         if self.facts.asynchronous is not None:
             return descend(self._linearise(names), prior.mean, prior)
         tried = []
@@ -244,8 +247,8 @@ class Fitting:
 
         return evaluate
 
-    def _linearise_steps(self, names: tuple[str, ...], steps: Steps) -> Callable[[Floats], Linearised]:
-        """Return a function of the rates' logarithms: errors of the durations of steps, in standard deviations."""
+    def _linearise_steps(self, names: tuple[str, ...], steps: Steps, error: float) -> Callable[[Floats], Linearised]:
+        """Return a function of the rates' logarithms: errors of the durations of steps, in units of `error`."""
         work = [features for features, trains in zip(steps.work, steps.trains, strict=True) if trains]
         measured = steps.seconds[steps.trains]
 
@@ -253,8 +256,8 @@ class Fitting:
             rates = replace(self._assumed, **_values(names, point))
             changed = [replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names]
             logarithms = np.log([step_seconds(self.timing(other), work) for other in (rates, *changed)])
-            residuals = (logarithms[0] - np.log(measured)) / UNEXPLAINED_STEP
-            slopes = (logarithms[1:] - logarithms[0]).T / (CHANGE * UNEXPLAINED_STEP)
+            residuals = (logarithms[0] - np.log(measured)) / error
+            slopes = (logarithms[1:] - logarithms[0]).T / (CHANGE * error)
             return Linearised(point, residuals, slopes, NEIGHBOURS)
 
         return evaluate

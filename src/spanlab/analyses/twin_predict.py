@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from spanlab.analyses.twin_capture import Capture
 from spanlab.analyses.twin_fit import (
     BLOCKS,
+    MAD,
     Fit,
     Fitting,
     errors,
@@ -65,7 +66,7 @@ def noise_of(fitting: Fitting, fit: Fit) -> StepNoise:
         return StepNoise(ratios, np.array([features.num_prefills > 0 for features in work]))
     error = np.log(log.e2e_s / predicted_times(log, fit.times)["e2e"])[log.trains]
     shares = _error_of_sum(fit.times)[log.trains]
-    deviation = 1.4826 * float(np.median(np.abs(error) / shares))  # of a normal distribution with this median
+    deviation = MAD * float(np.median(np.abs(error) / shares))
     quantiles = np.random.default_rng(0).normal(-(deviation**2) / 2, deviation, 1000)
     return StepNoise(np.exp(quantiles), np.arange(1000) % 2 == 0)
 

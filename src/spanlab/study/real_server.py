@@ -155,6 +155,7 @@ class Answers:
                 prompt_tokens=answer.prompt_tokens,
                 output_tokens=answer.output_tokens,
                 reused_tokens=answer.cached_tokens,
+                sent_s=(answer.sent_ns - sent.began_ns) * NS,
             )
         )
 
