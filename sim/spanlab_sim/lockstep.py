@@ -84,8 +84,8 @@ class Memory:
         if self.caches and (self.state_groups or self.shares):
             states: StateMode = "align" if self.state_groups else "none"
             rules = BlockRules(self.block_size, states, self.state_groups, self.retention, ahead=ahead)
-            store = BlockStore(BlockPool(self.blocks), self.block_bytes, self.block_bytes)
-            return BlockPolicy(rules, store, ledger=NoLedger())  # causes of misses are not reported
+            pool = BlockStore(BlockPool(self.blocks), self.block_bytes, self.block_bytes)
+            return BlockPolicy(rules, pool, ledger=NoLedger())  # causes of misses are not reported
         store = CountedBlocks(self.blocks, self.block_bytes)
         return UnsharedPolicy(self.block_size, store, states=self.state_groups, caches=self.caches)
 

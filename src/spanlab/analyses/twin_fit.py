@@ -146,6 +146,7 @@ CHANGE = 0.01  # of a logarithm, for numerical slopes of step times
 UNEXPLAINED, OF_A_STEP = 0.02, 0.3
 #: Relative error of a single step that no parameter explains: at first, and at least once it is known.
 UNEXPLAINED_STEP, LEAST_OF_STEP = 0.05, 0.002
+PART_OF_STEP = 0.05  # of the median step, where a fit starts again
 NEIGHBOURS = 10  # measured steps whose errors count as one: what slows one step down often slows down the next
 WIDER = 3.0  # prior standard deviations where steps were measured: they tell small parts of a duration apart
 IDENTIFIED = 4.0  # largest ratio of an interval's ends for an identified parameter
@@ -214,9 +215,7 @@ class Fitting:
         Measured steps are fitted directly: requests that queue share the errors of many steps.
         """
         if self.log.steps is not None:
-            first = descend(self._linearise_steps(names, self.log.steps, UNEXPLAINED_STEP), prior.mean, prior)
-            error = max(LEAST_OF_STEP, MAD * UNEXPLAINED_STEP * float(np.median(np.abs(first.residuals))))
-            return descend(self._linearise_steps(names, self.log.steps, error), first.point, prior)
+            return self._fit_steps(names, prior, self.log.steps)
         if self.facts.asynchronous is not None:
             return descend(self._linearise(names), prior.mean, prior)
         tried = []
@@ -226,6 +225,21 @@ class Fitting:
         best, asynchronous = min(tried, key=lambda pair: pair[0].cost(prior))
         self.facts = replace(self.facts, asynchronous=asynchronous)
         return best
+
+    def _fit_steps(self, names: tuple[str, ...], prior: Prior, steps: Steps) -> Linearised:
+        """Return the best parameters of measured steps, whose errors are in units of their own spread.
+
+        A part of a duration that is assumed to be very small has no slope to grow by: a second start has larger ones.
+        """
+        host_s = math.log(PART_OF_STEP * float(np.median(steps.seconds[steps.trains])))
+        larger = np.array(
+            [host_s if name.startswith("host_s") else mean for name, mean in zip(names, prior.mean, strict=True)]
+        )
+        evaluate = self._linearise_steps(names, steps, UNEXPLAINED_STEP)
+        starts = [descend(evaluate, start, prior) for start in (prior.mean, larger)]
+        first = min(starts, key=lambda candidate: candidate.cost(prior))
+        error = max(LEAST_OF_STEP, MAD * UNEXPLAINED_STEP * float(np.median(np.abs(first.residuals))))
+        return descend(self._linearise_steps(names, steps, error), first.point, prior)
 
     def _linearise(self, names: tuple[str, ...]) -> Callable[[Floats], Linearised]:
         """Return a function of the rates' logarithms: errors of first and last tokens, in standard deviations."""
@@ -354,11 +368,9 @@ def _inputs(predictor: str, metric: str, log: TimedLog, reused: NDArray[np.int64
     """Return what a predictor reads of every request, shape (requests, inputs)."""
     numbers, outputs = np.arange(len(log.trains), dtype=np.float64), log.output_lens.astype(np.float64)
     if predictor == "line":
-        columns = [numbers, outputs] if metric == "e2e" else [numbers]
-    else:
-        assert reused is not None, "a log with prompts has it"
-        columns = [log.prompt_lens - reused, reused, outputs]
-    return np.stack([np.ones_like(numbers), *columns], axis=1)
+        return np.stack([np.ones_like(numbers), numbers, *([outputs] if metric == "e2e" else [])], axis=1)
+    assert reused is not None, "a log with prompts has it"
+    return np.stack([np.ones_like(numbers), log.prompt_lens - reused, reused, outputs], axis=1)
 
 
 def _least_squares(inputs: Floats, known: Floats, others: Floats) -> Floats:

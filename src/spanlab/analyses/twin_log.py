@@ -195,8 +195,9 @@ def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[
                 f"of {deployment.devices} devices, {deployment.weight_bytes(study.model) / GIB:.3g} GiB"
             )
     null_block = 1
-    states = {"state_groups": study.model.state_groups, "state_bytes": study.model.state_bytes}
-    return Memory(int(blocks) - null_block, int(size), block_bytes, caches=bool(caching), **states), between
+    groups, state_bytes = study.model.state_groups, study.model.state_bytes
+    memory = Memory(int(blocks) - null_block, int(size), block_bytes, groups, bool(caching), state_bytes=state_bytes)
+    return memory, between
 
 
 # ------------------------------------------------------------------------------

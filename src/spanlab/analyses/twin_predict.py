@@ -200,7 +200,7 @@ def summary_of(fitted: Capture, predicted: Predicted, others: Sequence[Capture])
         | {name: errors(values, measured, every) for name, values in without.items()},
         "covered": {metric: _covered(predicted, measured, metric) for metric in NAMES},
         "repeats": len(repeats),
-        "floor": {metric: _floor([found[metric] for found in repeated]) for metric in NAMES} if repeats else None,
+        "floor": {metric: _floor([each[metric] for each in repeated]) for metric in NAMES} if repeats else None,
     }
 
 
@@ -209,10 +209,11 @@ def _covered(predicted: Predicted, measured: Mapping[str, Floats], metric: str) 
     return float(np.mean((low <= measured[metric]) & (measured[metric] <= high)))
 
 
-def _floor(found: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+def _floor(repeated: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the mean magnitude of each error over the repeats."""
     return {
-        name: float(np.mean([abs(error) for each in found if (error := each[name]) is not None])) for name in found[0]
+        name: float(np.mean([abs(error) for each in repeated if (error := each[name]) is not None]))
+        for name in repeated[0]
     }
 
 
