@@ -19,7 +19,7 @@ from spanlab_sim.timings import Rates
 
 from ..support.files import write_lines
 from ..support.shared import TRACES, needs
-from .twin_logs import DEVICE, EXPERTS, HYBRID, MODEL, RATES, served, write
+from .twin_logs import DEVICE, EXPERTS, HYBRID, LIMITS, MEMORY, MODEL, RATES, served, write
 
 LOGS = TRACES / "llmservingsim-vllm-groundtruth" / "RTXPRO6000"
 GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}")
@@ -80,6 +80,30 @@ def test_clocks_are_aligned_by_fitted_requests(known, tmp_path: Path):
     for name, parameter in summary["parameters"].items():
         assert changed["parameters"][name]["value"] == pytest.approx(parameter["value"], rel=1e-4), name
     assert any("of the fitted requests" in caveat for caveat in summary["caveats"])
+
+
+def test_the_way_to_the_server_is_no_time_of_the_server(tmp_path: Path):
+    """A client that is 0.2 s away reports the times of the server too, as vLLM 0.33 lets it."""
+    rows, way_s = served(), 0.2
+    arrived, first, last = (
+        np.array([row[name] for row in rows]) for name in ("queued_ts", "first_token_ts", "last_token_ts")
+    )
+    result = {
+        "input_lens": [row["input_toks"] for row in rows],
+        "output_lens": [row["output_toks"] for row in rows],
+        "start_times": (arrived - way_s).tolist(),
+        "ttfts": (first - arrived + way_s).tolist(),
+        "itls": [[gap] for gap in (last - first).tolist()],
+        "server_ttfts": (first - arrived).tolist(),
+        "server_queue_times": [0.0] * len(rows),
+    }
+    write_lines(tmp_path / "result.json", result)
+    limits = [f"batch.{name}={limit}" for name, limit in LIMITS.items()]
+    limits += [f"twin.num_gpu_blocks={MEMORY.blocks + 1}", "twin.async_scheduling=true"]
+    summary = twin(tmp_path, tmp_path / "result.json", *limits)
+    assert summary["parameters"]["compute"]["value"] == pytest.approx(RATES.compute, rel=0.15)
+    assert abs(summary["unseen"]["ttft"]["mean_error"]) < 0.02
+    assert summary["unseen"]["ttft"]["p50_error"] < 0.05
 
 
 def test_predictors_without_a_model_see_fitted_requests_only():

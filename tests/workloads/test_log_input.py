@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pytest
 
@@ -135,6 +136,27 @@ def test_failed_requests_count_nowhere(tmp_path: Path):
     rows = [{"input_toks": 5, "arrival_time": 1.0}, {"input_toks": 6, "arrival_time": 2.0, "error": "lost"}]
     path.write_bytes(lines(*rows))
     assert read_log(path, LogSettings()).prompt_tokens.tolist() == [5]
+
+
+def test_times_that_the_server_reports_beside_those_of_the_client(tmp_path: Path):
+    path = tmp_path / "result.json"
+    result = {"input_lens": [5, 6], "output_lens": [3, 3], "start_times": [1.0, 2.0]}
+    result |= {"ttfts": [0.5, 0.75], "itls": [[0.25, 0.25], [0.25, 0.25]]}
+    path.write_bytes(lines(result | {"server_ttfts": [0.375, None], "server_queue_times": [0.125, None]}))
+    observed = read_log(path, LogSettings()).observed
+    assert observed is not None
+    assert not observed.own_clock
+    assert (observed.queued[0], observed.scheduled[0]) == (0.125, 0.25)
+    assert np.isnan([observed.queued[1], observed.scheduled[1]]).all()
+    assert observed.last_token.tolist() == [1.0, 2.25]
+    for name, values, message in (
+        ("server_ttfts", [0.625, None], "server_ttfts: expected no more than ttfts, 0.5"),
+        ("server_ttfts", [0.5], "server_ttfts: expected a list, as long as ttfts"),
+        ("server_queue_times", ["x", None], "server_queue_times: expected a list of numbers"),
+    ):
+        path.write_bytes(lines(result | {name: values}))
+        with pytest.raises(ValueError, match=message):
+            read_log(path, LogSettings())
 
 
 @pytest.mark.parametrize("field", ["hash_ids", "chunk_hashes"])

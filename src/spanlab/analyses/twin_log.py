@@ -281,7 +281,10 @@ def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
         for number, (prompt, output, arrived) in enumerate(columns)
     )
     waits = ttft(arrived_s, observed.first_token), e2e(arrived_s, observed.last_token)
-    return TimedLog(requests, arrived_s, *waits, outputs, trains, observed.notes)
+    before, outside = (observed.queued - arrived_s)[trains], Outside(np.zeros(1), np.zeros(1))
+    if not observed.own_clock and not np.isnan(before).all():  # of two clocks, the least delay counts as none
+        outside = Outside(before[~np.isnan(before)], np.zeros(1))
+    return TimedLog(requests, arrived_s, *waits, outputs, trains, observed.notes, outside=outside)
 
 
 def check_split(trains: NDArray[np.bool_], train_share: float, path: str) -> None:

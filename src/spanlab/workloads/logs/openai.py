@@ -276,8 +276,24 @@ def _moments_of_lists(row: Row, times: list[float | None]) -> list[Moments]:
     if not isinstance(gaps, list) or not len(waits) == len(gaps) == len(times):
         raise BadFieldError("ttfts", "as many as itls and start_times")
     gaps = [Row({"itls": itl}).numbers("itls") for itl in gaps]
-    first = [arrived + wait for arrived, wait in zip(arrivals, waits, strict=True)]
-    return [Moments(first_token=start, last_token=start + sum(itl)) for start, itl in zip(first, gaps, strict=True)]
+    at_server, queues = (_of_server(row, name, len(times)) for name in ("server_ttfts", "server_queue_times"))
+    moments = []
+    for arrived, wait, own_wait, queue, itl in zip(arrivals, waits, at_server, queues, gaps, strict=True):
+        if own_wait > wait:
+            raise BadFieldError("server_ttfts", f"no more than ttfts, {wait:g}{actual(own_wait)}")
+        first = arrived + wait
+        # the time outside of the server counts as that of the way to it: the result does not divide it
+        moments.append(Moments(first - own_wait, first - own_wait + queue, first, first + sum(itl)))
+    return moments
+
+
+def _of_server(row: Row, name: str, count: int) -> list[float]:
+    """Return the seconds that the server reported for each request, of vLLM 0.33; NaN where it reported none."""
+    values = row.get(name) or [None] * count
+    if not isinstance(values, list) or len(values) != count:
+        raise BadFieldError(name, "a list, as long as ttfts")
+    known = iter(Row({name: [value for value in values if value is not None]}).numbers(name))
+    return [np.nan if value is None else next(known) for value in values]
 
 
 def _moments_of(row: Row) -> Moments:
