@@ -32,6 +32,7 @@ import numpy as np
 
 OPTIONS = {"block": 8, "blocks": 400, "chunk": 64, "noise": 0.0, "drafts": False, "salts": True, "cached": True}
 OPTIONS |= {"metrics": True, "ids": True, "dies_after": None, "gate": None, "step": None, "fault": None}
+OPTIONS |= {"port": 0}
 OPTIONS |= json.loads(sys.argv[1])
 BLOCK, FAULT = OPTIONS["block"], OPTIONS["fault"]
 VOCAB, WIDTH = 2048, 12
@@ -335,6 +336,6 @@ class Server(ThreadingHTTPServer):
 if __name__ == "__main__":
     threading.excepthook = lambda error: (sys.__excepthook__(*error[:3]), os._exit(1))
     threading.Thread(target=ENGINE.serve, daemon=True).start()
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", OPTIONS["port"]), Handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import orjson
 import pytest
@@ -12,9 +15,10 @@ from spanlab.study import conformance_live
 from spanlab.study.conformance import Conformance, run_conformance
 from spanlab.study.conformance_live import LIVE, NOISE
 from spanlab.study.live_server import ServerGoneError
+from spanlab.study.servers.base import SERVERS, EmbeddedServer, Launch
 from spanlab.study.verdicts import ABSENT, FAILED, PASSED, UNTESTED, Choice, difference, logit_step
 
-from .conftest import serving
+from .conftest import FOLDER, serving
 
 SMALL = ["prompts=2", "output_tokens=6", "live.concurrency=4", "live.largest_prompt=150", "live.fill_tokens=1000"]
 SCRIPT = "caching_server.py"
@@ -51,6 +55,34 @@ def test_a_right_server_passes_every_property(serve, tmp_path: Path, noise: floa
     assert (properties[NOISE]["measured"] > 0) == (noise > 0)
     limits = {row["limit"] for name, row in properties.items() if name not in (NOISE, "salt_isolation")}
     assert limits == {max(conformance_live.LEAST_LIMIT, conformance_live.MARGIN * properties[NOISE]["measured"])}
+
+
+@SERVERS.register("caching")
+class Caching(EmbeddedServer):
+    """The server of these tests, as one that a study starts; its arguments are faults."""
+
+    environment, version, health_path = "none", "1", "/v1/models"
+
+    def python(self) -> Path:
+        return Path(sys.executable)
+
+    def command(self, launch: Launch) -> list[str]:
+        faults = dict(word.split("=") for word in launch.study.server.arguments)
+        return ["python", "-I", str(FOLDER / SCRIPT), json.dumps(faults | {"port": launch.port})]
+
+
+@pytest.mark.parametrize("fault", [None, "shifted"])
+def test_a_server_is_started_and_tested(fault: str | None, tmp_path: Path):
+    given = ["server.engine=caching", "properties=[salt_isolation,prefix_boundaries]"]
+    given += [f"server.arguments=['fault={fault}']"] if fault else []
+    assert run_conformance(compose("conformance", [*SMALL, *given]), "run", tmp_path) == (fault is None)
+    summary = summary_of(tmp_path)
+    found = {NOISE: PASSED, "salt_isolation": PASSED, "prefix_boundaries": FAILED if fault else PASSED}
+    assert verdicts(summary) == found
+    assert summary["started"] == {"engine": "caching", "version": "1"}
+    assert (tmp_path / "conformance/run/server/server.log").is_file()
+    with pytest.raises(OSError, match="refused"):
+        urlopen(summary["server"]["base_url"], timeout=30)
 
 
 FAULTS = {
@@ -213,10 +245,8 @@ def test_the_limit_has_room_for_steps_of_logits(serve, tmp_path: Path, rounded: 
         (["properties=[copy_on_write]"], "properties=copy_on_write: expected one of salt_isolation"),
         (["live.reference=reset"], "live.reference=reset with server.reset_path=null: expected the path"),
         (["server.prompts=text", "server.tokenizer=x"], "server.prompts=text with -cn conformance: expected tokens"),
-        (
-            ["base_url=null", "server.engine=vllm_cpu"],
-            "server.engine=vllm_cpu with -cn conformance: expected none, and the",
-        ),
+        (["base_url=null", "server.engine=vlm_cpu"], "server.engine=vlm_cpu: expected one of"),
+        (["server.engine=vllm_cpu"], "base_url=http://127.0.0.1:1 with server.engine=vllm_cpu: expected server"),
         (["live.largest_prompt=7"], "live.largest_prompt=7: expected more than output_tokens=6"),
         (["live.concurrency=1"], "live.concurrency=1: expected a whole number from 2"),
         (["base_url=ftp://x"], "base_url=ftp://x: expected http://HOST"),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hydra
 import numpy as np
 
 from spanlab.build import GIB, EngineParts, build_engine, build_policy
+from spanlab.compiled import CONF
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import MapRules, Repair, SpanSettings
@@ -24,10 +27,13 @@ from spanlab.model_spec import ModelSpec
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, Registry, entry, one_of, positive
 from spanlab.settings.arms import PlacementSettings, Strategy
+from spanlab.settings.composition import as_settings, compose_entry
 from spanlab.settings.server import NO_ENGINE, OutputSettings, ServerSettings, StoreSettings
+from spanlab.settings.study import Study
 from spanlab.study.conformance_live import LIVE, check_server
 from spanlab.study.folder import RunFolder, entry_folder, publish, write_results
 from spanlab.study.live_server import LiveSettings, LiveTest, ServerGoneError
+from spanlab.study.servers.base import SERVERS, Launch, free_port, running
 from spanlab.study.verdicts import (
     FAILED,
     REFUSED,
@@ -107,27 +113,29 @@ class Conformance:
 
     def _check_server(self) -> None:
         """Raise ValueError for a server that prompts of token ids cannot be sent to, or for keys of no server."""
-        if self.server.engine != NO_ENGINE:
-            expected = f"expected {NO_ENGINE}, and the base_url of a running server"
-            raise ValueError(f"server.engine={self.server.engine} with -cn conformance: {expected}")
         if not self.is_live:
             for key, value, usual in (("live", self.live, LiveSettings()), ("server", self.server, ServerSettings())):
                 if value != usual:
                     raise ValueError(f"{key} is set without base_url: expected the address of a server, or no such key")
             return
-        check_address("base_url", str(self.server.base_url))
+        if self.server.engine == NO_ENGINE:
+            check_address("base_url", str(self.server.base_url))
+        else:
+            one_of("server.engine", self.server.engine, SERVERS)
         if self.server.prompts != "tokens":
             raise ValueError(f"server.prompts={self.server.prompts} with -cn conformance: expected tokens")
         self.live.check(self.server, self.output_tokens)
 
     @property
     def is_live(self) -> bool:
-        """Whether a running server is tested."""
-        return self.server.base_url is not None
+        """Whether a server is tested: one that runs, or one to start."""
+        return self.server.base_url is not None or self.server.engine != NO_ENGINE
 
     @property
     def subject(self) -> str:
         """Name of what is tested."""
+        if self.server.engine != NO_ENGINE:
+            return f"{self.server.engine}, {self.model.name}"
         return str(self.server.base_url) if self.is_live else self.model.name
 
     @property
@@ -474,13 +482,37 @@ def _test(settings: Conformance, folder: Path, measured: Measurements, facts: di
     """Add the measurements as they finish, and facts of the subject for the summary."""
     if settings.is_live:
         sizes = settings.prompts, settings.output_tokens, settings.model.vocab_size
-        check_server(LiveTest(settings.server, settings.live, *sizes), settings.chosen, folder, measured, facts)
+        with _served(settings, folder, facts) as (server, live):
+            check_server(LiveTest(server, live, *sizes), settings.chosen, folder, measured, facts)
         return
     import torch
 
     facts["model"] = settings.model.name
     facts["engine"] = {"weights": settings.engine.weights, "threads": torch.get_num_threads()}
     _measure(settings, measured)
+
+
+@contextmanager
+def _served(
+    settings: Conformance, folder: Path, facts: dict[str, object]
+) -> Iterator[tuple[ServerSettings, LiveSettings]]:
+    """Yield the settings of the server at base_url, or of one that is started and ended with the block."""
+    own, live = settings.server, settings.live
+    if own.engine == NO_ENGINE:
+        yield own, live
+        return
+    kind = SERVERS.make(own.engine, {}, {})
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        study = as_settings(compose_entry("rendezvous", [*kind.overrides, f"server.engine={own.engine}"]))
+    assert isinstance(study, Study), "the entry is a study"
+    study = replace(study, model=settings.model, engine=settings.engine, server=own)
+    kind.check(study)
+    longest = live.largest_prompt + max(live.long_output, settings.output_tokens)
+    with running(Launch(study, folder / "server", free_port(own.port), longest)) as server:
+        facts["started"] = {"engine": own.engine, "version": kind.version}
+        reset_path = own.reset_path or kind.reset_path
+        own = replace(own, engine=NO_ENGINE, port=None, arguments=[], base_url=server.base_url, reset_path=reset_path)
+        yield own, replace(live, chunk_tokens=live.chunk_tokens or study.batch.max_num_batched_tokens)
 
 
 def _finish(

@@ -64,6 +64,7 @@ class EmbeddedServer(ABC):
     `environment`  the pins in requirements/, and the folder in .venvs/
     `version`      of the server that they install
     `policy`       of the arms that it serves; empty: any
+    `overrides`    of the entry `rendezvous`, for a study that it serves
     `reset_path`   path to POST to that empties the cache; None: the server has none and is started again
     `health_path`  path that answers once requests are served
     `logs_steps`   whether `Launch.steps` is written
@@ -73,6 +74,7 @@ class EmbeddedServer(ABC):
     environment: ClassVar[str]
     version: ClassVar[str]
     policy: ClassVar[str] = ""
+    overrides: ClassVar[tuple[str, ...]] = ()
     reset_path: ClassVar[str | None] = None
     health_path: ClassVar[str] = "/health"
     logs_steps: ClassVar[bool] = False

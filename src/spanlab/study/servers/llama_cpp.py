@@ -23,6 +23,7 @@ class LlamaCpp(EmbeddedServer):
     environment = "llama_cpp"
     version = "0c1e57098"
     policy = "slots"
+    overrides = ("arms=presets", "only=[llama_cpp]", "baseline=llama_cpp")
     knows_salts = False
 
     def command(self, launch: Launch) -> list[str]:

@@ -18,6 +18,10 @@ class MistralRs(EmbeddedServer):
     environment = "mistralrs"
     version = "0.9.5"
     policy = "sequences"
+    overrides = (
+        *("arms=presets", "only=[mistralrs_0_9]", "baseline=mistralrs_0_9"),
+        "arms.mistralrs_0_9.options.prefix_cache_n=null",
+    )
     knows_salts = False
 
     def check(self, study: Study) -> None:
