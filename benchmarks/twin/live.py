@@ -20,15 +20,11 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import hydra
 from measurements import clean_commit, facts, write_results
 from pages import ROOT, fill_page, table
 
 from spanlab import api
-from spanlab.cli import register
-from spanlab.compiled import CONF
-from spanlab.settings.composition import as_settings, compose_entry
-from spanlab.settings.study import Study
+from spanlab.cli import compose
 from spanlab.study.servers.base import Launch, RunningServer, free_port, running
 
 OUT = ROOT / "outputs" / "twin_live"
@@ -129,21 +125,12 @@ def runs_of(server: Server) -> list[Run]:
     return saturations + [Run(server, *pair, number) for number, pairs in enumerate((first, second)) for pair in pairs]
 
 
-def settings_of(overrides: list[str]) -> Study:
-    """Return the study of the entry with overrides."""
-    register()
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        study = as_settings(compose_entry("rendezvous", overrides))
-    assert isinstance(study, Study), "the entry is a study"
-    return study
-
-
 def measure(server: Server) -> None:
     """Start a server, and run what is not finished."""
     if all(run.finished for run in runs_of(server)):
         return
     folder = OUT / "servers" / f"{server.name}-{time.strftime('%H%M%S')}"
-    with running(Launch(settings_of(server.settings), folder, free_port(None), LONGEST)) as started:
+    with running(Launch(compose("rendezvous", server.settings), folder, free_port(None), LONGEST)) as started:
         for run in runs_of(server):
             if not run.finished:
                 began = time.monotonic()
@@ -185,7 +172,8 @@ def publish(results: dict[str, Any]) -> None:
     """Write the tables into the page beside this file."""
     head = (
         "model, run", "differs in", "requests", "reuse equal", "hit rate", "metric", "measured", "mean, p50, p95",
-        "in 90 %", "repeats: mean, p50, p95", "tokens: mean, p50, p95",
+        "in 90 %", "its steps ÷ modelled", "with these: mean, p50, p95, in 90 %", "repeats: mean, p50, p95",
+        "tokens: mean, p50, p95",
     )  # fmt: skip
     rows = [row for model, found in results["models"].items() for row in _rows(model, found)]
     machine = f"{results['machine']}; runs of {results['runs_s'] / 60:.0f} minutes; `benchmarks/twin/live.py`."
@@ -207,6 +195,8 @@ def _rows(model: str, found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
                 f"{run['means_s'][metric] * 1e3:,.0f} ms",
                 _errors(run["errors"]["twin"][metric]),
                 f"{run['covered'][metric]:.0%}",
+                f"{run['slowness']:.2f}",
+                f"{_errors(run['slowed'][metric])}, {run['slowed'][metric]['covered']:.0%}",
                 _errors(run["floor"][metric]) if run["floor"] else "–",
                 _errors(run["errors"]["tokens"][metric]),
             )

@@ -273,7 +273,9 @@ def _predictions(
 ) -> Iterator[dict[str, Any]]:
     for run, facts in others:
         further = [other for other in (fitted, *(capture for capture, _ in others)) if other is not run]
-        yield summary_of(fitted, predict(twin, run, facts, draws), further)
+        slowness = twin.slowness(run.log)
+        slowed = None if slowness is None else predict(twin.slowed(slowness), run, facts, draws)
+        yield summary_of(fitted, predict(twin, run, facts, draws), slowed, slowness, further)
 
 
 def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from spanlab.analyses.twin_fit import (
 )
 from spanlab.analyses.twin_log import Floats, Outside, ServerFacts
 from spanlab.core.step import StepFeatures
-from spanlab.report.cells import Table, count, percent, seconds, signed_percent, word
+from spanlab.report.cells import Table, count, number_format, percent, seconds, signed_percent, word
 from spanlab.report.table import Field, tabulate
 from spanlab_sim.lockstep import Times
 from spanlab_sim.timing import Nanoseconds
@@ -155,6 +155,16 @@ class Twin:
         """Return the twin of a fit."""
         return cls(fitting.timing(fit.rates), noise_of(fitting, fit), fitting.log.outside)
 
+    def slowness(self, log: TimedLog) -> float | None:
+        """Return the median of measured ÷ modelled durations of a run's steps; None for a run without steps."""
+        if log.steps is None:
+            return None
+        return float(np.median(log.steps.seconds / step_seconds(self.timing, log.steps.work)))
+
+    def slowed(self, ratio: float) -> Twin:
+        """Return the twin with steps that take longer, or shorter, by a ratio."""
+        return replace(self, noise=replace(self.noise, ratios=self.noise.ratios * ratio))
+
 
 def predict(twin: Twin, capture: Capture, facts: ServerFacts, draws: int) -> Predicted:
     """Predict a run from its prompts and arrivals; of its times, nothing is read.
@@ -175,10 +185,13 @@ def predict(twin: Twin, capture: Capture, facts: ServerFacts, draws: int) -> Pre
     return Predicted(capture, means, low, high, plain.reused)
 
 
-def summary_of(fitted: Capture, predicted: Predicted, others: Sequence[Capture]) -> dict[str, Any]:
+def summary_of(
+    fitted: Capture, predicted: Predicted, slowed: Predicted | None, slowness: float | None, others: Sequence[Capture]
+) -> dict[str, Any]:
     """Return the numbers of a predicted run.
 
-    `others`  further captures; those with equal settings are its repeats, whose differences are the noise floor
+    `slowed`    the run as predicted with steps as slow as its own, which is no prediction: `slowness` is measured in it
+    `others`    further captures; those with equal settings are its repeats, whose differences are the noise floor
     """
     log, every = predicted.capture.log, np.ones(len(predicted.capture.log.requests), bool)
     measured, reused = measured_times(log), log.reused
@@ -199,6 +212,12 @@ def summary_of(fitted: Capture, predicted: Predicted, others: Sequence[Capture])
         "errors": {"twin": errors(predicted.times, measured, every)}
         | {name: errors(values, measured, every) for name, values in without.items()},
         "covered": {metric: _covered(predicted, measured, metric) for metric in NAMES},
+        "slowness": slowness,
+        "slowed": slowed
+        and {
+            metric: errors(slowed.times, measured, every)[metric] | {"covered": _covered(slowed, measured, metric)}
+            for metric in NAMES
+        },
         "repeats": len(repeats),
         "floor": {metric: _floor([each[metric] for each in repeated]) for metric in NAMES} if repeats else None,
     }
@@ -236,6 +255,11 @@ _PREDICTIONS = (
     Field("p50_error", "median\n|error|", percent),
     Field("p95_error", "p95\n|error|", percent),
     Field("covered", "in 90 %\ninterval", percent),
+    Field("slowness", "its steps\n÷ modelled", number_format(".2f")),
+    Field("slowed_mean", "with these:\nmean", signed_percent, "slowed.mean_error"),
+    Field("slowed_p50", "with these:\nmedian", percent, "slowed.p50_error"),
+    Field("slowed_p95", "with these:\np95", percent, "slowed.p95_error"),
+    Field("slowed_covered", "with these:\nin interval", percent, "slowed.covered"),
     Field("floor_mean", "repeats:\nmean", percent, "floor.mean_error"),
     Field("floor_p50", "repeats:\nmedian", percent, "floor.p50_error"),
     Field("floor_p95", "repeats:\np95", percent, "floor.p95_error"),
@@ -258,6 +282,8 @@ def tables_of(predictions: Sequence[Mapping[str, Any]], title: str, draws: int) 
         f"prediction: mean of {draws} simulations with step times and delays drawn from the fitted run; "
         "interval: from 5 % to 95 % of them, per request",
         "reuse equal: requests whose reused tokens are equal in server and simulation",
+        "its steps ÷ modelled: median of their durations; with these: errors if all steps take longer by that ratio, "
+        "which is measured in the predicted run and is no prediction",
         "repeats: the same errors between runs with equal settings, the noise floor",
     )
     heading = f"{title}\nother runs, as predicted"
@@ -284,6 +310,8 @@ def _rows(predictions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                 "mean_s": run["means_s"][metric],
                 "our_mean_s": run["our_means_s"][metric],
                 "covered": run["covered"][metric],
+                "slowness": run["slowness"],
+                "slowed": run["slowed"] and run["slowed"][metric],
                 "floor": run["floor"] and run["floor"][metric],
                 **run["errors"]["twin"][metric],
             }
