@@ -22,7 +22,7 @@ from spanlab.analyses.twin_fit import (
     simulated,
     step_seconds,
 )
-from spanlab.analyses.twin_log import Floats, Outside, ServerFacts
+from spanlab.analyses.twin_log import Floats, Outside, ServerFacts, TimedLog
 from spanlab.core.step import StepFeatures
 from spanlab.report.cells import Table, count, number_format, percent, seconds, signed_percent, word
 from spanlab.report.table import Field, tabulate

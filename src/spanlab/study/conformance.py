@@ -497,22 +497,24 @@ def _served(
     settings: Conformance, folder: Path, facts: dict[str, object]
 ) -> Iterator[tuple[ServerSettings, LiveSettings]]:
     """Yield the settings of the server at base_url, or of one that is started and ended with the block."""
-    own, live = settings.server, settings.live
-    if own.engine == NO_ENGINE:
-        yield own, live
+    server, live = settings.server, settings.live
+    if server.engine == NO_ENGINE:
+        yield server, live
         return
-    kind = SERVERS.make(own.engine, {}, {})
+    kind = SERVERS.make(server.engine, {}, {})
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        study = as_settings(compose_entry("rendezvous", [*kind.overrides, f"server.engine={own.engine}"]))
+        study = as_settings(compose_entry("rendezvous", [*kind.overrides, f"server.engine={server.engine}"]))
     assert isinstance(study, Study), "the entry is a study"
-    study = replace(study, model=settings.model, engine=settings.engine, server=own)
+    study = replace(study, model=settings.model, engine=settings.engine, server=server)
     kind.check(study)
     longest = live.largest_prompt + max(live.long_output, settings.output_tokens)
-    with running(Launch(study, folder / "server", free_port(own.port), longest)) as server:
-        facts["started"] = {"engine": own.engine, "version": kind.version}
-        reset_path = own.reset_path or kind.reset_path
-        own = replace(own, engine=NO_ENGINE, port=None, arguments=[], base_url=server.base_url, reset_path=reset_path)
-        yield own, replace(live, chunk_tokens=live.chunk_tokens or study.batch.max_num_batched_tokens)
+    with running(Launch(study, folder / "server", free_port(server.port), longest)) as started:
+        facts["started"] = {"engine": server.engine, "version": kind.version}
+        reset_path = server.reset_path or kind.reset_path
+        server = replace(
+            server, engine=NO_ENGINE, port=None, arguments=[], base_url=started.base_url, reset_path=reset_path
+        )
+        yield server, replace(live, chunk_tokens=live.chunk_tokens or study.batch.max_num_batched_tokens)
 
 
 def _finish(
