@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spanlab_kernels import AngleTable
 from spanlab_kernels.attention.batch import Keys, Numbers, Scores, SpanBatch
-from spanlab_kernels.attention.reference import Angles, angles_at, flash, folded, rotated_keys, unfolded
+from spanlab_kernels.attention.reference import Angles, angles_at, flash, folded, rotated_keys
 
 # ------------------------------------------------------------------------------
 # Planning of the CPU path: groups of several rows become calls of dense attention.
@@ -419,45 +419,78 @@ def attend(
     if batch.max_rows > 1:
         out, lse = _attend_runs(query, *pools, batch, scores)
     else:
-        out = torch.zeros_like(query, dtype=torch.float32)
-        lse = out.new_full(out.shape[:2], -torch.inf)
+        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        lse = torch.full(out.shape[:2], -torch.inf)
     singles = row_plan(batch, scores.form, scores.table, scores.interleaved) if len(batch.one_row_groups) else None
     if singles is not None:
-        out[singles.targets], lse[singles.targets] = attend_rows(query, *pools, singles, scores)
-    return out.to(query.dtype), lse
+        of_singles, lse[singles.targets] = attend_rows(query, *pools, singles, scores)
+        out[singles.targets] = of_singles.to(out.dtype)
+    return out, lse
 
 
 def _attend_runs(
     query: Tensor, key_pool: Tensor, value_pool: Tensor, batch: SpanBatch, scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    """Float32 output and log-sum-exp of the groups of several rows."""
-    form, table, scale, interleaved = scores
-    cuts, kv_heads = plan(batch, per_span=form == "QR"), key_pool.shape[1]
+    """Output, in the dtype of `query`, and float32 log-sum-exp of the groups of several rows; 0 and -inf elsewhere."""
+    cuts, kv_heads = plan(batch, per_span=scores.form == "QR"), key_pool.shape[1]
     rows, heads = query if cuts.order is None else query[cuts.order], query.shape[1] // kv_heads
-    queries = _queries(rows, batch, cuts, scores, kv_heads)
-    out = rows.new_zeros((len(rows) * heads, *key_pool.shape[1:]), dtype=torch.float32)
-    lse = out.new_full(out.shape[:2], -torch.inf)
-    for (first, last), calls in cuts.groups:
-        slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
-        rotated = rotated_keys(key_pool, slot, position, table, interleaved) if form == "KR" else None
-        for block_index, block in enumerate(_merged_calls(calls)):
-            parts = []
-            for call, slots in block:
-                here = slice(call.keys[0] - first, call.keys[1] - first)
-                key = _keys(key_pool, (call, slots), cuts, scores) if rotated is None else rotated[here]
-                parts.append(_attend_to(next(queries), key, _select_rows(value_pool, slots), scale, call, cuts))
-            start, stop = block[0][0].rows
-            _merge(
-                out[start * heads : stop * heads],
-                lse[start * heads : stop * heads],
-                *_merge_parts(parts),
-                fresh=block_index == 0,
-            )
-    out, lse = unfolded(out, heads), unfolded(lse, heads)
+    queries, end = _queries(rows, batch, cuts, scores, kv_heads), 0
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    lse = torch.empty(out.shape[:2])
+    for keys, calls in cuts.groups:
+        blocks = list(_merged_calls(calls))
+        if not blocks:
+            continue
+        results = _attend_blocks(queries, (key_pool, value_pool), keys, blocks, cuts, scores)
+        start, stop, parts, sums = next(results) if len(blocks) == 1 else _merge_blocks(results, blocks, heads)
+        out[end:start], lse[end:start], end = 0.0, -torch.inf, stop
+        # one copy into place, which rounds too: results of a long prompt are as large as its queries
+        for target, source in ((out, parts), (lse, sums)):
+            target[start:stop].unflatten(1, (kv_heads, heads)).copy_(source.unflatten(0, (-1, heads)).transpose(1, 2))
+    out[end:], lse[end:] = 0.0, -torch.inf
     if cuts.order is None:
         return out, lse
     back = cuts.order.argsort()
     return out[back], lse[back]
+
+
+def _attend_blocks(
+    queries: Iterator[Tensor],
+    pools: tuple[Tensor, Tensor],
+    keys: tuple[int, int],
+    blocks: list[list[Slotted]],
+    cuts: Plan,
+    scores: Scores,
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Rows [start, stop), out [rows · heads per kv head, kv_heads, D] and lse of each block of a group's calls."""
+    (key_pool, value_pool), (first, last), rotated = pools, keys, None
+    if scores.form == "KR":
+        slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
+        rotated = rotated_keys(key_pool, slot, position, scores.table, scores.interleaved)
+    for block in blocks:
+        parts = []
+        for call, slots in block:
+            here = slice(call.keys[0] - first, call.keys[1] - first)
+            key = _keys(key_pool, (call, slots), cuts, scores) if rotated is None else rotated[here]
+            parts.append(_attend_to(next(queries), key, _select_rows(value_pool, slots), scores.scale, call, cuts))
+        yield *block[0][0].rows, *_merge_parts(parts)
+
+
+def _merge_blocks(
+    results: Iterator[tuple[int, int, Tensor, Tensor]], blocks: list[list[Slotted]], heads: int
+) -> tuple[int, int, Tensor, Tensor]:
+    """The results of several blocks as that of one, whose rows are those of all blocks; float32."""
+    rows = [block[0][0].rows for block in blocks]
+    first, last = min(start for start, _ in rows), max(stop for _, stop in rows)
+    start, stop, part, part_lse = next(results)
+    out = part.new_zeros(((last - first) * heads, *part.shape[1:]), dtype=torch.float32)
+    lse = part_lse.new_full(out.shape[:2], -torch.inf)
+    here = slice((start - first) * heads, (stop - first) * heads)
+    out[here], lse[here] = part, part_lse
+    for start, stop, part, part_lse in results:
+        here = slice((start - first) * heads, (stop - first) * heads)
+        _merge(out[here], lse[here], part, part_lse)
+    return first, last, out, lse
 
 
 def _queries(rows: Tensor, batch: SpanBatch, cuts: Plan, scores: Scores, kv_heads: int) -> Iterator[Tensor]:
@@ -555,7 +588,7 @@ def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, 
 
 
 def _merge_parts(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Merge results of the same rows over the keys of all parts; float32, in the shape of each part."""
+    """Merge results of the same rows over the keys of all parts, in the shape of each part; float32 if several."""
     out, lse = parts[0]
     if len(parts) > 1:
         sums = torch.stack([part_lse for _, part_lse in parts])
@@ -564,15 +597,11 @@ def _merge_parts(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         out = out.float() * weights[0]
         for (more, _), weight in zip(parts[1:], weights[1:], strict=True):
             out.addcmul_(more.float(), weight)
-    return out.float(), lse
+    return out, lse
 
 
-def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, *, fresh: bool) -> None:
-    """Merge the result `more`, whose rows all see a key, into `out` and `lse` in place; overwrite them if `fresh`."""
-    if fresh:
-        out.copy_(more)
-        lse.copy_(more_lse)
-        return
+def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """Merge the result `more`, whose rows all see a key, into `out` and `lse` in place."""
     both = torch.logaddexp(lse, more_lse)
-    out.mul_((lse - both).exp_()[..., None]).addcmul_(more, (more_lse - both).exp_()[..., None])
+    out.mul_((lse - both).exp_()[..., None]).addcmul_(more.float(), (more_lse - both).exp_()[..., None])
     lse.copy_(both)

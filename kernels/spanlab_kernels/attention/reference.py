@@ -145,11 +145,6 @@ def folded(query: Tensor, kv_heads: int, angles: Angles | None, interleaved: boo
     return out.flatten(1, 2)[None]
 
 
-def unfolded(x: Tensor, heads: int) -> Tensor:
-    """Results [T · heads per kv head, kv_heads, …] as [T, Hq, …]."""
-    return x.unflatten(0, (-1, heads)).transpose(1, 2).flatten(1, 2)
-
-
 def rotated_keys(pool: Tensor, slot: Tensor, position: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
     """Keys of `pool` at slots int64 [K], rotated by positions int64 [K], which are not negative."""
     out = pool.new_empty((len(slot), *pool.shape[1:]))
