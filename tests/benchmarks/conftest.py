@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "hybrid_answers")]
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "hybrid_answers"), str(BENCHMARKS / "peers")]
