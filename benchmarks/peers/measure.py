@@ -40,11 +40,12 @@ from systems import (
     Arm,
     System,
     Transformers,
+    check_cores,
+    cores,
     kvboost,
     opened,
     server,
     study_of_arms,
-    threads,
 )
 from tables import figure, lines_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -91,7 +92,7 @@ def systems(names: list[str], dtype: str) -> Iterator[dict[str, System]]:
     model, found = weights(dtype), dict[str, System]()
     study = study_of_arms(model, dtype)
     ours = build_model(study) if set(names) & set(ARMS) else None
-    torch.set_num_threads(threads())
+    torch.set_num_threads(len(cores()))
     with ExitStack() as stack:
         for name in names:
             if name in SERVER_WORDS and not (name in ONLY_FLOAT32 and dtype != "float32"):
@@ -111,6 +112,7 @@ def systems(names: list[str], dtype: str) -> Iterator[dict[str, System]]:
 def served(system: System, name: str, trial: Trial) -> dict[str, Any]:
     """Serve a trial, and return its row."""
     found = system.serve(trial, kinds_of(name))
+    check_cores()
     return {kind: asdict(one) for kind, one in found.items()} | {"tokens": trial.requests["cold"].num_tokens}
 
 
@@ -206,7 +208,7 @@ def publish(given: argparse.Namespace, prompts: Prompts, kept: Kept) -> None:
         "versions": known["versions"] | torch_versions,
         "peers": {name: SERVERS.make(engine, {}, {}).version for name, engine in ENGINES.items()}
         | {"kvboost": "0.9.0"},
-        "threads": threads(),
+        "threads": len(cores()),
         "words": words,
         "source": prompts.source,
         "limit_s": given.limit_s,
@@ -252,6 +254,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="a slower system is not measured at more words")
     given = parser.parse_args()
+    cores()  # a later change of them is an error
     if given.texts is not None and not given.texts.is_file():
         sys.exit(f"--texts {given.texts}: expected a file of JSON lines")
     given.systems = list(given.systems)

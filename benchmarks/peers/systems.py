@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -66,13 +67,20 @@ def words_of(folder: Path, dtype: str) -> list[str]:
     """Return the settings of a model in a folder."""
     size = ITEMSIZE[dtype]
     items = [f"model.weight_itemsize={size}", f"model.kv_itemsize={size}"]
-    batch = ["batch.max_num_batched_tokens=8192", "batch.max_num_seqs=1", f"engine.threads={threads()}"]
+    batch = ["batch.max_num_batched_tokens=8192", "batch.max_num_seqs=1", f"engine.threads={len(cores())}"]
     return [f"model={folder}", "engine.weights=path", f"engine.path={folder}", *items, *batch]
 
 
-def threads() -> int:
-    """Return the number of cores that this process may use, which every system gets."""
-    return len(os.sched_getaffinity(0))
+@cache
+def cores() -> tuple[int, ...]:
+    """Return the cores that this process might use when it began; every system gets them."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def check_cores() -> None:
+    """Raise ValueError where the process was bound to other cores meanwhile: systems would no longer be comparable."""
+    if (now := tuple(sorted(os.sched_getaffinity(0)))) != cores():
+        raise ValueError(f"this process was bound to cores {now}: expected {cores()}, as at the start")
 
 
 # ------------------------------------------------------------------------------
@@ -139,7 +147,7 @@ def server(name: str, model: Path, dtype: str, folder: Path) -> Iterator[Server]
     study = compose("rendezvous", [*SERVER_WORDS[name], *words_of(model, dtype), "server.start_timeout_s=600"])
     assert isinstance(study, Study), "the entry is a study"
     # else vLLM leaves one core to its front end, on which nothing waits here
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores()))
     with running(Launch(study, folder / name, free_port(None), LONGEST)) as started:
         with turn_of(started.process.pid):
             pass
@@ -179,7 +187,7 @@ class KvBoost:
 def kvboost(python: Path, package: Path, model: Path, dtype: str, log: Path) -> Iterator[KvBoost]:
     """Start kvboost from the folder `package`, and end it with the block."""
     environment = os.environ | {"PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
-    command = [str(python), str(WORKER), str(model), dtype, str(threads())]
+    command = [str(python), str(WORKER), str(model), dtype, str(len(cores()))]
     pipe = subprocess.PIPE
     with (
         log.open("w") as errors,
