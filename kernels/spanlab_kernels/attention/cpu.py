@@ -482,14 +482,14 @@ def _merge_blocks(
     """The results of several blocks as that of one, whose rows are those of all blocks; float32."""
     rows = [block[0][0].rows for block in blocks]
     first, last = min(start for start, _ in rows), max(stop for _, stop in rows)
-    start, stop, part, part_lse = next(results)
-    out = part.new_zeros(((last - first) * heads, *part.shape[1:]), dtype=torch.float32)
-    lse = part_lse.new_full(out.shape[:2], -torch.inf)
+    start, stop, more, more_lse = next(results)
+    out = more.new_zeros(((last - first) * heads, *more.shape[1:]), dtype=torch.float32)
+    lse = more_lse.new_full(out.shape[:2], -torch.inf)
     here = slice((start - first) * heads, (stop - first) * heads)
-    out[here], lse[here] = part, part_lse
-    for start, stop, part, part_lse in results:
+    out[here], lse[here] = more, more_lse
+    for start, stop, more, more_lse in results:
         here = slice((start - first) * heads, (stop - first) * heads)
-        _merge(out[here], lse[here], part, part_lse)
+        _merge(out[here], lse[here], more, more_lse)
     return first, last, out, lse
 
 
