@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -11,6 +12,7 @@ import orjson
 import pytest
 
 from spanlab.cli import compose
+from spanlab.registry import file_of
 from spanlab.study import conformance_live
 from spanlab.study.conformance import Conformance, run_conformance
 from spanlab.study.conformance_live import LIVE, NOISE
@@ -57,7 +59,6 @@ def test_a_right_server_passes_every_property(serve, tmp_path: Path, noise: floa
     assert limits == {max(conformance_live.LEAST_LIMIT, conformance_live.MARGIN * properties[NOISE]["measured"])}
 
 
-@SERVERS.register("caching")
 class Caching(EmbeddedServer):
     """The server of these tests, as one that a study starts; its arguments are faults."""
 
@@ -71,6 +72,15 @@ class Caching(EmbeddedServer):
         return ["python", "-I", str(FOLDER / SCRIPT), json.dumps(faults | {"port": launch.port})]
 
 
+@pytest.fixture
+def caching() -> Iterator[None]:
+    """The server among those that a study can start; other tests of this process list those that we ship."""
+    SERVERS.register("caching")(Caching)
+    yield
+    SERVERS.forget(file_of(Caching))
+
+
+@pytest.mark.usefixtures("caching")
 @pytest.mark.parametrize("fault", [None, "shifted"])
 def test_a_server_is_started_and_tested(fault: str | None, tmp_path: Path):
     given = ["server.engine=caching", "properties=[salt_isolation,prefix_boundaries]"]
