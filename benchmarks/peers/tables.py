@@ -108,7 +108,9 @@ def lines_of(results: Results) -> str:
 def figure(results: Results, path: Path) -> None:
     """Draw the time of shuffled requests over words, one panel per precision."""
     dtypes = [dtype for dtype in ITEMSIZE if any(key.startswith(f"{dtype}/") for key in results["rows"])]
-    drawn, axes = pyplot.subplots(1, len(dtypes), figsize=(4.6 * len(dtypes), 3.6), sharey=True, squeeze=False)
+    drawn, axes = pyplot.subplots(
+        1, len(dtypes), figsize=(4.6 * len(dtypes), 3.6), sharey=True, squeeze=False, layout="constrained"
+    )
     for axis, dtype in zip(axes[0], dtypes, strict=True):
         for number, name in enumerate(SYSTEMS):
             each = [(words, seconds_of(results, dtype, words, name, "shuffled")) for words in results["words"]]
@@ -124,8 +126,10 @@ def figure(results: Results, path: Path) -> None:
                     label=TITLES[name].replace("`", ""),
                 )
         axis.set(xscale="log", yscale="log", xlabel="words", title=dtype)
+        axis.set_xticks(results["words"], [f"{words:,}" for words in results["words"]])
+        axis.set_xticks([], minor=True)
     axes[0][0].set_ylabel("seconds to the first token, shuffled")
-    axes[0][-1].legend(fontsize=6)
-    drawn.tight_layout()
+    lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}  # some have one precision alone
+    drawn.legend(lines.values(), lines.keys(), fontsize=7, loc="outside right center")
     drawn.savefig(path, dpi=100)
     pyplot.close(drawn)
