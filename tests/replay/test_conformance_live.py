@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.request import urlopen
 
+import hydra
 import orjson
 import pytest
 
 from spanlab.cli import compose
+from spanlab.compiled import CONF
 from spanlab.registry import file_of
 from spanlab.study import conformance_live
 from spanlab.study.conformance import Conformance, run_conformance
@@ -85,7 +88,11 @@ def caching() -> Iterator[None]:
 def test_a_server_is_started_and_tested(fault: str | None, tmp_path: Path):
     given = ["server.engine=caching", "properties=[salt_isolation,prefix_boundaries]"]
     given += [f"server.arguments=['fault={fault}']"] if fault else []
-    assert run_conformance(compose("conformance", [*SMALL, *given]), "run", tmp_path) == (fault is None)
+    settings = compose("conformance", [*SMALL, *given])
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)) if fault else nullcontext():
+        assert run_conformance(settings, "run", tmp_path) == (
+            fault is None
+        )  # the command line leaves Hydra initialized
     summary = summary_of(tmp_path)
     found = {NOISE: PASSED, "salt_isolation": PASSED, "prefix_boundaries": FAILED if fault else PASSED}
     assert verdicts(summary) == found

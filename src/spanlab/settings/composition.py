@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, asdict, field, fields, is_dataclass, make_dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -78,6 +78,13 @@ def _compose(entry: str, overrides: Sequence[str], searched: str | None, **optio
     config = hydra.compose(entry, with_sections(full_words(entry, overrides, searched)), **options)
     _check_paths(overrides, config)
     return config
+
+
+def composed(entry: str, overrides: Sequence[str]) -> object:
+    """Return the settings of an entry that another one uses, whether or not Hydra runs that one."""
+    is_ready = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_ready else hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return as_settings(compose_entry(entry, overrides))
 
 
 def as_settings(config: DictConfig) -> object:

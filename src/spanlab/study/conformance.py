@@ -10,11 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hydra
 import numpy as np
 
 from spanlab.build import GIB, EngineParts, build_engine, build_policy
-from spanlab.compiled import CONF
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import MapRules, Repair, SpanSettings
@@ -27,7 +25,7 @@ from spanlab.model_spec import ModelSpec
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, Registry, entry, one_of, positive
 from spanlab.settings.arms import PlacementSettings, Strategy
-from spanlab.settings.composition import as_settings, compose_entry
+from spanlab.settings.composition import composed
 from spanlab.settings.server import NO_ENGINE, OutputSettings, ServerSettings, StoreSettings
 from spanlab.settings.study import Study
 from spanlab.study.conformance_live import LIVE, check_server
@@ -502,8 +500,7 @@ def _served(
         yield server, live
         return
     kind = SERVERS.make(server.engine, {}, {})
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        study = as_settings(compose_entry("rendezvous", [*kind.overrides, f"server.engine={server.engine}"]))
+    study = composed("rendezvous", [*kind.overrides, f"server.engine={server.engine}"])
     assert isinstance(study, Study), "the entry is a study"
     study = replace(study, model=settings.model, engine=settings.engine, server=server)
     kind.check(study)
