@@ -31,6 +31,8 @@ from spanlab.core.scheduler import Scheduler
 from spanlab.engine.model import SpanModel
 from spanlab.settings import Study
 from spanlab.study.servers.base import Launch, RunningServer, free_port, running
+from spanlab.study.servers.llama_cpp import LlamaCpp
+from spanlab.study.servers.mistralrs import MistralRs
 
 WORKER = Path(__file__).with_name("kvboost_worker.py")
 LONGEST = 8192  # tokens of a request, which is the model's context
@@ -38,11 +40,8 @@ MINUTES = httpx.Timeout(1200.0)
 #: Settings of the servers.
 SERVER_WORDS = {
     "vllm": ["server.engine=vllm_cpu", "arms.vllm_0_32.pool.block_size=32"],
-    "mistralrs": [
-        *("arms=presets", "runs.only=[mistralrs_0_9]", "runs.baseline=mistralrs_0_9", "server.engine=mistralrs"),
-        "arms.mistralrs_0_9.options.prefix_cache_n=null",
-    ],
-    "llama_cpp": ["arms=presets", "runs.only=[llama_cpp]", "runs.baseline=llama_cpp", "server.engine=llama_cpp"],
+    "mistralrs": [*MistralRs.overrides, "server.engine=mistralrs"],
+    "llama_cpp": [*LlamaCpp.overrides, "server.engine=llama_cpp"],
 }
 SERVER_WORDS["llama_cpp_reuse"] = [*SERVER_WORDS["llama_cpp"], "arms.llama_cpp.options.cache_reuse=32"]
 
