@@ -1,8 +1,9 @@
 """Decisions of a running vLLM beside ours, over models, workloads, clients, block sizes, tight memory and drafts.
 
-    .venvs/sim/bin/python benchmarks/rendezvous/measure.py [SERVER ...]
+    .venvs/answers/bin/python benchmarks/rendezvous/measure.py [SERVER ...]
 
-Each of `SERVERS` is started once, as `server.engine=vllm_cpu` starts it, and serves every workload with one client and
+The environment `answers` has the weights of SmolLM2; other servers are measured in `.venvs/sim` as well. Each of
+`SERVERS` is started once, as `server.engine=vllm_cpu` starts it, and serves every workload with one client and
 with four or eight, its cache emptied before each run. Runs are studies of the entry `rendezvous`; their folders are in
 `outputs/rendezvous`. Writes `results.json` and the page beside it; names of servers measure these again and keep the
 others. `publish.py rendezvous` tells the front page.
@@ -33,18 +34,22 @@ from spanlab.settings.study import Study
 from spanlab.study.servers.base import Launch, free_port, running
 
 OUT = ROOT / "outputs" / "rendezvous"
-LONGEST = 2048  # tokens of a request, its output included
+LONGEST = 1152  # tokens of a request, its output included
 BLOCK = "arms.vllm_0_32.pool.block_size"
 HYBRID = "model=tiny-hybrid-experts"
+SMOLLM2 = ["model=smollm2-135m", "model.weight_itemsize=4", "model.kv_itemsize=4", "engine.weights=package"]
 NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}'
 #: Settings of the servers, by name.
 SERVERS = {
     "transformer, blocks of 32": [f"{BLOCK}=32"],
     "transformer, blocks of 128": [f"{BLOCK}=128"],
     "transformer, tight memory": [f"{BLOCK}=32", "store.kv_gib=0.00404"],  # 66 blocks
+    "transformer, least memory": [f"{BLOCK}=32", "store.kv_gib=0.00257"],  # 42 blocks: one of the longest prompts
+    "transformer, chunks of 128": [f"{BLOCK}=32", "batch.max_num_batched_tokens=128"],
     "transformer, n-gram drafts": [f"{BLOCK}=32", f"server.arguments=['--speculative-config','{NGRAM}']"],
     "hybrid, blocks of the server": [HYBRID, f"{BLOCK}=null"],
     "hybrid, blocks of 384": [HYBRID, f"{BLOCK}=384"],
+    "SmolLM2-135M, blocks of 32": [*SMOLLM2, f"{BLOCK}=32"],
 }
 #: Workloads by name: prompts of some hundred tokens, outputs of 8 to 48.
 WORKLOADS = {
@@ -82,7 +87,7 @@ WORKLOADS = {
         "workload.chat_sessions.seed=1",
     ],
 }
-CLIENTS = {"transformer, tight memory": (1, 8)}  # other servers: 1, 4
+CLIENTS = {"transformer, tight memory": (1, 8), "transformer, least memory": (1, 8)}  # other servers: 1, 4
 COUNTS = ("requests", "same_reuse", "same_course", "steps", "equal_steps", "preemptions")
 
 
