@@ -1,6 +1,6 @@
 """A twin fitted to one run of a running vLLM, and its predictions of other loads, cache sizes and workloads.
 
-    .venvs/sim/bin/python benchmarks/twin/live.py [--runs | --fit] [SERVER ...]
+    .venvs/answers/bin/python benchmarks/twin/live.py [--runs | --fit] [SERVER ...]
 
 Each of `SERVERS` is started once, as `server.engine=vllm_cpu` starts it, and serves `PROMPTS` open loop with Poisson
 arrivals, its cache emptied before each run: first all requests at once, which is the saturation, then every load, most

@@ -22,7 +22,7 @@ from spanlab.analyses.twin_fit import (
     simulated,
     step_seconds,
 )
-from spanlab.analyses.twin_log import Floats, Outside, ServerFacts, TimedLog
+from spanlab.analyses.twin_log import Floats, Outside, ServerFacts, Steps, TimedLog
 from spanlab.core.step import StepFeatures
 from spanlab.report.cells import Table, count, number_format, percent, seconds, signed_percent, word
 from spanlab.report.table import Field, tabulate
@@ -144,26 +144,39 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class Twin:
-    """A fitted server: its step times with their noise, and the delays outside of steps."""
+    """A fitted server: its step times with their noise, and the delays outside of steps.
+
+    `level`  measured ÷ modelled duration of all fitted steps together; 1 where none was measured
+    """
 
     timing: FittedTiming
     noise: StepNoise
     outside: Outside
+    level: float
 
     @classmethod
     def of(cls, fitting: Fitting, fit: Fit) -> Twin:
         """Return the twin of a fit."""
-        return cls(fitting.timing(fit.rates), noise_of(fitting, fit), fitting.log.outside)
+        timing, steps = fitting.timing(fit.rates), fitting.log.steps
+        level = 1.0 if steps is None else _level(timing, steps, steps.trains)
+        return cls(timing, noise_of(fitting, fit), fitting.log.outside, level)
 
     def slowness(self, log: TimedLog) -> float | None:
-        """Return the median of measured ÷ modelled durations of a run's steps; None for a run without steps."""
-        if log.steps is None:
-            return None
-        return float(np.median(log.steps.seconds / step_seconds(self.timing, log.steps.work)))
+        """Return the duration of all steps of a run ÷ that of equal steps in the fitted run; None without steps.
+
+        Queues grow with the sum of the durations, so the ratio is one of sums.
+        """
+        steps = log.steps
+        return None if steps is None else _level(self.timing, steps, np.ones(len(steps.work), bool)) / self.level
 
     def slowed(self, ratio: float) -> Twin:
         """Return the twin with steps that take longer, or shorter, by a ratio."""
         return replace(self, noise=replace(self.noise, ratios=self.noise.ratios * ratio))
+
+
+def _level(timing: FittedTiming, steps: Steps, chosen: NDArray[np.bool_]) -> float:
+    work = [steps.work[step] for step in np.flatnonzero(chosen)]
+    return float(steps.seconds[chosen].sum() / step_seconds(timing, work).sum())
 
 
 def predict(twin: Twin, capture: Capture, facts: ServerFacts, draws: int) -> Predicted:
@@ -282,8 +295,8 @@ def tables_of(predictions: Sequence[Mapping[str, Any]], title: str, draws: int) 
         f"prediction: mean of {draws} simulations with step times and delays drawn from the fitted run; "
         "interval: from 5 % to 95 % of them, per request",
         "reuse equal: requests whose reused tokens are equal in server and simulation",
-        "its steps ÷ modelled: median of their durations; with these: errors if all steps take longer by that ratio, "
-        "which is measured in the predicted run and is no prediction",
+        "its steps ÷ modelled: ratio of their sums, ÷ that of the fitted steps; with these: errors if all steps take "
+        "longer by that ratio, which is measured in the predicted run and is no prediction",
         "repeats: the same errors between runs with equal settings, the noise floor",
     )
     heading = f"{title}\nother runs, as predicted"
