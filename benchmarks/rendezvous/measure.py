@@ -34,7 +34,7 @@ from spanlab.settings.study import Study
 from spanlab.study.servers.base import Launch, free_port, running
 
 OUT = ROOT / "outputs" / "rendezvous"
-LONGEST = 1536  # tokens of a request, its output included
+LONGEST = 2048  # tokens of a request, its output included
 BLOCK = "arms.vllm_0_32.pool.block_size"
 HYBRID = "model=tiny-hybrid-experts"
 SMOLLM2 = ["model=smollm2-135m", "model.weight_itemsize=4", "model.kv_itemsize=4", "engine.weights=package"]
@@ -44,7 +44,7 @@ SERVERS = {
     "transformer, blocks of 32": [f"{BLOCK}=32"],
     "transformer, blocks of 128": [f"{BLOCK}=128"],
     "transformer, tight memory": [f"{BLOCK}=32", "store.kv_gib=0.00404"],  # 66 blocks
-    "transformer, least memory": [f"{BLOCK}=32", "store.kv_gib=0.00301"],  # 49 blocks: one of the longest prompts
+    "transformer, 16 at once": [f"{BLOCK}=32", "store.kv_gib=0.00404", "batch.max_num_seqs=16"],
     "transformer, chunks of 128": [f"{BLOCK}=32", "batch.max_num_batched_tokens=128"],
     "transformer, n-gram drafts": [f"{BLOCK}=32", f"server.arguments=['--speculative-config','{NGRAM}']"],
     "hybrid, blocks of the server": [HYBRID, f"{BLOCK}=null"],
@@ -87,7 +87,7 @@ WORKLOADS = {
         "workload.chat_sessions.seed=1",
     ],
 }
-CLIENTS = {"transformer, tight memory": (1, 8), "transformer, least memory": (1, 8)}  # other servers: 1, 4
+CLIENTS = {"transformer, tight memory": (1, 8), "transformer, 16 at once": (8, 16)}  # other servers: 1, 4
 COUNTS = ("requests", "same_reuse", "same_course", "steps", "equal_steps", "preemptions")
 
 
