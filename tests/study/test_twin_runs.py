@@ -111,6 +111,16 @@ def test_intervals_cover_drawn_step_times(tmp_path: Path):
         assert run["errors"]["twin"]["e2e"]["p50_error"] < 1.2 * run["floor"]["e2e"]["p50_error"]
 
 
+def test_errors_of_a_machine_whose_speed_varies_are_told_apart(runs, tmp_path: Path):
+    slower = write_run(tmp_path / "slower", Server(swing=0.3), *FAST)
+    (run,) = twin(tmp_path, runs["fitted"], predict=(slower,))["predictions"]
+    assert 1.0 < run["slowness"] < 1.3
+    for metric in ("ttft", "e2e"):
+        predicted, at_speed = run["errors"]["twin"][metric], run["at_speed"][metric]
+        assert abs(at_speed["mean_error"]) < abs(predicted["mean_error"]) / 3
+        assert at_speed["p50_error"] < predicted["p50_error"] / 2
+
+
 def test_hybrids_with_hits_are_predicted(tmp_path: Path):
     words = (f"model={HYBRID}", "arms.vllm_0_32.pool.block_size=528")
     prompts = ("workload.synthetic.prompt_tokens=1800", "workload.synthetic.value=1600")

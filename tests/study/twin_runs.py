@@ -6,6 +6,7 @@ the timing model are the same.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +51,7 @@ class Server:
     """A server: blocks of its pool, the null block among them, rates, and delays outside of its steps.
 
     `noise`  standard deviation of the logarithm of a step's duration, drawn with `seed`
+    `swing`  the machine is up to this share slower and faster, in waves of 10 seconds
     """
 
     blocks: int = 2000
@@ -57,6 +59,7 @@ class Server:
     rates: Rates = RATES
     noise: float = 0.0
     seed: int = 0
+    swing: float = 0.0
     before_s: float = 0.003
     after_s: float = 0.002
 
@@ -120,6 +123,7 @@ def serve(
         assert step is not None, "a request waits or runs"
         work = features(step, study.model.state_bytes)
         ratio = random.lognormal(-(server.noise**2) / 2, server.noise)
+        ratio *= 1 + server.swing * math.sin(2 * math.pi * now * NS / 10)
         until = now + int(timing.exact([work]) * ratio)
         events += _of_step(step, now, until)
         finished = finished_prompts(step)

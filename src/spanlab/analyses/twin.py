@@ -273,9 +273,8 @@ def _predictions(
 ) -> Iterator[dict[str, Any]]:
     for run, facts in others:
         further = [other for other in (fitted, *(capture for capture, _ in others)) if other is not run]
-        slowness = twin.slowness(run.log)
-        slowed = None if slowness is None else predict(twin.slowed(slowness), run, facts, draws)
-        yield summary_of(fitted, predict(twin, run, facts, draws), slowed, slowness, further)
+        predicted = predict(twin, run, facts, draws)
+        yield summary_of(fitted, predicted, twin.at_speed(run, facts), twin.slowness(run.log), further)
 
 
 def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:

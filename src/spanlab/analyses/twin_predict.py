@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from spanlab_sim.timing import Nanoseconds
 from spanlab_sim.timings import FittedTiming
 
 INTERVAL = 0.05, 0.95  # of the draws of a request
+SPEED_STEPS = 31  # over which a machine's speed is measured: some seconds, so that single steps do not count
 NAMES = {"ttft": "TTFT", "e2e": "E2E latency"}  # metrics of the tables
 PREDICTORS = {"twin": "twin", "tokens": "tokens", "line": "line", "mean": "mean", "last": "last value"}
 
@@ -102,10 +103,22 @@ class _Walk:
         return float(self._ratios[step])
 
 
-class NoisyTiming:
-    """A timing model whose steps take longer or shorter by drawn ratios."""
+class _Speed:
+    """Ratios of a run's machine over its steps, in their order, whatever the steps compute."""
 
-    def __init__(self, timing: FittedTiming, walk: _Walk) -> None:
+    def __init__(self, ratios: Floats) -> None:
+        self._ratios, self._at = ratios.tolist(), -1
+
+    def next(self, prefills: bool) -> float:
+        """Return the ratio of the next step; the last one from the end on."""
+        self._at = min(self._at + 1, len(self._ratios) - 1)
+        return float(self._ratios[self._at])
+
+
+class NoisyTiming:
+    """A timing model whose steps take longer or shorter by given ratios."""
+
+    def __init__(self, timing: FittedTiming, walk: _Walk | _Speed) -> None:
         self._timing, self._walk = timing, walk
 
     def step_together(self, ranks: Sequence[StepFeatures]) -> int:
@@ -169,9 +182,22 @@ class Twin:
         steps = log.steps
         return None if steps is None else _level(self.timing, steps, np.ones(len(steps.work), bool)) / self.level
 
-    def slowed(self, ratio: float) -> Twin:
-        """Return the twin with steps that take longer, or shorter, by a ratio."""
-        return replace(self, noise=replace(self.noise, ratios=self.noise.ratios * ratio))
+    def at_speed(self, capture: Capture, facts: ServerFacts) -> dict[str, Floats] | None:
+        """Return times of a run if its machine's speed over time were known, in seconds by metric; None without steps.
+
+        Speed is measured ÷ modelled duration of `SPEED_STEPS` steps together, around each step. It is measured in the
+        run itself, so this is no prediction. It tells the model of the server apart from the speed of the machine.
+        """
+        log, steps = capture.log, capture.log.steps
+        if steps is None:
+            return None
+        window = np.ones(SPEED_STEPS)
+        measured, modelled = (
+            np.convolve(seconds, window, "same") for seconds in (steps.seconds, step_seconds(self.timing, steps.work))
+        )
+        before = np.full(len(log.requests), np.median(self.outside.before))
+        times = simulated(log, facts, NoisyTiming(self.timing, _Speed(measured / modelled)), before)
+        return predicted_times(log, times, np.median(self.outside.after) * np.ones(len(log.requests)))
 
 
 def _level(timing: FittedTiming, steps: Steps, chosen: NDArray[np.bool_]) -> float:
@@ -199,11 +225,15 @@ def predict(twin: Twin, capture: Capture, facts: ServerFacts, draws: int) -> Pre
 
 
 def summary_of(
-    fitted: Capture, predicted: Predicted, slowed: Predicted | None, slowness: float | None, others: Sequence[Capture]
+    fitted: Capture,
+    predicted: Predicted,
+    at_speed: dict[str, Floats] | None,
+    slowness: float | None,
+    others: Sequence[Capture],
 ) -> dict[str, Any]:
     """Return the numbers of a predicted run.
 
-    `slowed`    the run as predicted with steps as slow as its own, which is no prediction: `slowness` is measured in it
+    `at_speed`, `slowness`  of `Twin`
     `others`    further captures; those with equal settings are its repeats, whose differences are the noise floor
     """
     log, every = predicted.capture.log, np.ones(len(predicted.capture.log.requests), bool)
@@ -226,11 +256,7 @@ def summary_of(
         | {name: errors(values, measured, every) for name, values in without.items()},
         "covered": {metric: _covered(predicted, measured, metric) for metric in NAMES},
         "slowness": slowness,
-        "slowed": slowed
-        and {
-            metric: errors(slowed.times, measured, every)[metric] | {"covered": _covered(slowed, measured, metric)}
-            for metric in NAMES
-        },
+        "at_speed": None if at_speed is None else errors(at_speed, measured, every),
         "repeats": len(repeats),
         "floor": {metric: _floor([each[metric] for each in repeated]) for metric in NAMES} if repeats else None,
     }
@@ -269,10 +295,9 @@ _PREDICTIONS = (
     Field("p95_error", "p95\n|error|", percent),
     Field("covered", "in 90 %\ninterval", percent),
     Field("slowness", "its steps\n÷ modelled", number_format(".2f")),
-    Field("slowed_mean", "with these:\nmean", signed_percent, "slowed.mean_error"),
-    Field("slowed_p50", "with these:\nmedian", percent, "slowed.p50_error"),
-    Field("slowed_p95", "with these:\np95", percent, "slowed.p95_error"),
-    Field("slowed_covered", "with these:\nin interval", percent, "slowed.covered"),
+    Field("at_speed_mean", "at its speed:\nmean", signed_percent, "at_speed.mean_error"),
+    Field("at_speed_p50", "at its speed:\nmedian", percent, "at_speed.p50_error"),
+    Field("at_speed_p95", "at its speed:\np95", percent, "at_speed.p95_error"),
     Field("floor_mean", "repeats:\nmean", percent, "floor.mean_error"),
     Field("floor_p50", "repeats:\nmedian", percent, "floor.p50_error"),
     Field("floor_p95", "repeats:\np95", percent, "floor.p95_error"),
@@ -295,8 +320,9 @@ def tables_of(predictions: Sequence[Mapping[str, Any]], title: str, draws: int) 
         f"prediction: mean of {draws} simulations with step times and delays drawn from the fitted run; "
         "interval: from 5 % to 95 % of them, per request",
         "reuse equal: requests whose reused tokens are equal in server and simulation",
-        "its steps ÷ modelled: ratio of their sums, ÷ that of the fitted steps; with these: errors if all steps take "
-        "longer by that ratio, which is measured in the predicted run and is no prediction",
+        "its steps ÷ modelled: ratio of their sums, ÷ that of the fitted steps",
+        f"at its speed: errors if the speed of the machine over time were known, from {SPEED_STEPS} steps around each; "
+        "it is measured in the predicted run and is no prediction",
         "repeats: the same errors between runs with equal settings, the noise floor",
     )
     heading = f"{title}\nother runs, as predicted"
@@ -324,7 +350,7 @@ def _rows(predictions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                 "our_mean_s": run["our_means_s"][metric],
                 "covered": run["covered"][metric],
                 "slowness": run["slowness"],
-                "slowed": run["slowed"] and run["slowed"][metric],
+                "at_speed": run["at_speed"] and run["at_speed"][metric],
                 "floor": run["floor"] and run["floor"][metric],
                 **run["errors"]["twin"][metric],
             }
