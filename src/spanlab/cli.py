@@ -55,7 +55,15 @@ from spanlab.settings.composition import (
 )
 from spanlab.settings.server import OutputSettings
 from spanlab.settings.study import Study, lacks_package, register_models
-from spanlab.study import compare, conformance, export, first_light, schedule, watch  # noqa: F401 - register their entries
+from spanlab.study import (  # noqa: F401 - register their entries
+    compare,
+    conformance,
+    conformance_cases,
+    export,
+    first_light,
+    schedule,
+    watch,
+)
 from spanlab.study.folder import folder_name
 from spanlab.workloads import make_shape  # noqa: F401 - registers its entry
 

@@ -17,7 +17,8 @@ from spanlab.workloads.make_shape import MakeShape
 
 OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
 OF_CARDS = ("first_light",)  # run small by tests/study/test_first_light.py
-NO_STUDIES = ("make_shape", "schedule", "compare", "export", "watch", *OF_MODELS, *OF_CARDS)
+OF_DRIVERS = ("conformance_cases",)  # run by tests/study/test_conformance_cases.py
+NO_STUDIES = ("make_shape", "schedule", "compare", "export", "watch", *OF_MODELS, *OF_CARDS, *OF_DRIVERS)
 STUDIES = [entry for entry in entries() if entry not in NO_STUDIES]
 LIVE = ("rendezvous",)  # starts a real server: tests/replay/test_live.py
 OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay", "pic_decay_answers")  # small in tests/study
