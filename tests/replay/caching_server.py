@@ -4,8 +4,9 @@ Its model has two attention layers and a recurrent one. Rows of keys and values 
 share, and each full block has the recurrent state after its last token. A scheduler computes prompts in chunks, decodes
 all running requests, evicts unused blocks and preempts the newest request. Its argument is JSON with options:
 block, blocks (of the pool), chunk (tokens), noise (of logits), step (logits are rounded to it), drafts, salts, cached,
-metrics (whether they work), ids (whether tokens are reported by id), dies_after (requests), gate (number of a request
-that waits for others, and how many are computed together), and fault, one of
+metrics (whether they work), ids (whether tokens are reported by id), decoded (whether blocks of answers are shared),
+dies_after (requests), gate (number of a request that waits for others, and how many are computed together), and fault,
+one of
 
 stale_block        a block that was evicted is still found, with its new content
 early_state        the stored state of a block lacks its last token
@@ -32,7 +33,7 @@ import numpy as np
 
 OPTIONS = {"block": 8, "blocks": 400, "chunk": 64, "noise": 0.0, "drafts": False, "salts": True, "cached": True}
 OPTIONS |= {"metrics": True, "ids": True, "dies_after": None, "gate": None, "step": None, "fault": None}
-OPTIONS |= {"port": 0}
+OPTIONS |= {"port": 0, "decoded": True}
 OPTIONS |= json.loads(sys.argv[1])
 BLOCK, FAULT = OPTIONS["block"], OPTIONS["fault"]
 VOCAB, WIDTH = 2048, 12
@@ -228,7 +229,8 @@ class Engine:
         sequence.computed += 1
         if last:
             self.states[block] = before if FAULT == "early_state" else sequence.state
-            self.publish(sequence, at // BLOCK + 1)
+            if OPTIONS["decoded"] or at < sequence.prompt:
+                self.publish(sequence, at // BLOCK + 1)
         return hidden
 
     def publish(self, sequence: Sequence, count: int | None = None) -> None:

@@ -62,6 +62,14 @@ def test_a_right_server_passes_every_property(serve, tmp_path: Path, noise: floa
     assert limits == {max(conformance_live.LEAST_LIMIT, conformance_live.MARGIN * properties[NOISE]["measured"])}
 
 
+def test_a_server_that_stores_no_answers_has_no_turns(serve, tmp_path: Path):
+    server = serve(SCRIPT, decoded=False)
+    passed, summary = run(server, tmp_path, "properties=[full_hit,turns]", "live.largest_prompt=17")
+    assert passed
+    assert verdicts(summary) == {NOISE: PASSED, "full_hit": PASSED, "turns": ABSENT}
+    assert "no turn reused tokens" in summary["properties"]["turns"]["what"]
+
+
 class Caching(EmbeddedServer):
     """The server of these tests, as one that a study starts; its arguments are faults."""
 

@@ -27,7 +27,7 @@ from spanlab.study.live_server import (
     Shape,
 )
 from spanlab.study.real_server import Endpoint, FailedRequestError, Patience, only_model
-from spanlab.study.verdicts import Choice, Measurement, Measurements, difference, logit_step, not_applicable
+from spanlab.study.verdicts import FAILED, Choice, Measurement, Measurements, difference, logit_step, not_applicable
 
 #: Functions of a running server that return a measurement.
 LIVE: Registry[Awaitable[Measurement]] = Registry("properties", given=("subject",))
@@ -154,7 +154,13 @@ async def turns(subject: LiveSubject) -> Measurement:
     block, half = subject.server.block, subject.test.output // 2
     # the answer ends around a boundary, or crosses it
     starts = {end - shift for end in subject.ends for shift in (half, subject.test.output, 1) if end - shift > 0}
-    return await subject.check(trial, [Shape(start) for start in sorted(starts) if start + block <= subject.longest])
+    shapes = [Shape(start) for start in sorted(starts) if start + block <= subject.longest]
+    measured = await subject.check(trial, shapes)
+    if (
+        measured.verdict == FAILED and measured.value is None
+    ):  # as of hybrids; full_hit tells whether prompts are reused
+        return not_applicable("no turn reused tokens: the server stores nothing that decoding computed")
+    return measured
 
 
 # ------------------------------------------------------------------------------
