@@ -256,15 +256,15 @@ def pic_claims(rows: Rows) -> str:
     )
 
 
-def conformance_total(results: dict[str, Any]) -> str:
-    """Return how many random cases of vLLM's own code the preset reproduces."""
+def conformance_total(*releases: dict[str, Any]) -> str:
+    """Return how many random cases of vLLM's own code the presets reproduce, release by release."""
     names = ("cases", "equal", "requests", "requests_equal", "steps")
-    cases, equal, requests, reuse, steps = (sum(row[name] for row in results["rows"].values()) for name in names)
-    return (
-        f"{equal:,} of {cases:,} cases are equal in every one of {steps:,} steps.\n"
-        f"{reuse:,} of {requests:,} requests reuse as many tokens.\n"
-        f"{results['system']}, commit {results['commit']}.\n"
-    )
+    lines = []
+    for results in releases:
+        cases, equal, requests, reuse, steps = (sum(row[name] for row in results["rows"].values()) for name in names)
+        lines.append(f"{results['system']}: {equal:,} of {cases:,} cases are equal in every one of {steps:,} steps.\n")
+        lines.append(f"{reuse:,} of {requests:,} requests reuse as many tokens (commit {results['commit']}).\n")
+    return "".join(lines)
 
 
 def live_total(results: dict[str, Any]) -> str:
@@ -315,7 +315,9 @@ TEXTS = {
     "winners_table": Text(("families_sim/leads.csv",), winners_table),
     "timing": Text(("quality_sweep/timing_small/sweep.csv", "quality_sweep/timing_large/sweep.csv"), timing),
     "pic_claims": Text(("pic_sweep/sweep.csv",), pic_claims),
-    "conformance_total": Text(("conformance/results.json",), conformance_total),
+    "conformance_total": Text(
+        ("conformance/results_vllm_0_32.json", "conformance/results_vllm_0_33.json"), conformance_total
+    ),
     "live_total": Text(("rendezvous/results.json",), live_total),
     "live_claim": Text(
         ("rendezvous/results.json", "../tests/oracle/llama_cpp.json", "../tests/oracle/mistralrs_0_9_5.json"),

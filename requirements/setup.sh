@@ -25,7 +25,7 @@ fingerprint() {
     local pins="$root/requirements"
     local read=("$pins/$1.txt" "$pins/build.txt" "$pins/torch.txt")
     is_server "$1" || read+=("$root/pyproject.toml")
-    [[ $1 != vllm ]] || read+=("$pins/sglang.txt" "$pins/lmcache.txt")
+    [[ $1 != vllm ]] || read+=("$pins/sglang.txt" "$pins/lmcache.txt" "$pins/vllm_0_33.txt")
     echo "$root $MACHTYPE $(cat "${read[@]}" | cksum)"
 }
 
@@ -71,6 +71,8 @@ build_environment() {
         run_uv pip sync "${pinned[@]}" --require-hashes requirements/vllm.txt
         run_uv pip install "${pinned[@]}" --no-deps --require-hashes --requirements requirements/sglang.txt
         run_uv pip install "${pinned[@]}" --no-deps --require-hashes --requirements requirements/lmcache.txt
+        run_uv pip install "${pinned[@]}" --no-deps --require-hashes --requirements requirements/vllm_0_33.txt \
+            --target "$venv/releases/vllm_0_33"
         fingerprint "$1" >"$venv/.complete"
         say "ready"
         return

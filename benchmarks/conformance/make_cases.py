@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent))
 
-from measure import MAKERS, ORACLE, group_of, load_cases
+from measure import MAKERS, drive, group_of, load_cases
 
 CASES = load_cases()
 FIRST_SEED = 20_000  # others than those of the measured and the stored cases
@@ -86,12 +85,12 @@ def numbered(case: dict[str, Any]) -> dict[str, Any]:
     return case
 
 
-def decided(cases: dict[str, Any], python: str) -> dict[str, Any]:
+def decided(release: str, cases: dict[str, Any], python: str) -> dict[str, Any]:
     """Return what vLLM decides."""
     with tempfile.TemporaryDirectory() as folder:
         asked, told = Path(folder) / "cases.json", Path(folder) / "decisions.json"
         asked.write_text(json.dumps(cases))
-        subprocess.run([python, ORACLE / "vllm_driver.py", asked, told], check=True)
+        drive(release, Path(python), asked, told)
         decisions: dict[str, Any] = json.loads(told.read_text())
         return decisions
 
@@ -100,7 +99,7 @@ def main() -> None:
     """Ask vLLM, choose the cases of few steps, write the file."""
     release, python = sys.argv[1:]
     made = {name: (kind, numbered(case)) for name, kind, case in made_cases()}
-    decisions = decided({name: case for name, (_, case) in made.items()}, python)
+    decisions = decided(release, {name: case for name, (_, case) in made.items()}, python)
     written: dict[str, int] = {}
     lines = []
     for name, (kind, case) in sorted(made.items(), key=lambda pair: pair[1][0]):

@@ -1,17 +1,18 @@
 """Our schedule beside vLLM's own, request by request and step by step, over random workloads.
 
-    .venvs/sim/bin/python benchmarks/conformance/measure.py FIRST STOP
+    .venvs/sim/bin/python benchmarks/conformance/measure.py RELEASE FIRST STOP [PYTHON]
 
-Seeds FIRST to STOP of the `MAKERS` in `tests/oracle/vllm_cases.py` are scheduled by vLLM, which
-`bash tests/run.sh -m oracle` installs into `.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM decided is kept in
-`outputs/conformance`, so that a second run only repeats ours.
-Writes `results.json` and the page beside it; `publish.py conformance` tells the front page.
+Seeds FIRST to STOP of the `MAKERS` in `tests/oracle/vllm_cases.py` are scheduled by RELEASE, such as vllm_0_32, which
+`bash tests/run.sh -m oracle` installs into `.venvs/vllm`, and by `spanlab -cn schedule`. PYTHON may be another one that
+has that vLLM, or has it in `releases/RELEASE` of its environment. What vLLM decided is kept in `outputs/conformance`,
+so that a second run only repeats ours. Writes `results_RELEASE.json` and the page beside it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -60,23 +61,28 @@ def group_of(seed: int, case: dict[str, Any], kinds: list[str]) -> str:
     return f"{model}, {random.Random(seed).choice(kinds)}"
 
 
-def theirs(stem: str, cases: dict[str, Any]) -> dict[str, Any]:
+def drive(release: str, python: Path, asked: Path, told: Path) -> None:
+    """Let vLLM decide about the cases of a file; further releases of an environment are in its `releases`."""
+    before = python.parents[1] / "releases" / release
+    environment = os.environ | ({"PYTHONPATH": str(before)} if before.is_dir() else {})
+    subprocess.run([python, ORACLE / "vllm_driver.py", asked, told], check=True, env=environment)
+
+
+def theirs(release: str, python: Path, stem: str, cases: dict[str, Any]) -> dict[str, Any]:
     """What vLLM decides; from the disk where it was asked before."""
-    asked, told = KEPT / f"{stem}_cases.json", KEPT / f"{stem}_vllm.json"
+    asked, told = KEPT / f"{stem}_cases.json", KEPT / f"{stem}_{release}.json"
     KEPT.mkdir(parents=True, exist_ok=True)
     asked.write_text(json.dumps(cases))
     if not told.exists():
-        python = ROOT / ".venvs" / "vllm" / "bin" / "python"
-        driver = ORACLE / "vllm_driver.py"
-        subprocess.run([python, driver, asked, told], check=True)
+        drive(release, python, asked, told)
     found: dict[str, Any] = json.loads(told.read_text())
     return found
 
 
-def ours(stem: str) -> dict[str, Any]:
+def ours(release: str, stem: str) -> dict[str, Any]:
     """What we decide about the same file."""
     asked, told = KEPT / f"{stem}_cases.json", KEPT / f"{stem}_ours.json"
-    settings = [f"cases={asked}", f"out={told}", "preset=vllm_0_32"]
+    settings = [f"cases={asked}", f"out={told}", f"preset={release}"]
     subprocess.run(["bash", ROOT / "runall.sh", "-cn", "schedule", *settings], check=True)
     found: dict[str, Any] = json.loads(told.read_text())
     return found
@@ -84,22 +90,24 @@ def ours(stem: str) -> dict[str, Any]:
 
 def main() -> None:
     """Compare, count, write down."""
-    first, stop = int(sys.argv[1]), int(sys.argv[2])
+    release, first, stop = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    python = Path(sys.argv[4]) if len(sys.argv) > len(("", *"123")) else ROOT / ".venvs" / "vllm" / "bin" / "python"
     module, at = load_cases(), clean_commit()
     rows: dict[str, Counter[str]] = {}
     for (maker, name), start in product(MAKERS.items(), range(first, stop, CHUNK)):
         end = min(start + CHUNK, stop)
         cases = {str(seed): getattr(module, maker)(seed) for seed in range(start, end)}
         stem = f"{maker}_{start}_{end}"
-        told, made = theirs(stem, cases), ours(stem)
+        told, made = theirs(release, python, stem, cases), ours(release, stem)
         for decided in made.values():
             decided["steps"] = module.listed(decided["steps"])
         for seed, case in cases.items():
             row = rows.setdefault(name or group_of(int(seed), case, list(module.KINDS)), Counter())
             count(row, told[seed], made[seed])
-    results = {"system": "vLLM 0.32.0", "commit": at, "seeds": [first, stop], "rows": dict(sorted(rows.items()))}
-    write_results(HERE / "results.json", results)
-    publish(results)
+    system = f"vLLM {release.removeprefix('vllm_').replace('_', '.')}.0"
+    results = {"system": system, "commit": at, "seeds": [first, stop], "rows": dict(sorted(rows.items()))}
+    write_results(HERE / f"results_{release}.json", results)
+    publish(release, results)
 
 
 def count(row: Counter[str], told: dict[str, Any], made: dict[str, Any]) -> None:
@@ -117,7 +125,7 @@ HEAD = ("workload", "cases", "equal in every step", "requests", "equal reuse", "
 COUNTS = ("cases", "equal", "requests", "requests_equal", "steps", "preemptions")
 
 
-def publish(results: dict[str, Any]) -> None:
+def publish(release: str, results: dict[str, Any]) -> None:
     """Write the table into the page beside this file."""
     total = sum(results["rows"].values(), Counter())
     counted = {**results["rows"], "**all**": total}
@@ -125,10 +133,10 @@ def publish(results: dict[str, Any]) -> None:
     start, stop = results["seeds"]
     note = (
         f"{results['system']}, its own scheduler and KV-cache manager; commit {results['commit']}; "
-        f"`benchmarks/conformance/measure.py {start} {stop}`. Equal: tokens scheduled per request "
+        f"`benchmarks/conformance/measure.py {release} {start} {stop}`. Equal: tokens scheduled per request "
         "and step, tokens reused on admission, preemptions."
     )
-    fill_page(HERE / "README.md", "conformance", f"{table(HEAD, rows)}\n{note}\n")
+    fill_page(HERE / "README.md", f"conformance_{release}", f"{table(HEAD, rows)}\n{note}\n")
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def build_policy(
         budget=budget,
         token_bytes=token_bytes,
         ahead=study.batch.async_scheduling,
-        drops_last=drafter.has_kv,
+        drafter=drafter.has_kv,
     )
 
 

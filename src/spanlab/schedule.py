@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -19,6 +19,7 @@ from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, StateMode
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.protocol import Policy
+from spanlab.core.releases import RELEASES
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import make_scheduler
 from spanlab.core.step import ScheduledSequence, ScheduledStep, finished_prompts
@@ -251,8 +252,8 @@ def _no_number(constant: str) -> None:
 # ------------------------------------------------------------------------------
 
 
-def vllm_0_32(case: Case) -> BlockPolicy:
-    """The policy of vLLM 0.32.0: one pool of hashed blocks, one of which is the null block."""
+def policy_of(release: str, case: Case) -> BlockPolicy:
+    """Return the policy of a release of vLLM: one pool of hashed blocks, one of which is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
     rules = BlockRules(
         case.block_size,
@@ -260,13 +261,14 @@ def vllm_0_32(case: Case) -> BlockPolicy:
         case.state_groups,
         case.retention,
         ahead=case.async_scheduling,
-        drops_last=case.draft_method == "eagle",
+        drafter=case.draft_method == "eagle",
+        release=RELEASES[release],
     )
     store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
     return BlockPolicy(rules, store, ledger=NoLedger())  # decisions are compared, not causes
 
 
-PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {"vllm_0_32": vllm_0_32}
+PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {name: partial(policy_of, name) for name in RELEASES}
 
 
 @dataclass(slots=True)

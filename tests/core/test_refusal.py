@@ -21,7 +21,7 @@ class Watched:
     """A policy that records its plans; with `forgetful` it matches a refused prompt in every step."""
 
     def __init__(self, blocks, forgetful=False, drops_last=False):
-        self.policy = BlockPolicy(BlockRules(SIZE, drops_last=drops_last), BlockStore(BlockPool(blocks), 1, 1))
+        self.policy = BlockPolicy(BlockRules(SIZE, drafter=drops_last), BlockStore(BlockPool(blocks), 1, 1))
         self.plans, self.forgetful = [], forgetful
 
     def __getattr__(self, name):

@@ -102,7 +102,7 @@ def test_a_drafter_with_kv_takes_memory_for_its_next_drafts(method, held):
 
 @pytest.mark.parametrize(("drops_last", "reused"), [(False, [8, 12, 4, 0]), (True, [4, 8, 0, 0])])
 def test_the_last_block_of_a_match_is_computed_again(drops_last, reused):
-    policy = BlockPolicy(BlockRules(4, drops_last=drops_last), BlockStore(BlockPool(20), 1, 1))
+    policy = BlockPolicy(BlockRules(4, drafter=drops_last), BlockStore(BlockPool(20), 1, 1))
     stored = Request(0, 0, (Span(np.arange(12, dtype=np.int32)),))
     allocation = policy.allocate(policy.match(stored, 0), 0)
     policy.append(allocation, 0, 12)

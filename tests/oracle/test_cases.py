@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spanlab.schedule import read_cases, schedule, vllm_0_32
+from spanlab.schedule import PRESETS, read_cases, schedule
 from spanlab.study.schedule import Schedule, run_schedule
 
 CASE: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_empty_steps_are_one_entry(tmp_path, asynchronous):
         json.dumps({"a": CASE | {"requests": requests, "async_scheduling": asynchronous}})
     )
     case = read_cases(tmp_path / "cases.json")["a"]
-    decided = schedule(case, vllm_0_32(case))
+    decided = schedule(case, PRESETS["vllm_0_32"](case))
     both = [{"0": 2}, {"0": 1}], [{"1": 2}, {"1": 1}]
     assert decided.steps == [*both[0], {"empty": 10**15 - 2}, *both[1]]
     assert decided.num_steps == 10**15 + 2
@@ -121,7 +121,7 @@ def test_steps_end_where_all_requests_are_aborted(tmp_path):
     requests = [{"tokens": [1], "output_len": 9, "abort_step": 1}, {"tokens": [1], "output_len": 9, "abort_step": 0}]
     (tmp_path / "cases.json").write_text(json.dumps({"a": CASE | {"requests": requests}}))
     case = read_cases(tmp_path / "cases.json")["a"]
-    decided = schedule(case, vllm_0_32(case))
+    decided = schedule(case, PRESETS["vllm_0_32"](case))
     assert (decided.steps, decided.reused_on_admission) == ([{"0": 1}], [0, None])
 
 

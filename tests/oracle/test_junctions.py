@@ -18,7 +18,7 @@ from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
-from spanlab.schedule import Case, read_cases, schedule, vllm_0_32
+from spanlab.schedule import PRESETS, Case, read_cases, schedule
 from spanlab.study.jobs import build_arrivals
 from spanlab_sim.run import simulate
 
@@ -77,7 +77,10 @@ def test_evictions_of_120_pages_leave_40_hits(rules, lengths, expected, tmp_path
 
 
 def reused(folder: Path, cases: dict) -> dict[str, list[int]]:
-    return {name: schedule(case, vllm_0_32(case)).reused_on_admission for name, case in read(folder, cases).items()}
+    return {
+        name: schedule(case, PRESETS["vllm_0_32"](case)).reused_on_admission
+        for name, case in read(folder, cases).items()
+    }
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,4 @@
-"""The schedule of `vllm_0_32` is vLLM's own, step by step.
+"""The schedule of `vllm_0_32`, and of each later release, is vLLM's own, step by step.
 
 `expected_vllm_0_32.json` holds what vLLM's scheduler printed for cases of `vllm_cases`; the marker
 `oracle` runs it again over cases that nobody has seen (`SPANLAB_ORACLE_SEEDS=first,stop`).
@@ -16,7 +16,7 @@ import pytest
 
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.protocol import Policy
-from spanlab.schedule import Case, read_cases, schedule, vllm_0_32
+from spanlab.schedule import PRESETS, Case, read_cases, schedule
 
 from .vllm_cases import (
     listed,
@@ -47,9 +47,9 @@ def uncached(case: Case, state_groups: int) -> UnsharedPolicy:
     return UnsharedPolicy(case.block_size, store, states=state_groups, caches=False)
 
 
-def policy_of(case: Case, given: dict) -> Policy:
+def policy_of(case: Case, given: dict, release: str) -> Policy:
     """The policy of a case as its driver reads it."""
-    return vllm_0_32(case) if given.get("prefix_caching", True) else uncached(case, given.get("state_groups", 0))
+    return PRESETS[release](case) if given.get("prefix_caching", True) else uncached(case, given.get("state_groups", 0))
 
 
 def known(given: dict) -> dict:
@@ -59,11 +59,11 @@ def known(given: dict) -> dict:
     return {key: value for key, value in given.items() if key not in ("prefix_caching", "state_groups", "mamba_mode")}
 
 
-def decide(folder: Path, cases: dict) -> dict:
+def decide(folder: Path, cases: dict, release: str = "vllm_0_32") -> dict:
     """What we decide about cases, as plain JSON."""
     path = folder / "ours.json"
     path.write_text(json.dumps({name: known(case) for name, case in cases.items()}))
-    decided = {name: schedule(case, policy_of(case, cases[name])) for name, case in read_cases(path).items()}
+    decided = {name: schedule(case, policy_of(case, cases[name], release)) for name, case in read_cases(path).items()}
     return {
         name: {
             "reused_on_admission": one.reused_on_admission,
@@ -144,13 +144,16 @@ def test_answer_aborted_before_its_delivery_lacks_its_end(tmp_path, model, abort
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize("release", PRESETS)
 @pytest.mark.parametrize("make", MAKERS.values())
-def test_schedule_equals_vllms_on_random_cases(tmp_path, make):
+def test_schedule_equals_vllms_on_random_cases(tmp_path, make, release):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
     cases = {str(seed): make(seed) for seed in range(first, stop)}
-    ours = decide(tmp_path, cases)
+    ours = decide(tmp_path, cases, release)
     out, driver = tmp_path / "theirs.json", HERE / "vllm_driver.py"
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    subprocess.run([PYTHON, driver, tmp_path / "cases.json", out], check=True)
+    before = PYTHON.parents[1] / "releases" / release  # of the first one, the environment's own
+    environment = os.environ | ({"PYTHONPATH": str(before)} if before.is_dir() else {})
+    subprocess.run([PYTHON, driver, tmp_path / "cases.json", out], check=True, env=environment)
     theirs = json.loads(out.read_text())
     assert [seed for seed in cases if ours[seed] != theirs[seed]] == []

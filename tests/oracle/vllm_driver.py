@@ -157,7 +157,7 @@ def output_of(request: Request, drafts: int) -> list[int]:
     return [7 + at % 13 for at in range(made, made + 1 + kept)]
 
 
-def complete(scheduler: Scheduler, out: SchedulerOutput, sampled: dict[str, bool]) -> None:
+def complete(scheduler: Scheduler, out: SchedulerOutput, sampled: dict[str, bool], drafts: int) -> None:
     """Give a planned step its output tokens; a request that was preempted meanwhile gets its own, too."""
     ids = list(out.num_scheduled_tokens)
     drafted = out.scheduled_spec_decode_tokens
@@ -174,7 +174,9 @@ def complete(scheduler: Scheduler, out: SchedulerOutput, sampled: dict[str, bool
         prompt_logprobs_dict={},
         pooler_output=[],
     )
+    scheduler.num_spec_tokens = drafts  # since 0.33, a server stores accepted tokens at the end of their step
     scheduler.update_from_output(out, made)
+    scheduler.num_spec_tokens = 0
 
 
 def drive(case: dict) -> dict:
@@ -187,7 +189,8 @@ def drive(case: dict) -> dict:
     # A prompt with one token left gets placeholder rows for CUDA graphs, none of which holds: left out here and there.
     scheduler.num_spec_tokens = 0
     init_none_hash(sha256)
-    hasher = get_request_block_hasher(case["block_size"], sha256)
+    ahead_of_block = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since 0.33
+    hasher = get_request_block_hasher(case["block_size"], sha256, *([ahead_of_block] if ahead_of_block else []))
     given = case["requests"]
     coming = sorted(range(len(given)), key=lambda at: (given[at].get("arrive_step", 0), at))
     steps: list[dict[str, int]] = []
@@ -217,7 +220,7 @@ def drive(case: dict) -> dict:
             under_way.append((out, {one: not scheduler.requests[one].is_prefill_chunk for one in steps[-1]}))
             if len(under_way) <= ahead:
                 continue
-        complete(scheduler, *under_way.popleft())
+        complete(scheduler, *under_way.popleft(), case.get("draft_tokens", 0))
         if case.get("draft_tokens"):
             ids = list(out.num_scheduled_tokens)
             scheduler.update_draft_token_ids(DraftTokenIds(ids, [[1] * case["draft_tokens"] for _ in ids]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spanlab.core.admission import BatchRules
 from spanlab.records import Record
-from spanlab.schedule import Case, read_cases, vllm_0_32
+from spanlab.schedule import PRESETS, Case, read_cases
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
@@ -27,7 +27,7 @@ def served(case: Case, *, jump: bool) -> tuple[list[Record], int]:
     timing = ConstantTiming(1e-5, 1e-3)
     simulate(
         requests,
-        vllm_0_32(case),
+        PRESETS["vllm_0_32"](case),
         rules,
         timing,
         records.append,

@@ -99,7 +99,7 @@ def test_room_for_one_request_is_enough(method, shapes, drafts, tokens):
         make_request(at, arrived, output, range(prompt)) for at, (arrived, prompt, output) in enumerate(sorted(shapes))
     ]
     room = max(-(-(one.num_tokens + one.output_len - 1) // 4) for one in requests)
-    policy = BlockPolicy(BlockRules(4, drops_last=method == "eagle"), BlockStore(BlockPool(room), 1, 1))
+    policy = BlockPolicy(BlockRules(4, drafter=method == "eagle"), BlockStore(BlockPool(room), 1, 1))
     records, _, _ = serve(requests, BatchRules(tokens, 8, speculation=Speculation(drafts, method=method)), policy)
     assert [records[at].output_tokens for at in range(len(requests))] == [one.output_len for one in requests]
     policy.check()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spanlab.registry import ENTRIES
-from spanlab.schedule import Case
+from spanlab.schedule import PRESETS, Case, schedule
 from spanlab.study.conformance_cases import (
     CASES,
     Answer,
@@ -72,6 +72,17 @@ def test_the_sample_is_of_the_contract():
         given = Case.model_validate(case.settings | {"requests": case.requests})
         assert len(case.expected.reused or []) == len(given.requests)
         assert "expected" not in json.loads(case.question)
+
+
+@pytest.mark.parametrize("release", PRESETS)
+def test_every_stored_case_is_decided_as_the_release_did(release):
+    stored = list(read_stored(CASES / f"{release}.jsonl.zst"))
+    assert [case.name for case in stored] == [case.name for case in SAMPLE]
+    for case in stored:
+        given = Case.model_validate(case.settings | {"requests": case.requests})
+        made = schedule(given, PRESETS[release](given))
+        steps = [step for run in made.steps for step in ([{}] * run["empty"] if "empty" in run else [run])]
+        assert Decisions(made.reused_on_admission, made.preemptions, steps) == case.expected, case.name
 
 
 def test_requests_one_at_a_time_never_share_a_step():
@@ -167,7 +178,7 @@ def test_a_silent_driver_is_ended(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"driver": "x", "release": "vllm_9"}, "release=vllm_9: expected one of vllm_0_32"),
+        ({"driver": "x", "release": "vllm_9"}, "release=vllm_9: expected one of vllm_0_32, vllm_0_33"),
         ({"driver": "x", "kinds": ["attention, drfts"]}, "did you mean attention, drafts"),
         ({"driver": "x", "names": ["a"]}, "names=.a.: no such case in"),
         ({"driver": "x", "cases": "none.jsonl"}, "cases=none.jsonl: expected a readable file of cases"),

@@ -330,6 +330,7 @@ class ReuseRules:
     `state_bytes_saved`  bytes that the format saves per state
     `drops_last`    the last block of a match is recomputed, since a drafter's keys and values at its end depend on
                     the token after it
+    `serves_behind` requests behind one that preempted itself are served in the same step
     """
 
     keeps: bool = True
@@ -349,6 +350,7 @@ class ReuseRules:
     state_format: StateFormat | None = None
     state_bytes_saved: int = 0
     drops_last: bool = False
+    serves_behind: bool = False
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole

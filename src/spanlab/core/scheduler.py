@@ -148,7 +148,7 @@ class Scheduler:
                 budget -= self._schedule_chunks(step, sequence, budget, now)
             if len(self.running) < running:
                 budget += self._withdraw_preempted(step)
-            if sequence.allocation is None:
+            if sequence.allocation is None and not self.policy.rules.serves_behind:
                 break
         return budget
 
@@ -350,10 +350,14 @@ class Scheduler:
             sequence.generated += step.repeats
         for sequence, drafts in zip(step.decodes, accepted, strict=False):
             sequence.generated += drafts
+        self._accept(step)
         finished = set(ended)
         for sequence in [s for s in self.running if s in finished] if finished else ():
             sequence.finished_at = finished_at
             self._finish(sequence, finished_at)
+
+    def _accept(self, step: ScheduledStep) -> None:
+        """Do nothing: without drafts, the tokens of a step are known when it is planned."""
 
     def _finish(self, sequence: ScheduledSequence, now: int) -> None:
         """Store the output of a sequence whose output is complete, and free it."""
@@ -475,6 +479,13 @@ class SpeculativeScheduler(Scheduler):
         remaining = plan.prompt + generated - plan.resume
         chunk = min(remaining, self._sizes.share(budget)) if self.rules.enable_chunked_prefill else remaining
         return max(0, chunk + self._lookahead - remaining)
+
+    def _accept(self, step: ScheduledStep) -> None:
+        """Report the tokens that every sequence with an output token of this step holds now."""
+        served = {chunk.sequence for chunk in step.chunks if chunk.sequence.prefilled} | set(step.decodes)
+        for sequence in [sequence for sequence in self.running if sequence in served]:
+            granted = self.policy.append(sequence.allocation, sequence.held_tokens, sequence.held_tokens)
+            assert granted, "no token needs memory"
 
     def _horizon(self, step: ScheduledStep) -> int:
         """Return 1: the next step depends on the drafts that this one accepts."""

@@ -99,12 +99,14 @@ class PoolSettings:
                   and one where a shared prefix has none yet; n: also one per n tokens
     `junctions`   whether a state is stored at the end of a shared prefix that has none
     `cut`         whether prefill chunks end at each multiple of `retention`, so that a state exists there
+    `release`     release of vLLM whose rules hold: vllm_0_32, vllm_0_33
     """
 
     block_size: int | None = None
     retention: int | None = 0
     junctions: bool = True
     cut: bool = False
+    release: str = "vllm_0_32"
     load_when: str | None = declared(
         None,
         LOAD_WHEN,
@@ -123,9 +125,9 @@ class PoolSettings:
             raise ValueError(f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens")
 
     @property
-    def options(self) -> dict[str, int | bool | None]:
+    def options(self) -> dict[str, int | bool | str | None]:
         """Options of the policy `blocks`."""
-        return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut")}
+        return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut", "release")}
 
 
 # ------------------------------------------------------------------------------

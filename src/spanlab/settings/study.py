@@ -562,7 +562,7 @@ def _check_kv(study: Study) -> None:
     for name in study.chosen():
         arm = study.arms[name]
         ruled = arm.match == "block_hash" and POLICIES.takes(arm.policy_name, "rules")
-        if arm.keep and not (ruled or POLICIES.takes(arm.policy_name, "drops_last")):
+        if arm.keep and not (ruled or POLICIES.takes(arm.policy_name, "drafter")):
             expected = "expected a pool of blocks, match=block_hash or keep=false"
             raise ValueError(f"{key} with arms.{name}.policy={arm.policy_name}: {expected}, for {_PAIRS}")
 

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.core.releases import VLLM_0_32, Release
 from spanlab.core.request import Budget, Request
 from spanlab.core.token_string import Tokens, TokenString
 from spanlab.model_spec import ModelSpec
@@ -476,8 +477,8 @@ class BlockRules:
                     happens to end; proposed for vLLM in its pull request 54076
     `ahead`         whether a step is planned while the previous one runs: the token of the previous step is not known
                     yet, so that its block is published, and the state before it freed, one step later
-    `drops_last`    whether the last block of a match is computed again: with a drafter like EAGLE, whose keys and
-                    values at a block's end depend on the next token
+    `drafter`       whether a drafter has keys and values of its own, which at a block's end depend on the next token
+    `release`       rules of the release of vLLM
     """
 
     size: int
@@ -487,11 +488,26 @@ class BlockRules:
     junctions: bool = True
     cut: bool = False
     ahead: bool = False
-    drops_last: bool = False
+    drafter: bool = False
+    release: Release = VLLM_0_32
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether the last block of a match is computed again."""
+        return self.drafter and self.release.drafter == "drop"
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens behind a block that its key has, too."""
+        return int(self.drafter and self.release.drafter == "lookahead")
 
     def usable(self, matched: int) -> int:
         """Return how many of the matched blocks are reused."""
         return max(0, matched - self.drops_last)
+
+    def num_keyed(self, length: int) -> int:
+        """Return how many blocks of the first `length` tokens have a key, if no further token is known."""
+        return max(0, length - self.lookahead) // self.size
 
 
 # ------------------------------------------------------------------------------
@@ -512,22 +528,27 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64, whose
 class Chain:
     """Digests of the full blocks of a prompt, and of its output up to the requested length.
 
-    `digests`  digest of each block; there may be more than were requested
+    `lookahead`  number of tokens behind a block that its digest covers, too: 0 or 1
+    `digests`    digest of each block; there may be more than were requested
     """
 
-    __slots__ = ("_generated", "_partial_block", "_size", "_source", "digests", "prompt", "request")
+    __slots__ = (
+        *("_digest_of_blocks", "_generated", "_partial_block", "_size", "_source"),
+        *("digests", "lookahead", "prompt", "request"),
+    )
 
-    def __init__(self, request: Request, size: int) -> None:
-        self.request, self._size, self._generated = request, size, 0
+    def __init__(self, request: Request, size: int, lookahead: int = 0) -> None:
+        self.request, self._size, self._generated, self.lookahead = request, size, 0, lookahead
         self.prompt = request.string
         self._source = Source(request.cache_salt, self.prompt)
+        self._digest_of_blocks = _seed(request.cache_salt)
         self.digests: list[int] = []
         self._partial_block = self._digest(request.tokens)
 
     def digests_to(self, length: int) -> list[int]:
         """Return digests of at least the full blocks in the first `length` tokens of prompt and output."""
         if length // self._size > len(self.digests):
-            generated = length - len(self.prompt)
+            generated = length + self.lookahead - len(self.prompt)
             if self.request.output is None:  # all later ids are equal
                 generated += _AHEAD * self._size
             new = self.request.output_tokens(generated)[self._generated :]
@@ -556,24 +577,31 @@ class Chain:
             if source is not last:
                 last = source
                 common = expected.tokens.common(0, source.tokens) if source.cache_salt == expected.cache_salt else 0
-            if (index + 1) * self._size > common:
+            if (index + 1) * self._size + self.lookahead > common:
                 return index
         return len(blocks)
 
     def _digest(self, tokens: Tokens) -> Tokens:
         """Append digests of the full blocks of `tokens`; return the ids after the last full block."""
         size, first = self._size, len(self.digests)
-        count = len(tokens) // size
+        count = max(0, len(tokens) - self.lookahead) // size
         if count:
-            last = self.digests[-1] if first else _seed(self.request.cache_salt)
             ids = tokens[: count * size].reshape(count, size).astype(np.int64).view(np.uint64)
             positions = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _STRIDE
-            numbers = ids @ _factors(size) + positions
-            for shift, factor in _MIX:
-                numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
-            mixed = numbers ^ (numbers >> np.uint64(31))
-            self.digests += (mixed.cumsum() + np.uint64(last)).tolist()
+            digests = _mixed(ids @ _factors(size) + positions).cumsum() + np.uint64(self._digest_of_blocks)
+            self._digest_of_blocks = int(digests[-1])
+            if self.lookahead:
+                behind = tokens[size::size][:count].astype(np.int64).view(np.uint64)
+                digests += _mixed((behind + np.uint64(1)) * _STRIDE)
+            self.digests += digests.tolist()
         return tokens[count * size :]
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    for shift, factor in _MIX:
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    mixed: NDArray[np.uint64] = numbers ^ (numbers >> np.uint64(31))
+    return mixed
 
 
 def _seed(cache_salt: str) -> int:

@@ -117,7 +117,7 @@ class BlockMatcher:
         """Return the digests of a request, which are cached until `forget`."""
         chain = self._chains.get(request.id)
         if chain is None or chain.request is not request:  # the same id with its passages in another order
-            chain = self._chains[request.id] = Chain(request, self._rules.size)
+            chain = self._chains[request.id] = Chain(request, self._rules.size, self._rules.lookahead)
         return chain
 
     def forget(self, request: Request) -> None:
@@ -130,7 +130,7 @@ class BlockMatcher:
         prompt = len(chain.prompt)
         length = prompt + generated
         digests = chain.digests_to(length)
-        matched = self._attention.find(digests, length // size)
+        matched = self._attention.find(digests, self._rules.num_keyed(length))
         del matched[chain.count_verified(matched, length) :]
         deepest = self._rules.usable(len(matched))
         # Logits need one computed token, so that a prompt that is matched whole computes its last
@@ -188,7 +188,9 @@ class BlockMatcher:
         """Return the positions of the stored states along a prompt, increasing."""
         if not self._states:
             return []
-        digests = Chain(request, self._rules.size).digests  # not cached: the request may have finished
+        digests = Chain(
+            request, self._rules.size, self._rules.lookahead
+        ).digests  # not cached: the request may have finished
         stored = [all(self._pool.find(group.index, digest) for group in self._states) for digest in digests]
         return [(index + 1) * self._rules.size for index, is_stored in enumerate(stored) if is_stored]
 
@@ -249,7 +251,8 @@ class BlockPolicy:
         """`grid` is the chunk of the recurrent scan, which only determines the cost of scans."""
         self.blocks, self.store = rules, store
         self.ledger = Ledger() if ledger is None else ledger
-        self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid)
+        serves_behind = rules.release.serves_behind
+        self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid, serves_behind=serves_behind)
         self._pool = store.pool
         self._attention = AttentionBlocks(self._pool, rules.size) if attention is None else attention
         self._states = [
@@ -362,9 +365,10 @@ class BlockPolicy:
         """Allocate blocks for tokens `[start, stop)` of a request and publish those that become full.
 
         `drafts` tokens after them get blocks too, which are not published because drafts may be rejected. Return False
-        where there are not enough blocks; states that the request no longer reads are freed even then.
+        where there are not enough blocks; states that the request no longer reads are freed even then. Without tokens,
+        at the end of a step, those are published that it accepted.
         """
-        if not drafts and stop <= allocation.room:
+        if (not drafts and stop <= allocation.room) or (start == stop and not self.blocks.release.accepted_at_end):
             return True
         num_computed = self._num_computed(allocation, start)
         for group, table in zip(self._groups, allocation.tables, strict=True):
@@ -375,7 +379,7 @@ class BlockPolicy:
             group.extend(table, stop + drafts)
         allocation.begun, allocation.step = start, self._step
         decodes = start >= allocation.work[-1].stop
-        self._publish(allocation, stop - (decodes and num_computed < start))
+        self._publish(allocation, stop - (decodes and num_computed < start), stop + 1 if start == stop else None)
         if not (self._states or self.blocks.ahead):
             allocation.room = self._room(allocation.tables[0])
         return True
@@ -395,14 +399,18 @@ class BlockPolicy:
         full = (table.num_visited + 1) * self.blocks.size
         return min(len(table.blocks) * self.blocks.size, full - 1)
 
-    def _publish(self, allocation: BlockAllocation, stop: int) -> None:
+    def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
+        """Publish the full blocks of the first `stop` tokens; `known` tokens exist, None: those and the prompt's."""
         plan, count = allocation.plan, stop // self.blocks.size
+        if self.blocks.lookahead:
+            known = max(allocation.work[-1].stop, stop) if known is None else known
+            count = min(count, self.blocks.num_keyed(known))
         if count <= allocation.tables[0].num_visited and not self._states:
             return
         digests = self._matcher.chain(plan.request).digests_to(stop)
         positions = (plan.prompt - 1, plan.junction) if plan.junction else (plan.prompt - 1,)
         boundaries = Boundaries(positions, self.blocks.retention)
-        source = self._matcher.chain(plan.request).source(stop)
+        source = self._matcher.chain(plan.request).source(stop + self.blocks.lookahead)
         for index in self._attention.publish(allocation.tables[0], digests, count, boundaries):
             allocation.tables[0].blocks[index].source = source
             self._matcher.kept.add(digests[index])
@@ -410,8 +418,9 @@ class BlockPolicy:
             published = group.publish(table, digests, count, boundaries)
             for index in published:
                 table.blocks[index].source = source
-            if count == (plan.prompt - 1) // self.blocks.size > 0 and table.blocks[count - 1] is not NULL_BLOCK:
-                self._fresh.add(BlockKey(group.index, digests[count - 1]))  # the prompt's last boundary
+            is_last = count == (plan.prompt - 1) // self.blocks.size > 0  # boundary of the prompt
+            if self.blocks.release.renews_states and is_last and table.blocks[count - 1] is not NULL_BLOCK:
+                self._fresh.add(BlockKey(group.index, digests[count - 1]))
             # record newly published states
             self._fresh.update([BlockKey(group.index, digests[index]) for index in published])
             if group.index == 1:

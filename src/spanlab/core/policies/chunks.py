@@ -38,9 +38,9 @@ class ChunkPolicy(BlockPolicy):
     def __init__(self, rules: BlockRules, store: BlockStore, ledger: Ledger | None = None) -> None:
         super().__init__(rules, store, 1, ledger, Chunks(store.pool, rules.size))
 
-    def _publish(self, allocation: BlockAllocation, stop: int) -> None:
+    def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
         """Publish full chunks of the prompt only."""
-        super()._publish(allocation, min(stop, allocation.plan.prompt))
+        super()._publish(allocation, min(stop, allocation.plan.prompt), known)
 
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
         """Do nothing: output is not stored."""

@@ -21,6 +21,7 @@ from spanlab.core.policies.tree_variants import (
     WholePromptIndex,
 )
 from spanlab.core.protocol import Policy
+from spanlab.core.releases import RELEASES
 from spanlab.core.request import Budget
 from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
@@ -33,9 +34,9 @@ GIB = 1 << 30
 BlockSize = Annotated[int, positive, "tokens per block"]
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
-#: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; with `drops_last` the
-#: last block of a match is computed again.
-_GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "token_bytes", "ahead", "drops_last")
+#: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; with `drafter` a
+#: drafter has KV of its own.
+_GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "token_bytes", "ahead", "drafter")
 POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
 
 
@@ -75,18 +76,20 @@ def blocks(
     budget: Budget,
     token_bytes: int,
     ahead: bool = False,
-    drops_last: bool = False,
+    drafter: bool = False,
     block_size: Annotated[int | None, positive, "tokens per block"] = None,
     retention: Annotated[int | None, not_negative, "states to store"] = 0,
     junctions: Annotated[bool, "whether a state is stored at the end of a shared prefix that has none"] = True,
     cut: Annotated[bool, "whether prefill chunks end at each multiple of `retention`"] = False,
+    release: Annotated[str, tuple(RELEASES), "release of vLLM whose rules hold"] = "vllm_0_32",
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
     shape = block_shape(model, token_bytes, block_size)
     size, block_bytes, groups = shape
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
-    rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut, ahead, drops_last)
+    given = (retention, junctions, cut, ahead, drafter, RELEASES[release])
+    rules = BlockRules(size, "align" if groups else "none", groups, *given)
     pool = shape.pool(shape.limit(budget))
     return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
 
