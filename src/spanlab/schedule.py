@@ -19,7 +19,7 @@ from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, StateMode
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.protocol import Policy
-from spanlab.core.releases import RELEASES
+from spanlab.core.releases import RELEASES, Release
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import make_scheduler
 from spanlab.core.step import ScheduledSequence, ScheduledStep, finished_prompts
@@ -252,7 +252,7 @@ def _no_number(constant: str) -> None:
 # ------------------------------------------------------------------------------
 
 
-def policy_of(release: str, case: Case) -> BlockPolicy:
+def policy_of(release: Release, case: Case) -> BlockPolicy:
     """Return the policy of a release of vLLM: one pool of hashed blocks, one of which is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
     rules = BlockRules(
@@ -262,13 +262,15 @@ def policy_of(release: str, case: Case) -> BlockPolicy:
         case.retention,
         ahead=case.async_scheduling,
         drafter=case.draft_method == "eagle",
-        release=RELEASES[release],
+        release=release,
     )
     store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
     return BlockPolicy(rules, store, ledger=NoLedger())  # decisions are compared, not causes
 
 
-PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {name: partial(policy_of, name) for name in RELEASES}
+PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {
+    name: partial(policy_of, release) for name, release in RELEASES.items()
+}
 
 
 @dataclass(slots=True)

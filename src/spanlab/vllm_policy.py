@@ -1,4 +1,4 @@
-"""Eviction orders as cache policies of vLLM, which keeps KV chunks in CPU memory (`CachePolicyFactory`, vLLM 0.32.0).
+"""Eviction orders as cache policies of vLLM, which keeps KV chunks in CPU memory (`CachePolicyFactory`, 0.32 and 0.33).
 
 With `cache_policy_module_path=spanlab.vllm_policy`, vLLM looks up `eviction_policy` here: `spanlab_sieve` is the order
 `sieve` with its defaults. A policy with options, or a policy of a plugin, is one line in a module that vLLM can import:
@@ -70,8 +70,8 @@ class ChunkPolicy:
         """Return the chunk of a key; None if it is not stored."""
         return self._chunks.get(key)
 
-    def insert(self, key: bytes, chunk: Chunk) -> None:
-        """Store a chunk, locked until it is written."""
+    def insert(self, key: bytes, chunk: Chunk, req_context: Request | None = None) -> None:
+        """Store a chunk, locked until it is written; since 0.33, vLLM names the request that stores it."""
         leaf = self._store.insert(self._root, _token_name(key), WIDTH, (), 0)
         self._chunks[key], self._leaves[key], self._keys[leaf] = chunk, leaf, key
         if chunk.ref_cnt:
@@ -90,6 +90,9 @@ class ChunkPolicy:
         for key in reversed(list(keys)):
             if key in self._leaves:
                 self._store.touch(self._leaves[key], WIDTH)
+
+    def on_request_access(self, keys: Iterable[bytes], req_context: Request) -> None:
+        """Do nothing, since 0.33: a use counts when its request ends, in prefix order."""
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Request) -> None:
         """Do nothing: orders recognise a returning chunk when it is inserted."""

@@ -73,6 +73,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "families_clean": ("only=[none,pic_exact]", "workload.max_prompt_tokens=512", "engine.threads=1"),
         "pic_clean": ("workload.rag.requests=null", "workload.rag.passage_tokens=64", "only=[none,pic]", *quick),
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
+        "upgrade": ("workload.documents=6", "workload.questions_per_document=1"),
         "replay": ("backend=sim",),
         "plan": ("workload.documents=6", "workload.questions_per_document=1"),
         "twin": ("workload.documents=6", "workload.questions_per_document=1"),

@@ -131,6 +131,12 @@ def test_configuration_page_is_current():
     assert page == docs_script("generate").page(), "run: python docs/generate.py > docs/configuration.md"
 
 
+def test_releases_page_is_current(capsys):
+    docs_script("releases").main()
+    page = (ROOT / "docs" / "releases.md").read_text()
+    assert page == capsys.readouterr().out, "run: python docs/releases.py > docs/releases.md"
+
+
 def test_key_without_meaning_is_refused():
     generate = docs_script("generate")
     with pytest.raises(ValueError, match=r"Study\.nothing: expected a line"):

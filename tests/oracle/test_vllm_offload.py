@@ -15,6 +15,7 @@ import pytest
 
 from spanlab import vllm_policy
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, REQUESTS
+from spanlab.core.releases import RELEASES
 from spanlab.core.store import recount
 from spanlab.vllm_policy import ChunkPolicy, checked
 
@@ -77,6 +78,15 @@ def test_refused_eviction_changes_nothing():
     assert [key for key, _ in lru.evict(2, {key_of(2)})] == [key_of(1), key_of(3)]
 
 
+def test_the_arguments_of_either_release_are_taken():
+    """0.33 names the request of an insertion, and tells each first access."""
+    lru, request = policy("lru", 3), Request([])
+    lru.insert(key_of(1), ready())
+    lru.insert(key_of(2), ready(), request)
+    lru.on_request_access([key_of(1), key_of(3)], request)
+    assert [key for key, _ in lru.evict(1, set())] == [key_of(1)]
+
+
 def test_cleared_policy_is_new():
     lru = policy("lru", 2)
     lru.insert(key_of(1), Chunk())
@@ -104,9 +114,10 @@ def test_other_names_are_not_policies():
     assert not hasattr(vllm_policy, "lru")
 
 
-def ask(tmp_path: Path, *arguments: str) -> dict:
+def ask(tmp_path: Path, *arguments: str, release: str = "vllm_0_32") -> dict:
     out = tmp_path / "told.json"
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")}
+    before = PYTHON.parents[1] / "releases" / release  # where it is not the environment's own
+    environment = {**os.environ, "PYTHONPATH": f"{before}{os.pathsep}{HERE.parents[1] / 'src'}"}
     subprocess.run([PYTHON, HERE / "vllm_offload_driver.py", *arguments, out], check=True, env=environment)
     return json.loads(out.read_text())
 
@@ -118,8 +129,9 @@ def test_lru_evicts_the_same_chunks_as_vllm(tmp_path: Path):
 
 
 @pytest.mark.oracle
-def test_vllms_manager_runs_every_order(tmp_path: Path):
-    told = ask(tmp_path, "serve", ",".join(ORDERS))
+@pytest.mark.parametrize("release", RELEASES)
+def test_vllms_manager_runs_every_order(tmp_path: Path, release: str):
+    told = ask(tmp_path, "serve", ",".join(ORDERS), release=release)
     assert told["spanlab_lru"] == told["lru"]
     hits = {name: sum(found for found, _ in rows) for name, rows in told.items()}
     assert hits.keys() == {"lru", *(f"spanlab_{order}" for order in ORDERS)}

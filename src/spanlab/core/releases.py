@@ -7,44 +7,35 @@ step (`tests/oracle`, `benchmarks/conformance`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 
-def _rule(words: str, kind: str) -> object:
-    """Return a field with its words, and the kind of the stored cases that show it."""
-    return field(metadata={"words": words, "kind": kind})
+def _rule(words: str) -> Any:
+    return field(metadata={"words": words})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Rules of one release; `docs/releases.md` is made of them.
+    """Rules of one release; `docs/releases.md` is made of their words.
 
-    `drafter`          how a drafter with keys and values of its own, as EAGLE's, finds right ones in a reused block,
-                       whose last one depends on the token behind it. drop: the last block of a match is computed again;
-                       lookahead: the key of a block also has the next token
+    `drafter`          how a drafter with keys and values of its own, as EAGLE's, reuses a block, whose last key depends
+                       on the token behind it
     `accepted_at_end`  whether tokens of accepted drafts are stored at the end of their step, else with the next one
-    `renews_states`    whether a state that a request resumes from counts as written by its first step, so that requests
-                       that share it wait for the next step
+    `renews_states`    whether a state that a request resumes from counts as written by its first step
     `serves_behind`    whether requests behind one that preempted itself are served in the same step; with priorities
     """
 
-    drafter: Literal["drop", "lookahead"] = _rule(  # type: ignore[assignment]
-        "a drafter with KV of its own reuses, of the blocks of a match: drop: all but the last; lookahead: all, for "
-        "the key of a block also has the token behind it",
-        "attention, drafts of EAGLE",
+    drafter: Literal["drop", "lookahead"] = _rule(
+        "a drafter with KV of its own reuses of a match: drop: all blocks but the last; lookahead: all blocks, for the "
+        "key of a block also has the token behind it"
     )
-    accepted_at_end: bool = _rule(  # type: ignore[assignment]
-        "tokens of accepted drafts are stored at the end of their step, also those of a request that ends",
-        "attention, drafts",
+    accepted_at_end: bool = _rule(
+        "tokens of accepted drafts are stored at the end of their step, also those of a request that ends"
     )
-    renews_states: bool = _rule(  # type: ignore[assignment]
-        "a state that a request resumes from counts as written again: requests that share it wait a step",
-        "hybrid, documents",
+    renews_states: bool = _rule(
+        "a state that a request resumes from counts as written again: requests that share it wait a step"
     )
-    serves_behind: bool = _rule(  # type: ignore[assignment]
-        "requests behind one that preempted itself are served in the same step",
-        "all, priorities",
-    )
+    serves_behind: bool = _rule("requests behind one that preempted itself are served in the same step")
 
 
 #: The releases by preset, the oldest first.
@@ -53,4 +44,4 @@ RELEASES: dict[str, Release] = {
     "vllm_0_33": Release(drafter="lookahead", accepted_at_end=True, renews_states=False, serves_behind=True),
 }
 VLLM_0_32 = RELEASES["vllm_0_32"]
-RULES = {rule.name: rule.metadata for rule in fields(Release)}
+WORDS: dict[str, str] = {rule.name: rule.metadata["words"] for rule in fields(Release)}
