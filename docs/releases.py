@@ -33,8 +33,11 @@ TAIL = """
 The case of a rule is the smallest of these [stored cases](cases.md) in which our scheduler decides otherwise than the
 later release, if it has all its rules but this one. *Cases* counts them.
 
-Not modelled: checkpoints inside the last chunk of GatedDeltaNet layers, which 0.33 takes with FlashInfer on some cards;
-drafts of hybrids; `prefill_schedule_interval`; encoders. `spanlab.vllm_policy` serves both releases.
+**The card matters too.** On Hopper, 0.33 exports GatedDeltaNet states inside the last chunk of a prompt. The chunk is
+then not cut, a request holds one block more, and blocks are multiples of 64 tokens: `arms.NAME.pool.inner_states=true`.
+The decisions are compared with both releases. That they are made on Hopper was read in vLLM's code, not seen on a card.
+
+Not modelled: drafts of hybrids; `prefill_schedule_interval`; encoders. `spanlab.vllm_policy` serves both releases.
 """
 
 

@@ -109,7 +109,7 @@ def main() -> None:
             if kind.startswith(("attention, ", "hybrid, ")) and kind.split(", ")[1] in CASES.KINDS
             else PER_KIND
         )
-        if decision["num_steps"] > MOST_STEPS or written.get(kind, 0) >= most:
+        if "refused" in decision or decision["num_steps"] > MOST_STEPS or written.get(kind, 0) >= most:
             continue
         written[kind] = written.get(kind, 0) + 1
         requests = case.pop("requests")

@@ -107,6 +107,7 @@ class Case(_Keys):
     `num_blocks`    the null block among them
     `state_groups`  groups of recurrent layers
     `retention`     tokens between the states that are kept; 0: one state per request
+    `inner_states`  whether the last chunk of a prompt also stores the state at its last block boundary
     The keys of a step are those of `batch`; a `long_prefill_token_threshold` of 0 is no limit.
     """
 
@@ -117,6 +118,7 @@ class Case(_Keys):
     mamba_mode: Literal[None, "align"] = None
     state_groups: Few = Field(default_factory=lambda given: int(given.get("mamba_mode") is not None))
     retention: Count | None = None
+    inner_states: bool = False
     draft_tokens: Few = 0
     draft_method: Literal["ngram", "eagle"] = "ngram"
     async_scheduling: bool = False
@@ -192,6 +194,7 @@ class Case(_Keys):
             ),
             (mode is not None and not groups, "state_groups", "a whole number of 1 or more"),
             (mode is None and groups > 0, "state_groups", "mamba_mode=align beside it"),
+            (mode is None and self.inner_states, "inner_states", "mamba_mode=align beside it"),
         ]
         for is_wrong, key, expected in rules:
             if is_wrong:
@@ -261,6 +264,7 @@ def policy_of(release: Release, case: Case) -> BlockPolicy:
         case.state_groups,
         case.retention,
         ahead=case.async_scheduling,
+        inner_states=case.inner_states,
         drafter=case.draft_method == "eagle",
         release=release,
     )

@@ -27,6 +27,7 @@ from .vllm_cases import (
     make_drafted_case,
     make_eagle_case,
     make_grouped_case,
+    make_inner_case,
     make_limited_case,
     make_priority_case,
     make_salted_case,
@@ -145,7 +146,7 @@ def test_answer_aborted_before_its_delivery_lacks_its_end(tmp_path, model, abort
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("release", PRESETS)
-@pytest.mark.parametrize("make", MAKERS.values())
+@pytest.mark.parametrize("make", [*MAKERS.values(), make_inner_case])
 def test_schedule_equals_vllms_on_random_cases(tmp_path, make, release):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
     cases = {str(seed): make(seed) for seed in range(first, stop)}
@@ -156,4 +157,6 @@ def test_schedule_equals_vllms_on_random_cases(tmp_path, make, release):
     environment = os.environ | ({"PYTHONPATH": str(before)} if before.is_dir() else {})
     subprocess.run([PYTHON, driver, tmp_path / "cases.json", out], check=True, env=environment)
     theirs = json.loads(out.read_text())
-    assert [seed for seed in cases if ours[seed] != theirs[seed]] == []
+    taken = [seed for seed in cases if "refused" not in theirs[seed]]  # a release may refuse settings
+    assert len(taken) > len(cases) / 2
+    assert [seed for seed in taken if ours[seed] != theirs[seed]] == []

@@ -192,11 +192,22 @@ def make_priority_case(seed: int) -> Case:
     return case | {"policy": "priority"}
 
 
+def make_inner_case(seed: int) -> Case:
+    """A hybrid of the other makers that also stores states inside the last chunk of a prompt."""
+    draw = random.Random(f"inner states {seed}")
+    maker = draw.choice(
+        (make_case, make_case, make_grouped_case, make_async_case, make_continued_case, make_limited_case)
+    )
+    case = next(one for one in map(maker, count(seed, 1_000_000)) if one.get("mamba_mode")) | {"inner_states": True}
+    case["num_blocks"] = _memory(draw, case)
+    return case
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]
     sizes = [len(r["tokens"]) + r["output_len"] for r in case["requests"]]
-    states = 3 * case.get("state_groups", 1) if case.get("mamba_mode") else 0
+    states = (3 + case.get("inner_states", False)) * case.get("state_groups", 1) if case.get("mamba_mode") else 0
     if draw.random() < 0.4:
         return sum(-(-size // block) + 2 * states for size in sizes) + 100
     largest = -(-max(sizes) // block) + states

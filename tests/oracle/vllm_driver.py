@@ -80,13 +80,18 @@ def groups(case: dict) -> list[KVCacheGroupSpec]:
     """One group of attention layers and, in a hybrid, `state_groups` of recurrent layers."""
     size = case["block_size"]
     kv = FullAttentionSpec(block_size=size, num_kv_heads=2, head_size=16, dtype=torch.bfloat16)
-    found = [KVCacheGroupSpec(["attention"], kv)]
+    found, inner = [KVCacheGroupSpec(["attention"], kv)], case.get("inner_states")
     if case.get("mamba_mode"):
         state = MambaSpec(
             block_size=state_width(case),
             shapes=((4, 16, 16),),
             dtypes=(torch.float32,),
             mamba_cache_mode=case["mamba_mode"],
+            **(
+                {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": case["block_size"]}
+                if inner
+                else {}
+            ),
         )
         found += [KVCacheGroupSpec([f"recurrence {at}"], state) for at in range(case.get("state_groups", 1))]
     return found
@@ -185,7 +190,10 @@ def drive(case: dict) -> dict:
     With async scheduling a step is planned while the one before is under way, as vLLM's engine does with a queue of
     two. A plan that has nothing to do but to wait for that one is not counted.
     """
-    scheduler = make_scheduler(case)
+    try:
+        scheduler = make_scheduler(case)
+    except ValueError as error:  # of vLLM's own check of its settings
+        return {"refused": str(error)}
     # A prompt with one token left gets placeholder rows for CUDA graphs, none of which holds: left out here and there.
     scheduler.num_spec_tokens = 0
     init_none_hash(sha256)

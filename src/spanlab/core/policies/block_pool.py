@@ -234,12 +234,14 @@ class BlockTable:
     `num_visited`  leading blocks that were published, or skipped
     `last_state`   index of the state before the last allocation; None without one
     `num_retired`  leading blocks that were freed or are null, permanently
+    `inner`        whether the chunk that is planned also stores the state at its last boundary
     """
 
     blocks: list[Block] = field(default_factory=list)
     num_visited: int = 0
     last_state: int | None = None
     num_retired: int = 0
+    inner: bool = False
 
 
 class Boundaries(NamedTuple):
@@ -338,9 +340,9 @@ class StateBlocks:
         return []
 
     def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
-        # Blocks before the last new one stay null: only the state at the end of a step is written.
+        # Blocks before the last new one stay null: only the state at the end of a step is written, and an inner one.
         new = max(blocks_of(tokens, self.size) - len(table.blocks) - len(reused), 0)
-        return min(new, 1) + count_unreferenced(reused)
+        return min(new, 1 + table.inner) + count_unreferenced(reused)
 
     def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
         self.pool.use(reused)
@@ -364,8 +366,9 @@ class StateBlocks:
         if needed <= allocated:
             return
         table.last_state = allocated - 1 if allocated else None
-        table.blocks += [NULL_BLOCK] * (needed - allocated - 1)
-        table.blocks += self.pool.take(1)
+        taken = 1 + table.inner
+        table.blocks += [NULL_BLOCK] * (needed - allocated - taken)
+        table.blocks += self.pool.take(taken)
 
     def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
         published = []
@@ -431,6 +434,7 @@ class BlockStore:
 # ------------------------------------------------------------------------------
 
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
+INNER = 64  # tokens; states inside a chunk are stored at multiples of it
 StateMode = Literal["none", "align"]
 
 
@@ -450,14 +454,14 @@ class BlockShape(NamedTuple):
         return BlockPool(max(0, budget_bytes // self.block_bytes - 1))
 
 
-def block_shape(model: ModelSpec, token_bytes: int, block_size: int | None = None) -> BlockShape:
-    """Return the blocks of `block_size` tokens; None: vLLM's size for the model.
+def block_shape(model: ModelSpec, token_bytes: int, block_size: int | None = None, multiple: int = BLOCK) -> BlockShape:
+    """Return the blocks of `block_size` tokens; None: vLLM's size for the model, in hybrids a multiple of `multiple`.
 
     KV and states come from one pool, so that a block holds either. vLLM 0.32.0 therefore raises a hybrid's block size
     until the KV of a layer is no smaller than the state of a layer, and pads the smaller of the two.
     """
     groups = model.state_groups
-    size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
+    size = block_size or (model.block_tokens_per_state(multiple) if groups else BLOCK)
     state = -(-model.state_bytes // groups) if groups else 0
     return BlockShape(size, max(size * token_bytes, state), groups)
 
@@ -477,6 +481,8 @@ class BlockRules:
                     happens to end; proposed for vLLM in its pull request 54076
     `ahead`         whether a step is planned while the previous one runs: the token of the previous step is not known
                     yet, so that its block is published, and the state before it freed, one step later
+    `inner_states`  whether the last chunk of a prompt also stores the state at its last boundary, so that the chunk
+                    need not end there: in vLLM with FlashInfer's GatedDeltaNet on Hopper since 0.33, and for KDA
     `drafter`       whether a drafter has keys and values of its own, which at a block's end depend on the next token
     `release`       rules of the release of vLLM
     """
@@ -488,6 +494,7 @@ class BlockRules:
     junctions: bool = True
     cut: bool = False
     ahead: bool = False
+    inner_states: bool = False
     drafter: bool = False
     release: Release = VLLM_0_32
 
@@ -504,6 +511,13 @@ class BlockRules:
     def usable(self, matched: int) -> int:
         """Return how many of the matched blocks are reused."""
         return max(0, matched - self.drops_last)
+
+    def stores_inside(self, start: int, stop: int, length: int) -> bool:
+        """Whether chunk `[start, stop)` stores the state at the last block boundary before `length`, inside of it."""
+        boundary, size = (length - 1) // self.size * self.size, self.size
+        if not self.inner_states or start % size or not start + size <= boundary < stop:
+            return False
+        return blocks_of(stop, size) - 2 > (start - 1) // size
 
     def num_keyed(self, length: int) -> int:
         """Return how many blocks of the first `length` tokens have a key, if no further token is known."""

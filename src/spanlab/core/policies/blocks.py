@@ -313,8 +313,10 @@ class BlockPolicy:
 
     def fits(self, plan: BlockPlan, generated: int = 0, drafts: int = 0) -> bool:
         """Whether the whole prompt and its drafts fit, and this step writes no state that the request reads."""
-        tables = [BlockTable() for _ in self._groups]
-        needed = self._needed(tables, plan.prompt + generated + drafts, plan.reused_blocks)
+        length = plan.prompt + generated
+        inner = self.blocks.stores_inside(plan.resume, length, length)
+        tables = [BlockTable(inner=inner) for _ in self._groups]
+        needed = self._needed(tables, length + drafts, plan.reused_blocks)
         return needed <= self._pool.num_free and not any(
             blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks[1:]
         )
@@ -351,7 +353,8 @@ class BlockPolicy:
             aligned = stop // size * size
             stop = aligned if aligned > start or size <= most else stop
         junction = start + (plan.junction - start) // size * size
-        stops = [(length - 1) // size * size]
+        inner = stop >= prefill_end and self.blocks.stores_inside(start, stop, prefill_end)
+        stops = [] if inner else [(length - 1) // size * size]
         if start % size:
             stops.append((start // size + 1) * size)
         if start < plan.junction < stop:
@@ -371,6 +374,12 @@ class BlockPolicy:
         if (not drafts and stop <= allocation.room) or (start == stop and not self.blocks.release.accepted_at_end):
             return True
         num_computed = self._num_computed(allocation, start)
+        if self.blocks.inner_states:
+            length = allocation.work[-1].stop
+            # states of all chunks are kept, but for a retention of 0
+            is_last = self.blocks.retention != 0 or stop >= max(allocation.plan.prompt, length - 1)
+            for table in allocation.tables:
+                table.inner = is_last and self.blocks.stores_inside(start, stop, stop)
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.trim(table, num_computed)
         if self._needed(allocation.tables, stop + drafts, self._no_blocks) > self._pool.num_free:
@@ -468,11 +477,11 @@ class BlockPolicy:
         allocation.tables = []
 
     def need(self, request: Request) -> Need:
-        """Return the largest memory of one request: whole blocks, and two states per group if it crosses a boundary."""
+        """Return the largest memory of one request: whole blocks, and per group the states that it holds at once."""
         tokens = request.num_tokens + request.output_len - 1
         blocks, block_bytes = blocks_of(tokens, self.blocks.size), self.store.block_bytes
         null_block = 1
-        states = min(blocks, 2) * len(self._states) * block_bytes
+        states = min(blocks, 2 + self.blocks.inner_states) * len(self._states) * block_bytes
         return Need(tokens, 0, 1, (blocks + null_block) * block_bytes, states)
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from spanlab.core.admission import Admission, SecondTouch, always
 from spanlab.core.placement.rules import Placer
-from spanlab.core.policies.block_pool import BLOCK, BlockRules, BlockShape, BlockStore, block_shape
+from spanlab.core.policies.block_pool import BLOCK, INNER, BlockRules, BlockShape, BlockStore, block_shape
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy, CountedBlocks, UnsharedPolicy
 from spanlab.core.policies.sequences import SequenceMemory, SequencePolicy
@@ -81,14 +81,17 @@ def blocks(
     retention: Annotated[int | None, not_negative, "states to store"] = 0,
     junctions: Annotated[bool, "whether a state is stored at the end of a shared prefix that has none"] = True,
     cut: Annotated[bool, "whether prefill chunks end at each multiple of `retention`"] = False,
+    inner_states: Annotated[
+        bool, "whether the last chunk of a prompt also stores the state at its last boundary"
+    ] = False,
     release: Annotated[str, tuple(RELEASES), "release of vLLM whose rules hold"] = "vllm_0_32",
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
-    shape = block_shape(model, token_bytes, block_size)
+    shape = block_shape(model, token_bytes, block_size, INNER if inner_states else BLOCK)
     size, block_bytes, groups = shape
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
-    given = (retention, junctions, cut, ahead, drafter, RELEASES[release])
+    given = (retention, junctions, cut, ahead, inner_states, drafter, RELEASES[release])
     rules = BlockRules(size, "align" if groups else "none", groups, *given)
     pool = shape.pool(shape.limit(budget))
     return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
