@@ -23,7 +23,7 @@ from pages import ROOT, fill_page, table
 
 from spanlab import api
 
-RELEASE = "vllm_0_32"
+RELEASE = "vllm_0_33"
 OUT = ROOT / "outputs" / "conformance"
 #: Name in the table by the file of the driver.
 DRIVERS = {
