@@ -286,15 +286,27 @@ def live_total(results: dict[str, Any]) -> str:
     return text
 
 
-def live_claim(results: dict[str, Any], slots: dict[str, Any], sequences: dict[str, Any]) -> str:
-    """Return one line of all live requests; tests require the stored answers of `slots` and `sequences` to be equal."""
+def live_claim(
+    results: dict[str, Any], slots: dict[str, Any], sequences: dict[str, Any], *releases: dict[str, Any]
+) -> str:
+    """Return one line of all live requests, and of the random cases of each release of vLLM.
+
+    Tests require the stored answers of `slots` and `sequences` to be equal.
+    """
     rows = sum((Counter(row) for runs in results["rows"].values() for row in runs.values()), Counter())
     stored = (sum(len(case["reused"]) for case in cases.values()) for cases in (slots, sequences))
     llama, mistral = (f"{count:,} of {count:,}" for count in stored)
+    cases = [
+        f"{release['system']}: {sum(row['equal'] for row in release['rows'].values()):,} of "
+        f"{sum(row['cases'] for row in release['rows'].values()):,}"
+        for release in releases
+    ]
     return (
         "Running servers agree with their presets on reused tokens. "
         f"{results['system'].partition(' for ')[0]}: {rows['same_reuse']:,} of {rows['requests']:,} requests; "
-        f"mistral.rs 0.9.5: {mistral}; llama.cpp 0c1e57098: {llama} ([how](docs/rendezvous.md)).\n"
+        f"mistral.rs 0.9.5: {mistral}; llama.cpp 0c1e57098: {llama} ([how](docs/rendezvous.md)). "
+        "Random cases are decided step by step as by vLLM's own scheduler. "
+        f"{'; '.join(cases)} ([what a release changes](docs/releases.md)).\n"
     )
 
 
@@ -320,7 +332,10 @@ TEXTS = {
     ),
     "live_total": Text(("rendezvous/results.json",), live_total),
     "live_claim": Text(
-        ("rendezvous/results.json", "../tests/oracle/llama_cpp.json", "../tests/oracle/mistralrs_0_9_5.json"),
+        (
+            *("rendezvous/results.json", "../tests/oracle/llama_cpp.json", "../tests/oracle/mistralrs_0_9_5.json"),
+            *("conformance/results_vllm_0_32.json", "conformance/results_vllm_0_33.json"),
+        ),
         live_claim,
     ),
     "coverage": Text(("coverage/results.json",), coverage_table),
