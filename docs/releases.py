@@ -37,6 +37,16 @@ later release, if it has all its rules but this one. *Cases* counts them.
 then not cut, a request holds one block more, and blocks are multiples of 64 tokens: `arms.NAME.pool.inner_states=true`.
 The decisions are compared with both releases. That they are made on Hopper was read in vLLM's code, not seen on a card.
 
+## A new release
+
+1. `.venvs/sim/bin/python benchmarks/conformance/new_release.py VERSION` installs its code and drives the stored cases
+   through it. It prints the kinds that differ from the newest preset, and shrinks one case of each.
+2. For each of them, read what the two releases do in `vllm/v1/core`, and name the rule in `core/releases.py`.
+3. Let the policy ask for the rule where it decides, until the shrunk cases are equal:
+   `bash runall.sh -cn schedule cases=outputs/conformance/releases/VERSION/KIND.json out=ours.json preset=NAME`.
+4. Pin the release in `requirements`, as `vllm_0_33.txt`, and write its cases and this page:
+   `benchmarks/conformance/make_cases.py`, `measure.py` and `docs/releases.py`.
+
 Not modelled: drafts of hybrids; `prefill_schedule_interval`; encoders. `spanlab.vllm_policy` serves both releases.
 """
 

@@ -62,9 +62,9 @@ def group_of(seed: int, case: dict[str, Any], kinds: list[str]) -> str:
     return f"{model}, {random.Random(seed).choice(kinds)}"
 
 
-def drive(release: str, python: Path, asked: Path, told: Path) -> None:
-    """Let vLLM decide about the cases of a file; further releases of an environment are in its `releases`."""
-    before = python.parents[1] / "releases" / release
+def drive(release: str, python: Path, asked: Path, told: Path, code: Path | None = None) -> None:
+    """Let vLLM decide about the cases of a file; `code` has its release, None: the `releases` of the environment."""
+    before = code or python.parents[1] / "releases" / release
     environment = os.environ | ({"PYTHONPATH": str(before)} if before.is_dir() else {})
     subprocess.run([python, ORACLE / "vllm_driver.py", asked, told], check=True, env=environment)
 

@@ -340,6 +340,9 @@ def schedule(
         if step is None:
             if waiting and scheduler.idle:  # nothing can happen before the next request
                 decisions.add({}, waiting[0].arrived_at - decisions.num_steps)
+            elif scheduler.waiting and not (waiting or aborts or scheduler.running):
+                request = scheduler.waiting[0].request
+                raise ValueError(f"num_blocks={case.num_blocks}: expected more, request {request.id} can never start")
         else:
             on_step(now, step)
             accepted_drafts = [_accepted(case, sequence, drafts) for sequence, drafts in _drafts(step)]

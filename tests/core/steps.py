@@ -75,7 +75,7 @@ class Loop:
             assert self.scheduler.idle, "requests wait and nothing was planned"
             return None
         self.audit(step)
-        if not step.chunks:
+        if step.decodes and not step.chunks:
             remaining = min(self.output_len(sequence) - sequence.generated for sequence in step.decodes)
             self.scheduler.repeat(step, min(remaining, self.jump, step.max_repeats))
         self.keys.append(self.key(step))

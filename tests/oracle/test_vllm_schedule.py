@@ -144,6 +144,18 @@ def test_answer_aborted_before_its_delivery_lacks_its_end(tmp_path, model, abort
     assert decided["reused_on_admission"] == [0, 0, reused]
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "preemptions", "steps"),  # of vLLM 0.33
+    [(10, 0, [192, 67, 1, 1]), (9, 2, [192, 64, 67, 1, 1])],
+)
+def test_request_alone_is_preempted_while_a_step_holds_its_states(tmp_path, num_blocks, preemptions, steps):
+    prompt = {"tokens": list(range(259)), "output_len": 3, "arrive_step": 0}
+    sizes = {"block_size": 64, "max_num_seqs": 4, "max_num_batched_tokens": 192, "num_blocks": num_blocks}
+    model = {"mamba_mode": "align", "async_scheduling": True, "inner_states": True, "retention": 128}
+    decided = decide(tmp_path, {"case": {**sizes, **model, "requests": [prompt]}}, "vllm_0_33")["case"]
+    assert (decided["preemptions"], [step["0"] for step in decided["steps"]]) == (preemptions, steps)
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("release", PRESETS)
 @pytest.mark.parametrize("make", [*MAKERS.values(), make_inner_case])

@@ -86,6 +86,7 @@ class Scheduler:
         self._decode_batch: DecodeBatch | None = None  # at the head of `running`; None where it may have changed
         self._preempted_this_step = False  # whether the last planned step preempted a sequence
         self._refused = False  # the head of the queue did not fit, and only decoding has happened since
+        self._preempted_alone: dict[Request, int] = {}  # the last one, and its tokens that were not lost
 
     def add(self, request: Request) -> None:
         """Queue a request behind those of its priority."""
@@ -198,10 +199,19 @@ class Scheduler:
         return False
 
     def _preempt_lowest(self, now: int) -> None:
-        """Preempt the sequence that was admitted last of the lowest priority."""
-        alone = len(self.running) == 1 and not self.loading
-        assert not alone, "one request exceeds the memory; sizes are checked before a run starts"
-        self._preempt(max(self.running, key=rank_of), now)
+        """Preempt the sequence that was admitted last of the lowest priority.
+
+        One that runs alone is preempted too, as in vLLM: while a step is in flight it holds states that it no longer
+        reads. It has to resume further on each time.
+        """
+        lowest = max(self.running, key=rank_of)
+        if len(self.running) == 1 and not self.loading:
+            assert lowest.allocation is not None, "a running sequence is admitted"
+            reached = lowest.allocation.plan.resume + lowest.generated
+            tried = self._preempted_alone.get(lowest.request, -1)
+            assert reached > tried, "one request exceeds the memory; sizes are checked before a run starts"
+            self._preempted_alone = {lowest.request: reached}
+        self._preempt(lowest, now)
 
     def _preempt(self, sequence: ScheduledSequence, now: int) -> None:
         """Free a sequence and move it to the head of the queue of its priority; it recomputes its tokens."""
