@@ -12,6 +12,8 @@ import msgpack
 import pyarrow
 from pyarrow import parquet
 
+from .agent_samples import claude_session
+
 FIRST = [*range(32), *range(100, 108)]
 SECOND = [*range(32), *range(200, 216)]
 
@@ -165,6 +167,7 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
             for index in range(2)
         )
     ),
+    "claude_code": lambda: lines(*claude_session()),
     "openai document": lambda: json.dumps([{"prompt": FIRST}, {"prompt": SECOND}], indent=1).encode(),
 }
 

@@ -49,6 +49,8 @@ FIELDS: dict[str, tuple[Any, ...]] = (
 )
 LISTS = {"hash_ids": NO_HASH, "chunk_hashes": NO_HASH, "input_ids": NO_TOKEN, "prompt": NO_TOKEN}
 LISTS |= {"input_lens": NO_COUNT, "output_lens": NO_COUNT}
+#: Samples with a server's counts, which are used only if they are possible, by the field of a row that is always read.
+USED_IF_POSSIBLE = {"openai proxy": "model", "claude_code": "timestamp"}
 FOREIGN = (b"\0" * 40, b"\x80\x93\xff\xfe", b"one,two,three", b"{", b"[1]", b"null", b'"text"', b"7", b"[]", b"{" * 999)
 
 
@@ -69,8 +71,8 @@ def wrong_field(draw: random.Random, name: str, data: bytes) -> tuple[bytes, str
     if name == "spanlab_records":
         row = rows[draw.randrange(2)]  # nor are all fields of other runs
     places = [(item, key) for item in objects(row) for key in item if key in FIELDS or key in LISTS]
-    if name == "openai proxy":
-        places = [(row, "model")]  # a server's numbers are used only if they are possible
+    if name in USED_IF_POSSIBLE:
+        places = [(row, USED_IF_POSSIBLE[name])]
     if not places:
         return data, SAME
     item, key = draw.choice(places)

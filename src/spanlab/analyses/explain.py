@@ -395,11 +395,12 @@ def reported_of(facts: Facts, reused: Ints) -> dict[str, Any] | None:
     `token_hit_rate`  reported cached tokens ÷ reported prompt tokens
     `possible`        the same ratio of the explained arm
     `prompt_tokens`   mean reported length of the requests that report one, and `counted_tokens` by our count
+    `sums`            sums of the server's counts, as `reported_sums` returns them
     """
     usage = facts.log.usage
     if usage is None:
         return None
-    prompt, cached = usage.T
+    prompt, cached, _ = usage.T
     counted = facts.paths.prompt_tokens
     has_prompt, has_both = ~np.isnan(prompt), ~np.isnan(prompt) & ~np.isnan(cached) & (counted > 0)
     total, ours = float(prompt[has_both].sum()), int(counted[has_both].sum())
@@ -413,7 +414,40 @@ def reported_of(facts: Facts, reused: Ints) -> dict[str, Any] | None:
     if has_prompt.any():
         means = (float(prompt[has_prompt].mean()), float(counted[has_prompt].mean()))
         lengths = dict(zip(lengths, means, strict=True))
-    return {"requests": int(has_both.sum()), **rates, **lengths}
+    return {"requests": int(has_both.sum()), **rates, **lengths, "sums": reported_sums(facts.log)}
+
+
+def reported_sums(log: Log) -> dict[str, int] | None:
+    """Return sums of the server's counts over the requests that report a length; None if none does.
+
+    `requests`          requests that report the length of their prompt, and `without_cached` those of them that report
+                        no cached tokens, which count as fresh
+    `prompt_tokens`     all tokens of their prompts = `cached_tokens` + `created_tokens` + `fresh_tokens`
+    `output_tokens`     of all requests of the log
+    """
+    if log.usage is None or np.isnan(log.usage[:, 0]).all():
+        return None
+    counts = log.usage[~np.isnan(log.usage[:, 0])]
+    prompt, cached, created = (int(total) for total in np.nansum(counts, axis=0))
+    return {
+        "requests": len(counts),
+        "without_cached": int(np.isnan(counts[:, 1]).sum()),
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "created_tokens": created,
+        "fresh_tokens": prompt - cached - created,
+        "output_tokens": int(log.output_lens.astype(np.int64).sum()),
+    }
+
+
+def _sums_line(sums: dict[str, int]) -> str:
+    """Return the sentence about the server's own counts of prompt tokens."""
+    names = [("cached_tokens", "cached"), ("created_tokens", "created in a cache"), ("fresh_tokens", "fresh")]
+    parts = ", ".join(f"{sums[key]:,} {name}" for key, name in names if sums[key] or key != "created_tokens")
+    unknown = sums["without_cached"]
+    without = f"; {unknown:,} of {sums['requests']:,} requests report no cached ones, which count as fresh"
+    output = f", and {sums['output_tokens']:,} output tokens"
+    return f"the server counts {sums['prompt_tokens']:,} prompt tokens: {parts}{output}{without * bool(unknown)}"
 
 
 def reported_lines(reported: dict[str, Any] | None, arm: str, log: Log) -> list[str]:
@@ -427,6 +461,8 @@ def reported_lines(reported: dict[str, Any] | None, arm: str, log: Log) -> list[
             f"{100 * reported['possible']:.1f} % are possible as {arm} "
             f"({reported['requests']:,} of {log.requests:,} requests report it)"
         )
+    if reported["sums"] is not None:
+        lines.append(_sums_line(reported["sums"]))
     if reported["counted_tokens"] and reported["prompt_tokens"] not in (None, reported["counted_tokens"]):
         ratio = reported["prompt_tokens"] / reported["counted_tokens"]
         lines.append(
@@ -487,15 +523,26 @@ def _caveats(log: Log) -> tuple[str, ...]:
     return (*log.notes, *means[log.ids])
 
 
+#: What a server reports about a log of lengths alone, beside the sums of its counts.
+_REPORTED_LENGTHS: dict[str, Any] = {
+    "requests": 0,
+    "token_hit_rate": None,
+    "possible": None,
+    "prompt_tokens": None,
+    "counted_tokens": None,
+}
+
+
 def _lengths(log: Log) -> dict[str, Any]:
+    sums = reported_sums(log)
     return _head(log) | {
         "bounds": {"prefix": None, "any_position": None, "offline_optimum": None},
         "presets": {},
         "capacity_curve": [],
         "fixes": [],
         "lost_by_cause": {},
-        "reported": None,
-        "measured": [],
+        "reported": sums and _REPORTED_LENGTHS | {"sums": sums},
+        "measured": [_sums_line(sums)] if sums else [],
         "verdict": "no verdict: the log has lengths and times, and no ids of shared content",
     }
 

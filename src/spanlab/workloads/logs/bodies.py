@@ -463,29 +463,50 @@ def usage_of(row: Row) -> Usage:
     ):
         counts = row.get(*places)
         if isinstance(counts, dict) and prompt in counts:
-            return _inclusive(_number(counts, prompt), _number(counts, cached))
+            return inclusive(_number(counts, prompt), _number(counts, cached))
     return NOT_REPORTED
 
 
 def _of_usage(usage: Mapping[str, Any]) -> Usage:
-    read, written = (_number(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
-    details = [_number(usage.get(f"{name}_tokens_details"), "cached_tokens") for name in ("prompt", "input")]
+    read, written = _number(usage, "cache_read_input_tokens"), _created(usage)
+    divided = [usage.get(f"{name}_tokens_details") for name in ("prompt", "input")]
+    details = [_number(counts, "cached_tokens") for counts in divided]
     others = [_number(usage, name) for name in ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens")]
     cached = next((count for count in (*details, *others) if not np.isnan(count)), np.nan)
     prompt = _number(usage, "prompt_tokens")
     if np.isnan(prompt) and "prompt_cache_miss_tokens" in usage:
         prompt = _number(usage, "prompt_cache_hit_tokens") + _number(usage, "prompt_cache_miss_tokens")
+    in_details = (_number(counts, name) for counts in divided for name in _WRITTEN)
+    stored = next((count for count in in_details if not np.isnan(count)), written)
     if not np.isnan(prompt):
-        return _inclusive(prompt, read if np.isnan(cached) else cached)
+        return inclusive(prompt, read if np.isnan(cached) else cached, stored)
     prompt = _number(usage, "input_tokens")
-    if {"cache_read_input_tokens", "cache_creation_input_tokens"} & set(usage) and np.isnan(details[1]):
-        return Usage(prompt + read + written, read)
-    return _inclusive(prompt, cached)
+    if "cache_creation" in usage and "cache_creation_input_tokens" not in usage and not np.isnan(written):
+        usage = {**usage, "cache_creation_input_tokens": written}
+    if set(_APART) & set(usage) and np.isnan(details[1]):
+        # an absent count of one of the two is none of the prompt, and a null one is unknown
+        parts_of_prompt = (count for name, count in zip(_APART, (read, written), strict=True) if name in usage)
+        return Usage(prompt + sum(parts_of_prompt), read, written)
+    return inclusive(prompt, cached, stored)
 
 
-def _inclusive(prompt: float, cached: float) -> Usage:
-    """Return counts of which one includes the other; cached tokens beyond the prompt's contradict that."""
-    return NOT_REPORTED if cached > prompt else Usage(prompt, cached)
+_APART = ("cache_read_input_tokens", "cache_creation_input_tokens")  # of which Anthropic's input_tokens has none
+_WRITTEN = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
+
+
+def _created(usage: Mapping[str, Any]) -> float:
+    """Return tokens that Anthropic wrote into a cache: their sum, or the sum of those by the time that they stay."""
+    total = _number(usage, "cache_creation_input_tokens")
+    by_time = [_number(usage.get("cache_creation"), f"ephemeral_{time}_input_tokens") for time in ("5m", "1h")]
+    known = [count for count in by_time if not np.isnan(count)]
+    return float(np.nanmax([total, sum(known)])) if known else total
+
+
+def inclusive(prompt: float, cached: float, created: float = np.nan) -> Usage:
+    """Return counts of which the first includes the others; parts beyond the prompt contradict that."""
+    if cached > prompt:
+        return NOT_REPORTED
+    return Usage(prompt, cached, np.nan if np.nansum((cached, created)) > prompt else created)
 
 
 def _number(counts: Any, name: str) -> float:

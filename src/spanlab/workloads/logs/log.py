@@ -111,15 +111,18 @@ UNKNOWN = Moments()
 class Usage(NamedTuple):
     """Reported tokens of one request, NaN where the server reports none.
 
-    `prompt`  all tokens of the prompt, cached ones included
-    `cached`  those that came from a cache
+    `prompt`   all tokens of the prompt, cached and created ones included
+    `cached`   those that came from a cache
+    `created`  those that were written into a cache, where a provider counts them apart
     """
 
     prompt: float = np.nan
     cached: float = np.nan
+    created: float = np.nan
 
 
 NOT_REPORTED = Usage()
+BYTES_PER_TOKEN = 4  # of text without a tokenizer: close to the ratio of large vocabularies for English
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,6 +203,7 @@ class Unread:
     `left`       bytes left out, by part: a key of a body, bad lines by their field
     `places`     number of times that each part was left out
     `requests`   requests that were read; `endless` are those with a part whose tokens the log does not determine
+    `withheld`   requests of which the log has lengths only
     """
 
     read: int = 0
@@ -207,6 +211,7 @@ class Unread:
     places: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     endless: int = 0
+    withheld: int = 0
 
     def take(self, size: int) -> None:
         """Count bytes that became tokens."""
@@ -222,9 +227,18 @@ class Unread:
         self.requests += 1
         self.endless += endless
 
+    def withhold(self) -> None:
+        """Count a request whose content the log does not have."""
+        self.finish(endless=True)
+        self.withheld += 1
+
+    def mark_endless(self, before: int) -> None:
+        """Count the last request as one of unknown length, unless it made `endless` larger than `before`."""
+        self.endless += self.endless == before
+
     def clear(self) -> None:
         """Forget all counts, since the log is read again."""
-        self.read, self.requests, self.endless = 0, 0, 0
+        self.read, self.requests, self.endless, self.withheld = 0, 0, 0, 0
         self.left.clear()
         self.places.clear()
 
@@ -356,7 +370,8 @@ class Log:
     `observed`     observed times of requests and tokens, if the log has them
     `unread`       what the reader left out of the prompts
     `lines`        int64, shape (requests,): the line of each request
-    `usage`        float64, shape (requests, 2): reported tokens of the prompt and cached ones; None if none is reported
+    `usage`        float64, shape (requests, 3): reported tokens of the prompt, cached and created ones; None if none is
+                   reported
     `source`       reads the log again, with changed prompts; None if it is no file
     `counters`     the server's own counters over the time of the log; None if the log has none
     """
@@ -416,7 +431,7 @@ class Entry:
     `wait`     seconds between the end of the previous request of its session and this one; 0 if unknown
     `line`     line in the log, for error messages
     `moments`  times of queueing, scheduling, first and last token
-    `usage`    reported tokens of the prompt, and cached ones; NaN if unknown
+    `usage`    reported tokens of the prompt, cached and created ones; NaN if unknown
     """
 
     keys: Keys

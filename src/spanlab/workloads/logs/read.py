@@ -22,10 +22,10 @@ from spanlab.queries.render import ChatTokenizer, load_tokenizer
 from spanlab.registry import at_most, one_of, positive
 from spanlab.workloads.files import Content, Waits, content_of
 from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
-from spanlab.workloads.logs import formats, openai, vllm_events  # noqa: F401 - register their formats
+from spanlab.workloads.logs import agents, formats, openai, vllm_events  # noqa: F401 - register their formats
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.formats import CONTENT, entries
-from spanlab.workloads.logs.log import Columns, Entry, Ids, Log
+from spanlab.workloads.logs.log import BYTES_PER_TOKEN, Columns, Entry, Ids, Log
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, Section, sections_of
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, detect_format
 from spanlab.workloads.selection import Selection, select
@@ -34,7 +34,6 @@ from spanlab.workloads.text import find_tokenizer
 from spanlab.workloads.workload import Corpus, Provenance, ProvenanceKind, Row, Workload, workload
 
 ROWS = ("auto", "whole", "increments")
-BYTES_PER_TOKEN = 4  # of text without a tokenizer: close to the ratio of large vocabularies for English
 STAND_IN = (
     f"no tokenizer is given: {BYTES_PER_TOKEN} bytes of text count as one token, so that lengths are estimates; "
     "workload.tokenizer=FILE counts real ones"
@@ -191,7 +190,8 @@ def _read_path(path: Path, settings: LogSettings, tokenizer: str | None, rewrite
     except BadFieldError as error:
         raise ValueError(f"log={path}: {error}") from error
     source = LogSource(path, settings, tokenizer)
-    log = columns.log(name, log_format.ids, block, notes_of_reading, f"log={path}")
+    ids = Ids.NONE if file.holds_lengths_only else log_format.ids
+    log = columns.log(name, ids, block, notes_of_reading, f"log={path}")
     return replace(log, unread=unread, counters=counters, source=source)
 
 

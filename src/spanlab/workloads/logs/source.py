@@ -6,7 +6,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -257,6 +257,18 @@ class LogFile:
         records = sorted((self.content.file / "records").glob("*.jsonl"))
         return records[0] if len(records) == 1 else self.content.file
 
+    @property
+    def holds_lengths_only(self) -> bool:
+        """Whether the file has been read, and none of its requests has content."""
+        return bool(self.unread.withheld) and self.unread.withheld == self.unread.requests
+
+    def files(self, suffixes: tuple[str, ...] = (".jsonl",)) -> list[LogFile]:
+        """Return the files of a folder by path, with the notes and counts of this one; the file itself if it is one."""
+        if not self.content.file.is_dir():
+            return [self]
+        paths = sorted(path for path in self.content.file.rglob("*") if path.suffix in suffixes and path.is_file())
+        return [replace(self, path=path, content=Content(path)) for path in paths]
+
     @cached_property
     def head(self) -> bytes:
         """The first bytes, without a byte order mark; empty for a folder without requests.jsonl."""
@@ -307,14 +319,19 @@ class LogFile:
         return self.lines() if self.document is None else iter(enumerate(self.document, 1))
 
     def parsed(
-        self, parse: Callable[[Any, int], T | None], items: Iterator[tuple[int, Any]] | None = None
+        self,
+        parse: Callable[[Any, int], T | None],
+        items: Iterator[tuple[int, Any]] | None = None,
+        *,
+        counts: bool = True,
     ) -> Iterator[T]:
         """Yield what `parse` returns for each item and its number, except None; refuse items with an invalid field.
 
-        `items`  numbered items; None: all lines of the file, or all items of a JSON document
+        `items`   numbered items; None: all lines of the file, or all items of a JSON document
+        `counts`  whether an item that counts no bytes itself was read as one request
         """
         for number, line in items or self.items():
-            seen = self.unread.seen
+            seen = self.unread.seen if counts else -1
             try:
                 size = len(line if isinstance(line, bytes) else orjson.dumps(line))
                 entry = parse(line, number)
@@ -445,6 +462,7 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
     "log format",
     order=(
         "ragpulse",
+        "claude_code",
         "parquet",
         "azure",
         "burstgpt",
@@ -467,8 +485,6 @@ _UNREAD: dict[str, tuple[str, ...]] = {
     "a Langfuse export (input.messages)": ("input.messages",),
     "a GuideLLM report (benchmarks)": ("benchmarks",),
     "AIPerf's records (metrics.input_sequence_length)": ("metadata", "metrics"),
-    "a session of Claude Code (sessionId, message)": ("sessionId", "message"),
-    "a session of Codex (payload)": ("payload", "type"),
     "OpenTelemetry spans (resourceSpans)": ("resourceSpans",),
     "an OpenTelemetry span (attributes)": ("attributes",),
     "a SWE-agent trajectory (trajectory)": ("trajectory",),

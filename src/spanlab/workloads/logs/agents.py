@@ -1,0 +1,433 @@
+"""Sessions of coding agents: each call of a model is a request with the history before it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from spanlab.workloads.logs.bodies import is_body, usage_of
+from spanlab.workloads.logs.log import (
+    BYTES_PER_TOKEN,
+    NOT_REPORTED,
+    Entry,
+    Identity,
+    Ids,
+    Moments,
+    Usage,
+    hash_name,
+)
+from spanlab.workloads.logs.rendering import UNKNOWN_TOKENS, BodyReader
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, head_rows, parse_object
+
+FRONT = "system prompt and tools, which the log does not have"
+UNSEEN = (
+    "system prompt and tools are not in the log: at the first call of a session they are what the provider counts "
+    "beyond the messages; they count as one unknown text that is the same in all calls of the session, and in no other"
+)
+NUMBERED = "the log is a folder: its requests are numbered by time, and not by line"
+_TRIED_FILES = 20  # of a folder, to recognise its format
+_LONGEST_OUTPUT = (1 << 31) - 1
+
+
+@dataclass
+class Call:
+    """One call of a model by an agent.
+
+    `body`    the messages before it, as the body of a request
+    `front`   whether text in front of the messages is missing
+    `at`      seconds at which it was sent, and `end` at which its answer was complete; None if unknown
+    """
+
+    line: int
+    session: str
+    body: Mapping[str, Any]
+    usage: Usage = NOT_REPORTED
+    output: int = 0
+    at: float | None = None
+    end: float | None = None
+    front: bool = True
+    identity: Identity = ()
+    size: int = 0
+
+
+class Calls:
+    """Requests from the calls of sessions: what stands before the messages, and the waits between calls."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._file, self._reader = file, BodyReader(file)
+        self._fronts: dict[str, int] = {}
+        self._ends: dict[str, float] = {}
+
+    def entry(self, call: Call) -> Entry:
+        """Return the request of a call; calls of a session come in order of time."""
+        unread, endless = self._file.unread, self._file.unread.endless
+        if any(call.body.get(key) for key in ("messages", "input")):
+            keys, lengths, opens = self._reader.pieces(call.body, call.line, is_line=False)
+        else:
+            keys, lengths, opens = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ()
+            unread.finish()
+        if call.front:
+            known, counted = call.session in self._fronts, int(lengths.sum())
+            if not known and not np.isnan(call.usage.prompt):
+                self._fronts[call.session] = max(0, int(call.usage.prompt) - counted)
+                known = True
+            if UNSEEN not in self._file.notes:
+                self._file.notes.append(UNSEEN)
+            tokens = self._fronts.get(call.session, UNKNOWN_TOKENS)
+            if not known:
+                unread.mark_endless(endless)
+            unread.leave(FRONT, BYTES_PER_TOKEN * tokens)
+            if tokens:
+                keys = np.concatenate([[np.int64(hash_name(("front", call.session, known)))], keys])
+                lengths = np.concatenate([[np.int64(tokens)], lengths])
+                opens = (1, *(index + 1 for index in opens)) if len(keys) > 1 else ()
+        before = self._ends.get(call.session)
+        wait = max(0.0, call.at - before) if before is not None and call.at is not None else 0.0
+        if call.end is not None:
+            self._ends[call.session] = max(call.end, before or call.end)
+        return Entry(
+            keys,
+            lengths,
+            call.line,
+            call.at,
+            min(call.output, _LONGEST_OUTPUT),
+            call.session,
+            opens=opens,
+            moments=Moments(last_token=np.nan if call.end is None else call.end),
+            wait=wait,
+            usage=call.usage,
+            identity=call.identity,
+        )
+
+
+def read_sessions(read: Callable[[LogFile, set[object]], Iterator[Call]]) -> Callable[[LogFile], Iterator[Entry]]:
+    """Return a reader of one file of sessions, or of a folder of them; `read` yields the calls of a file by time.
+
+    A file of a folder is opened when the time of its first line is reached, so that few are in memory at once.
+    `read` also gets the set of calls that files before it had, since a session that goes on may repeat them.
+    """
+
+    def entries(file: LogFile) -> Iterator[Entry]:
+        calls, seen, is_folder = Calls(file), set[object](), file.content.file.is_dir()
+        if is_folder:
+            file.notes.append(NUMBERED)
+        for number, (inner, call) in enumerate(_by_time(file.files(), read, seen), 1):
+            line = call.line
+            call.line = number if is_folder else line
+            try:
+                entry = calls.entry(call)
+            except BadFieldError as error:
+                inner.refuse(line, str(error), call.size)
+            else:
+                yield entry
+
+    return entries
+
+
+def _by_time(
+    files: list[LogFile], read: Callable[[LogFile, set[object]], Iterator[Call]], seen: set[object]
+) -> Iterator[tuple[LogFile, Call]]:
+    """Yield the calls of several files in order of time; calls without a time come at once."""
+    waiting = sorted(((_first_time(file), number) for number, file in enumerate(files)), reverse=True)
+    heap: list[tuple[float, int, Call, Iterator[Call]]] = []
+
+    def take(number: int, calls: Iterator[Call]) -> None:
+        call = next(calls, None)
+        if call is not None:
+            heapq.heappush(heap, (-np.inf if call.at is None else call.at, number, call, calls))
+
+    while heap or waiting:
+        while waiting and (not heap or waiting[-1][0] <= heap[0][0]):
+            number = waiting.pop()[1]
+            take(number, read(files[number], seen))
+        if heap:
+            _, number, call, calls = heapq.heappop(heap)
+            yield files[number], call
+            take(number, calls)
+
+
+def _first_time(file: LogFile) -> float:
+    for row in head_rows(file):
+        try:
+            time = Row(row).seconds("timestamp", "payload.timestamp")
+        except BadFieldError:
+            continue
+        if time is not None:
+            return time
+    return -np.inf
+
+
+def _folder_has(file: LogFile, recognises: Callable[[dict[str, Any]], bool]) -> bool:
+    """Return whether a file, or one of the first files of a folder, has a row that a format recognises."""
+    first = (inner for inner in file.files()[:_TRIED_FILES] if inner.head.lstrip()[:1] == b"{")
+    return any(recognises(row) for inner in first for row in head_rows(inner))
+
+
+def _output_of(usage: Any) -> int:
+    value = usage.get("output_tokens") if isinstance(usage, dict) else None
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else 0
+
+
+# ------------------------------------------------------------------------------
+# Claude Code: one JSON object per line, a tree of messages by `uuid` and `parentUuid`.
+#
+# A message of the model is written as several lines, one per content block, with the same id and
+# with the usage as it was when the line was written: the largest output is the final one. Lines
+# may go on from any earlier line, so the messages of a file are in memory until its end.
+# ------------------------------------------------------------------------------
+
+_SPEAKERS = ("user", "assistant")
+_NAMES = ("sessionId", "session_id")
+_SYNTHETIC = "<synthetic>"
+SYNTHETIC = "messages that Claude Code wrote itself, such as errors of the API"
+REPEATED_LINES = "lines that repeat an earlier line"
+REPEATED_CALLS = "calls that another file has too"
+NO_PARENT = "messages whose parent is not in the log: the history before them is unknown"
+
+
+@LOG_FORMATS.register("claude_code")
+def claude_code() -> LogFormat:
+    """A session of Claude Code, one with subagents, or a folder of sessions; one request per call of the model."""
+    return LogFormat(
+        looks_for="JSONL with sessionId, type and message, or a folder of such files",
+        recognises=lambda file: _folder_has(file, _is_claude_code),
+        read=read_sessions(_claude_code_calls),
+        ids=Ids.CONTENT,
+        fields=("sessionId", "type", "message"),
+    )
+
+
+def _is_claude_code(row: dict[str, Any]) -> bool:
+    kind, has_name = row.get("type"), isinstance(row.get("sessionId"), str)
+    if kind in _SPEAKERS:
+        return isinstance(row.get("message"), dict) and (has_name or isinstance(row.get("session_id"), str))
+    if kind == "system" and "subtype" in row:
+        return has_name or isinstance(row.get("session_id"), str)
+    is_other = isinstance(kind, str) and has_name and not is_body(row)
+    return is_other or (kind, True) in (("summary", "leafUuid" in row), ("file-history-snapshot", "snapshot" in row))
+
+
+@dataclass(eq=False)
+class _Node:
+    """A line with a place in the tree; `content` is that of its message, None if no prompt has it."""
+
+    line: int
+    parent: _Node | None
+    role: str
+    content: list[Any] | None
+    time: float | None
+    is_first: bool
+    message: _Message | None = None
+
+
+@dataclass(eq=False)
+class _Message:
+    """A message of the model: the lines with its blocks, and the usage with the largest output."""
+
+    nodes: list[_Node]
+    session: str
+    agent: str | None
+    model: str | None
+    size: int = 0
+    usage: Mapping[str, Any] = field(default_factory=dict)
+
+    def report(self, usage: Any) -> None:
+        """Take the usage of a line, unless an earlier one had more output."""
+        if isinstance(usage, dict) and usage and _output_of(usage) >= _output_of(self.usage):
+            self.usage = usage
+
+
+class _Tree:
+    """Lines of a file by uuid, messages of the model by id, and results of tools by the id of their call."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._file = file
+        self._nodes: dict[str, _Node] = {}
+        self._last: dict[tuple[str, str | None], _Node] = {}
+        self._latest: dict[str, _Message] = {}
+        self.messages: dict[object, _Message] = {}
+        self.results: dict[str, list[_Node]] = {}
+        self.without_parent: set[_Node] = set()
+
+    def add(self, row: Row, line: int) -> None:
+        """Take a line of a file."""
+        kind, uuid = str(row.get("type")), row.get("uuid")
+        node = _Node(line, None, kind, None, row.seconds("timestamp"), False)
+        message = row.get("message")
+        is_message = kind in _SPEAKERS and message is not None
+        if is_message and not isinstance(message, dict):
+            raise BadFieldError("message", f"an object with role and content, not {message!r:.40}")
+        if isinstance(uuid, str) and uuid in self._nodes:
+            self._file.set_aside(REPEATED_LINES)
+            if (repeated := self._nodes[uuid].message) is not None and is_message:
+                repeated.report(message.get("usage"))
+            return
+        session = str(row.label(*_NAMES) or "")
+        agent = row.label("agentId", "parent_tool_use_id")
+        branch = session, None if agent is None else str(agent)
+        node.parent, node.is_first = self._parent(row, node, branch), bool(row.get("isCompactSummary"))
+        if isinstance(uuid, str):
+            self._nodes[uuid] = node
+        if isinstance(uuid, str) or is_message:
+            self._last[branch] = node
+        if kind == "attachment":
+            node.role, node.content = "user", [{"type": "attachment", "attachment": row.get("attachment")}]
+        elif not is_message:
+            self._file.set_aside(f"lines of the type {kind}{_subtype(row)}")
+        elif message.get("model") == _SYNTHETIC or row.get("isApiErrorMessage"):
+            self._file.set_aside(SYNTHETIC)
+        elif row.get("isVisibleInTranscriptOnly") and not node.is_first:
+            self._file.set_aside("messages that only the transcript shows")
+        else:
+            self._add_message(row, message, node, branch)
+
+    def _parent(self, row: Row, node: _Node, branch: tuple[str, str | None]) -> _Node | None:
+        if "parentUuid" not in row.fields:  # the output stream of `claude -p` is a single branch
+            return self._last.get(branch)
+        parent = row.get("parentUuid")
+        if parent is None:
+            return None
+        if str(parent) not in self._nodes:
+            self.without_parent.add(node)
+        return self._nodes.get(str(parent))
+
+    def _add_message(self, row: Row, message: dict[str, Any], node: _Node, branch: tuple[str, str | None]) -> None:
+        content = message.get("content")
+        if content is None:
+            raise BadFieldError("message.content", "a text or a list of blocks, and it is missing")
+        node.content = content if isinstance(content, list) else [content]
+        if node.role == "user":
+            for block in node.content:
+                if isinstance(block, dict) and block.get("type") == "tool_result":
+                    self.results.setdefault(str(block.get("tool_use_id")), []).append(node)
+            return
+        name, request = message.get("id"), row.get("requestId")
+        of_line = ("uuid", row.get("uuid")) if "uuid" in row.fields else (str(self._file.path), node.line)
+        key: object = of_line if name is None else (str(name), request)
+        known = self.messages.get(key)
+        if known is None and name is not None and (latest := self._latest.get(str(name))) is not None:
+            is_same = request is None or (str(name), None) in self.messages
+            known = latest if is_same else None
+        if known is None:
+            agent = branch[1]
+            if agent is None and row.get("isSidechain"):
+                agent = f"sidechain {_root(node).line}"
+            model = message.get("model")
+            known = _Message([], branch[0], agent, model if isinstance(model, str) else None)
+            self.messages[key] = known
+            if name is not None:
+                self._latest[str(name)] = known
+        known.nodes.append(node)
+        node.message = known
+        known.report(message.get("usage"))
+
+    def call(self, message: _Message) -> Call:
+        """Return the call that a message of the model answers."""
+        first, last = message.nodes[0], message.nodes[-1]
+        chain = _chain(first.parent)
+        oldest = chain[0] if chain else first
+        usage = usage_of(Row({"usage": message.usage}))
+        if oldest in self.without_parent and not oldest.is_first:
+            self._file.set_aside(NO_PARENT)
+        name = message.session if message.agent is None else f"{message.session}/{message.agent}"
+        return Call(
+            first.line,
+            name,
+            {"messages": self._prompt(chain, first.line)},
+            usage,
+            _output_of(message.usage),
+            _sent_at(message),
+            last.time,
+            identity=() if message.model is None else (("model", message.model),),
+        )
+
+    def _prompt(self, chain: list[_Node], line: int) -> list[dict[str, Any]]:
+        """Return the messages of a chain of lines before a line.
+
+        Results of tools that ran side by side are on branches of their own: they follow the message that called them.
+        """
+        messages: list[dict[str, Any]] = []
+        results: set[_Node] = {node for node in chain if node.role == "user"}
+        taken: set[_Message] = set()
+        for node in chain:
+            if node.content is None:
+                continue
+            if node.message is None:
+                messages.append({"role": "user", "content": node.content})
+                continue
+            if node.message in taken:
+                continue
+            taken.add(node.message)
+            blocks = _blocks([each for each in node.message.nodes if each.line < line])
+            messages.append({"role": "assistant", "content": blocks})
+            for block in blocks:
+                name = str(block.get("id")) if isinstance(block, dict) and block.get("type") == "tool_use" else None
+                for result in self.results.get(name, ()) if name is not None else ():
+                    if result.line < line and result not in results and result.content is not None:
+                        results.add(result)
+                        messages.append({"role": "user", "content": result.content})
+        return messages
+
+
+def _chain(node: _Node | None) -> list[_Node]:
+    """Return the lines up to a line, from the root of its tree or from the summary that took the place of a history."""
+    chain = []
+    while node is not None:
+        chain.append(node)
+        node = None if node.is_first else node.parent
+    return chain[::-1]
+
+
+def _root(node: _Node) -> _Node:
+    while node.parent is not None:
+        node = node.parent
+    return node
+
+
+def _blocks(nodes: list[_Node]) -> list[Any]:
+    """Return the blocks of a message's lines; a call of a tool stands once."""
+    blocks: list[Any] = []
+    tools: set[str] = set()
+    for node in nodes:
+        for block in node.content or ():
+            if isinstance(block, dict) and block.get("type") == "tool_use" and block.get("id") is not None:
+                if str(block["id"]) in tools:
+                    continue
+                tools.add(str(block["id"]))
+            blocks.append(block)
+    return blocks
+
+
+def _subtype(row: Row) -> str:
+    subtype = row.get("subtype")
+    return f" ({subtype:.40})" if isinstance(subtype, str) else ""
+
+
+def _claude_code_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
+    tree = _Tree(file)
+    for _ in file.parsed(lambda item, line: tree.add(parse_object(item), line), counts=False):
+        pass
+    calls = []
+    for key, message in tree.messages.items():
+        if key in seen:
+            file.set_aside(REPEATED_CALLS)
+            continue
+        seen.add(key)
+        calls.append((message, _sent_at(message)))
+    calls.sort(key=lambda pair: -np.inf if pair[1] is None else pair[1])
+    for message, _ in calls:
+        yield tree.call(message)
+
+
+def _sent_at(message: _Message) -> float | None:
+    """Return the time of the last line before a message of the model: then, its prompt was complete."""
+    first = message.nodes[0]
+    node = first.parent
+    while node is not None and node.time is None:
+        node = node.parent
+    times = [time for time in (first.time, None if node is None else node.time) if time is not None]
+    return min(times, default=None)

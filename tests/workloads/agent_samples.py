@@ -1,0 +1,77 @@
+"""Lines of sessions of coding agents, as Claude Code and Codex write them, with invented contents."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+
+def clock(second: float) -> str:
+    """Return a time of one morning as agents write it."""
+    minute, second = divmod(second, 60)
+    return f"2026-11-02T09:{int(minute):02}:{second:06.3f}Z"
+
+
+def counts(fresh: int, read: int, created: int, output: int) -> dict[str, Any]:
+    """Return usage as Anthropic reports it."""
+    return {
+        "input_tokens": fresh,
+        "cache_read_input_tokens": read,
+        "cache_creation_input_tokens": created,
+        "cache_creation": {"ephemeral_5m_input_tokens": created, "ephemeral_1h_input_tokens": 0},
+        "output_tokens": output,
+    }
+
+
+class ClaudeSession:
+    """Writer of a session: each line goes on from the one before it, unless `parent` names another."""
+
+    def __init__(self, session: str = "s1", **keys: Any) -> None:
+        self.session, self.keys, self.lines = session, keys, list[dict[str, Any]]()
+        self._numbers, self._seconds = count(1), count(1)
+        self.last: str | None = None
+
+    def line(self, kind: str, **fields: Any) -> str:
+        """Append a line, and return its uuid."""
+        uuid = f"{self.session}-{next(self._numbers)}"
+        row = {"parentUuid": self.last, "uuid": uuid, "sessionId": self.session, "type": kind, "isSidechain": False}
+        row |= {"timestamp": clock(next(self._seconds))} | self.keys | fields
+        self.lines.append(row)
+        self.last = row["uuid"]
+        return row["uuid"]
+
+    def user(self, content: Any, **fields: Any) -> str:
+        """Append a message of the user, or a list of blocks with results of tools."""
+        return self.line("user", message={"role": "user", "content": content}, **fields)
+
+    def model(self, name: str | None, block: dict[str, Any], usage: dict[str, Any] | None, **fields: Any) -> str:
+        """Append a line with one block of the model's message `name`."""
+        message = {"role": "assistant", "model": "claude-x", "content": [block]}
+        message |= ({} if name is None else {"id": name}) | ({} if usage is None else {"usage": usage})
+        return self.line("assistant", message=message | fields.pop("message", {}), **fields)
+
+
+def text(content: str) -> dict[str, Any]:
+    """Return a block of text."""
+    return {"type": "text", "text": content}
+
+
+def tool(name: str, **arguments: Any) -> dict[str, Any]:
+    """Return a call of a tool with this id."""
+    return {"type": "tool_use", "id": name, "name": "Read", "input": arguments}
+
+
+def result(name: str, content: str) -> dict[str, Any]:
+    """Return the result of a tool's call."""
+    return {"type": "tool_result", "tool_use_id": name, "content": content}
+
+
+def claude_session() -> list[dict[str, Any]]:
+    """Return a session with two calls, of which the second repeats its usage."""
+    session = ClaudeSession()
+    session.user("please read the two files that hold the settings")
+    session.model("m1", tool("t1", path="a"), counts(5, 0, 900, 30))
+    session.user([result("t1", "the first file has a single line")])
+    session.model("m2", {"type": "thinking", "thinking": "", "signature": "x"}, counts(4, 900, 60, 1))
+    session.model("m2", text("both are short"), counts(4, 900, 60, 45))
+    return session.lines

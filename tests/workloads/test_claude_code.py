@@ -1,0 +1,325 @@
+"""Sessions of Claude Code: each call once, with the history before it and the provider's own counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spanlab.workloads.logs.log import Log
+from spanlab.workloads.logs.read import LogSettings, read_log
+
+from ..support.files import write_lines
+from .agent_samples import ClaudeSession, claude_session, clock, counts, result, text, tool
+
+LONG = "a sentence that is long enough to be several pieces of sixteen tokens, and is said again. " * 6
+
+
+def read(folder: Path, rows: list[Any], **settings: Any) -> Log:
+    return read_log(write_lines(folder / "session", *rows), LogSettings(**settings))
+
+
+def sums(log: Log) -> tuple[int, int, int, int]:
+    """Return fresh, cached, created and output tokens."""
+    prompt, cached, created = (int(total) for total in np.nansum(log.usage, axis=0))
+    return prompt - cached - created, cached, created, int(log.output_lens.sum())
+
+
+def texts(log: Log) -> list[str]:
+    """Return the text of each prompt, parts joined by a bar."""
+    sections = log.source.sections(frozenset(log.lines.tolist()))
+    return [
+        "|".join(part.content if isinstance(part.content, str) else f"<{part.content.kind}>" for part in sections[line])
+        for line in log.lines.tolist()
+    ]
+
+
+def tokens(content: str) -> int:
+    return -(-len(content.encode()) // 4)
+
+
+def test_each_call_counts_once(tmp_path: Path):
+    log = read(tmp_path, claude_session())
+    assert (log.format, log.requests) == ("claude_code", 2)
+    assert sums(log) == (9, 900, 960, 75)
+    assert log.usage.tolist() == [[905, 0, 900], [964, 900, 60]]
+
+
+def test_prompt_is_the_history_before_the_call(tmp_path: Path):
+    first, second = texts(read(tmp_path, claude_session()))
+    asked = "user\nplease read the two files that hold the settings"
+    assert first == asked
+    call = '{"tool_calls":[{"id":"t1","type":"function","function":{"name":"Read","arguments":{"path":"a"}}}]}'
+    assert second == f'{asked}|assistant\n{call}|tool\nthe first file has a single line{{"tool_call_id":"t1"}}'
+
+
+def test_unseen_front_has_the_length_that_the_provider_counts(tmp_path: Path):
+    log = read(tmp_path, claude_session())
+    asked = tokens("user\nplease read the two files that hold the settings")
+    front = 905 - asked
+    assert log.lengths[log.starts[:2]].tolist() == [front, front]
+    assert log.pieces[log.starts[0]] == log.pieces[log.starts[1]]
+    assert log.prompt_tokens[0] == 905
+    assert log.unread.left == {"system prompt and tools, which the log does not have": 2 * 4 * front}
+    assert not log.unread.allows_verdict
+    assert any(note.startswith("system prompt and tools are not in the log") for note in log.notes)
+
+
+def test_waits_are_those_between_calls(tmp_path: Path):
+    session = ClaudeSession()
+    session.user("go", timestamp=clock(10))
+    session.model("m1", tool("t1"), counts(1, 0, 0, 1), timestamp=clock(13))
+    session.user([result("t1", "done")], timestamp=clock(33.5))
+    session.model("m2", text("ok"), counts(1, 0, 0, 1), timestamp=clock(35))
+    log = read(tmp_path, session.lines)
+    assert log.arrived_ns.tolist() == [0, 23_500_000_000]
+    assert log.waits_ns.tolist() == [0, 20_500_000_000]
+    assert log.observed.last_token.tolist() == [3.0, 25.0]
+    assert log.sessions.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("outputs", [(1, 40), (40, 1), (40, 40)])
+def test_largest_output_of_a_message_is_the_final_one(tmp_path: Path, outputs: tuple[int, int]):
+    session = ClaudeSession()
+    session.user("go")
+    for output in outputs:
+        session.model("m1", text(f"part {output}"), counts(3, 100, output, output))
+    assert sums(read(tmp_path, session.lines)) == (3, 100, 40, 40)
+
+
+def test_results_of_parallel_tools_are_on_branches(tmp_path: Path):
+    session = ClaudeSession()
+    session.user("compare")
+    first = session.model("m1", tool("t1"), counts(1, 0, 0, 9))
+    second = session.model("m1", tool("t2"), counts(1, 0, 0, 9))
+    session.user([result("t1", "left side")], parentUuid=first)
+    session.user([result("t2", "right side")], parentUuid=second)
+    session.model("m2", text("equal"), counts(1, 0, 0, 2))
+    log = read(tmp_path, session.lines)
+    assert log.requests == 2
+    assert "left side" in texts(log)[1]
+    assert "right side" in texts(log)[1]
+    assert texts(log)[1].count("assistant") == 1
+
+
+def test_result_between_two_blocks_of_a_message(tmp_path: Path):
+    session = ClaudeSession()
+    session.user("compare")
+    session.model("m1", tool("t1"), counts(1, 0, 7, 3))
+    session.user([result("t1", "left side")])
+    session.model("m1", tool("t2"), counts(1, 0, 7, 9))
+    session.user([result("t2", "right side")])
+    session.model("m2", text("equal"), counts(1, 7, 0, 2))
+    log = read(tmp_path, session.lines)
+    assert (log.requests, sums(log)) == (2, (2, 7, 7, 11))
+    assert texts(log)[1].index('"t2"') < texts(log)[1].index("left side")
+
+
+def test_edited_message_starts_a_branch(tmp_path: Path):
+    session = ClaudeSession()
+    session.user("first")
+    start = session.model("m1", text("answer"), counts(1, 0, 0, 1))
+    session.user("second, as it was", parentUuid=start)
+    session.model("m2", text("x"), counts(1, 0, 0, 1))
+    session.user("second, edited", parentUuid=start)
+    session.model("m3", text("y"), counts(1, 0, 0, 1))
+    prompts = texts(read(tmp_path, session.lines))
+    assert prompts[2] == "user\nfirst|assistant\nanswer|user\nsecond, edited"
+
+
+@pytest.mark.parametrize("has_parent", [False, True])
+def test_compaction_begins_a_new_history(tmp_path: Path, has_parent: bool):
+    session = ClaudeSession()
+    session.user(LONG)
+    last = session.model("m1", text("answer"), counts(1, 0, 0, 1))
+    session.line("system", subtype="compact_boundary", parentUuid=last if has_parent else None, logicalParentUuid=last)
+    session.user("what happened so far", isCompactSummary=True, isVisibleInTranscriptOnly=True)
+    session.model("m2", text("y"), counts(1, 0, 0, 1))
+    log = read(tmp_path, session.lines)
+    assert texts(log)[1] == "user\nwhat happened so far"
+    assert "not counted: 1 lines of the type system (compact_boundary)" in log.notes
+
+
+@pytest.mark.parametrize("names", [{}, {"agentId": "a1"}])
+def test_subagent_has_a_history_of_its_own(tmp_path: Path, names: dict[str, str]):
+    session = ClaudeSession()
+    session.user("ask another")
+    caller = session.model("m1", tool("t1"), counts(1, 0, 50, 5))
+    session.user("you are another", parentUuid=None, isSidechain=True, **names)
+    session.model("m2", text("found it"), counts(2, 0, 30, 6), isSidechain=True, **names)
+    session.user([result("t1", "found it")], parentUuid=caller)
+    session.model("m3", text("thanks"), counts(1, 50, 10, 7))
+    log = read(tmp_path, session.lines)
+    assert sums(log) == (4, 50, 90, 18)
+    assert log.sessions.tolist() == [0, 1, 0]
+    assert [len(prompt.split("|")) for prompt in texts(log)] == [1, 1, 3]
+
+
+def test_messages_of_the_program_are_no_calls(tmp_path: Path):
+    session = ClaudeSession()
+    session.user("go")
+    synthetic = {"model": "<synthetic>", "id": "x1"}
+    session.model("x1", text("API Error: 529"), counts(0, 0, 0, 0), message=synthetic, isApiErrorMessage=True)
+    session.line("system", subtype="api_error", level="error")
+    session.user("again")
+    session.model("m1", text("here"), counts(3, 0, 20, 4))
+    log = read(tmp_path, session.lines)
+    assert (log.requests, sums(log)) == (1, (3, 0, 20, 4))
+    assert texts(log) == ["user\ngo|user\nagain"]
+    assert "not counted: 1 messages that Claude Code wrote itself, such as errors of the API" in log.notes
+    assert "not counted: 1 lines of the type system (api_error)" in log.notes
+
+
+def test_other_lines_are_counted_by_their_type(tmp_path: Path):
+    rows: list[dict[str, Any]] = [
+        {"type": "summary", "summary": "s", "leafUuid": "u"},
+        {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}},
+        *claude_session(),
+        {"type": "never-heard-of", "sessionId": "s1"},
+        {"type": "never-heard-of", "sessionId": "s1"},
+    ]
+    log = read(tmp_path, rows)
+    assert sums(log) == (9, 900, 960, 75)
+    assert {note for note in log.notes if note.startswith("not counted")} == {
+        "not counted: 1 lines of the type summary",
+        "not counted: 1 lines of the type file-history-snapshot",
+        "not counted: 2 lines of the type never-heard-of",
+    }
+
+
+def test_unknown_blocks_are_counted_by_their_type(tmp_path: Path):
+    session = ClaudeSession()
+    session.user([text("go"), {"type": "hologram", "payload": "x" * 40}])
+    session.line("attachment", attachment={"type": "todo", "content": "x" * 9})
+    session.model("m1", text("here"), counts(3, 0, 20, 4))
+    log = read(tmp_path, session.lines)
+    assert texts(log) == ["user\ngo|<hologram>|user\n|<attachment>"]
+    assert {"hologram", "attachment"} < set(log.unread.left)
+    assert log.unread.endless == 1
+
+
+def test_missing_usage_is_unknown(tmp_path: Path):
+    session = ClaudeSession()
+    session.user("go")
+    session.model("m1", text("one"), None)
+    session.user("on")
+    session.model("m2", text("two"), {"input_tokens": 70, "output_tokens": 8})
+    session.user("on")
+    session.model("m3", text("three"), {"input_tokens": 7, "cache_read_input_tokens": 70, "output_tokens": 8})
+    session.user("on")
+    session.model("m4", text("four"), {"input_tokens": 7, "cache_creation": {"ephemeral_1h_input_tokens": 5}})
+    log = read(tmp_path, session.lines)
+    nan = np.nan
+    expected = [[nan, nan, nan], [70, nan, nan], [77, 70, nan], [12, nan, 5]]
+    np.testing.assert_array_equal(log.usage, np.array(expected))
+    assert log.unread.endless == 1  # the length of the first prompt is unknown
+
+
+def test_repeated_lines_and_ids_count_once(tmp_path: Path):
+    rows = claude_session()
+    log = read(tmp_path, [*rows, rows[1], rows[4]])
+    assert (log.requests, sums(log)) == (2, (9, 900, 960, 75))
+    assert "not counted: 2 lines that repeat an earlier line" in log.notes
+
+
+def test_message_without_id_is_a_call_of_its_own(tmp_path: Path):
+    session = ClaudeSession()
+    for number in range(2):
+        session.user(f"go {number}")
+        session.model(None, text("x"), counts(1, 2, 3, 4))
+    assert sums(read(tmp_path, session.lines)) == (2, 4, 6, 8)
+
+
+def test_request_ids_tell_equal_message_ids_apart(tmp_path: Path):
+    session = ClaudeSession()
+    for request in ("r1", "r2"):
+        session.user("go")
+        session.model("m1", text("x"), counts(1, 2, 3, 4), requestId=request)
+        session.model("m1", text("y"), counts(1, 2, 3, 4), requestId=request)
+    assert sums(read(tmp_path, session.lines)) == (2, 4, 6, 8)
+
+
+def test_missing_parent_is_counted(tmp_path: Path):
+    log = read(tmp_path, claude_session()[2:])
+    assert log.requests == 1
+    assert any("whose parent is not in the log" in note for note in log.notes)
+
+
+def test_output_stream_is_one_branch(tmp_path: Path):
+    rows: list[dict[str, Any]] = [{"type": "system", "subtype": "init", "session_id": "s", "tools": ["Read"]}]
+    rows.append({"type": "user", "session_id": "s", "message": {"role": "user", "content": "go"}})
+    for number in range(2):
+        message = {
+            "role": "assistant",
+            "id": f"m{number}",
+            "content": [text(f"x{number}")],
+            "usage": counts(1, 2, 3, 4),
+        }
+        rows.append({"type": "assistant", "session_id": "s", "message": message})
+        rows.append({"type": "user", "session_id": "s", "message": {"role": "user", "content": f"on {number}"}})
+    log = read(tmp_path, rows)
+    assert (log.format, sums(log)) == ("claude_code", (2, 4, 6, 8))
+    assert texts(log)[1] == "user\ngo|assistant\nx0|user\non 0"
+
+
+def test_folder_is_read_by_time_and_calls_once(tmp_path: Path):
+    folder = tmp_path / "project"
+    (folder / "s1" / "subagents").mkdir(parents=True)
+    write_lines(folder / "b.jsonl", *claude_session())
+    agent = ClaudeSession("s1", isSidechain=True, agentId="a1")
+    agent.user("you are another", timestamp=clock(1.5))
+    agent.model("a-m1", text("found"), counts(7, 8, 9, 10), timestamp=clock(2.5))
+    write_lines(folder / "s1" / "subagents" / "agent-a1.jsonl", *agent.lines)
+    later = [row | {"sessionId": "s2"} for row in claude_session()]  # a session that goes on under another name
+    goes_on = ClaudeSession("s2")
+    goes_on.last = later[-1]["uuid"]
+    goes_on.user("go on", timestamp=clock(60))
+    goes_on.model("m9", text("yes"), counts(1, 1000, 20, 3), timestamp=clock(61))
+    write_lines(folder / "a.jsonl", *later, *goes_on.lines)
+    (folder / "notes.txt").write_text("no session")
+    log = read_log(folder, LogSettings())
+    assert sums(log) == (9 + 7 + 1, 900 + 8 + 1000, 960 + 9 + 20, 75 + 10 + 3)
+    assert (log.requests, log.lines.tolist()) == (4, [1, 2, 3, 4])
+    assert log.usage[:, 1].tolist() == [0, 8, 900, 1000]
+    assert "not counted: 2 calls that another file has too" in log.notes
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ('{"type": "user", "sessionId": "s1", "mess', "line: expected JSON"),
+        ({"type": "user", "sessionId": "s1", "message": 7}, "message: expected an object with role and content, not 7"),
+        (
+            {"type": "user", "sessionId": "s1", "message": {"role": "user"}},
+            "message.content: expected a text or a list",
+        ),
+        (
+            {"type": "user", "sessionId": "s1", "message": {"content": "x"}, "timestamp": "soon"},
+            "timestamp: expected a",
+        ),
+        ({"type": "user", "sessionId": [1], "message": {"content": "x"}}, "sessionId: expected a text or a number"),
+    ],
+)
+def test_bad_line_is_named_or_skipped(tmp_path: Path, row: Any, problem: str):
+    rows = [json.dumps(line) for line in claude_session()] + [row]
+    with pytest.raises(ValueError, match=rf"session:6: {problem}"):
+        read(tmp_path, rows)
+    log = read(tmp_path, rows, bad_lines="skip")
+    assert sums(log) == (9, 900, 960, 75)
+    assert any(f"bad lines ({problem.partition(':')[0]}, first in line 6) (1 times" in note for note in log.notes)
+
+
+def test_content_of_another_type_names_the_line_of_its_call(tmp_path: Path):
+    session = ClaudeSession()
+    session.user([7])
+    session.model("m1", text("x"), counts(1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"session:2: messages\[0\]: expected content as a text or a list"):
+        read(tmp_path, session.lines)
+
+
+def test_session_without_a_call_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match="the file has no requests; expected JSONL with sessionId"):
+        read(tmp_path, claude_session()[:1])
