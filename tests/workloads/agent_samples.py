@@ -75,3 +75,50 @@ def claude_session() -> list[dict[str, Any]]:
     session.model("m2", {"type": "thinking", "thinking": "", "signature": "x"}, counts(4, 900, 60, 1))
     session.model("m2", text("both are short"), counts(4, 900, 60, 45))
     return session.lines
+
+
+class CodexSession:
+    """Writer of a rollout file; totals are summed as Codex does."""
+
+    def __init__(self, session: str = "c1", instructions: str | None = "be brief and exact") -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._seconds = count(1)
+        self._totals = dict.fromkeys(("input_tokens", "cached_input_tokens", "output_tokens"), 0)
+        base = {} if instructions is None else {"base_instructions": {"text": instructions}}
+        self.line("session_meta", {"id": session, "cli_version": "0.90.0"} | base)
+        self.line("turn_context", {"model": "gpt-x", "cwd": "/"})
+
+    def line(self, kind: str, payload: dict[str, Any], **fields: Any) -> None:
+        """Append a line of a type with its payload."""
+        self.lines.append({"timestamp": clock(next(self._seconds)), "type": kind, "payload": payload} | fields)
+
+    def item(self, kind: str, **fields: Any) -> None:
+        """Append an item of the conversation."""
+        self.line("response_item", {"type": kind} | fields)
+
+    def message(self, role: str, content: str) -> None:
+        """Append a message."""
+        kind = "output_text" if role == "assistant" else "input_text"
+        self.item("message", role=role, content=[{"type": kind, "text": content}])
+
+    def count(self, prompt: int, cached: int, output: int, *, last: bool = True, totals: bool = True) -> None:
+        """Append the count of a call, with `last` usage and `totals` of the session if they are wanted."""
+        usage = {"input_tokens": prompt, "cached_input_tokens": cached, "output_tokens": output}
+        self._totals = {name: self._totals[name] + usage[name] for name in usage}
+        info = ({"last_token_usage": usage | {"reasoning_output_tokens": 0}} if last else {}) | (
+            {"total_token_usage": dict(self._totals)} if totals else {}
+        )
+        self.line("event_msg", {"type": "token_count", "info": info, "rate_limits": {}})
+
+
+def codex_session() -> list[dict[str, Any]]:
+    """Return a session with two calls, of which the first count is repeated."""
+    session = CodexSession()
+    session.message("user", "how many files are there in the folder of the project?")
+    session.item("function_call", name="shell", arguments='{"command": "ls"}', call_id="k1")
+    session.count(800, 0, 20)
+    session.lines.append(dict(session.lines[-1]))
+    session.item("function_call_output", call_id="k1", output="a b c")
+    session.message("assistant", "three of them")
+    session.count(840, 768, 5)
+    return session.lines

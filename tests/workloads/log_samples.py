@@ -12,7 +12,7 @@ import msgpack
 import pyarrow
 from pyarrow import parquet
 
-from .agent_samples import claude_session
+from .agent_samples import claude_session, codex_session
 
 FIRST = [*range(32), *range(100, 108)]
 SECOND = [*range(32), *range(200, 216)]
@@ -168,6 +168,7 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
         )
     ),
     "claude_code": lambda: lines(*claude_session()),
+    "codex": lambda: lines(*codex_session()),
     "openai document": lambda: json.dumps([{"prompt": FIRST}, {"prompt": SECOND}], indent=1).encode(),
 }
 

@@ -30,6 +30,7 @@ from .log_samples import lines, write_sample
         (b'{"benchmarks": []}', "this looks like a GuideLLM report"),
         (b'{"metadata": {}, "metrics": {}}', "this looks like AIPerf's records"),
         (b'{"sessionId": "s", "message": {}}', "the nearest is claude_code, whose type is missing"),
+        (b'{"payload": {}, "type": "custom"}', "the nearest is codex, whose fields have other content"),
         (b"INFO Received request c: prompt: 'x'", "this looks like a console log of vLLM"),
         (b"# HELP vllm:x y\n", "this looks like a scrape of /metrics"),
         ("{}".encode("utf-16"), "this looks like a text in UTF-16"),

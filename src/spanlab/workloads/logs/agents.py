@@ -161,13 +161,14 @@ def _first_time(file: LogFile) -> float:
     return -np.inf
 
 
-def _folder_has(file: LogFile, recognises: Callable[[dict[str, Any]], bool]) -> bool:
+def folder_has(file: LogFile, recognises: Callable[[dict[str, Any]], bool]) -> bool:
     """Return whether a file, or one of the first files of a folder, has a row that a format recognises."""
     first = (inner for inner in file.files()[:_TRIED_FILES] if inner.head.lstrip()[:1] == b"{")
     return any(recognises(row) for inner in first for row in head_rows(inner))
 
 
-def _output_of(usage: Any) -> int:
+def output_of(usage: Any) -> int:
+    """Return the output tokens that a usage reports; 0 if it reports none."""
     value = usage.get("output_tokens") if isinstance(usage, dict) else None
     return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else 0
 
@@ -194,7 +195,7 @@ def claude_code() -> LogFormat:
     """A session of Claude Code, one with subagents, or a folder of sessions; one request per call of the model."""
     return LogFormat(
         looks_for="JSONL with sessionId, type and message, or a folder of such files",
-        recognises=lambda file: _folder_has(file, _is_claude_code),
+        recognises=lambda file: folder_has(file, _is_claude_code),
         read=read_sessions(_claude_code_calls),
         ids=Ids.CONTENT,
         fields=("sessionId", "type", "message"),
@@ -237,7 +238,7 @@ class _Message:
 
     def report(self, usage: Any) -> None:
         """Take the usage of a line, unless an earlier one had more output."""
-        if isinstance(usage, dict) and usage and _output_of(usage) >= _output_of(self.usage):
+        if isinstance(usage, dict) and usage and output_of(usage) >= output_of(self.usage):
             self.usage = usage
 
 
@@ -339,7 +340,7 @@ class _Tree:
             name,
             {"messages": self._prompt(chain, first.line)},
             usage,
-            _output_of(message.usage),
+            output_of(message.usage),
             _sent_at(message),
             last.time,
             identity=() if message.model is None else (("model", message.model),),

@@ -463,24 +463,24 @@ def usage_of(row: Row) -> Usage:
     ):
         counts = row.get(*places)
         if isinstance(counts, dict) and prompt in counts:
-            return inclusive(_number(counts, prompt), _number(counts, cached))
+            return inclusive(count_of(counts, prompt), count_of(counts, cached))
     return NOT_REPORTED
 
 
 def _of_usage(usage: Mapping[str, Any]) -> Usage:
-    read, written = _number(usage, "cache_read_input_tokens"), _created(usage)
+    read, written = count_of(usage, "cache_read_input_tokens"), _created(usage)
     divided = [usage.get(f"{name}_tokens_details") for name in ("prompt", "input")]
-    details = [_number(counts, "cached_tokens") for counts in divided]
-    others = [_number(usage, name) for name in ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens")]
+    details = [count_of(counts, "cached_tokens") for counts in divided]
+    others = [count_of(usage, name) for name in ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens")]
     cached = next((count for count in (*details, *others) if not np.isnan(count)), np.nan)
-    prompt = _number(usage, "prompt_tokens")
+    prompt = count_of(usage, "prompt_tokens")
     if np.isnan(prompt) and "prompt_cache_miss_tokens" in usage:
-        prompt = _number(usage, "prompt_cache_hit_tokens") + _number(usage, "prompt_cache_miss_tokens")
-    in_details = (_number(counts, name) for counts in divided for name in _WRITTEN)
+        prompt = count_of(usage, "prompt_cache_hit_tokens") + count_of(usage, "prompt_cache_miss_tokens")
+    in_details = (count_of(counts, name) for counts in divided for name in _WRITTEN)
     stored = next((count for count in in_details if not np.isnan(count)), written)
     if not np.isnan(prompt):
         return inclusive(prompt, read if np.isnan(cached) else cached, stored)
-    prompt = _number(usage, "input_tokens")
+    prompt = count_of(usage, "input_tokens")
     if "cache_creation" in usage and "cache_creation_input_tokens" not in usage and not np.isnan(written):
         usage = {**usage, "cache_creation_input_tokens": written}
     if set(_APART) & set(usage) and np.isnan(details[1]):
@@ -496,8 +496,8 @@ _WRITTEN = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input
 
 def _created(usage: Mapping[str, Any]) -> float:
     """Return tokens that Anthropic wrote into a cache: their sum, or the sum of those by the time that they stay."""
-    total = _number(usage, "cache_creation_input_tokens")
-    by_time = [_number(usage.get("cache_creation"), f"ephemeral_{time}_input_tokens") for time in ("5m", "1h")]
+    total = count_of(usage, "cache_creation_input_tokens")
+    by_time = [count_of(usage.get("cache_creation"), f"ephemeral_{time}_input_tokens") for time in ("5m", "1h")]
     known = [count for count in by_time if not np.isnan(count)]
     return float(np.nanmax([total, sum(known)])) if known else total
 
@@ -509,7 +509,8 @@ def inclusive(prompt: float, cached: float, created: float = np.nan) -> Usage:
     return Usage(prompt, cached, np.nan if np.nansum((cached, created)) > prompt else created)
 
 
-def _number(counts: Any, name: str) -> float:
+def count_of(counts: Any, name: str) -> float:
+    """Return a count of an object; NaN if it is missing or no possible number of tokens."""
     value = counts.get(name) if isinstance(counts, dict) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31:
         return np.nan

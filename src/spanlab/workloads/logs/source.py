@@ -463,6 +463,7 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
     order=(
         "ragpulse",
         "claude_code",
+        "codex",
         "parquet",
         "azure",
         "burstgpt",

@@ -1,0 +1,208 @@
+"""Sessions of Codex: rollout files, with the items of a conversation and the counts of tokens after each call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from spanlab.workloads.logs.agents import Call, folder_has, output_of, read_sessions
+from spanlab.workloads.logs.bodies import count_of, inclusive
+from spanlab.workloads.logs.log import NOT_REPORTED, Ids, Usage
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, parse_object
+
+_ENVELOPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+#: Items that the model makes; `message` is one if its role is assistant.
+_OF_MODEL = frozenset(
+    (
+        "reasoning",
+        "function_call",
+        "custom_tool_call",
+        "local_shell_call",
+        "web_search_call",
+        "image_generation_call",
+        "tool_search_call",
+        "mcp_call",
+        "compaction",
+    )
+)
+_EVENTS_OF_PROMPTS = ("user_message", "task_started", "token_count")
+_NOT_SENT = frozenset(("ghost_snapshot", "other"))
+REPEATED_COUNTS = "counts of tokens that repeat the one before"
+NO_CALL = "counts of tokens of no call"
+REBUILT = "after a compaction without replacement_history, a history is the messages of the user and the summary"
+
+
+@LOG_FORMATS.register("codex")
+def codex() -> LogFormat:
+    """A rollout file of Codex, or a folder of them; one request per call of the model."""
+    return LogFormat(
+        looks_for="JSONL with session_meta, response_item and event_msg, or a folder of such files",
+        recognises=lambda file: folder_has(file, _is_codex),
+        read=read_sessions(_codex_calls),
+        ids=Ids.CONTENT,
+        fields=("type", "payload"),
+    )
+
+
+def _is_codex(row: dict[str, Any]) -> bool:
+    if "payload" in row:
+        return row.get("type") in _ENVELOPES and isinstance(row["payload"], dict)
+    return {"id", "timestamp", "instructions"} <= row.keys() or row.get("record_type") == "state"
+
+
+class _Rollout:
+    """Reader of the lines of one session: the history, and the call whose items are being written."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._file = file
+        self._session, self._model, self._instructions = "", "", ""
+        self._last: Any = None
+        self._items: list[Any] = []
+        self._time: float | None = None
+        self._open: Call | None = None
+        self._is_answered = False  # whether an item that is not the model's follows the items of the open call
+        self._totals: Any = None
+
+    def add(self, row: Row, line: int) -> list[Call]:
+        """Take a line, and return the calls that it ends."""
+        kind, payload = row.get("type"), row.get("payload")
+        time = row.seconds("timestamp")
+        is_enveloped = "payload" in row.fields
+        if is_enveloped and not isinstance(payload, dict):
+            raise BadFieldError("payload", f"an object, not {payload!r:.40}")
+        if not is_enveloped:
+            kind, payload = self._without_envelope(row)
+        inner = Row(payload)
+        calls: list[Call] = []
+        if kind == "session_meta":
+            self._begin(inner)
+        elif kind == "turn_context":
+            self._model = str(inner.label("model") or self._model)
+        elif kind == "response_item":
+            calls = self._add_item(payload, line, time)
+        elif kind == "event_msg" and payload.get("type") == "token_count":
+            calls = self._count(inner, line, time)
+        elif kind == "compacted":
+            calls = self.close()
+            self._compact(inner)
+        else:
+            self._file.set_aside(f"lines of the type {kind}{_inner_type(payload)}")
+        if time is not None and self._ends_prompt(str(kind), inner):
+            self._time = time
+        return calls
+
+    def _ends_prompt(self, kind: str, payload: Row) -> bool:
+        """Return whether a prompt may be complete at the time of a line; events about an answer say nothing of it."""
+        if kind == "event_msg":
+            return payload.get("type") in _EVENTS_OF_PROMPTS
+        return kind in _ENVELOPES and not (kind == "response_item" and _is_of_model(payload.fields))
+
+    def _without_envelope(self, row: Row) -> tuple[str, dict[str, Any]]:
+        """Return type and payload of a line of the first versions, which wrote items as they are."""
+        if "instructions" in row.fields and "type" not in row.fields:
+            return "session_meta", row.fields
+        if row.get("record_type") is not None:
+            return str(row.get("record_type")), {}
+        return "response_item", row.fields
+
+    def _begin(self, meta: Row) -> None:
+        self._session = self._session or str(meta.label("id", "session_id") or "")
+        text = meta.get("base_instructions.text", "base_instructions", "instructions")
+        self._instructions = text if isinstance(text, str) else self._instructions
+
+    def _add_item(self, item: dict[str, Any], line: int, time: float | None) -> list[Call]:
+        kind = str(item.get("type"))
+        if kind in _NOT_SENT:
+            self._file.set_aside(f"items of the type {kind}, which are not sent")
+            return []
+        calls: list[Call] = []
+        if _is_of_model(item):
+            if self._is_answered:
+                calls = self.close()
+            if self._open is None:
+                self._open = self._call(line)
+            self._open.end = time if time is not None else self._open.end
+        else:
+            self._is_answered = self._open is not None
+        self._items.append(item)
+        return calls
+
+    def _call(self, line: int) -> Call:
+        body = {"instructions": self._instructions or None, "input": list(self._items)}
+        model = self._model
+        identity = (("model", model),) if model else ()
+        return Call(line, self._session or str(self._file.path), body, at=self._time, identity=identity)
+
+    def _count(self, event: Row, line: int, time: float | None) -> list[Call]:
+        """Take a count of tokens: that of the open call, or of one without items."""
+        last, totals = event.get("info.last_token_usage"), event.get("info.total_token_usage")
+        before, self._totals = self._totals, totals if isinstance(totals, dict) else self._totals
+        if not isinstance(last, dict) and isinstance(totals, dict):
+            last = _difference(totals, before)
+        if not isinstance(last, dict) or not (count_of(last, "input_tokens") > 0 or output_of(last)):
+            self._file.set_aside(NO_CALL)
+            return []
+        is_repeated = totals == before if isinstance(totals, dict) else self._open is None and last == self._last
+        self._last = last
+        if is_repeated:
+            self._file.set_aside(REPEATED_COUNTS)
+            return []
+        call = self._open or self._call(line)
+        call.usage, call.output = _usage(last), output_of(last)
+        call.end = time if time is not None else call.end
+        self._open = call
+        return self.close()
+
+    def close(self) -> list[Call]:
+        """End the open call, if there is one."""
+        call, self._open, self._is_answered = self._open, None, False
+        return [] if call is None else [call]
+
+    def _compact(self, payload: Row) -> None:
+        """Replace the history by what stands in its place after a compaction."""
+        history = payload.get("replacement_history")
+        if history is not None:
+            if not isinstance(history, list) or not all(isinstance(item, dict) for item in history):
+                raise BadFieldError("payload.replacement_history", f"a list of objects, not {history!r:.40}")
+            self._items = list(history)
+            return
+        if REBUILT not in self._file.notes:
+            self._file.notes.append(REBUILT)
+        of_user = [item for item in self._items if item.get("type") == "message" and item.get("role") != "assistant"]
+        summary = {"type": "message", "role": "user", "content": str(payload.label("message") or "")}
+        self._items = [*of_user, summary]
+
+
+def _is_of_model(item: Mapping[str, Any]) -> bool:
+    kind = item.get("type")
+    return kind in _OF_MODEL or (kind == "message" and item.get("role") == "assistant")
+
+
+def _inner_type(payload: Mapping[str, Any]) -> str:
+    kind = payload.get("type")
+    return f" ({kind:.40})" if isinstance(kind, str) else ""
+
+
+def _difference(totals: Mapping[str, Any], before: Any) -> dict[str, Any]:
+    """Return the counts of a call from those of the session; counts that fell began again."""
+    earlier = before if isinstance(before, dict) else {}
+    counts = {}
+    for name in totals:
+        now, then = count_of(totals, name), count_of(earlier, name)
+        if not np.isnan(now):
+            counts[name] = now - then if now >= then else now
+    return counts
+
+
+def _usage(counts: Mapping[str, Any]) -> Usage:
+    prompt = count_of(counts, "input_tokens")
+    return NOT_REPORTED if np.isnan(prompt) else inclusive(prompt, count_of(counts, "cached_input_tokens"))
+
+
+def _codex_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
+    rollout = _Rollout(file)
+    for calls in file.parsed(lambda item, line: rollout.add(parse_object(item), line), counts=False):
+        yield from calls
+    yield from rollout.close()
