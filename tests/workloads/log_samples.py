@@ -13,6 +13,7 @@ import pyarrow
 from pyarrow import parquet
 
 from .agent_samples import claude_session, codex_session
+from .span_samples import langfuse_lines, litellm_lines, otel_lines
 
 FIRST = [*range(32), *range(100, 108)]
 SECOND = [*range(32), *range(200, 216)]
@@ -169,6 +170,9 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     ),
     "claude_code": lambda: lines(*claude_session()),
     "codex": lambda: lines(*codex_session()),
+    "otel": lambda: lines(*otel_lines()),
+    "langfuse": lambda: lines(*langfuse_lines()),
+    "litellm": lambda: lines(*litellm_lines()),
     "openai document": lambda: json.dumps([{"prompt": FIRST}, {"prompt": SECOND}], indent=1).encode(),
 }
 

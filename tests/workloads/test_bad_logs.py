@@ -26,7 +26,7 @@ from .log_samples import lines, write_sample
         (b"TIMESTAMP,ContextTokens\n1,2\n", "the nearest is azure, whose GeneratedTokens is missing"),
         (b'{"one": 1, "two": 2}', "no format has rows with the fields one, two"),
         (b'[{"conversations": [{"from": "human", "value": "x"}]}]', "this looks like a ShareGPT file"),
-        (b'{"type": "GENERATION", "input": {"messages": []}}', "this looks like a Langfuse export"),
+        (b'{"trace": {"id": "t"}}', "the nearest is langfuse, whose observations is missing"),
         (b'{"benchmarks": []}', "this looks like a GuideLLM report"),
         (b'{"metadata": {}, "metrics": {}}', "this looks like AIPerf's records"),
         (b'{"sessionId": "s", "message": {}}', "the nearest is claude_code, whose type is missing"),

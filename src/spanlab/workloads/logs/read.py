@@ -22,7 +22,15 @@ from spanlab.queries.render import ChatTokenizer, load_tokenizer
 from spanlab.registry import at_most, one_of, positive
 from spanlab.workloads.files import Content, Waits, content_of
 from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
-from spanlab.workloads.logs import agents, codex, formats, openai, vllm_events  # noqa: F401 - register their formats
+from spanlab.workloads.logs import (  # noqa: F401 - register their formats
+    agents,
+    codex,
+    formats,
+    gateways,
+    openai,
+    otel,
+    vllm_events,
+)
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.formats import CONTENT, entries
 from spanlab.workloads.logs.log import BYTES_PER_TOKEN, Columns, Entry, Ids, Log

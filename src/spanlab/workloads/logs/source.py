@@ -464,6 +464,9 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
         "ragpulse",
         "claude_code",
         "codex",
+        "otel",
+        "langfuse",
+        "litellm",
         "parquet",
         "azure",
         "burstgpt",
@@ -483,11 +486,8 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
 #: Formats that are not read: what they are called, and the fields by which their rows are known.
 _UNREAD: dict[str, tuple[str, ...]] = {
     "a ShareGPT file (conversations)": ("conversations",),
-    "a Langfuse export (input.messages)": ("input.messages",),
     "a GuideLLM report (benchmarks)": ("benchmarks",),
     "AIPerf's records (metrics.input_sequence_length)": ("metadata", "metrics"),
-    "OpenTelemetry spans (resourceSpans)": ("resourceSpans",),
-    "an OpenTelemetry span (attributes)": ("attributes",),
     "a SWE-agent trajectory (trajectory)": ("trajectory",),
     "SageMaker's data capture (captureData)": ("captureData",),
 }

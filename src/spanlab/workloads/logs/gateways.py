@@ -1,0 +1,257 @@
+"""Calls of models as tracers and gateways export them: Langfuse and LiteLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from spanlab.workloads.logs.bodies import as_json, count_of, is_body, usage_of
+from spanlab.workloads.logs.log import Identity, Ids, Usage
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFormat, Row, actual, head_rows
+from spanlab.workloads.logs.spans import Refuse, Span, body_of, divided, read_spans, unpacked
+
+# ------------------------------------------------------------------------------
+# Langfuse: observations of traces; those of type GENERATION are calls of a model.
+# ------------------------------------------------------------------------------
+
+NESTED = (
+    "some generations contain another one in their time: each is a request, and their tokens may be counted by both"
+)
+_CACHED = (
+    "input_cached_tokens",
+    "input_cache_read",
+    "cache_read_input_tokens",
+    "input_cached",
+    "cached_tokens",
+    "prompt_details.cache_read",
+    "input_token_details.cache_read",
+    "prompt_tokens_details.cached_tokens",
+)
+_CREATED = (
+    "input_cache_creation",
+    "cache_creation_input_tokens",
+    "cache_write_input_tokens",
+    "input_cache_write",
+    "prompt_details.cache_write",
+    "input_token_details.cache_creation",
+)
+_THOUGHTS = ("output_reasoning", "output_reasoning_tokens", "completion_details.reasoning")
+_INPUT, _OUTPUT = ("input", "promptTokens", "prompt_tokens", "input_tokens"), ("output", "completionTokens")
+_TOTAL = ("total", "totalTokens", "total_tokens")
+
+
+@LOG_FORMATS.register("langfuse")
+def langfuse() -> LogFormat:
+    """Traces with observations, or observations alone, as JSON or JSONL; one request per GENERATION."""
+    return LogFormat(
+        looks_for="JSON of Langfuse: observations of the type GENERATION with input and usageDetails",
+        recognises=lambda file: any(_has_generation(row) for row in head_rows(file)),
+        read=read_spans(_observations_of, NESTED),
+        ids=Ids.CONTENT,
+        fields=("observations", "trace"),
+    )
+
+
+def _has_generation(row: dict[str, Any]) -> bool:
+    listed = row.get("observations", row.get("data"))
+    observations = listed if isinstance(listed, list) else [row]
+    return any(
+        isinstance(observation, dict)
+        and observation.get("type") == "GENERATION"
+        and bool({"startTime", "start_time", "traceId", "trace_id"} & observation.keys())
+        for observation in observations
+    )
+
+
+def _observations_of(row: Row, refuse: Refuse) -> Iterator[Span]:
+    trace = row.get("trace") if isinstance(row.get("trace"), dict) else row.fields
+    name = "observations" if row.get("observations") is not None else "data"
+    listed = row.get(name)
+    if listed is None:
+        yield _observation("", row.fields, {})
+        return
+    if not isinstance(listed, list):
+        raise BadFieldError(name, f"a list{actual(listed)}")
+    for index, observation in enumerate(listed):
+        path = f"{name}[{index}]."
+        try:
+            yield _observation(path, observation, trace)
+        except BadFieldError as error:
+            refuse(f"{path}{error}")
+
+
+def _observation(path: str, observation: Any, trace: Mapping[str, Any]) -> Span:
+    if not isinstance(observation, dict):
+        raise BadFieldError("observation", f"an object{actual(observation)}")
+    row, above = Row(observation), Row(dict(trace))
+    kind = str(row.get("type"))
+    name, parent = row.label("id"), row.label("parentObservationId", "parent_observation_id")
+    end = row.seconds("endTime", "end_time")
+    span = Span(
+        path,
+        str(row.label("traceId", "trace_id") or above.label("id") or ""),
+        None if name is None else str(name),
+        None if parent is None else str(parent),
+        row.seconds("startTime", "start_time"),
+        np.nan if end is None else end,
+        kind == "GENERATION",
+        kind=kind,
+        failed=row.get("level") == "ERROR",
+    )
+    if not span.is_call:
+        return span
+    first = row.seconds("completionStartTime", "completion_start_time")
+    span.first_token = np.nan if first is None else first
+    session = row.label("sessionId", "session_id") or above.label("sessionId", "session_id")
+    span.session = span.trace if session is None else str(session)
+    span.tenant = row.label("userId", "user_id") or above.label("userId", "user_id")
+    span.usage, span.output = _usage_of(row)
+    model = row.label("model", "providedModelName", "provided_model_name")
+    span.identity = () if model is None else (("model", model),)
+    span.body = partial(_body_of, row)
+    return span
+
+
+def _usage_of(row: Row) -> tuple[Usage, float]:
+    """Return counts from usageDetails, whose parts stand beside `input` or inside it, or from the older `usage`."""
+    details = unpacked(row.get("usageDetails", "usage_details"))
+    usage = unpacked(row.get("usage"))
+    counts = details if isinstance(details, dict) and details else usage if isinstance(usage, dict) else {}
+    prompt, output, total, cached, created, thoughts = (
+        next((count for name in names if not np.isnan(count := count_of(counts, name))), np.nan)
+        for names in (_INPUT, _OUTPUT, _TOTAL, _CACHED, _CREATED, _THOUGHTS)
+    )
+    return divided(prompt, cached, created, output, total, includes=False, thoughts=float(np.nan_to_num(thoughts)))
+
+
+def _body_of(row: Row) -> dict[str, Any] | None:
+    body = body_of(row.get("input"))
+    tools = unpacked(row.get("toolDefinitions", "tool_definitions"))
+    if body is None or "tools" in body or not tools or not isinstance(tools, (dict, list)):
+        return body
+    listed = (
+        [{"name": name, "definition": unpacked(tool)} for name, tool in tools.items()]
+        if isinstance(tools, dict)
+        else tools
+    )
+    return {**body, "tools": listed}
+
+
+# ------------------------------------------------------------------------------
+# LiteLLM: a StandardLoggingPayload per line, or rows of the table LiteLLM_SpendLogs.
+# ------------------------------------------------------------------------------
+
+_MARKS = ("call_type", "spend", "response_cost", "model_group", "litellm_call_id", "custom_llm_provider")
+_REDACTED = "redacted-by-litellm"
+_CUT = "litellm_truncated"
+_NO_PROMPT = ("embedding", "image", "speech", "transcription", "rerank", "moderation", "file", "batch")
+
+
+@LOG_FORMATS.register("litellm")
+def litellm() -> LogFormat:
+    """One call per line or item, with its prompt if the proxy stores prompts."""
+    return LogFormat(
+        looks_for="JSON of LiteLLM: startTime, prompt_tokens and call_type, as StandardLoggingPayload or SpendLogs",
+        recognises=lambda file: any(map(_is_litellm, head_rows(file))),
+        read=read_spans(_payloads_of, NESTED),
+        ids=Ids.CONTENT,
+        fields=("startTime", "prompt_tokens", "call_type"),
+    )
+
+
+def _payload_of(row: dict[str, Any]) -> dict[str, Any]:
+    for name in ("standard_logging_object", "standard_logging_payload"):
+        if isinstance(row.get(name), dict):
+            return row[name]  # type: ignore[no-any-return]
+    return row
+
+
+def _is_litellm(row: dict[str, Any]) -> bool:
+    payload = _payload_of(row)
+    return {"startTime", "prompt_tokens"} <= payload.keys() and any(mark in payload for mark in _MARKS)
+
+
+def _payloads_of(row: Row, refuse: Refuse) -> Iterator[Span]:
+    row = Row(_payload_of(row.fields))
+    name = row.label("id", "request_id", "litellm_call_id")
+    end, first = row.seconds("endTime"), row.seconds("completionStartTime")
+    trace = row.label("session_id", "trace_id")
+    kind = str(row.label("call_type") or "completion")
+    span = Span(
+        "",
+        "",
+        None if name is None else str(name),
+        None,
+        row.seconds("startTime"),
+        np.nan if end is None else end,
+        not any(word in kind for word in _NO_PROMPT),
+        kind=kind,
+        failed=row.get("status") == "failure",
+    )
+    if str(row.get("cache_hit")).lower() == "true":
+        span.is_call, span.kind = False, "answered by LiteLLM's own cache"
+    if not span.is_call:
+        yield span
+        return
+    # without streaming, LiteLLM writes the end in place of the first token
+    span.first_token = np.nan if first is None or first == end else first
+    span.session = None if trace is None else str(trace)
+    span.tenant = next((value for key in _TENANTS if (value := row.label(key))), None)
+    span.usage, span.output = _counts_of(row)
+    span.identity = _identity(row)
+    span.body = partial(_prompt_of, row)
+    yield span
+
+
+_TENANTS = ("end_user", "team_id", "metadata.user_api_key_team_id", "metadata.user_api_key_end_user_id", "user")
+
+
+def _identity(row: Row) -> Identity:
+    model = row.label("model")
+    return () if not model else (("model", model),)
+
+
+def _counts_of(row: Row) -> tuple[Usage, float]:
+    """Return the counts of a row, with those of a cache from the usage that the provider sent."""
+    metadata = unpacked(row.get("metadata"))
+    inner = Row(metadata if isinstance(metadata, dict) else {})
+    usage = unpacked(inner.get("usage_object", "additional_usage_values"))
+    response = unpacked(row.get("response"))
+    if not isinstance(usage, dict):
+        usage = response.get("usage") if isinstance(response, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    output = count_of(row.fields, "completion_tokens")
+    if "input_tokens" in usage:
+        return usage_of(Row({"usage": usage})), output
+    prompt, total = count_of(row.fields, "prompt_tokens"), count_of(row.fields, "total_tokens")
+    details = usage.get("prompt_tokens_details")
+    cached = _first(count_of(details, "cached_tokens"), count_of(usage, "cache_read_input_tokens"))
+    created = _first(count_of(usage, "cache_creation_input_tokens"), count_of(details, "cache_creation_tokens"))
+    return divided(prompt, cached, created, output, total, includes=True)
+
+
+def _first(*counts: float) -> float:
+    """Return the first count that is known and above zero, or else the first that is known."""
+    known = [count for count in counts if not np.isnan(count)]
+    return next((count for count in known if count), known[0] if known else np.nan)
+
+
+def _prompt_of(row: Row) -> Mapping[str, Any] | None:
+    """Return the body of a call's request; None if it is redacted, cut or not stored."""
+    request = unpacked(row.get("proxy_server_request"))
+    if isinstance(request, dict) and isinstance(request.get("body"), dict):
+        request = request["body"]
+    if is_body(request) and not _is_withheld(request):
+        return request  # type: ignore[no-any-return]
+    messages = row.get("messages")
+    body = None if _is_withheld(messages) else body_of(messages)
+    tools = unpacked(row.get("model_parameters.tools"))
+    return {**body, "tools": tools} if body is not None and isinstance(tools, list) and tools else body
+
+
+def _is_withheld(value: Any) -> bool:
+    text = as_json(value)
+    return _REDACTED in text or _CUT in text
