@@ -173,6 +173,28 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "otel": lambda: lines(*otel_lines()),
     "langfuse": lambda: lines(*langfuse_lines()),
     "litellm": lambda: lines(*litellm_lines()),
+    "trajectory": lambda: lines(
+        {
+            "instance_id": "i1",
+            "trajectory": [
+                {"action": "ls", "execution_time": 2.5, "query": [{"role": "user", "content": WORDS}], "response": "x"},
+                {
+                    "action": "cat",
+                    "execution_time": 1.0,
+                    "query": [{"role": "user", "content": WORDS}, {"role": "assistant", "content": "x"}],
+                    "response": "y",
+                },
+            ],
+            "history": [],
+            "info": {"model_stats": {"api_calls": 2}},
+        }
+    ),
+    "sharegpt": lambda: lines(
+        *(
+            {"id": str(number), "conversations": [{"from": "human", "value": WORDS}, {"from": "gpt", "value": "yes"}]}
+            for number in range(2)
+        )
+    ),
     "openai document": lambda: json.dumps([{"prompt": FIRST}, {"prompt": SECOND}], indent=1).encode(),
 }
 

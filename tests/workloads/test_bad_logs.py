@@ -25,7 +25,7 @@ from .log_samples import lines, write_sample
         (b'{"hash_ids": [1], "timestamp": 0}', "the nearest is mooncake, whose input_length is missing"),
         (b"TIMESTAMP,ContextTokens\n1,2\n", "the nearest is azure, whose GeneratedTokens is missing"),
         (b'{"one": 1, "two": 2}', "no format has rows with the fields one, two"),
-        (b'[{"conversations": [{"from": "human", "value": "x"}]}]', "this looks like a ShareGPT file"),
+        (b'[{"conversations": []}]', "the nearest is sharegpt, whose fields have other content"),
         (b'{"trace": {"id": "t"}}', "the nearest is langfuse, whose observations is missing"),
         (b'{"benchmarks": []}', "this looks like a GuideLLM report"),
         (b'{"metadata": {}, "metrics": {}}', "this looks like AIPerf's records"),

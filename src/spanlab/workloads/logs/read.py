@@ -29,6 +29,7 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     gateways,
     openai,
     otel,
+    trajectories,
     vllm_events,
 )
 from spanlab.workloads.logs.bodies import Prompt, Rewrite

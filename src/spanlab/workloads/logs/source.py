@@ -467,6 +467,8 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
         "otel",
         "langfuse",
         "litellm",
+        "trajectory",
+        "sharegpt",
         "parquet",
         "azure",
         "burstgpt",
@@ -485,10 +487,8 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
 
 #: Formats that are not read: what they are called, and the fields by which their rows are known.
 _UNREAD: dict[str, tuple[str, ...]] = {
-    "a ShareGPT file (conversations)": ("conversations",),
     "a GuideLLM report (benchmarks)": ("benchmarks",),
     "AIPerf's records (metrics.input_sequence_length)": ("metadata", "metrics"),
-    "a SWE-agent trajectory (trajectory)": ("trajectory",),
     "SageMaker's data capture (captureData)": ("captureData",),
 }
 #: The same for text.

@@ -266,7 +266,7 @@ def message_of(value: Any) -> dict[str, Any]:
     role = role if isinstance(role, str) and role != "message" else "user"
     extra = value.get("additional_kwargs")
     calls = value.get("tool_calls") or (extra.get("tool_calls") if isinstance(extra, dict) else None)
-    content = value.get("parts") if value.get("parts") is not None else value.get("content")
+    content = next((value[name] for name in ("parts", "content", "text") if value.get(name) is not None), None)
     message: dict[str, Any] = {"role": _ROLES.get(role, role), "content": content_of(content)}
     if calls:
         message["tool_calls"] = unpacked(calls)

@@ -1,0 +1,387 @@
+"""Whole conversations: trajectories of SWE-agent and mini-swe-agent, and ShareGPT; each answer is a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from spanlab.workloads.logs.bodies import OUTPUTS, as_json, usage_of
+from spanlab.workloads.logs.log import NOT_REPORTED, Entry, Ids, Moments, Usage
+from spanlab.workloads.logs.rendering import BodyReader
+from spanlab.workloads.logs.source import (
+    LOG_FORMATS,
+    BadFieldError,
+    LogFile,
+    LogFormat,
+    Row,
+    actual,
+    head_rows,
+    parse_object,
+)
+from spanlab.workloads.logs.spans import message_of, unpacked
+
+
+@dataclass
+class _Call:
+    """A call of a model: the messages before it, its answer, and what was reported.
+
+    `wait`  seconds of the tool before it
+    """
+
+    body: Mapping[str, Any]
+    answer: str
+    at: float | None = None
+    end: float = np.nan
+    wait: float = 0.0
+    usage: Usage = NOT_REPORTED
+    output: int | None = None
+
+
+@dataclass
+class _Requests:
+    """Requests from the calls of conversations, numbered in their order."""
+
+    file: LogFile
+    _number: int = 0
+    _ends: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._reader = BodyReader(self.file)
+
+    def entry(self, call: _Call, session: str) -> Entry:
+        """Return the request of a call."""
+        self._number += 1
+        keys, lengths, opens = self._reader.pieces(call.body, self._number, is_line=False)
+        output = len(self.file.encode(call.answer)) if call.output is None else call.output
+        before = self._ends.get(session)
+        wait = call.wait if before is None or call.at is None else max(0.0, call.at - before)
+        if not np.isnan(call.end):
+            self._ends[session] = call.end
+        moments = Moments(last_token=call.end)
+        return Entry(
+            keys,
+            lengths,
+            self._number,
+            call.at,
+            output,
+            session,
+            opens=opens,
+            moments=moments,
+            wait=wait,
+            usage=call.usage,
+        )
+
+
+NUMBERED = "several calls stand in one line or file: requests are numbered by their order"
+
+
+def _objects(value: Any, name: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadFieldError(name, f"a list of objects{actual(value)}")
+    return value
+
+
+# ------------------------------------------------------------------------------
+# Trajectories of SWE-agent and mini-swe-agent.
+# ------------------------------------------------------------------------------
+
+_ENDINGS = (".traj", ".json", ".jsonl")
+_TRIED_FILES = 20
+STEPS = "steps without a call of the model"
+OTHER_ROLES = "messages of the role exit, which are not sent"
+
+
+@LOG_FORMATS.register("trajectory")
+def trajectory() -> LogFormat:
+    """A trajectory of SWE-agent or mini-swe-agent, lines of them, or a folder; one request per call of the model."""
+    return LogFormat(
+        looks_for="JSON with trajectory and history or info, or with messages and info, or a folder of such files",
+        recognises=_recognises_trajectory,
+        read=_trajectory_entries,
+        ids=Ids.CONTENT,
+        fields=("trajectory", "history"),
+    )
+
+
+def _recognises_trajectory(file: LogFile) -> bool:
+    return any(_has_trajectory(inner, file) for inner in file.files(_ENDINGS)[:_TRIED_FILES])
+
+
+def _has_trajectory(inner: LogFile, file: LogFile) -> bool:
+    """Return whether a file has a trajectory; one of a folder may be anything, also broken JSON."""
+    try:
+        rows = head_rows(inner) if inner.head.lstrip()[:1] in (b"{", b"[") else []
+    except ValueError:
+        if inner is file:
+            raise
+        return False
+    return any(map(_is_trajectory, rows))
+
+
+def _is_trajectory(row: dict[str, Any]) -> bool:
+    if isinstance(row.get("attempts"), list):
+        return any(isinstance(attempt, dict) and _is_trajectory(attempt) for attempt in row["attempts"])
+    if isinstance(row.get("trajectory"), list):
+        return True
+    info = row.get("info")
+    return isinstance(row.get("messages"), list) and isinstance(info, dict) and "model_stats" in info
+
+
+def _trajectory_entries(file: LogFile) -> Iterator[Entry]:
+    """Yield the requests of all trajectories, sorted by time if they have times."""
+    file.notes.append(NUMBERED)
+    requests = _Requests(file)
+    from_first_time: list[Entry] = []
+    for inner in file.files(_ENDINGS):
+        if file is not inner and not _has_trajectory(inner, file):
+            file.set_aside("files of the folder that are no trajectories")
+            continue
+
+        def parse(item: Any, line: int, inner: LogFile = inner) -> list[Entry]:
+            row = parse_object(item)
+            name = str(row.label("instance_id", "info.instance_id") or f"{inner.path.stem} {line}")
+            return [requests.entry(call, name) for call in _calls_of(row, file)]
+
+        for entries in inner.parsed(parse, counts=False):
+            for entry in entries:
+                if entry.at is None and not from_first_time:
+                    yield entry
+                else:
+                    from_first_time.append(entry)
+    times = [entry.at for entry in from_first_time if entry.at is not None]
+    has_all = len(times) == len(from_first_time)
+    yield from sorted(from_first_time, key=lambda entry: entry.at or 0.0) if has_all else from_first_time
+
+
+def _calls_of(row: Row, file: LogFile) -> Iterator[_Call]:
+    if row.get("attempts") is not None:
+        for attempt in _objects(row.get("attempts"), "attempts"):
+            yield from _calls_of(Row(attempt), file)
+        return
+    calls = [*(_mini_calls(row, file) if row.get("trajectory") is None else _steps(row, file))]
+    counted = row.get("info.model_stats.api_calls")
+    if isinstance(counted, int) and counted != len(calls):
+        file.set_aside("calls that model_stats counts beyond those of the trajectories", max(0, counted - len(calls)))
+    yield from calls
+
+
+def _steps(row: Row, file: LogFile) -> Iterator[_Call]:
+    """Yield the calls of SWE-agent: the queries of its steps, or else the answers in its history."""
+    steps = _objects(row.get("trajectory"), "trajectory")
+    if steps and all("role" in step for step in steps):
+        yield from _answers(steps, "trajectory", file)
+        return
+    if not any("query" in step for step in steps):
+        yield from _answers(_objects(row.get("history"), "history"), "history", file, _times(steps))
+        return
+    wait = 0.0
+    for index, step in enumerate(steps):
+        query = _objects(step.get("query") or [], f"trajectory[{index}].query")
+        messages = [_cleaned(message) for message in query if message]
+        if messages:
+            yield _Call({"messages": messages}, str(step.get("response") or step.get("thought") or ""), wait=wait)
+        else:
+            file.set_aside(STEPS)
+        wait = Row(step).duration("execution_time") or 0.0
+
+
+def _times(steps: list[dict[str, Any]]) -> list[float]:
+    return [Row(step).duration("execution_time") or 0.0 for step in steps]
+
+
+def _answers(
+    messages: list[dict[str, Any]], name: str, file: LogFile, waits: list[float] | None = None
+) -> Iterator[_Call]:
+    """Yield a call for each answer of the model in a history, apart from those of demonstrations."""
+    before: list[dict[str, Any]] = []
+    number = 0
+    for index, message in enumerate(messages):
+        cleaned = _cleaned(message)
+        is_answer = cleaned["role"] == "assistant" and not message.get("is_demo")
+        if is_answer and before:
+            wait = waits[number - 1] if waits and 0 < number <= len(waits) else 0.0
+            yield _call_of(message, cleaned, before, f"{name}[{index}].", wait)
+            number += 1
+        if cleaned["role"] == "exit":
+            file.set_aside(OTHER_ROLES)
+        else:
+            before.append(cleaned)
+
+
+def _call_of(
+    message: dict[str, Any], cleaned: dict[str, Any], before: list[dict[str, Any]], path: str, wait: float = 0.0
+) -> _Call:
+    """Return the call that a message answers, with the usage and the time in its field `extra`."""
+    row = Row(message)
+    reported = Row({"usage": row.get("extra.response.usage", "extra.usage", "response.usage", "usage")})
+    output = reported.get(*OUTPUTS)
+    try:
+        end = row.seconds("extra.timestamp", "timestamp")
+        started = row.seconds("extra.started", "extra.start_time")
+    except BadFieldError as error:
+        raise BadFieldError(f"{path}timestamp", "a number or a date") from error
+    return _Call(
+        {"messages": list(before)},
+        _text_of(cleaned),
+        end if started is None else started,
+        np.nan if end is None else end,
+        wait,
+        usage_of(reported),
+        int(output) if isinstance(output, int) and not isinstance(output, bool) and 0 <= output < 1 << 31 else None,
+    )
+
+
+def _mini_calls(row: Row, file: LogFile) -> Iterator[_Call]:
+    """Yield the calls of mini-swe-agent: answers in its messages, or whole responses of /v1/responses."""
+    messages = _objects(row.get("messages"), "messages")
+    if not any(message.get("object") == "response" for message in messages):
+        yield from _timed(_answers(messages, "messages", file), messages)
+        return
+    items: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("object") != "response":
+            if message.get("role") == "exit":
+                file.set_aside(OTHER_ROLES)
+            else:
+                is_item = message.get("type") not in (None, "message")
+                known: dict[str, Any] = {key: message[key] for key in ("type", "call_id", "output") if key in message}
+                items.append(known if is_item else {"type": "message", **message_of(message)})
+            continue
+        output = _objects(message.get("output"), "messages[].output")
+        call = _call_of(message, {"role": "assistant", "content": as_json(output)}, [], "messages[].")
+        yield replace(call, body={"input": list(items)})
+        items.extend(output)
+
+
+def _timed(calls: Iterator[_Call], messages: list[dict[str, Any]]) -> Iterator[_Call]:
+    """Yield calls that begin at the time of the message before them, where messages have times."""
+    times = [Row(message).get("extra.timestamp", "timestamp") for message in messages]
+    known = [time if isinstance(time, (int, float)) and not isinstance(time, bool) else None for time in times]
+    for call in calls:
+        index = len(call.body["messages"]) - 1
+        before = known[index] if index < len(known) else None
+        if call.at is not None and before is not None:
+            call.at = min(call.at, float(before))
+        yield call
+
+
+def _cleaned(message: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a message is sent; the rest says what the agent made of it."""
+    ids = message.get("tool_call_ids")
+    named = {"tool_call_id": ids[0]} if isinstance(ids, list) and ids and not message.get("tool_call_id") else {}
+    cleaned = message_of(message | named)
+    thoughts = message.get("thinking_blocks")
+    if isinstance(thoughts, list) and thoughts:
+        content = cleaned["content"]
+        cleaned["content"] = [*thoughts, *(content if isinstance(content, list) else [content] if content else [])]
+    return cleaned
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else as_json(content)
+    return text + (as_json(message["tool_calls"]) if message.get("tool_calls") else "")
+
+
+# ------------------------------------------------------------------------------
+# ShareGPT and other lists of conversations.
+# ------------------------------------------------------------------------------
+
+_LISTS = ("conversations", "conversation", "items")
+_SPEAKERS = {
+    "human": "user",
+    "user": "user",
+    "prompter": "user",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+}
+UNANSWERED = "turns at the end of a conversation without an answer"
+UNASKED = "answers at the beginning of a conversation, without a question"
+ONE_BY_ONE = "the file has no times: conversations are taken one after another"
+
+
+@LOG_FORMATS.register("sharegpt")
+def sharegpt() -> LogFormat:
+    """Conversations as JSON or JSONL; one request per answer, with all turns before it."""
+    return LogFormat(
+        looks_for="JSON or JSONL with conversations: lists of turns with from and value, or role and content",
+        recognises=lambda file: any(_turns_of(row) is not None for row in head_rows(file)),
+        read=_sharegpt_entries,
+        ids=Ids.CONTENT,
+        fields=("conversations",),
+    )
+
+
+def _turns_of(row: dict[str, Any]) -> tuple[str, list[Any]] | None:
+    for name in _LISTS:
+        turns = unpacked(row.get(name))
+        if isinstance(turns, list) and turns and isinstance(turns[0], dict) and {"from", "role"} & turns[0].keys():
+            return name, turns
+    return None
+
+
+def _sharegpt_entries(file: LogFile) -> Iterator[Entry]:
+    file.notes.extend((ONE_BY_ONE, NUMBERED))
+    requests = _Requests(file)
+
+    def parse(item: Any, line: int) -> list[Entry]:
+        row = parse_object(item)
+        name = row.label("id", "conversation_id", "conversation_hash")
+        calls = _turn_calls(row, file)
+        return [requests.entry(call, f"{line}" if name is None else f"{line} {name}") for call in calls]
+
+    for entries in file.parsed(parse, counts=False):
+        yield from entries
+
+
+def _turn_calls(row: Row, file: LogFile) -> list[_Call]:
+    listed = _turns_of(row.fields)
+    if listed is None:
+        name = next((name for name in _LISTS if row.fields.get(name) is not None), _LISTS[0])
+        if row.fields.get(name) == []:
+            file.set_aside("conversations without turns")
+            return []
+        raise BadFieldError(name, f"a list of turns with from and value{actual(row.fields.get(name))}")
+    name, turns = listed
+    system = row.get("system", "system_prompt")
+    before = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
+    calls: list[_Call] = []
+    questions = 0
+    for index, turn in enumerate(turns):
+        role, content = _turn(turn, f"{name}[{index}]")
+        if role != "assistant":
+            questions += role != "system"
+        elif questions:
+            calls.append(_Call({"messages": list(before)}, content))
+        else:
+            file.set_aside(UNASKED)
+        before.append({"role": role, "content": content})
+    if before and before[-1]["role"] not in ("assistant", "system"):
+        file.set_aside(UNANSWERED)
+    return calls
+
+
+def _turn(turn: Any, path: str) -> tuple[str, str]:
+    if not isinstance(turn, dict):
+        raise BadFieldError(path, f"an object with from and value{actual(turn)}")
+    speaker, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+    role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+    if role is None:
+        raise BadFieldError(f"{path}.from", f"human, gpt, system, tool or another known speaker{actual(speaker)}")
+    if content is None and "text" in turn:
+        content = turn["text"]
+    if not isinstance(content, str):
+        raise BadFieldError(f"{path}.value", f"a text{actual(content)}")
+    return role, content
