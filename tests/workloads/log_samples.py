@@ -195,6 +195,75 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
             for number in range(2)
         )
     ),
+    "tracelab lines": lambda: lines(
+        *(
+            {
+                "session_id": "s",
+                "round_index": number,
+                "input_tokens_total": (40, 48)[number],
+                "prefix_tokens": (0, 32)[number],
+                "newly_append_tokens": (40, 16)[number],
+                "output_tokens": 8,
+                "timing_events": [
+                    {"event_type": "user_message", "timestamp": f"2026-11-01T10:00:0{number}Z"},
+                    {"event_type": "text", "timestamp": f"2026-11-01T10:00:0{number}.5Z"},
+                ],
+            }
+            for number in range(2)
+        )
+    ),
+    "sagemaker": lambda: lines(
+        *(
+            {
+                "captureData": {
+                    "endpointInput": {"data": json.dumps({"prompt": tokens, "model": "m"}), "encoding": "JSON"},
+                    "endpointOutput": {"data": "{}", "encoding": "JSON"},
+                },
+                "eventMetadata": {"eventId": str(number), "inferenceTime": f"2026-11-01T10:00:0{number}Z"},
+            }
+            for number, tokens in enumerate((FIRST, SECOND))
+        )
+    ),
+    "guidellm": lambda: lines(
+        {
+            "benchmarks": [
+                {
+                    "requests": {
+                        "successful": [
+                            {"prompt_tokens": 40, "output_tokens": 5, "start_time": 1.0},
+                            {"prompt_tokens": 48, "output_tokens": 6, "start_time": 2.0},
+                        ]
+                    }
+                }
+            ]
+        }
+    ),
+    "aiperf": lambda: lines(
+        *(
+            {
+                "metadata": {"request_start_ns": (1_793_600_000 + number) * 10**9},
+                "metrics": {"input_sequence_length": {"value": tokens}, "output_sequence_length": {"value": 5}},
+            }
+            for number, tokens in enumerate((40, 48))
+        )
+    ),
+    "openai_answers": lambda: lines(
+        *(
+            {
+                "custom_id": str(number),
+                "response": {
+                    "status_code": 200,
+                    "body": {
+                        "object": "chat.completion",
+                        "created": 1_793_600_000 + number,
+                        "usage": {"prompt_tokens": tokens, "completion_tokens": 5},
+                    },
+                },
+                "error": None,
+            }
+            for number, tokens in enumerate((40, 48))
+        )
+    ),
     "openai document": lambda: json.dumps([{"prompt": FIRST}, {"prompt": SECOND}], indent=1).encode(),
 }
 

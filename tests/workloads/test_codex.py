@@ -71,6 +71,14 @@ def test_equal_counts_of_two_calls_count_twice(tmp_path: Path):
     assert sums(read(tmp_path, session.lines)) == (72, 128, 0, 14)
 
 
+def test_counts_without_items_of_the_model_are_calls(tmp_path: Path):
+    session = CodexSession()
+    for _ in range(3):
+        session.message("user", "go")
+        session.count(100, 64, 7, totals=False)
+    assert sums(read(tmp_path, session.lines)) == (108, 192, 0, 21)
+
+
 def test_call_without_a_count_has_unknown_usage(tmp_path: Path):
     session = CodexSession()
     session.message("user", "go")

@@ -50,7 +50,13 @@ FIELDS: dict[str, tuple[Any, ...]] = (
 LISTS = {"hash_ids": NO_HASH, "chunk_hashes": NO_HASH, "input_ids": NO_TOKEN, "prompt": NO_TOKEN}
 LISTS |= {"input_lens": NO_COUNT, "output_lens": NO_COUNT}
 #: Samples with a server's counts, which are used only if they are possible, by the field of a row that is always read.
-USED_IF_POSSIBLE = {"openai proxy": "model", "claude_code": "timestamp", "codex": "timestamp", "litellm": "model"}
+USED_IF_POSSIBLE = {
+    "openai proxy": "model",
+    "claude_code": "timestamp",
+    "codex": "timestamp",
+    "litellm": "model",
+    "openai_answers": "response",
+}
 FOREIGN = (b"\0" * 40, b"\x80\x93\xff\xfe", b"one,two,three", b"{", b"[1]", b"null", b'"text"', b"7", b"[]", b"{" * 999)
 
 

@@ -21,7 +21,16 @@ from spanlab.workloads.logs.log import (
     hash_name,
 )
 from spanlab.workloads.logs.rendering import UNKNOWN_TOKENS, BodyReader
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, head_rows, parse_object
+from spanlab.workloads.logs.source import (
+    LOG_FORMATS,
+    BadFieldError,
+    LogFile,
+    LogFormat,
+    Row,
+    folder_has,
+    head_rows,
+    parse_object,
+)
 
 FRONT = "system prompt and tools, which the log does not have"
 UNSEEN = (
@@ -29,7 +38,6 @@ UNSEEN = (
     "beyond the messages; they count as one unknown text that is the same in all calls of the session, and in no other"
 )
 NUMBERED = "the log is a folder: its requests are numbered by time, and not by line"
-_TRIED_FILES = 20  # of a folder, to recognise its format
 _LONGEST_OUTPUT = (1 << 31) - 1
 
 
@@ -159,12 +167,6 @@ def _first_time(file: LogFile) -> float:
         if time is not None:
             return time
     return -np.inf
-
-
-def folder_has(file: LogFile, recognises: Callable[[dict[str, Any]], bool]) -> bool:
-    """Return whether a file, or one of the first files of a folder, has a row that a format recognises."""
-    first = (inner for inner in file.files()[:_TRIED_FILES] if inner.head.lstrip()[:1] == b"{")
-    return any(recognises(row) for inner in first for row in head_rows(inner))
 
 
 def output_of(usage: Any) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.agents import Call, folder_has, output_of, read_sessions
+from spanlab.workloads.logs.agents import Call, output_of, read_sessions
 from spanlab.workloads.logs.bodies import count_of, inclusive
 from spanlab.workloads.logs.log import NOT_REPORTED, Ids, Usage
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, parse_object
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, folder_has, parse_object
 
 _ENVELOPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 #: Items that the model makes; `message` is one if its role is assistant.
@@ -58,7 +58,8 @@ class _Rollout:
     def __init__(self, file: LogFile) -> None:
         self._file = file
         self._session, self._model, self._instructions = "", "", ""
-        self._last: Any = None
+        self._items_seen = 0
+        self._counted = -1  # items that the history had at the last count
         self._items: list[Any] = []
         self._time: float | None = None
         self._open: Call | None = None
@@ -127,6 +128,7 @@ class _Rollout:
         else:
             self._is_answered = self._open is not None
         self._items.append(item)
+        self._items_seen += 1
         return calls
 
     def _call(self, line: int) -> Call:
@@ -144,8 +146,8 @@ class _Rollout:
         if not isinstance(last, dict) or not (count_of(last, "input_tokens") > 0 or output_of(last)):
             self._file.set_aside(NO_CALL)
             return []
-        is_repeated = totals == before if isinstance(totals, dict) else self._open is None and last == self._last
-        self._last = last
+        is_repeated = totals == before if isinstance(totals, dict) else self._counted == self._items_seen
+        self._counted = self._items_seen
         if is_repeated:
             self._file.set_aside(REPEATED_COUNTS)
             return []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.bodies import as_json, count_of, is_body, usage_of
+from spanlab.workloads.logs.bodies import OUTPUTS, as_json, count_of, is_body, usage_of
 from spanlab.workloads.logs.log import Identity, Ids, Usage
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFormat, Row, actual, head_rows
-from spanlab.workloads.logs.spans import Refuse, Span, body_of, divided, read_spans, unpacked
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFormat, Row, actual, folder_has
+from spanlab.workloads.logs.spans import SUFFIXES, Refuse, Span, body_of, divided, read_spans, unpacked
 
 # ------------------------------------------------------------------------------
 # Langfuse: observations of traces; those of type GENERATION are calls of a model.
@@ -48,7 +50,7 @@ def langfuse() -> LogFormat:
     """Traces with observations, or observations alone, as JSON or JSONL; one request per GENERATION."""
     return LogFormat(
         looks_for="JSON of Langfuse: observations of the type GENERATION with input and usageDetails",
-        recognises=lambda file: any(_has_generation(row) for row in head_rows(file)),
+        recognises=lambda file: folder_has(file, _has_generation, SUFFIXES),
         read=read_spans(_observations_of, NESTED),
         ids=Ids.CONTENT,
         fields=("observations", "trace"),
@@ -61,7 +63,7 @@ def _has_generation(row: dict[str, Any]) -> bool:
     return any(
         isinstance(observation, dict)
         and observation.get("type") == "GENERATION"
-        and bool({"startTime", "start_time", "traceId", "trace_id"} & observation.keys())
+        and bool({"startTime", "start_time", "traceId", "trace_id", "input"} & observation.keys())
         for observation in observations
     )
 
@@ -95,7 +97,7 @@ def _observation(path: str, observation: Any, trace: Mapping[str, Any]) -> Span:
         str(row.label("traceId", "trace_id") or above.label("id") or ""),
         None if name is None else str(name),
         None if parent is None else str(parent),
-        row.seconds("startTime", "start_time"),
+        row.seconds("startTime", "start_time", "timestamp"),
         np.nan if end is None else end,
         kind == "GENERATION",
         kind=kind,
@@ -155,7 +157,7 @@ def litellm() -> LogFormat:
     """One call per line or item, with its prompt if the proxy stores prompts."""
     return LogFormat(
         looks_for="JSON of LiteLLM: startTime, prompt_tokens and call_type, as StandardLoggingPayload or SpendLogs",
-        recognises=lambda file: any(map(_is_litellm, head_rows(file))),
+        recognises=lambda file: folder_has(file, _is_litellm, SUFFIXES),
         read=read_spans(_payloads_of, NESTED),
         ids=Ids.CONTENT,
         fields=("startTime", "prompt_tokens", "call_type"),
@@ -255,3 +257,78 @@ def _prompt_of(row: Row) -> Mapping[str, Any] | None:
 def _is_withheld(value: Any) -> bool:
     text = as_json(value)
     return _REDACTED in text or _CUT in text
+
+
+# ------------------------------------------------------------------------------
+# SageMaker's data capture: input and output of an endpoint as texts, in JSON or base64.
+# ------------------------------------------------------------------------------
+
+
+@LOG_FORMATS.register("sagemaker")
+def sagemaker() -> LogFormat:
+    """One captured inference per line, or a folder of captures; the input is the body of a request."""
+    return LogFormat(
+        looks_for="JSONL with captureData.endpointInput.data and eventMetadata",
+        recognises=lambda file: folder_has(file, _is_capture, SUFFIXES),
+        read=read_spans(_captures_of, NESTED),
+        ids=Ids.CONTENT,
+        fields=("captureData", "eventMetadata"),
+    )
+
+
+def _is_capture(row: dict[str, Any]) -> bool:
+    return isinstance(row.get("captureData"), dict) and "endpointInput" in row["captureData"]
+
+
+def _captures_of(row: Row, refuse: Refuse) -> Iterator[Span]:
+    answer = _captured(row, "endpointOutput")
+    reported = Row({"usage": _usage_in(answer)})
+    output = reported.get(*OUTPUTS)
+    name = row.label("eventMetadata.eventId")
+    yield Span(
+        "",
+        "",
+        None if name is None else str(name),
+        None,
+        row.seconds("eventMetadata.inferenceTime"),
+        is_call=True,
+        usage=usage_of(reported),
+        output=float(output) if isinstance(output, int) else 0.0,
+        body=partial(_request_in, row),
+    )
+
+
+def _captured(row: Row, side: str) -> Any:
+    """Return what a side of an endpoint got or gave: JSON, or a text."""
+    capture = row.get(f"captureData.{side}")
+    if not isinstance(capture, dict):
+        return None
+    text, encoding = capture.get("data"), capture.get("encoding", "BASE64")
+    if not isinstance(text, str):
+        return text
+    if encoding == "BASE64":
+        try:
+            text = base64.b64decode(text, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise BadFieldError(f"captureData.{side}.data", f"text in base64, not {text[:40]!r}") from error
+    return unpacked(text)
+
+
+def _request_in(row: Row) -> dict[str, Any] | None:
+    body: Any = _captured(row, "endpointInput")
+    if isinstance(body, dict) and isinstance(body.get("inputs"), (str, list)):  # of Hugging Face's containers
+        return body_of(body["inputs"])
+    if body is None:
+        return None
+    if isinstance(body, dict) and is_body(body):
+        return body
+    raise BadFieldError("captureData.endpointInput.data", f"the body of a request{actual(body)}")
+
+
+def _usage_in(answer: Any) -> Any:
+    """Return the usage of an answer: of an object, or of the last event of a stream that has one."""
+    if isinstance(answer, dict):
+        return answer.get("usage")
+    events = answer.splitlines() if isinstance(answer, str) else []
+    parsed = (unpacked(event.removeprefix("data:").strip()) for event in reversed(events))
+    return next((event["usage"] for event in parsed if isinstance(event, dict) and event.get("usage")), None)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_of
-from spanlab.workloads.logs.log import UNKNOWN, Entry, Identity, Ids, Moments, block_lengths
+from spanlab.workloads.logs.log import UNKNOWN, Entry, Identity, Ids, Moments, Usage, block_lengths
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.source import (
     LOG_FORMATS,
@@ -90,16 +90,22 @@ def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
 HEADER = ("round_idx", "prefix_len", "input_len", "output_len")
 ALONE = "sessions share nothing with each other, for the table says only what a round shares with the one before it"
 NO_TIMES = "the table has no arrival times: rounds are taken in its order"
+ROUND = ("session_id", "input_tokens_total", "prefix_tokens", "newly_append_tokens")
+REPORTED = (
+    "a round shares with the one before it what the provider found in its cache: a prefix that the provider had lost "
+    "counts as new content, and prefixes that sessions have in common are not known"
+)
+BEYOND = "rounds whose cached prefix is longer than their session so far: the part beyond it counts as new"
 WAITS = "a round follows the one before it after the wait for tools: how long an answer took, the table does not say"
 
 
 @LOG_FORMATS.register("tracelab")
 def tracelab() -> LogFormat:
-    """One CSV row per round: the first `prefix_len` tokens of the conversation so far, then `input_len` new ones."""
+    """One round per CSV row or JSON line: a prefix of the conversation so far, then new tokens."""
     return LogFormat(
-        looks_for=f"CSV with the columns session_id or id, {', '.join(HEADER)}",
-        recognises=lambda file: has_header(file, HEADER),
-        read=_tracelab_read_entries,
+        looks_for=f"CSV with the columns session_id or id, {', '.join(HEADER)}; or JSONL with {', '.join(ROUND)}",
+        recognises=lambda file: has_header(file, HEADER) or _has_rounds(file),
+        read=lambda file: (_rounds_of_lines if _has_rounds(file) else _tracelab_read_entries)(file),
         ids=Ids.CHAINED,
         fields=HEADER,
     )
@@ -158,6 +164,83 @@ def _tracelab_read_entries(file: LogFile) -> Iterator[Entry]:
         )
         yield replace(entry, session=round_.session, wait=session.wait_s, identity=round_.identity)
         session.wait_s = round_.wait_s
+
+
+def _has_rounds(file: LogFile) -> bool:
+    return any(set(ROUND) <= row.keys() for row in head_rows(file))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A round of the normalised trace: what the provider counted, and when its input and output were complete."""
+
+    round_: _Round
+    index: int
+    usage: Usage
+    end_s: float
+
+
+_INPUTS, _OUTPUTS = ("user_message", "tool_result"), ("text", "reasoning", "tool_call")
+
+
+def _line(row: Row, line: int) -> _Line:
+    total, prefix = row.count("input_tokens_total"), row.count("prefix_tokens")
+    if prefix > total:
+        raise BadFieldError("prefix_tokens", f"at most input_tokens_total, {total}, not {prefix}")
+    session, index = str(row.label("session_id")), row.count("round_index", default=0)
+    sent, ended = (_latest(row, kinds) for kinds in (_INPUTS, _OUTPUTS))
+    output = row.count("output_tokens", default=0)
+    created = row.count("claude_cache_creation_input_tokens", default=-1)
+    usage = Usage(float(total), float(prefix), np.nan if created < 0 else float(created))
+    round_ = _Round(
+        line, session, prefix, total - prefix, output, ended if sent is None else sent, 0.0, identity_of(row)
+    )
+    return _Line(round_, index, usage, np.nan if ended is None else ended)
+
+
+def _latest(row: Row, kinds: tuple[str, ...]) -> float | None:
+    """Return the time of the last event of these kinds in a round."""
+    events = row.get("timing_events")
+    if events is not None and not (isinstance(events, list) and all(isinstance(event, dict) for event in events)):
+        raise BadFieldError("timing_events", f"a list of objects{actual(events)}")
+    chosen = (Row(event).seconds("timestamp") for event in events or () if event.get("event_type") in kinds)
+    return max((time for time in chosen if time is not None), default=None)
+
+
+def _rounds_of_lines(file: LogFile) -> Iterator[Entry]:
+    """Yield the rounds by time; contents are generated one round at a time, so only counts are in memory."""
+    lines = list(file.parsed(lambda item, number: _line(parse_object(item), number)))
+    file.notes.append(REPORTED)
+    is_timed = all(item.round_.arrived_s is not None for item in lines)
+    if is_timed:
+        lines.sort(key=lambda item: (item.round_.arrived_s, item.index))
+    sessions, fresh_keys, ends = dict[str, _Conversation](), count(), dict[str, float]()
+    for item in lines:
+        round_, at = item.round_, item.round_.arrived_s if is_timed else None
+        session = sessions.setdefault(round_.session, _Conversation())
+        if 0 < session.tokens < round_.prefix_tokens:
+            file.set_aside(BEYOND)
+        tokens = round_.prefix_tokens + round_.new_tokens
+        try:
+            file.check_length(tokens + round_.output, "input_tokens_total")
+        except BadFieldError as error:
+            file.refuse(round_.line, str(error))
+            continue
+        keys = session.extend(round_, file.piece, fresh_keys)[: -(-tokens // file.piece)]
+        before = ends.get(round_.session, np.nan)
+        yield Entry(
+            np.array(keys, dtype=np.int64),
+            block_lengths(tokens, file.piece),
+            round_.line,
+            at,
+            round_.output,
+            round_.session,
+            moments=Moments(last_token=item.end_s if is_timed else np.nan),
+            wait=0.0 if at is None or np.isnan(before) else max(0.0, at - before),
+            usage=item.usage,
+            identity=round_.identity,
+        )
+        ends[round_.session] = item.end_s
 
 
 def _timed(rounds: list[_Round]) -> Iterator[tuple[float, _Round]]:

@@ -11,8 +11,18 @@ import numpy as np
 
 from spanlab.workloads.logs.bodies import count_of
 from spanlab.workloads.logs.log import Ids, Usage
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, actual, head_rows
-from spanlab.workloads.logs.spans import Refuse, Span, body_of, content_of, divided, message_of, read_spans, unpacked
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, actual, folder_has
+from spanlab.workloads.logs.spans import (
+    SUFFIXES,
+    Refuse,
+    Span,
+    body_of,
+    content_of,
+    divided,
+    message_of,
+    read_spans,
+    unpacked,
+)
 
 #: Operations that are calls of a model; spans of others may hold the sums of their calls.
 _CALLS = ("chat", "text_completion", "generate_content", "completion", "responses", "message")
@@ -83,7 +93,7 @@ def _recognises(file: LogFile) -> bool:
         spans = spans if isinstance(spans, list) else [row]
         return any(isinstance(span, dict) and _is_span(span) for span in spans[:100])
 
-    return any(map(is_trace, head_rows(file)))
+    return folder_has(file, is_trace, SUFFIXES)
 
 
 def _is_span(span: dict[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     gateways,
     openai,
     otel,
+    results,
     trajectories,
     vllm_events,
 )

@@ -19,6 +19,7 @@ from spanlab.core.token_string import Tokens
 from spanlab.registry import Registry
 from spanlab.workloads.files import Content, open_unpacked
 from spanlab.workloads.logs.log import LONGEST_S, Counters, Entry, Identity, Ids, Ints, Moments, Unread, hash_name
+from spanlab.workloads.logs.rates import rates_of
 
 # ------------------------------------------------------------------------------
 # Input of log formats: numbered rows, typed fields, and one-sentence errors for invalid fields.
@@ -30,6 +31,7 @@ T = TypeVar("T")
 TIMES = ("timestamp", "startTime", "start_time", "created", "created_at", "time", "ts", "endTime")
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 1 << 16  # bytes by which a format is recognised
+_TRIED_FILES = 20  # of a folder, to recognise its format
 _LARGEST_COUNT = np.iinfo(np.int32).max
 _MOST_DIGITS = 99  # int() refuses strings of thousands of digits
 #: Ranges of dates as milliseconds, microseconds and nanoseconds since 1970, from 2001 on.
@@ -421,6 +423,24 @@ def head_rows(file: LogFile) -> list[dict[str, Any]]:
     return rows
 
 
+def folder_has(
+    file: LogFile, recognises: Callable[[dict[str, Any]], bool], suffixes: tuple[str, ...] = (".jsonl",)
+) -> bool:
+    """Return whether a file, or one of the first files of a folder, has a row that a format recognises."""
+    return any(has_row(inner, file, recognises) for inner in file.files(suffixes)[:_TRIED_FILES])
+
+
+def has_row(inner: LogFile, file: LogFile, recognises: Callable[[dict[str, Any]], bool]) -> bool:
+    """Return whether a file has such a row; one that lies in the folder `file` may be anything, also broken JSON."""
+    try:
+        rows = head_rows(inner) if inner.head.lstrip()[:1] in (b"{", b"[") else []
+    except ValueError:
+        if inner is file:
+            raise
+        return False
+    return any(map(recognises, rows))
+
+
 def json_object(text: bytes) -> dict[str, Any] | None:
     """Parse a JSON object; None for any other text."""
     try:
@@ -467,8 +487,11 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
         "otel",
         "langfuse",
         "litellm",
+        "sagemaker",
         "trajectory",
         "sharegpt",
+        "guidellm",
+        "aiperf",
         "parquet",
         "azure",
         "burstgpt",
@@ -478,6 +501,7 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
         "mooncake",
         "sglang",
         "openai",
+        "openai_answers",
         "vllm_bench",
         "spanlab_records",
         "vllm_events",
@@ -485,13 +509,7 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
 )
 
 
-#: Formats that are not read: what they are called, and the fields by which their rows are known.
-_UNREAD: dict[str, tuple[str, ...]] = {
-    "a GuideLLM report (benchmarks)": ("benchmarks",),
-    "AIPerf's records (metrics.input_sequence_length)": ("metadata", "metrics"),
-    "SageMaker's data capture (captureData)": ("captureData",),
-}
-#: The same for text.
+#: Texts that are no log of requests: what they are called, and how they are known.
 _UNREAD_TEXT: dict[str, re.Pattern[bytes]] = {
     "a console log of vLLM": re.compile(rb"Received request |Avg prompt throughput"),
     "a console log of SGLang without token ids": re.compile(rb"Prefill batch|Decode batch|Receive: obj="),
@@ -516,12 +534,10 @@ def detect_format(file: LogFile) -> tuple[str, LogFormat]:
 def _nearest(file: LogFile) -> str:
     """Describe the format that a file of unknown format resembles most, and what it lacks."""
     rows = list(map(Row, head_rows(file)[:50]))
-    for name, fields in _UNREAD.items():
-        if any(all(row.get(field) is not None for field in fields) for row in rows):
-            return f"this looks like {name}, which is not read"
     for name, pattern in _UNREAD_TEXT.items():
         if pattern.search(file.head):
-            return f"this looks like {name}, which is not read"
+            rates = rates_of(line for _, line in file.lines())
+            return f"this looks like {name}" + (f": {rates}" if rates else ", which is not read")
     header = file.head.partition(b"\n")[0].decode(errors="replace").strip()
     columns = {key for row in rows for key in row.fields} or set(header.split(","))
     formats = {name: fields for name in LOG_FORMATS if (fields := LOG_FORMATS.make(name, {}, {}).fields)}

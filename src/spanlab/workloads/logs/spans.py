@@ -5,6 +5,7 @@ A file is read twice: first for the times and the tree of its calls, then for th
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,12 @@ from spanlab.workloads.logs.log import NOT_REPORTED, Entry, Identity, Moments, U
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.source import BadFieldError, LogFile, Row, actual, parse_object
 
+SUFFIXES = (".json", ".jsonl")  # of the files of a folder
 REPEATED = "spans that repeat an earlier one"
 WRAPPERS = "spans around a call of a model that is a span itself"
 FAILED = "calls that failed, without a count of tokens"
 EMPTY = "calls with neither a prompt nor a count of its tokens"
-NUMBERED = "several calls stand in one line or item: requests are numbered by their order in the file"
+NUMBERED = "several calls stand in one line, item or folder: requests are numbered by their order in the file"
 WITHHELD = "prompts that the log does not have"
 _MAX_OUTPUT = (1 << 31) - 1
 
@@ -100,18 +102,40 @@ def read_spans(spans_of: SpansOf, around: str) -> Callable[[LogFile], Iterator[E
     """Return a reader of spans; `around` says what becomes of calls around others: leave, or a note."""
 
     def entries(file: LogFile) -> Iterator[Entry]:
-        tree = _Tree()
-        for spans in file.parsed(lambda item, _: [*spans_of(parse_object(item), lambda problem: None)], counts=False):
-            tree.has_batches |= sum(span.is_call for span in spans) > 1
-            for span in spans:
-                tree.add(span)
+        tree = _Tree(has_batches=file.content.file.is_dir())
+        for inner in file.files(SUFFIXES):
+            for spans in inner.parsed(lambda item, _: [*spans_of(parse_object(item), _ignore)], counts=False):
+                tree.has_batches |= sum(span.is_call for span in spans) > 1
+                for span in spans:
+                    tree.add(span)
         tree.close()
         # the second reading counts bad lines, so those of the first are forgotten
         file.start_over()
         requests = _Requests(file, tree, around).entries(spans_of)
-        yield from requests if tree.is_sorted else sorted(requests, key=lambda entry: entry.at or 0.0)
+        yield from _with_waits(
+            requests if tree.is_sorted else iter(sorted(requests, key=lambda entry: entry.at or 0.0))
+        )
 
     return entries
+
+
+def _ignore(problem: str) -> None:
+    """Pass over a span with an invalid field, which the second reading names."""
+
+
+def _with_waits(entries: Iterator[Entry]) -> Iterator[Entry]:
+    """Yield requests in order of time with the wait since the latest call of their session that had ended."""
+    ended: dict[Any, float] = {}
+    running: dict[Any, list[float]] = {}
+    for entry in entries:
+        if entry.at is not None and entry.session is not None:
+            ends = running.setdefault(entry.session, [])
+            while ends and ends[0] <= entry.at:
+                ended[entry.session] = heapq.heappop(ends)
+            entry.wait = entry.at - ended.get(entry.session, entry.at)
+            if not np.isnan(entry.moments.last_token):
+                heapq.heappush(ends, entry.moments.last_token)
+        yield entry
 
 
 class _Requests:
@@ -120,7 +144,6 @@ class _Requests:
     def __init__(self, file: LogFile, tree: _Tree, around: str) -> None:
         self._file, self._tree, self._around, self._reader = file, tree, around, BodyReader(file)
         self._seen: set[tuple[str, str]] = set()
-        self._ends: dict[str, list[float]] = {}
         self._number = 0
 
     def entries(self, spans_of: SpansOf) -> Iterator[Entry]:
@@ -129,20 +152,22 @@ class _Requests:
         if is_batch and NUMBERED not in file.notes:
             file.notes.append(NUMBERED)
 
-        def parse(item: Any, line: int) -> list[Entry]:
-            size = len(item) if isinstance(item, bytes) else 0
-            requests = []
-            for span in spans_of(parse_object(item), lambda problem: file.refuse(line, problem, size)):
-                self._number += span.is_call
-                try:
-                    if (entry := self._entry(span, self._number if is_batch else line)) is not None:
-                        requests.append(entry)
-                except BadFieldError as error:
-                    file.refuse(line, f"{span.path}{error}", size)
-            return requests
+        for inner in file.files(SUFFIXES):
 
-        for requests in file.parsed(parse, counts=False):
-            yield from requests
+            def parse(item: Any, line: int, inner: LogFile = inner) -> list[Entry]:
+                size = len(item) if isinstance(item, bytes) else 0
+                requests = []
+                for span in spans_of(parse_object(item), lambda problem: inner.refuse(line, problem, size)):
+                    self._number += span.is_call
+                    try:
+                        if (entry := self._entry(span, self._number if is_batch else line)) is not None:
+                            requests.append(entry)
+                    except BadFieldError as error:
+                        inner.refuse(line, f"{span.path}{error}", size)
+                return requests
+
+            for requests in inner.parsed(parse, counts=False):
+                yield from requests
 
     def _entry(self, span: Span, line: int) -> Entry | None:
         if not span.is_call:
@@ -175,7 +200,6 @@ class _Requests:
             span.tenant,
             opens,
             moments=Moments(first_token=span.first_token, last_token=span.end),
-            wait=self._wait(session, span),
             usage=span.usage,
             identity=span.identity,
         )
@@ -197,14 +221,6 @@ class _Requests:
         if self._around not in self._file.notes:
             self._file.notes.append(self._around)
         return True
-
-    def _wait(self, session: str, span: Span) -> float:
-        """Return the time since the latest end of a call of the session before this one."""
-        ends = self._ends.setdefault(session, [])
-        before = [end for end in ends if span.start is not None and end <= span.start]
-        if not np.isnan(span.end):
-            ends.append(span.end)
-        return span.start - max(before) if before and span.start is not None else 0.0
 
 
 # ------------------------------------------------------------------------------

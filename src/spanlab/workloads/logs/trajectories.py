@@ -18,6 +18,8 @@ from spanlab.workloads.logs.source import (
     LogFormat,
     Row,
     actual,
+    folder_has,
+    has_row,
     head_rows,
     parse_object,
 )
@@ -89,7 +91,6 @@ def _objects(value: Any, name: str) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------
 
 _ENDINGS = (".traj", ".json", ".jsonl")
-_TRIED_FILES = 20
 STEPS = "steps without a call of the model"
 OTHER_ROLES = "messages of the role exit, which are not sent"
 
@@ -99,26 +100,11 @@ def trajectory() -> LogFormat:
     """A trajectory of SWE-agent or mini-swe-agent, lines of them, or a folder; one request per call of the model."""
     return LogFormat(
         looks_for="JSON with trajectory and history or info, or with messages and info, or a folder of such files",
-        recognises=_recognises_trajectory,
+        recognises=lambda file: folder_has(file, _is_trajectory, _ENDINGS),
         read=_trajectory_entries,
         ids=Ids.CONTENT,
         fields=("trajectory", "history"),
     )
-
-
-def _recognises_trajectory(file: LogFile) -> bool:
-    return any(_has_trajectory(inner, file) for inner in file.files(_ENDINGS)[:_TRIED_FILES])
-
-
-def _has_trajectory(inner: LogFile, file: LogFile) -> bool:
-    """Return whether a file has a trajectory; one of a folder may be anything, also broken JSON."""
-    try:
-        rows = head_rows(inner) if inner.head.lstrip()[:1] in (b"{", b"[") else []
-    except ValueError:
-        if inner is file:
-            raise
-        return False
-    return any(map(_is_trajectory, rows))
 
 
 def _is_trajectory(row: dict[str, Any]) -> bool:
@@ -136,7 +122,7 @@ def _trajectory_entries(file: LogFile) -> Iterator[Entry]:
     requests = _Requests(file)
     from_first_time: list[Entry] = []
     for inner in file.files(_ENDINGS):
-        if file is not inner and not _has_trajectory(inner, file):
+        if file is not inner and not has_row(inner, file, _is_trajectory):
             file.set_aside("files of the folder that are no trajectories")
             continue
 
