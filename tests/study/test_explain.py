@@ -361,6 +361,51 @@ def test_partly_reported_counts_say_for_how_many(tmp_path: Path):
     assert "(15 of 20 requests report it)" in summary["measured"][0]
 
 
+def test_sums_of_the_server_are_in_page_and_summary(tmp_path: Path):
+    usage = {
+        "input_tokens": 100,
+        "cache_read_input_tokens": 1200,
+        "cache_creation_input_tokens": 300,
+        "output_tokens": 9,
+    }
+    summary = explained_bodies(tmp_path, *(chat(SHARED, invented(30, n), usage=usage) for n in range(20)))
+    line = (
+        "the server counts 32,000 prompt tokens: 24,000 cached, 6,000 created in a cache, 2,000 fresh, and 180 output"
+    )
+    assert summary["reported"]["sums"] == {
+        "requests": 20,
+        "without_cached": 0,
+        "prompt_tokens": 32_000,
+        "cached_tokens": 24_000,
+        "created_tokens": 6_000,
+        "fresh_tokens": 2_000,
+        "output_tokens": 180,
+    }
+    assert any(sentence.startswith(line) for sentence in summary["measured"])
+    assert line in (tmp_path / "explain" / "x" / "report.html").read_text()
+
+
+def test_sums_of_a_log_without_prompts_stand_alone(tmp_path: Path):
+    rows = [
+        {
+            "startTime": 1000.0 + n,
+            "call_type": "acompletion",
+            "prompt_tokens": 60,
+            "completion_tokens": 7,
+            "messages": {},
+        }
+        for n in range(3)
+    ]
+    summary = explained(tmp_path, f"log={write_lines(tmp_path / 'log.jsonl', *rows)}")
+    assert summary["log"]["format"] == "litellm"
+    assert summary["reported"]["sums"]["fresh_tokens"] == 180
+    assert summary["measured"] == [
+        "the server counts 180 prompt tokens: 0 cached, 180 fresh, and 21 output tokens; 3 of 3 requests report no "
+        "cached ones, which count as fresh"
+    ]
+    assert summary["presets"] == {}
+
+
 def test_break_is_shown_with_the_text_of_both_sides(tmp_path: Path):
     def body(number: int) -> dict[str, Any]:
         return chat(f"{SHARED[:320]}<b>\x1b[1m time {1000 + number} {SHARED}", invented(9, number))

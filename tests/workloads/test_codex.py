@@ -13,7 +13,7 @@ from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.read import LogSettings, read_log
 
 from ..support.files import write_lines
-from .agent_samples import CodexSession, codex_session
+from .agent_samples import CodexSession, clock, codex_session
 from .test_claude_code import sums, texts
 
 
@@ -162,6 +162,31 @@ def test_folder_of_rollouts_is_one_log(tmp_path: Path):
     log = read_log(tmp_path / "sessions", LogSettings())
     assert sums(log) == (1640 + 900 - 768 - 512, 768 + 512, 0, 28)
     assert sorted(log.sessions.tolist()) == [0, 0, 1]
+
+
+def test_fork_repeats_no_call_of_its_origin(tmp_path: Path):
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    write_lines(folder / "rollout-z.jsonl", *codex_session())
+    fork = CodexSession("c2")
+    fork.lines = fork.lines[:1] + codex_session()
+    fork.lines[0]["timestamp"] = clock(30)
+    fork.lines[0]["payload"]["forked_from_id"] = "c1"
+    fork.message("user", "and now?")
+    fork.message("assistant", "done")
+    for line in fork.lines[-2:]:
+        line["timestamp"] = clock(40)
+    fork.lines.append({**codex_session()[-1], "timestamp": clock(50)})
+    usage = {"input_tokens": 900, "cached_input_tokens": 832, "output_tokens": 3}
+    totals = {"input_tokens": 2540, "cached_input_tokens": 1600, "output_tokens": 28}
+    fork.lines[-1]["payload"] = {
+        "type": "token_count",
+        "info": {"last_token_usage": usage, "total_token_usage": totals},
+    }
+    write_lines(folder / "rollout-a.jsonl", *fork.lines)
+    log = read_log(folder, LogSettings())
+    assert sums(log) == (1640 - 768 + 900 - 832, 768 + 832, 0, 28)
+    assert "not counted: 2 calls that another file has too" in log.notes
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -208,12 +209,36 @@ def test_prompt_includes_cached_tokens_or_not(tmp_path: Path, row: dict[str, Any
     assert sums(read(tmp_path, spend_row("a", **row))) == expected
 
 
+def test_page_of_rows_is_read(tmp_path: Path):
+    path = tmp_path / "page.json"
+    path.write_text(json.dumps({"data": [spend_row("a"), spend_row("b")], "total": 2}, indent=1))
+    log = read_log(path, LogSettings())
+    assert (log.format, sums(log)) == ("litellm", (16, 64, 40, 14))
+
+
+def test_folder_of_exports_is_one_log(tmp_path: Path):
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    for number, row in enumerate(langfuse_lines()):
+        with gzip.open(folder / f"{number}.json.gz", "wt") as file:
+            json.dump({"trace": {"id": "t1"}, "observations": [row]}, file)
+    log = read_log(folder, LogSettings())
+    assert (log.format, log.requests, sums(log)) == ("langfuse", 2, (48, 32, 20, 13))
+    assert texts(log)[1] == FOLLOW_UP
+
+
+def test_folder_without_a_log_is_named(tmp_path: Path):
+    (tmp_path / "x.txt").write_text("x")
+    with pytest.raises(ValueError, match="the folder has no file of a format that is read from folders"):
+        read_log(tmp_path, LogSettings())
+
+
 def test_rows_that_called_no_model_are_counted(tmp_path: Path):
     rows = [
         *litellm_lines(),
         payload("c", 9, MESSAGES, None, cache_hit=True),
         payload("d", 9, MESSAGES, None, call_type="aembedding"),
-        payload("e", 9, MESSAGES, None, status="failure", prompt_tokens=None),
+        payload("e", 9, MESSAGES, None, status="failure", prompt_tokens=0),
         litellm_lines()[1],
     ]
     log = read(tmp_path, *rows)

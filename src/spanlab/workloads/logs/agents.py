@@ -47,6 +47,7 @@ class Call:
 
     `body`    the messages before it, as the body of a request
     `front`   whether text in front of the messages is missing
+    `key`     what tells the call from others, if it may stand in several files
     `at`      seconds at which it was sent, and `end` at which its answer was complete; None if unknown
     """
 
@@ -60,6 +61,7 @@ class Call:
     front: bool = True
     identity: Identity = ()
     size: int = 0
+    key: object = None
 
 
 class Calls:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.agents import Call, output_of, read_sessions
+from spanlab.workloads.logs.agents import REPEATED_CALLS, Call, output_of, read_sessions
 from spanlab.workloads.logs.bodies import count_of, inclusive
 from spanlab.workloads.logs.log import NOT_REPORTED, Ids, Usage
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, folder_has, parse_object
@@ -58,6 +58,7 @@ class _Rollout:
     def __init__(self, file: LogFile) -> None:
         self._file = file
         self._session, self._model, self._instructions = "", "", ""
+        self.is_fork = False
         self._items_seen = 0
         self._counted = -1  # items that the history had at the last count
         self._items: list[Any] = []
@@ -109,6 +110,7 @@ class _Rollout:
         return "response_item", row.fields
 
     def _begin(self, meta: Row) -> None:
+        self.is_fork |= bool(self._session) or meta.get("forked_from_id") is not None
         self._session = self._session or str(meta.label("id", "session_id") or "")
         text = meta.get("base_instructions.text", "base_instructions", "instructions")
         self._instructions = text if isinstance(text, str) else self._instructions
@@ -153,6 +155,7 @@ class _Rollout:
             return []
         call = self._open or self._call(line)
         call.usage, call.output = _usage(last), output_of(last)
+        call.key = ("codex", repr(sorted(totals.items(), key=str))) if isinstance(totals, dict) else None
         call.end = time if time is not None else call.end
         self._open = call
         return self.close()
@@ -206,5 +209,11 @@ def _usage(counts: Mapping[str, Any]) -> Usage:
 def _codex_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
     rollout = _Rollout(file)
     for calls in file.parsed(lambda item, line: rollout.add(parse_object(item), line), counts=False):
-        yield from calls
+        for call in calls:
+            if rollout.is_fork and call.key in seen:  # a fork begins with a copy of the session that it goes on from
+                file.set_aside(REPEATED_CALLS)
+                continue
+            if call.key is not None:
+                seen.add(call.key)
+            yield call
     yield from rollout.close()

@@ -172,18 +172,37 @@ def _payload_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_litellm(row: dict[str, Any]) -> bool:
+    page = row.get("data")
+    if isinstance(page, list):
+        return any(isinstance(item, dict) and _is_litellm(item) for item in page)
     payload = _payload_of(row)
     return {"startTime", "prompt_tokens"} <= payload.keys() and any(mark in payload for mark in _MARKS)
 
 
 def _payloads_of(row: Row, refuse: Refuse) -> Iterator[Span]:
+    """Yield the call of a line, or those of a page of the API."""
+    page = row.get("data")
+    if not isinstance(page, list) or "startTime" in row.fields:
+        yield _payload(row, "")
+        return
+    for index, item in enumerate(page):
+        path = f"data[{index}]."
+        try:
+            if not isinstance(item, dict):
+                raise BadFieldError("payload", f"an object{actual(item)}")
+            yield _payload(Row(item), path)
+        except BadFieldError as error:
+            refuse(f"{path}{error}")
+
+
+def _payload(row: Row, path: str) -> Span:
     row = Row(_payload_of(row.fields))
     name = row.label("id", "request_id", "litellm_call_id")
     end, first = row.seconds("endTime"), row.seconds("completionStartTime")
     trace = row.label("session_id", "trace_id")
     kind = str(row.label("call_type") or "completion")
     span = Span(
-        "",
+        path,
         "",
         None if name is None else str(name),
         None,
@@ -196,8 +215,7 @@ def _payloads_of(row: Row, refuse: Refuse) -> Iterator[Span]:
     if str(row.get("cache_hit")).lower() == "true":
         span.is_call, span.kind = False, "answered by LiteLLM's own cache"
     if not span.is_call:
-        yield span
-        return
+        return span
     # without streaming, LiteLLM writes the end in place of the first token
     span.first_token = np.nan if first is None or first == end else first
     span.session = None if trace is None else str(trace)
@@ -205,7 +223,7 @@ def _payloads_of(row: Row, refuse: Refuse) -> Iterator[Span]:
     span.usage, span.output = _counts_of(row)
     span.identity = _identity(row)
     span.body = partial(_prompt_of, row)
-    yield span
+    return span
 
 
 _TENANTS = ("end_user", "team_id", "metadata.user_api_key_team_id", "metadata.user_api_key_end_user_id", "user")

@@ -31,6 +31,7 @@ T = TypeVar("T")
 TIMES = ("timestamp", "startTime", "start_time", "created", "created_at", "time", "ts", "endTime")
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 1 << 16  # bytes by which a format is recognised
+_PACKED = ("", ".gz", ".bz2", ".xz", ".zst")  # endings of compressed files in a folder
 _TRIED_FILES = 20  # of a folder, to recognise its format
 _LARGEST_COUNT = np.iinfo(np.int32).max
 _MOST_DIGITS = 99  # int() refuses strings of thousands of digits
@@ -268,7 +269,8 @@ class LogFile:
         """Return the files of a folder by path, with the notes and counts of this one; the file itself if it is one."""
         if not self.content.file.is_dir():
             return [self]
-        paths = sorted(path for path in self.content.file.rglob("*") if path.suffix in suffixes and path.is_file())
+        names = tuple(suffix + packed for suffix in suffixes for packed in _PACKED)
+        paths = sorted(path for path in self.content.file.rglob("*") if path.name.endswith(names) and path.is_file())
         return [replace(self, path=path, content=Content(path)) for path in paths]
 
     @cached_property
@@ -533,6 +535,8 @@ def detect_format(file: LogFile) -> tuple[str, LogFormat]:
 
 def _nearest(file: LogFile) -> str:
     """Describe the format that a file of unknown format resembles most, and what it lacks."""
+    if file._requests.is_dir():
+        return "the folder has no file of a format that is read from folders"
     rows = list(map(Row, head_rows(file)[:50]))
     for name, pattern in _UNREAD_TEXT.items():
         if pattern.search(file.head):

@@ -175,7 +175,7 @@ class _Requests:
             return None
         if not self._counts(span):
             return None
-        if span.failed and np.isnan(span.usage.prompt):
+        if span.failed and not span.usage.prompt > 0:
             self._file.set_aside(FAILED)
             return None
         body = span.body()
