@@ -80,6 +80,25 @@ def test_every_shape_of_an_input_is_a_prompt(tmp_path: Path, given: Any, prompt:
 
 
 @pytest.mark.parametrize(
+    ("beside", "prompt"),
+    [
+        (
+            {"toolDefinitions": {"look": '{"description": "see"}'}},
+            '[{"name": "look", "definition": {"description": "see"}}]',
+        ),
+        ({"metadata": {"attributes": {"llm.tools.0.tool.json_schema": '{"name": "t"}'}}}, '[{"name": "t"}]'),
+        (
+            {"metadata": '{"attributes": {"model_request_parameters": {"function_tools": [{"name": "t"}]}}}'},
+            '[{"name": "t"}]',
+        ),
+        ({"modelParameters": {"instructions": "be kind"}}, "be kind"),
+    ],
+)
+def test_tools_and_instructions_beside_the_input_are_read(tmp_path: Path, beside: dict[str, Any], prompt: str):
+    assert texts(read(tmp_path, generation("a", 0, MESSAGES, {"input": 1}, **beside))) == [f"{prompt}|user\nx"]
+
+
+@pytest.mark.parametrize(
     ("usage", "expected"),
     [
         ({"input": 40, "output": 6, "total": 46, "input_cache_read": 0}, (40, 0, 0, 6)),

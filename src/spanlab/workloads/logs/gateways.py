@@ -12,6 +12,7 @@ import numpy as np
 
 from spanlab.workloads.logs.bodies import OUTPUTS, as_json, count_of, is_body, usage_of
 from spanlab.workloads.logs.log import Identity, Ids, Usage
+from spanlab.workloads.logs.otel import tools_of
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFormat, Row, actual, folder_has
 from spanlab.workloads.logs.spans import SUFFIXES, Refuse, Span, body_of, divided, read_spans, unpacked
 
@@ -130,16 +131,23 @@ def _usage_of(row: Row) -> tuple[Usage, float]:
 
 
 def _body_of(row: Row) -> dict[str, Any] | None:
+    """Return the body of a generation's request: its input, with instructions and tools that stand beside it."""
     body = body_of(row.get("input"))
+    if body is None:
+        return None
+    metadata = unpacked(row.get("metadata"))
+    attributes = unpacked(metadata.get("attributes")) if isinstance(metadata, dict) else None
     tools = unpacked(row.get("toolDefinitions", "tool_definitions"))
-    if body is None or "tools" in body or not tools or not isinstance(tools, (dict, list)):
-        return body
-    listed = (
-        [{"name": name, "definition": unpacked(tool)} for name, tool in tools.items()]
-        if isinstance(tools, dict)
-        else tools
-    )
-    return {**body, "tools": listed}
+    if isinstance(tools, dict):
+        tools = [{"name": name, "definition": unpacked(tool)} for name, tool in tools.items()]
+    if not tools and isinstance(attributes, dict):
+        tools = tools_of(attributes)
+    parameters = unpacked(row.get("modelParameters", "model_parameters"))
+    instructions = parameters.get("instructions") if isinstance(parameters, dict) else None
+    beside: dict[str, Any] = {"tools": tools} if isinstance(tools, list) and tools else {}
+    if isinstance(instructions, str) and instructions and "prompt" not in body:
+        beside["instructions" if "input" in body else "system"] = instructions
+    return beside | body
 
 
 # ------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ def _body(attributes: Mapping[str, Any], events: Any) -> Mapping[str, Any] | Non
     if system and "messages" in body:
         blocks = content_of(system)
         body = {**body, "messages": [{"role": "system", "content": blocks}, *body["messages"]]}
-    tools = _tools(attributes)
+    tools = tools_of(attributes)
     return {**body, "tools": tools} if tools else body
 
 
@@ -293,11 +293,15 @@ def _indexed_message(fields: Mapping[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _tools(attributes: Mapping[str, Any]) -> list[Any]:
+def tools_of(attributes: Mapping[str, Any]) -> list[Any]:
+    """Return the definitions of tools in the attributes of a call."""
     for name in ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools"):
         tools = unpacked(attributes.get(name))
         if isinstance(tools, list) and tools:
             return [unpacked(tool) for tool in tools]
+    parameters = unpacked(attributes.get("model_request_parameters"))
+    if isinstance(parameters, dict) and isinstance(parameters.get("function_tools"), list):
+        return [*parameters["function_tools"]]
     indexed = _indexed(attributes, _TOOL)
     return [
         unpacked(fields["tool.json_schema"])
