@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,23 @@ def test_output_stream_is_one_branch(tmp_path: Path):
     assert texts(log)[1] == "user\ngo|assistant\nx0|user\non 0"
 
 
+def test_subagents_in_files_of_their_own_are_named(tmp_path: Path):
+    (tmp_path / "session" / "subagents").mkdir(parents=True)
+    path = write_lines(tmp_path / "session.jsonl", *claude_session())
+    assert any(note.startswith("calls of subagents are in files") for note in read_log(path, LogSettings()).notes)
+
+
+def test_empty_and_foreign_files_of_a_folder_add_nothing(tmp_path: Path):
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "empty.jsonl").write_text("")
+    write_lines(folder / "history.jsonl", {"display": "x", "timestamp": 1_793_600_000_000, "project": "p"})
+    write_lines(folder / "session.jsonl", *claude_session())
+    log = read_log(folder, LogSettings())
+    assert (log.format, sums(log)) == ("claude_code", (9, 900, 960, 75))
+    assert "not counted: 1 lines of the type None" in log.notes
+
+
 def test_folder_is_read_by_time_and_calls_once(tmp_path: Path):
     folder = tmp_path / "project"
     (folder / "s1" / "subagents").mkdir(parents=True)
@@ -323,3 +341,54 @@ def test_content_of_another_type_names_the_line_of_its_call(tmp_path: Path):
 def test_session_without_a_call_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match="the file has no requests; expected JSONL with sessionId"):
         read(tmp_path, claude_session()[:1])
+
+
+def any_session(draw: random.Random) -> list[dict[str, Any]]:
+    """Return a session with everything that makes its counts hard to sum."""
+    session, rows = ClaudeSession(), list[dict[str, Any]]()
+    session.user("go")
+    for number in range(draw.randrange(1, 12)):
+        usage = counts(draw.randrange(9), draw.randrange(999), draw.randrange(99), draw.randrange(2, 50))
+        if draw.random() < 0.3:
+            del usage["cache_creation_input_tokens"]
+        outputs = sorted(draw.randrange(1, usage["output_tokens"]) for _ in range(draw.randrange(3)))
+        for output in [*outputs, usage["output_tokens"]]:
+            given = (
+                usage | {"output_tokens": output} if draw.random() < 0.8 or output == usage["output_tokens"] else None
+            )
+            block = draw.choice([text(f"{number}"), tool(f"t{number}-{output}"), {"type": "thinking", "thinking": ""}])
+            session.model(f"m{number}", block, given, requestId=f"r{number}")
+            if block["type"] == "tool_use":
+                session.user([result(block["id"], "done")])
+        choice = draw.randrange(5)
+        if choice == 0:
+            session.model("x", text("API Error"), counts(7, 7, 7, 7), message={"model": "<synthetic>"})
+        elif choice == 1:
+            session.line("system", subtype="compact_boundary", parentUuid=None)
+            session.user("in short", isCompactSummary=True)
+        elif choice == 2:
+            session.user("a branch", parentUuid=draw.choice(session.lines)["uuid"])
+        elif choice == 3:
+            session.user("you are another", parentUuid=None, isSidechain=True)
+            session.model(f"a{number}", text("found"), counts(1, 2, 3, 4), isSidechain=True)
+    rows = list(session.lines)
+    for row in draw.sample(rows, len(rows) // 4):
+        rows.insert(draw.randrange(rows.index(row) + 1, len(rows) + 1), row)
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_sums_are_those_of_the_messages_of_the_model(tmp_path: Path, seed: int):
+    rows = any_session(random.Random(seed))
+    last: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        message = row.get("message", {})
+        if message.get("usage") and message["model"] != "<synthetic>":
+            known = last.get(message["id"], {"output_tokens": 0})
+            last[message["id"]] = max(known, message["usage"], key=lambda usage: usage["output_tokens"])
+    usages = last.values()
+    created = sum(usage["cache_creation"]["ephemeral_5m_input_tokens"] for usage in usages)
+    names = ("input_tokens", "cache_read_input_tokens", "output_tokens")
+    fresh, cached, output = (sum(usage[name] for usage in usages) for name in names)
+    log = read(tmp_path, rows)
+    assert (log.requests, sums(log)) == (len(last), (fresh, cached, created, output))

@@ -124,10 +124,11 @@ def test_compaction_replaces_the_history(tmp_path: Path, has_history: bool):
 def test_first_version_is_read_without_usage(tmp_path: Path):
     rows = [line["payload"] for line in codex_session() if line["type"] == "response_item"]
     header = {"id": "c0", "timestamp": "2025-07-01T00:00:00Z", "instructions": "be brief and exact", "git": {}}
-    log = read(tmp_path, [header, {"record_type": "state"}, *rows])
+    log = read(tmp_path, [header, {"record_type": "state"}, {"text": "of the history of inputs"}, *rows])
     assert (log.format, log.requests, log.usage) == ("codex", 2, None)
     assert texts(log)[0] == "be brief and exact|user\nhow many files are there in the folder of the project?"
     assert "not counted: 1 lines of the type state" in log.notes
+    assert "not counted: 1 lines of the type none" in log.notes
 
 
 def test_encrypted_reasoning_and_unknown_items_are_counted(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -142,21 +142,25 @@ def _by_time(
     files: list[LogFile], read: Callable[[LogFile, set[object]], Iterator[Call]], seen: set[object]
 ) -> Iterator[tuple[LogFile, Call]]:
     """Yield the calls of several files in order of time; calls without a time come at once."""
-    waiting = sorted(((_first_time(file), number) for number, file in enumerate(files)), reverse=True)
+    waiting = sorted(((_first_time(replace(file)), number) for number, file in enumerate(files)), reverse=True)
     heap: list[tuple[float, int, Call, Iterator[Call]]] = []
+    opened: dict[int, LogFile] = {}
 
     def take(number: int, calls: Iterator[Call]) -> None:
         call = next(calls, None)
-        if call is not None:
+        if call is None:
+            del opened[number]
+        else:
             heapq.heappush(heap, (-np.inf if call.at is None else call.at, number, call, calls))
 
     while heap or waiting:
         while waiting and (not heap or waiting[-1][0] <= heap[0][0]):
             number = waiting.pop()[1]
-            take(number, read(files[number], seen))
+            opened[number] = replace(files[number])
+            take(number, read(opened[number], seen))
         if heap:
             _, number, call, calls = heapq.heappop(heap)
-            yield files[number], call
+            yield opened[number], call
             take(number, calls)
 
 
@@ -191,6 +195,9 @@ _SYNTHETIC = "<synthetic>"
 SYNTHETIC = "messages that Claude Code wrote itself, such as errors of the API"
 REPEATED_LINES = "lines that repeat an earlier line"
 REPEATED_CALLS = "calls that another file has too"
+SUBAGENTS = (
+    "calls of subagents are in files of their own: the folder of the session's file, given as log, has all of them"
+)
 NO_PARENT = "messages whose parent is not in the log: the history before them is unknown"
 
 
@@ -413,6 +420,8 @@ def _subtype(row: Row) -> str:
 
 
 def _claude_code_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
+    if file.content.file.with_suffix("").joinpath("subagents").is_dir():
+        file.notes.append(SUBAGENTS)
     tree = _Tree(file)
     for _ in file.parsed(lambda item, line: tree.add(parse_object(item), line), counts=False):
         pass

@@ -107,6 +107,8 @@ class _Rollout:
             return "session_meta", row.fields
         if row.get("record_type") is not None:
             return str(row.get("record_type")), {}
+        if not isinstance(row.get("type"), str):
+            return "none", {}
         return "response_item", row.fields
 
     def _begin(self, meta: Row) -> None:

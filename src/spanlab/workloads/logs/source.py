@@ -266,7 +266,10 @@ class LogFile:
         return bool(self.unread.withheld) and self.unread.withheld == self.unread.requests
 
     def files(self, suffixes: tuple[str, ...] = (".jsonl",)) -> list[LogFile]:
-        """Return the files of a folder by path, with the notes and counts of this one; the file itself if it is one."""
+        """Return the files of a folder by path, with the notes and counts of this one; the file itself if it is one.
+
+        What a file holds in memory stays there: read copies of them, as `map(replace, …)` gives.
+        """
         if not self.content.file.is_dir():
             return [self]
         names = tuple(suffix + packed for suffix in suffixes for packed in _PACKED)
@@ -429,15 +432,17 @@ def folder_has(
     file: LogFile, recognises: Callable[[dict[str, Any]], bool], suffixes: tuple[str, ...] = (".jsonl",)
 ) -> bool:
     """Return whether a file, or one of the first files of a folder, has a row that a format recognises."""
-    return any(has_row(inner, file, recognises) for inner in file.files(suffixes)[:_TRIED_FILES])
+    is_folder = file.content.file.is_dir()
+    first = map(replace, file.files(suffixes)[:_TRIED_FILES]) if is_folder else [file]
+    return any(has_row(inner, recognises, in_folder=is_folder) for inner in first)
 
 
-def has_row(inner: LogFile, file: LogFile, recognises: Callable[[dict[str, Any]], bool]) -> bool:
-    """Return whether a file has such a row; one that lies in the folder `file` may be anything, also broken JSON."""
+def has_row(file: LogFile, recognises: Callable[[dict[str, Any]], bool], *, in_folder: bool) -> bool:
+    """Return whether a file has such a row; a file in a folder may be anything, also broken JSON."""
     try:
-        rows = head_rows(inner) if inner.head.lstrip()[:1] in (b"{", b"[") else []
+        rows = head_rows(file) if file.head.lstrip()[:1] in (b"{", b"[") else []
     except ValueError:
-        if inner is file:
+        if not in_folder:
             raise
         return False
     return any(map(recognises, rows))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ def read_spans(spans_of: SpansOf, around: str) -> Callable[[LogFile], Iterator[E
 
     def entries(file: LogFile) -> Iterator[Entry]:
         tree = _Tree(has_batches=file.content.file.is_dir())
-        for inner in file.files(SUFFIXES):
+        for inner in map(replace, file.files(SUFFIXES)):
             for spans in inner.parsed(lambda item, _: [*spans_of(parse_object(item), _ignore)], counts=False):
                 tree.has_batches |= sum(span.is_call for span in spans) > 1
                 for span in spans:
@@ -152,7 +152,7 @@ class _Requests:
         if is_batch and NUMBERED not in file.notes:
             file.notes.append(NUMBERED)
 
-        for inner in file.files(SUFFIXES):
+        for inner in map(replace, file.files(SUFFIXES)):
 
             def parse(item: Any, line: int, inner: LogFile = inner) -> list[Entry]:
                 size = len(item) if isinstance(item, bytes) else 0

@@ -121,8 +121,9 @@ def _trajectory_entries(file: LogFile) -> Iterator[Entry]:
     file.notes.append(NUMBERED)
     requests = _Requests(file)
     from_first_time: list[Entry] = []
-    for inner in file.files(_ENDINGS):
-        if file is not inner and not has_row(inner, file, _is_trajectory):
+    is_folder = file.content.file.is_dir()
+    for inner in map(replace, file.files(_ENDINGS)):
+        if is_folder and not has_row(inner, _is_trajectory, in_folder=True):
             file.set_aside("files of the folder that are no trajectories")
             continue
 
