@@ -46,7 +46,6 @@ class Call:
     """One call of a model by an agent.
 
     `body`    the messages before it, as the body of a request
-    `front`   whether text in front of the messages is missing
     `key`     what tells the call from others, if it may stand in several files
     `at`      seconds at which it was sent, and `end` at which its answer was complete; None if unknown
     """
@@ -58,9 +57,7 @@ class Call:
     output: int = 0
     at: float | None = None
     end: float | None = None
-    front: bool = True
     identity: Identity = ()
-    size: int = 0
     key: object = None
 
 
@@ -80,21 +77,20 @@ class Calls:
         else:
             keys, lengths, opens = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ()
             unread.finish()
-        if call.front:
-            known, counted = call.session in self._fronts, int(lengths.sum())
-            if not known and not np.isnan(call.usage.prompt):
-                self._fronts[call.session] = max(0, int(call.usage.prompt) - counted)
-                known = True
-            if UNSEEN not in self._file.notes:
-                self._file.notes.append(UNSEEN)
-            tokens = self._fronts.get(call.session, UNKNOWN_TOKENS)
-            if not known:
-                unread.mark_endless(endless)
-            unread.leave(FRONT, BYTES_PER_TOKEN * tokens)
-            if tokens:
-                keys = np.concatenate([[np.int64(hash_name(("front", call.session, known)))], keys])
-                lengths = np.concatenate([[np.int64(tokens)], lengths])
-                opens = (1, *(index + 1 for index in opens)) if len(keys) > 1 else ()
+        known, counted = call.session in self._fronts, int(lengths.sum())
+        if not known and not np.isnan(call.usage.prompt):
+            self._fronts[call.session] = max(0, int(call.usage.prompt) - counted)
+            known = True
+        if UNSEEN not in self._file.notes:
+            self._file.notes.append(UNSEEN)
+        tokens = self._fronts.get(call.session, UNKNOWN_TOKENS)
+        if not known:
+            unread.mark_endless(endless)
+        unread.leave(FRONT, BYTES_PER_TOKEN * tokens)
+        if tokens:
+            keys = np.concatenate([[np.int64(hash_name(("front", call.session, known)))], keys])
+            lengths = np.concatenate([[np.int64(tokens)], lengths])
+            opens = (1, *(index + 1 for index in opens)) if len(keys) > 1 else ()
         before = self._ends.get(call.session)
         wait = max(0.0, call.at - before) if before is not None and call.at is not None else 0.0
         if call.end is not None:
@@ -131,7 +127,7 @@ def read_sessions(read: Callable[[LogFile, set[object]], Iterator[Call]]) -> Cal
             try:
                 entry = calls.entry(call)
             except BadFieldError as error:
-                inner.refuse(line, str(error), call.size)
+                inner.refuse(line, str(error))
             else:
                 yield entry
 
@@ -244,7 +240,6 @@ class _Message:
     session: str
     agent: str | None
     model: str | None
-    size: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
 
     def report(self, usage: Any) -> None:
