@@ -226,6 +226,22 @@ def test_repeated_lines_and_ids_count_once(tmp_path: Path):
     assert "not counted: 2 lines that repeat an earlier line" in log.notes
 
 
+def test_copies_under_another_session_count_once(tmp_path: Path):
+    names = ("uuid", "parentUuid")
+    copies = [
+        row | {"sessionId": "s2"} | {name: row[name] and f"copy of {row[name]}" for name in names}
+        for row in claude_session()
+    ]
+    goes_on = ClaudeSession("s2")
+    goes_on.last = copies[-1]["uuid"]
+    goes_on.user("go on", timestamp=clock(60))
+    goes_on.model("m9", text("yes"), counts(1, 1000, 20, 3), timestamp=clock(61))
+    log = read(tmp_path, [*claude_session(), *copies, *goes_on.lines])
+    assert (log.requests, sums(log)) == (3, (10, 1900, 980, 78))
+    assert texts(log)[2].count("both are short") == 1
+    assert texts(log)[2].endswith("|user\ngo on")
+
+
 def test_message_without_id_is_a_call_of_its_own(tmp_path: Path):
     session = ClaudeSession()
     for number in range(2):

@@ -328,7 +328,10 @@ class _Tree:
             self.messages[key] = known
             if name is not None:
                 self._latest[str(name)] = known
-        known.nodes.append(node)
+        if known.session == branch[0]:
+            known.nodes.append(node)
+        else:  # a session that goes on under another name begins with a copy of its messages
+            self._file.set_aside(REPEATED_LINES)
         node.message = known
         known.report(message.get("usage"))
 
