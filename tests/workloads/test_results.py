@@ -260,6 +260,11 @@ SGLANG = "[2026-11-02 09:00:00] Prefill batch. #new-seq: 1, #new-token: {}, #cac
             'vllm:prefix_cache_queries_total{engine="1"} 100\nvllm:prefix_cache_hits_total{engine="0"} 1e2\n',
             r"a scrape of /metrics: counters with 100 cached of 400 tokens \(25.0 %\)",
         ),
+        (
+            "vllm:prefix_cache_queries_total 300\nvllm:prefix_cache_hits_total 100\n"
+            "vllm:prefix_cache_queries_total 500\nvllm:prefix_cache_hits_total 250\n",
+            r"a scrape of /metrics: counters with 150 cached of 200 tokens \(75.0 %\)",
+        ),
     ],
 )
 def test_rates_are_named_where_there_are_no_requests(tmp_path: Path, text: str, rates: str):

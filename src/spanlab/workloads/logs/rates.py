@@ -13,7 +13,7 @@ _VLLM = re.compile(rb"Avg prompt throughput: ([\d.]+)")
 _VLLM_HITS = re.compile(rb"Prefix cache hit rate: (?:GPU: )?([\d.]+)%")
 _SGLANG = re.compile(rb"#new-token: (\d+), #cached-token: (\d+)")
 _LMCACHE = re.compile(rb"[Tt]otal tokens:? (\d+).{0,80}?hit tokens:? (\d+)")
-_METRIC = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+\d.eE]+)")
+_METRIC = re.compile(rb"^(([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?)\s+([-+\d.eE]+)")
 #: Counters of prompt tokens and of cached ones, by the names of vLLM and SGLang.
 _COUNTERS = {
     b"vllm:prefix_cache_queries": b"vllm:prefix_cache_hits",
@@ -42,7 +42,7 @@ def _rates(lines: Iterable[bytes]) -> str | None:
     throughputs: list[float] = []
     hits: list[float] = []
     tokens, batches, lookups = [0, 0], 0, [0, 0, 0]
-    counters: dict[bytes, float] = {}
+    readings: dict[tuple[bytes, bytes], list[float]] = {}
     for line in lines:
         if match := _VLLM.search(line):
             throughputs.append(_number(match[1]))
@@ -54,8 +54,8 @@ def _rates(lines: Iterable[bytes]) -> str | None:
         elif match := _LMCACHE.search(line):
             lookups = [lookups[0] + 1, lookups[1] + int(match[1]), lookups[2] + int(match[2])]
         elif match := _METRIC.match(line):
-            name = match[1].removesuffix(b"_total")
-            counters[name] = counters.get(name, 0.0) + _number(match[2])
+            readings.setdefault((match[2].removesuffix(b"_total"), match[1]), []).append(_number(match[3]))
+    counters = _counted(readings)
     for prompts, cached in _COUNTERS.items():
         if counters.get(prompts):
             return _share("counters", counters.get(cached, 0.0), counters[prompts])
@@ -68,6 +68,14 @@ def _rates(lines: Iterable[bytes]) -> str | None:
     if lookups[0]:
         return _share(f"{lookups[0]:,} lookups", lookups[2], lookups[1])
     return None
+
+
+def _counted(readings: dict[tuple[bytes, bytes], list[float]]) -> dict[bytes, float]:
+    """Return counters by name: over the time of several scrapes, or since the start of the server with one."""
+    counters: dict[bytes, float] = {}
+    for (name, _), values in readings.items():
+        counters[name] = counters.get(name, 0.0) + (values[-1] - values[0] if len(values) > 1 else values[0])
+    return counters
 
 
 def _share(source: str, cached: float, prompt: float) -> str:

@@ -521,7 +521,7 @@ _UNREAD_TEXT: dict[str, re.Pattern[bytes]] = {
     "a console log of vLLM": re.compile(rb"Received request |Avg prompt throughput"),
     "a console log of SGLang without token ids": re.compile(rb"Prefill batch|Decode batch|Receive: obj="),
     "a console log of LMCache": re.compile(rb"LMCache.*hit tokens"),
-    "a scrape of /metrics": re.compile(rb"^# (HELP|TYPE) ", re.MULTILINE),
+    "a scrape of /metrics": re.compile(rb"^(# (HELP|TYPE) |(vllm|sglang):\w+)", re.MULTILINE),
     "a zip archive, which has to be unpacked": re.compile(rb"\APK\x03\x04"),
     "a text in UTF-16, which has to be UTF-8": re.compile(rb"\A(\xff\xfe|\xfe\xff)"),
 }
