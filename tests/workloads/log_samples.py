@@ -108,6 +108,34 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
         {"timestamp": 1.0, "model_name": "m", "chunk_size": 16, "seq_len": 40, "chunk_hashes": ["0xa", "0xb"]},
         {"timestamp": 2.0, "model_name": "m", "chunk_size": 16, "seq_len": 48, "chunk_hashes": ["0xa", "0xb", "0xc"]},
     ),
+    "tair": lambda: lines(
+        *(
+            {
+                "type": kind,
+                "instance_id": "i",
+                "timestamp_ns": (1_793_600_000 + number) * 10**9,
+                "keys": keys,
+                "input_len": tokens,
+            }
+            for number, (keys, tokens) in enumerate((([1, 2], 40), ([1, 2, 3], 48)))
+            for kind in ("get", "write")
+        )
+    ),
+    "vllm_vcr": lambda: lines(
+        {"meta": {"model": "m", "block_size": 16}},
+        *(
+            {
+                "prompt_tokens": tokens,
+                "cached_tokens": 0,
+                "output_tokens": 2,
+                "ttft_ms": 5.0,
+                "itl_ms": [1.0],
+                "arrival_ms": 100.0 * number,
+                "block_hashes": hashes,
+            }
+            for number, (hashes, tokens) in enumerate((([1, 2**64 - 1], 40), ([1, 2**64 - 1, 3], 48)))
+        ),
+    ),
     "agent_sessions": lambda: lines(
         {
             "id": "s",

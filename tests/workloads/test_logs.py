@@ -27,6 +27,8 @@ KNOWN = {
     "sglang text": ([40, 48], 32, CHAINED),
     "openai prompt": ([40, 48], 32, CHAINED),
     "lmcache": ([40, 48], 32, CHAINED),
+    "tair": ([40, 48], 32, CHAINED),
+    "vllm_vcr": ([40, 48], 32, CHAINED),
     "agent_sessions": ([40, 48], 32, CHAINED),
     "tracelab": ([40, 48], 32, CHAINED),
     "tracelab lines": ([40, 48], 32, CHAINED),

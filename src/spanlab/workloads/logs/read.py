@@ -24,6 +24,7 @@ from spanlab.workloads.files import Content, Waits, content_of
 from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
 from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     agents,
+    block_traces,
     codex,
     formats,
     gateways,
