@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from spanlab.workloads.logs.formats import block_keys
 from spanlab.workloads.logs.log import (
     UNKNOWN,
     Entry,
+    Identity,
     Ids,
     Ints,
     Keys,
@@ -221,13 +222,16 @@ class _Records:
     """Reader of the records of a capture, whose hashes are of blocks of `size` tokens; None: nothing tells it."""
 
     size: int | None
-    _has_records: bool = field(default=False)
+    _has_records: bool = False
+    _model: Identity = ()
 
     def entry(self, row: Row, line: int, file: LogFile) -> Entry | None:
         """Return the request of a line; None for the settings."""
         if "meta" in row.fields and "prompt_tokens" not in row.fields:
             if self._has_records:
                 raise BadFieldError("meta", "the first line: every capture has a clock of its own")
+            model = row.label("meta.model")
+            self._model = () if model is None else (("model", model),)
             return None
         self._has_records = True
         tokens = file.check_length(row.count("prompt_tokens"), "prompt_tokens")
@@ -237,9 +241,8 @@ class _Records:
         at = row.seconds("arrival_ms", scale=1e-3)
         moments = _vcr_moments(row, at)
         keys, lengths = self._content(row, tokens, line, file)
-        return Entry(
-            keys, lengths, line, at, output, moments=moments, usage=Usage(tokens, cached), identity=identity_of(row)
-        )
+        identity, usage = self._model + identity_of(row), Usage(tokens, cached)
+        return Entry(keys, lengths, line, at, output, moments=moments, usage=usage, identity=identity)
 
     def _content(self, row: Row, tokens: int, line: int, file: LogFile) -> tuple[Keys, Ints]:
         """Return the blocks of a prompt; a prompt without hashes is known by its length, or is shorter than a block."""
