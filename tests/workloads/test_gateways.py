@@ -105,6 +105,8 @@ def test_tools_and_instructions_beside_the_input_are_read(tmp_path: Path, beside
         ({"input": 8, "output": 6, "total": 46, "input_cached_tokens": 32}, (8, 32, 0, 6)),
         ({"input": 40, "output": 6, "total": 46, "input_cached_tokens": 32}, (8, 32, 0, 6)),
         ({"input": 8, "output": 6, "cache_read_input_tokens": 32, "cache_creation_input_tokens": 5}, (8, 32, 5, 6)),
+        ({"input": 8, "output": 6, "input_cache_creation_5m": 3, "input_cache_creation_1h": 4}, (8, 0, 7, 6)),
+        ({"input": 8, "output": 6, "input_cache_creation": 7, "input_cache_creation_1h": 7, "total": 21}, (8, 0, 7, 6)),
         ({"input": 8, "output": 6, "total": 50, "input_cached_tokens": 32, "output_reasoning": 4}, (8, 32, 0, 10)),
         ({"input": 8, "output": 6, "total": 14, "completion_details.reasoning": 4}, (8, 0, 0, 6)),
         ({"input": 40, "output": 6, "total": 46, "prompt_details.cache_read": 32}, (8, 32, 0, 6)),

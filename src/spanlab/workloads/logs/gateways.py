@@ -41,6 +41,8 @@ _CREATED = (
     "prompt_details.cache_write",
     "input_token_details.cache_creation",
 )
+#: The same tokens by the time that they stay, beside their sum or in place of it.
+_CREATED_BY_TIME = ("input_cache_creation_5m", "input_cache_creation_1h")
 _THOUGHTS = ("output_reasoning", "output_reasoning_tokens", "completion_details.reasoning")
 _INPUT, _OUTPUT = ("input", "promptTokens", "prompt_tokens", "input_tokens"), ("output", "completionTokens")
 _TOTAL = ("total", "totalTokens", "total_tokens")
@@ -127,6 +129,8 @@ def _usage_of(row: Row) -> tuple[Usage, float]:
         next((count for name in names if not np.isnan(count := count_of(counts, name))), np.nan)
         for names in (_INPUT, _OUTPUT, _TOTAL, _CACHED, _CREATED, _THOUGHTS)
     )
+    by_time = [count for name in _CREATED_BY_TIME if not np.isnan(count := count_of(counts, name))]
+    created = float(np.nanmax([created, sum(by_time)])) if by_time else created
     return divided(prompt, cached, created, output, total, includes=False, thoughts=float(np.nan_to_num(thoughts)))
 
 
