@@ -113,6 +113,18 @@ def test_output_of_a_batch_has_the_counts_of_the_provider(tmp_path: Path):
     assert "not counted: 1 failed requests" in log.notes
 
 
+def test_batch_of_anthropic_has_created_tokens(tmp_path: Path):
+    usage = {"input_tokens": 5, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 7, "output_tokens": 9}
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage}
+    rows = [{"custom_id": name, "result": {"type": "succeeded", "message": message}} for name in "ab"]
+    failed = [{"custom_id": "c", "result": {"type": kind}} for kind in ("errored", "expired", "canceled")]
+    log = read(tmp_path, *rows, *failed)
+    assert (log.format, log.prompt_tokens.tolist(), sums(log)) == ("openai_answers", [112, 112], (10, 200, 14, 18))
+    assert "not counted: 3 failed requests" in log.notes
+    asked = {"custom_id": "a", "params": {"model": "m", "max_tokens": 9, "system": "be", **MESSAGES}}
+    assert texts(read(tmp_path, asked)) == ["be|user\nhi"]
+
+
 def test_stored_responses_are_read_without_prompts(tmp_path: Path):
     usage = {"input_tokens": 90, "input_tokens_details": {"cached_tokens": 64}, "output_tokens": 7}
     response = {"id": "r", "object": "response", "created_at": 5, "model": "m", "output": [], "usage": usage}

@@ -31,7 +31,13 @@ from spanlab.workloads.logs.source import (
     parse_object,
 )
 
-PREFIXES = ("", "body.", "request.", "request.body.")  # prefixes of the request's fields in batch files and proxy logs
+PREFIXES = (
+    "",
+    "body.",
+    "params.",
+    "request.",
+    "request.body.",
+)  # prefixes of the request's fields in batch files and proxy logs
 
 
 @LOG_FORMATS.register("openai")

@@ -190,8 +190,8 @@ def _metric_usage(row: Row) -> Usage:
 
 
 # ------------------------------------------------------------------------------
-# Answers of servers with the interface of OpenAI, without their requests: output files of
-# batches, and stored responses.
+# Answers of servers with the interface of OpenAI or Anthropic, without their requests: output
+# files of batches, and stored responses.
 # ------------------------------------------------------------------------------
 
 ANSWERS = "the log has answers without their requests: their prompts are known by their length alone"
@@ -202,7 +202,7 @@ _OBJECTS = ("chat.completion", "text_completion", "response")
 def openai_answers() -> LogFormat:
     """The output of a batch, or answers alone; one request per answer that reports its usage."""
     return LogFormat(
-        looks_for="JSONL of answers: response.body or object, with usage, and without messages",
+        looks_for="JSONL of answers: response.body, result.message or object, with usage, and without messages",
         recognises=lambda file: any(_answer_of(Row(row)) is not None for row in head_rows(file)),
         read=_read_by_time(_answer_entries),
         ids=Ids.NONE,
@@ -215,15 +215,16 @@ def _answer_of(row: Row) -> dict[str, Any] | None:
     for value in (row.fields, row.get("response.body"), row.get("response")):
         if isinstance(value, dict) and value.get("object") in _OBJECTS:
             return value
-    return None
+    message = row.get("result.message")
+    return message if isinstance(message, dict) and message.get("type") == "message" else None
 
 
 def _answer_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
     file.notes.append(ANSWERS)
     answer = _answer_of(row)
     if answer is None:
-        response = row.get("response")
-        if "custom_id" in row.fields and response is None:  # of a batch
+        response, result = row.get("response"), row.get("result.type")
+        if "custom_id" in row.fields and response is None and result != "succeeded":  # of a batch
             file.set_aside(FAILED)
             return
         if response is not None:
