@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spanlab.offline.replay import build_paths
-from spanlab.workloads.logs.log import Ids, Log, arrival_times, hash_pieces, is_chained
+from spanlab.workloads.logs.log import Columns, Entry, Ids, Log, arrival_times, hash_pieces, is_chained
 from spanlab.workloads.logs.read import LogSettings, local, read_log, served
 from spanlab.workloads.logs.source import LOG_FORMATS
 from spanlab.workloads.selection import Selection
@@ -149,6 +149,24 @@ def test_subagents_stand_where_they_were_called(tmp_path: Path):
     path.write_bytes(lines({"id": "s", "block_size": 16, "requests": [outer[0], inner, outer[1]]}))
     log = read_log(path, LogSettings())
     assert log.pieces.tolist() == [0, 2, 1]
+
+
+def test_contents_are_numbered_alike_in_any_batches(monkeypatch: pytest.MonkeyPatch):
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(0, 9, 60)
+    entries = [
+        Entry(draw.integers(-40, 40, length) << 50, draw.integers(1, 17, length), line)
+        for line, length in enumerate(lengths.tolist(), 1)
+    ]
+    keys = np.concatenate([entry.keys for entry in entries])
+    for batch in (7, 64, 1 << 20):
+        monkeypatch.setattr("spanlab.workloads.logs.log._BATCH", batch)
+        columns = Columns()
+        for entry in entries:
+            columns.add(entry)
+        log = columns.log("some", Ids.CONTENT, None, ())
+        assert np.array_equal(log.pieces, np.unique(keys, return_inverse=True)[1])
+        assert log.prompt_tokens.tolist() == [int(entry.lengths.sum()) for entry in entries]
 
 
 def test_chained_ids_have_one_predecessor():

@@ -406,9 +406,11 @@ class Log:
     @property
     def prompt_tokens(self) -> Ints:
         """Prompt lengths, shape (requests,)."""
-        ends = np.zeros(len(self.lengths) + 1, dtype=np.int64)
-        np.cumsum(self.lengths, out=ends[1:])
-        return np.diff(ends[self.starts])
+        tokens = np.zeros(self.requests, dtype=np.int64)
+        has_pieces = np.diff(self.starts) > 0  # reduceat has no sum of nothing
+        if has_pieces.any():
+            tokens[has_pieces] = np.add.reduceat(self.lengths, self.starts[:-1][has_pieces], dtype=np.int64)
+        return tokens
 
     @property
     def fingerprint(self) -> str:
@@ -504,13 +506,9 @@ class Columns:
 
         Content ids are chained within a span. Where each prompt is one span, all ids are therefore chained.
         """
-        # the rank of each key among the distinct ones; batches take less memory than np.unique's inverse
-        keys = np.frombuffer(self._keys, dtype=np.int64)
-        distinct, pieces = np.unique(keys), np.empty(len(keys), dtype=np.int32)
-        for start in range(0, len(keys), _BATCH):
-            pieces[start : start + _BATCH] = np.searchsorted(distinct, keys[start : start + _BATCH])
+        pieces = _ranks(np.frombuffer(self._keys, dtype=np.int64))
         starts = np.array(self._starts, dtype=np.int64)
-        opens = np.frombuffer(bytes(self._opens), dtype=np.bool_)
+        opens = np.frombuffer(self._opens, dtype=np.bool_)
         undivided = ids == Ids.CONTENT and int(opens.sum()) == np.count_nonzero(np.diff(starts))
         if undivided:
             ids = Ids.CHAINED
@@ -523,9 +521,9 @@ class Columns:
             format=name,
             ids=ids or (Ids.CHAINED if is_chained(pieces, starts) else Ids.CONTENT),
             pieces=pieces,
-            lengths=np.array(self._lengths, dtype=np.int32),
+            lengths=np.frombuffer(self._lengths, dtype=np.int32),
             opens=opens,
-            free=np.frombuffer(bytes(self._free), dtype=np.bool_),
+            free=np.frombuffer(self._free, dtype=np.bool_),
             starts=starts,
             arrived_ns=arrived,
             output_lens=np.array(self._outputs, dtype=np.int32),
@@ -546,6 +544,22 @@ class Columns:
             return ()
         parts = ", ".join(sorted({name for identity in self._identities for name, _ in identity}))
         return (f"{len(self._identities):,} cache identities ({parts}): requests of different ones share nothing",)
+
+
+def _ranks(keys: Keys) -> NDArray[np.int32]:
+    """Return the rank of each key among the distinct ones.
+
+    Prompts near each other repeat each other, so each batch is searched among its few distinct keys, and only these
+    among all: that is faster than one search, and takes less memory than the inverse of np.unique.
+    """
+    batches = range(0, len(keys), _BATCH)
+    distinct_by_batch = [np.unique(keys[start : start + _BATCH]) for start in batches]
+    distinct = np.unique(np.concatenate(distinct_by_batch)) if distinct_by_batch else keys
+    ranks = np.empty(len(keys), dtype=np.int32)
+    for start, of_batch in zip(batches, distinct_by_batch, strict=True):
+        places = np.searchsorted(of_batch, keys[start : start + _BATCH])
+        ranks[start : start + _BATCH] = np.searchsorted(distinct, of_batch).astype(np.int32)[places]
+    return ranks
 
 
 def _marked(indexes: Iterable[int], count: int) -> bytearray:
