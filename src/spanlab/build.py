@@ -155,6 +155,7 @@ def build_policy(
         budget=budget,
         token_bytes=token_bytes,
         ahead=study.batch.async_scheduling,
+        drafts=drafter.draft_tokens,
         drafter=drafter.has_kv,
     )
 

@@ -166,22 +166,35 @@ class ModelSpec:
 
     @property
     def state_groups(self) -> int:
-        """Groups of recurrent layers, each as many layers as the smaller kind has; 0 without recurrent layers.
+        """Groups of recurrent layers; 0 without recurrent layers.
 
         vLLM gives every group of layers a block of the same pool, so one state takes one block per group.
         """
-        if not self.is_hybrid:
-            return 0
-        return -(-self.recurrent_layers // min(self.attention_layers, self.recurrent_layers))
+        return self.count_state_groups()
+
+    def count_state_groups(self, draft_layers: int = 0) -> int:
+        """Return the groups of recurrent layers beside a drafter with `draft_layers` attention layers."""
+        return -(-self.recurrent_layers // self.layers_per_group(draft_layers)) if self.is_hybrid else 0
+
+    def layers_per_group(self, draft_layers: int = 0) -> int:
+        """Return the layers of one kind that share a block: as many as the smaller kind has (vLLM 0.32.0).
+
+        If the larger kind has less than half as many more, it has one group, and the smaller one is padded.
+        """
+        fewer, more = sorted((self.attention_layers + draft_layers, self.recurrent_layers))
+        return more if 2 * more < 3 * fewer else fewer
 
     def block_tokens_per_state(self, multiple: int, drafts: int = 0) -> int:
-        """The least multiple of `multiple` tokens whose KV in one layer is no smaller than one layer's state.
+        """The least multiple of `multiple` tokens whose KV in one layer is no smaller than one layer's state."""
+        kv = self.kv_bytes_per_token // self.attention_layers
+        return block_tokens(kv, self.layer_state_bytes(drafts), multiple)
+
+    def layer_state_bytes(self, drafts: int = 0) -> int:
+        """Return the bytes of one layer's state.
 
         With `drafts` tokens drafted ahead of a step, a conv state has as many further inputs (vLLM 0.32.0).
         """
-        kv = self.kv_bytes_per_token // self.attention_layers
-        state = self.state_bytes // self.recurrent_layers + drafts * self._conv_column_bytes
-        return block_tokens(kv, state, multiple)
+        return self.state_bytes // self.recurrent_layers + drafts * self._conv_column_bytes
 
     @property
     def _state_size(self) -> int:

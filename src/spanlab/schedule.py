@@ -176,7 +176,6 @@ class Case(_Keys):
                 "retention",
                 f"a multiple of block_size={self.block_size}",
             ),
-            (bool(drafts and mode), "draft_tokens", f"0 with mamba_mode={mode}, for states are not taken back"),
             (self.sliding_window is not None, "sliding_window", f"null, for {_NO_WINDOWS}"),
             ("draft_method" in self.model_fields_set and not drafts, "draft_method", "draft_tokens beside it"),
             (self.async_scheduling and drafts > 0, "async_scheduling", f"false with draft_tokens={drafts}"),
@@ -265,6 +264,7 @@ def policy_of(release: Release, case: Case) -> BlockPolicy:
         case.retention,
         ahead=case.async_scheduling,
         inner_states=case.inner_states,
+        drafts=case.draft_tokens,
         drafter=case.draft_method == "eagle",
         release=release,
     )

@@ -173,7 +173,7 @@ USER_ERRORS = {
     ),
     "drafts of a model with states": (
         "batch.speculation.draft_tokens=2",
-        "batch.speculation.draft_tokens=2 with model.name=qwen3.5-0.8b: expected 0, for a rejected draft needs",
+        "batch.speculation.draft_tokens=2 with arms.none.policy=tree and model.name=qwen3.5-0.8b: expected 0 or",
     ),
     "drafts on moved spans": (
         "model=llama-3.2-1b arms=pic batch.speculation.draft_tokens=2",

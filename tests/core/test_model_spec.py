@@ -154,3 +154,21 @@ def test_prefill_flops_add_up_over_chunks_and_work_on_arrays():
 def test_a_wrong_geometry_is_refused_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
         make_model(**changes)
+
+
+@pytest.mark.parametrize(
+    ("attention", "recurrent", "draft_layers", "per_group", "groups"),
+    [
+        (16, 48, 0, 16, 3),
+        (16, 48, 1, 17, 3),  # 51 layers, of which 3 are padding
+        (12, 13, 0, 13, 1),
+        (12, 17, 0, 17, 1),  # less than half as many more: attention is padded
+        (12, 18, 0, 12, 2),
+        (12, 18, 1, 18, 1),  # the drafter's layer changes the groups
+    ],
+)
+def test_groups_of_layers_are_those_of_vllm(attention, recurrent, draft_layers, per_group, groups):
+    """`_get_kv_cache_groups_uniform_page_size` of vLLM 0.32.0."""
+    model = replace(load("qwen3.5-27b"), attention_layers=attention, recurrent_layers=recurrent)
+    assert model.layers_per_group(draft_layers) == per_group
+    assert model.count_state_groups(draft_layers) == groups

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from spanlab.core.admission import BatchRules, Speculation
-from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
+from spanlab.core.policies.block_pool import NULL_BLOCK, BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
+from spanlab.core.releases import RELEASES
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import SpeculativeScheduler, make_scheduler
 
@@ -141,3 +142,47 @@ def test_what_makes_no_sense_is_refused(settings, sentence):
 def test_planning_ahead_is_refused():
     with pytest.raises(ValueError, match=r"batch\.async_scheduling=true: expected false with batch\.speculation"):
         BatchRules(async_scheduling=True, speculation=Speculation(2)).check("batch")
+
+
+def hybrid_policy(drafts, blocks=20, release="vllm_0_33", **rules):
+    rules = BlockRules(4, "align", 1, None, drafts=drafts, release=RELEASES[release], **rules)
+    return BlockPolicy(rules, BlockStore(BlockPool(blocks), 1, 1))
+
+
+def test_each_draft_of_a_hybrid_holds_a_state_which_moves_on():
+    """One attention block per 4 tokens, one state at the end of the tokens, and one per draft behind it."""
+    policy = hybrid_policy(drafts=3)
+    free = policy.store.num_free
+    policy.start_step(0)
+    allocation = policy.allocate(policy.match(request(0, prompt=9), 0), 0)
+    held = []
+    for start, stop, drafts in [(0, 8, 0), (8, 9, 0), (9, 10, 3), (13, 14, 3), (17, 18, 3)]:
+        policy.start_step(0)
+        assert policy.append(allocation, start, stop, drafts)
+        held.append(free - policy.store.num_free)
+        state = [index for index, block in enumerate(allocation.tables[1].blocks) if block is not NULL_BLOCK]
+        assert state[-1] - state[-4] == 3, "the states of the drafts stand behind that of the tokens"
+    # Attention: 2, 3, 4, 5 and 6 blocks; states: those of this step, and of the one before.
+    assert held == [2 + 4, 3 + 5, 4 + 5, 5 + 5, 6 + 5]
+    policy.free(allocation, 0)
+    assert policy.store.num_free == free
+
+
+@pytest.mark.parametrize(("release", "prompt", "resumes"), [("vllm_0_32", 9, 4), ("vllm_0_33", 9, 8)])
+def test_drafter_of_a_hybrid_loses_a_block_of_each_hit_until_lookahead(release, prompt, resumes):
+    policy = hybrid_policy(drafts=1, release=release, drafter=True)
+    scheduler = SpeculativeScheduler(policy, BatchRules(64, max_num_seqs=8, speculation=Speculation(1, method="eagle")))
+    for number in (0, 1):
+        scheduler.add(request(number, prompt=prompt, output=1))
+        for now in range(4):
+            step = scheduler.schedule(now)
+            if step is not None:
+                plans = {chunk.sequence.request.id: chunk.sequence.first_plan.resume for chunk in step.chunks}
+                ended = [chunk.sequence for chunk in step.chunks if chunk.last]
+                scheduler.complete(step, now, ended, [0] * len(step.decodes))
+    assert plans == {1: resumes}
+
+
+def test_states_inside_a_chunk_beside_a_dropping_drafter_are_refused():
+    with pytest.raises(ValueError, match="inner_states=true with a drafter's KV: expected a release with lookahead"):
+        hybrid_policy(drafts=1, release="vllm_0_32", drafter=True, inner_states=True)

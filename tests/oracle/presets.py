@@ -32,7 +32,9 @@ def build(
         grid=grid,
         kv_bytes_per_token=1,
         state_bytes=state,
-        state_groups=int(state > 0),
+        count_state_groups=lambda draft_layers: int(state > 0),
+        layers_per_group=lambda draft_layers: 1,
+        layer_state_bytes=lambda drafts: state,
         attention_layers=1,
         prefill_flops=lambda start, stop: stop - start,
     )

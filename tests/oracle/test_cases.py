@@ -28,7 +28,6 @@ WRONG = {
     "no group of states": (HYBRID | {"state_groups": 0}, "a.state_groups=0: expected a whole number of 1 or more"),
     "a share of a group": (HYBRID | {"state_groups": 1.5}, "a.state_groups=1.5: expected a whole number"),
     "states within blocks": (HYBRID | {"retention": 24}, "a.retention=24: expected a multiple of block_size=16"),
-    "drafts of a hybrid": (HYBRID | {"draft_tokens": 2}, "a.draft_tokens=2: expected 0 with mamba_mode=align"),
     "drafts by nobody": (CASE | {"draft_tokens": 2, "draft_method": "mtp"}, "a.draft_method=mtp: expected ngram or"),
     "a drafter of nothing": (CASE | {"draft_method": "eagle"}, "a.draft_method=eagle: expected draft_tokens beside it"),
     "an unknown key": (CASE | {"blocks": 2}, "a.blocks: no such key; expected async_scheduling, block_size"),

@@ -25,6 +25,7 @@ from .vllm_cases import (
     make_case,
     make_continued_case,
     make_drafted_case,
+    make_drafted_hybrid_case,
     make_eagle_case,
     make_grouped_case,
     make_inner_case,
@@ -102,6 +103,7 @@ MAKERS = {
     "whole_cases": make_whole_case,
     "aborted_cases": make_aborted_case,
     "priority_cases": make_priority_case,
+    "drafted_hybrid_cases": make_drafted_hybrid_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 

@@ -203,11 +203,24 @@ def make_inner_case(seed: int) -> Case:
     return case
 
 
+def make_drafted_hybrid_case(seed: int) -> Case:
+    """A hybrid of the other makers that verifies drafts, half of them of a drafter with keys and values of its own."""
+    draw = random.Random(f"drafted hybrids {seed}")
+    makers = (make_case, make_case, make_grouped_case, make_continued_case, make_limited_case)
+    maker = draw.choice((*makers, make_aborted_case, make_priority_case))
+    tried = map(maker, count(seed, 1_000_000))
+    case = next(one for one in tried if one.get("mamba_mode") and not one.get("async_scheduling"))
+    case |= {"draft_tokens": draw.choice((1, 1, 2, 3, 5)), "draft_method": draw.choice(("ngram", "eagle"))}
+    case["num_blocks"] = _memory(draw, case) + -(-2 * case["draft_tokens"] // case["block_size"])
+    return case
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]
     sizes = [len(r["tokens"]) + r["output_len"] for r in case["requests"]]
-    states = (3 + case.get("inner_states", False)) * case.get("state_groups", 1) if case.get("mamba_mode") else 0
+    per_group = 3 + case.get("inner_states", False) + case.get("draft_tokens", 0)
+    states = per_group * case.get("state_groups", 1) if case.get("mamba_mode") else 0
     if draw.random() < 0.4:
         return sum(-(-size // block) + 2 * states for size in sizes) + 100
     largest = -(-max(sizes) // block) + states

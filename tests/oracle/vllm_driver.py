@@ -80,13 +80,15 @@ def groups(case: dict) -> list[KVCacheGroupSpec]:
     """One group of attention layers and, in a hybrid, `state_groups` of recurrent layers."""
     size = case["block_size"]
     kv = FullAttentionSpec(block_size=size, num_kv_heads=2, head_size=16, dtype=torch.bfloat16)
-    found, inner = [KVCacheGroupSpec(["attention"], kv)], case.get("inner_states")
+    has_drafter = case.get("draft_method", "ngram") != "ngram"  # its layers are in the group of attention
+    found, inner = [KVCacheGroupSpec(["attention"], kv, is_eagle_group=has_drafter)], case.get("inner_states")
     if case.get("mamba_mode"):
         state = MambaSpec(
             block_size=state_width(case),
             shapes=((4, 16, 16),),
             dtypes=(torch.float32,),
             mamba_cache_mode=case["mamba_mode"],
+            num_speculative_blocks=case.get("draft_tokens", 0),
             **(
                 {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": case["block_size"]}
                 if inner

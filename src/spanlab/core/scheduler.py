@@ -58,14 +58,18 @@ class ChunkSizes:
 
         A prompt with more rows than the budget of a whole step runs beside no other one.
         """
-        start, length = plan.resume, plan.prompt + generated
         if not self._chunked:
             rows = plan.rows + generated
             return rows <= budget or (rows > self._rules.max_num_batched_tokens and not step.chunks)
-        if start >= length:
-            return True
+        return plan.resume >= plan.prompt + generated or self.first_end(plan, generated, budget) > plan.resume
+
+    def first_end(self, plan: ReusePlan, generated: int, budget: int) -> int:
+        """Return where the first chunk behind the reused tokens ends."""
+        start, length = plan.resume, plan.prompt + generated
+        if not self._chunked:
+            return length
         stop = min(length, start + self.share(budget))
-        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated) > start
+        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated)
 
 
 class Scheduler:
@@ -486,9 +490,8 @@ class SpeculativeScheduler(Scheduler):
 
     def _drafts_behind(self, plan: ReusePlan, generated: int, budget: int) -> int:
         """Return how many of the drafts that follow the first chunk lie behind the prompt."""
-        remaining = plan.prompt + generated - plan.resume
-        chunk = min(remaining, self._sizes.share(budget)) if self.rules.enable_chunked_prefill else remaining
-        return max(0, chunk + self._lookahead - remaining)
+        end = self._sizes.first_end(plan, generated, budget)
+        return max(0, end + self._lookahead - (plan.prompt + generated))
 
     def _accept(self, step: ScheduledStep) -> None:
         """Report the tokens that every sequence with an output token of this step holds now."""

@@ -374,7 +374,7 @@ def features(
     layers before the choice, spread evenly over the spans. A probe is one more forward.
     """
     if step.drafts:
-        return _with_drafts(features(replace(step, drafts=[]), state_bytes, rules, reads), step)
+        return _with_drafts(features(replace(step, drafts=[]), state_bytes, rules, reads), step, state_bytes, rules)
     if not step.chunks and reads is None:
         counts = _decode_features(step, state_bytes, rules)
         return counts if rules.state_format is None else _with_conversion(counts, state_bytes, rules.state_format)
@@ -426,10 +426,11 @@ def _decode_features(step: ScheduledStep, state_bytes: int, rules: ReuseRules) -
     )
 
 
-def _with_drafts(counts: StepFeatures, step: ScheduledStep) -> StepFeatures:
+def _with_drafts(counts: StepFeatures, step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> StepFeatures:
     """Add the rows that verify drafts.
 
-    Each reads the context of its sequence, which is read once, and the drafts before it; each needs logits.
+    Each reads the context of its sequence, which is read once, and the drafts before it; each needs logits. In a
+    hybrid, each writes the state behind it, because the next step continues from one of them.
     """
     drafting = zip(step.decodes, step.drafts, strict=True)
     pairs = sum(
@@ -440,6 +441,7 @@ def _with_drafts(counts: StepFeatures, step: ScheduledStep) -> StepFeatures:
         prefill_tokens=counts.prefill_tokens + rows,
         prefill_pairs=counts.prefill_pairs + pairs,
         num_first_tokens=counts.num_first_tokens + rows,
+        added_bytes=counts.added_bytes + rows * state_bytes * rules.needs_states,
     )
 
 

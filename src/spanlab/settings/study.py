@@ -538,15 +538,17 @@ def check_speculation(study: Study) -> None:
         return
     if study.backend != "sim":
         raise ValueError(f"{key} with backend={study.backend}: expected 0, for that backend has no drafter")
-    if study.model.is_hybrid:
-        reason = "a rejected draft needs the recurrent state before it, and no policy here keeps one per draft"
-        raise ValueError(f"{key} with model.name={study.model.name}: expected 0, for {reason}")
     if study.timing.kind == "calibrated":
         raise ValueError(f"{key} with timing.kind=calibrated: expected 0, for no drafts were measured")
     for name in study.chosen():
         if study.arms[name].spans is not None:
             reason = "verifying drafts on spans read at other positions is not modelled"
             raise ValueError(f"{key} with arms.{name}.spans: expected 0, for {reason}")
+        arm = study.arms[name]
+        if study.model.is_hybrid and not POLICIES.takes(arm.policy_name, "drafts"):
+            reason = "a rejected draft needs the recurrent state before it, which only a pool of blocks keeps"
+            setting = f"arms.{name}.policy={arm.policy_name} and model.name={study.model.name}"
+            raise ValueError(f"{key} with {setting}: expected 0 or policy=blocks, for {reason}")
     if study.batch.speculation.has_kv:
         _check_kv(study)
 

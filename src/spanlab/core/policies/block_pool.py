@@ -235,6 +235,7 @@ class BlockTable:
     `last_state`   index of the state before the last allocation; None without one
     `num_retired`  leading blocks that were freed or are null, permanently
     `inner`        whether the chunk that is planned also stores the state at its last boundary
+    `grown`        whether blocks were allocated behind the reused ones
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -242,6 +243,7 @@ class BlockTable:
     last_state: int | None = None
     num_retired: int = 0
     inner: bool = False
+    grown: bool = False
 
 
 class Boundaries(NamedTuple):
@@ -323,12 +325,14 @@ class AttentionBlocks:
 class StateBlocks:
     """Recurrent layers: a request needs its last state; a prefix resumes from any stored state.
 
-    Chunks end on block boundaries, and only the state at a chunk's end is written.
+    Chunks end on block boundaries, and only the state at a chunk's end is written. Behind its block, a request holds a
+    block for the state after each of its `drafts`. They move on with the request, and become blocks of its tokens.
     """
 
     pool: BlockPool
     size: int
     index: int = 1
+    drafts: int = 0
 
     def find(self, chain: Sequence[int], limit: int) -> list[Block]:
         # From the end, unlike attention, because a recurrent layer needs its last state alone
@@ -341,8 +345,9 @@ class StateBlocks:
 
     def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
         # Blocks before the last new one stay null: only the state at the end of a step is written, and an inner one.
-        new = max(blocks_of(tokens, self.size) - len(table.blocks) - len(reused), 0)
-        return min(new, 1 + table.inner) + count_unreferenced(reused)
+        new = max(blocks_of(tokens, self.size) + self.drafts - len(table.blocks) - len(reused), 0)
+        most = 1 + table.inner + (0 if table.grown else self.drafts)
+        return min(new, most) + count_unreferenced(reused)
 
     def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
         self.pool.use(reused)
@@ -362,13 +367,19 @@ class StateBlocks:
             table.blocks[index] = NULL_BLOCK
 
     def extend(self, table: BlockTable, tokens: int) -> None:
-        needed, allocated = blocks_of(tokens, self.size), len(table.blocks)
+        needed, allocated = blocks_of(tokens, self.size) + self.drafts, len(table.blocks)
+        behind = self.drafts if table.grown else 0
+        table.grown = True
         if needed <= allocated:
             return
-        table.last_state = allocated - 1 if allocated else None
-        taken = 1 + table.inner
-        table.blocks += [NULL_BLOCK] * (needed - allocated - taken)
-        table.blocks += self.pool.take(taken)
+        if allocated:
+            table.last_state = allocated - 1 - behind
+        empty = needed - self.drafts - 1 - table.inner  # blocks before the first one that the step writes
+        table.blocks += [NULL_BLOCK] * (empty - allocated)
+        for index in range(allocated - behind, min(allocated, empty)):
+            table.blocks.append(table.blocks[index])
+            table.blocks[index] = NULL_BLOCK
+        table.blocks += self.pool.take(max(0, needed - len(table.blocks)))
 
     def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
         published = []
@@ -454,16 +465,25 @@ class BlockShape(NamedTuple):
         return BlockPool(max(0, budget_bytes // self.block_bytes - 1))
 
 
-def block_shape(model: ModelSpec, token_bytes: int, block_size: int | None = None, multiple: int = BLOCK) -> BlockShape:
+def block_shape(
+    model: ModelSpec, token_bytes: int, block_size: int | None = None, multiple: int = BLOCK, drafts: int = 0
+) -> BlockShape:
     """Return the blocks of `block_size` tokens; None: vLLM's size for the model, in hybrids a multiple of `multiple`.
 
     KV and states come from one pool, so that a block holds either. vLLM 0.32.0 therefore raises a hybrid's block size
-    until the KV of a layer is no smaller than the state of a layer, and pads the smaller of the two.
+    until the KV of a layer is no smaller than the state of a layer, and pads the smaller of the two. `drafts` tokens
+    are drafted ahead of a step; `token_bytes` include the layers of their drafter.
     """
-    groups = model.state_groups
-    size = block_size or (model.block_tokens_per_state(multiple) if groups else BLOCK)
-    state = -(-model.state_bytes // groups) if groups else 0
-    return BlockShape(size, max(size * token_bytes, state), groups)
+    if not model.is_hybrid:
+        size = block_size or BLOCK
+        return BlockShape(size, size * token_bytes, 0)
+    size = block_size or model.block_tokens_per_state(multiple, drafts)
+    layers = token_bytes * model.attention_layers // model.kv_bytes_per_token
+    group = model.layers_per_group(layers - model.attention_layers)
+    layer_bytes = max(size * (token_bytes // layers), model.layer_state_bytes(drafts))
+    groups = model.count_state_groups(layers - model.attention_layers)
+    # attention layers of several groups count as one, whose blocks are as large as all of theirs
+    return BlockShape(size, max(layers, group) * layer_bytes, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +503,7 @@ class BlockRules:
                     yet, so that its block is published, and the state before it freed, one step later
     `inner_states`  whether the last chunk of a prompt also stores the state at its last boundary, so that the chunk
                     need not end there: in vLLM with FlashInfer's GatedDeltaNet on Hopper since 0.33, and for KDA
+    `drafts`        tokens drafted ahead of a step
     `drafter`       whether a drafter has keys and values of its own, which at a block's end depend on the next token
     `release`       rules of the release of vLLM
     """
@@ -495,8 +516,14 @@ class BlockRules:
     cut: bool = False
     ahead: bool = False
     inner_states: bool = False
+    drafts: int = 0
     drafter: bool = False
     release: Release = VLLM_0_32
+
+    def __post_init__(self) -> None:
+        if self.inner_states and self.drops_last:
+            reason = "the state inside a chunk is then stored a block earlier, which is not modelled"
+            raise ValueError(f"inner_states=true with a drafter's KV: expected a release with lookahead, for {reason}")
 
     @property
     def drops_last(self) -> bool:
@@ -511,6 +538,26 @@ class BlockRules:
     def usable(self, matched: int) -> int:
         """Return how many of the matched blocks are reused."""
         return max(0, matched - self.drops_last)
+
+    def reusable(self, matched: int, length: int) -> int:
+        """Return how many of the matched blocks `length` tokens may reuse; at least one token is computed."""
+        # A hybrid's attention may match the block of the last token, too, if it is dropped.
+        if self.states == "none" or not self.drops_last:
+            matched = min(matched, (length - 1) // self.size)
+        return self.usable(matched)
+
+    def last_state(self, length: int) -> int:
+        """Return the last boundary of the first `length` tokens at which another request may resume."""
+        return self.usable(length // self.size if self.drops_last else (length - 1) // self.size) * self.size
+
+    def resumed_at(self, length: int) -> tuple[int, ...]:
+        """Return positions in the blocks behind the states at which a prompt of `length` tokens may be resumed.
+
+        A prompt that continues it resumes from its last whole block, and an equal one computes its last token again.
+        """
+        if not self.drops_last:
+            return (length - 1,)
+        return tuple(max(0, end // self.size - 1) * self.size for end in (length - 1, length))
 
     def stores_inside(self, start: int, stop: int, length: int) -> bool:
         """Whether chunk `[start, stop)` stores the state at the last block boundary before `length`, inside of it."""

@@ -135,7 +135,7 @@ class BlockMatcher:
         deepest = self._rules.usable(len(matched))
         # Logits need one computed token, so that a prompt that is matched whole computes its last
         # block again (vLLM).
-        limit = self._rules.usable(min(len(matched), (length - 1) // size))
+        limit = self._rules.reusable(len(matched), length)
         states, resume = self._find_states(chain, length, limit)
         resumable = resume if limit == deepest else self._find_states(chain, length, deepest)[1]
         junction = limit * size if resume < limit and self._rules.junctions else 0
@@ -169,7 +169,7 @@ class BlockMatcher:
     def _losses(self, length: int, digests: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
         size = self._rules.size
         usable = min(seen, length - 1)
-        aligned = self._rules.usable(usable // size)
+        aligned = self._rules.reusable(seen // size, length)
         present = min(self._rules.usable(matched), aligned)
         once = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
         tombstone = next(once, resume) if self._states else present
@@ -256,7 +256,7 @@ class BlockPolicy:
         self._pool = store.pool
         self._attention = AttentionBlocks(self._pool, rules.size) if attention is None else attention
         self._states = [
-            StateBlocks(self._pool, rules.size, 1 + index)
+            StateBlocks(self._pool, rules.size, 1 + index, rules.drafts)
             for index in range(rules.state_groups if rules.states != "none" else 0)
         ]
         self._groups: list[BlockGroup] = [self._attention, *self._states]
@@ -316,7 +316,7 @@ class BlockPolicy:
         length = plan.prompt + generated
         inner = self.blocks.stores_inside(plan.resume, length, length)
         tables = [BlockTable(inner=inner) for _ in self._groups]
-        needed = self._needed(tables, length + drafts, plan.reused_blocks)
+        needed = self._needed(tables, length, drafts, plan.reused_blocks)
         return needed <= self._pool.num_free and not any(
             blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks[1:]
         )
@@ -335,9 +335,14 @@ class BlockPolicy:
             plan, generated, needed, unreferenced, next_digest, pool.num_revived, pool.num_evicted[0]
         )
 
-    def _needed(self, tables: Sequence[BlockTable], tokens: int, reused: Sequence[Sequence[Block]]) -> int:
-        groups = zip(self._groups, tables, reused, strict=True)
-        return sum([group.needed(table, tokens, blocks) for group, table, blocks in groups])
+    def _needed(self, tables: Sequence[BlockTable], stop: int, drafts: int, reused: Sequence[Sequence[Block]]) -> int:
+        groups = zip(self._groups, tables, self._tokens(stop, drafts), reused, strict=True)
+        return sum([group.needed(table, tokens, blocks) for group, table, tokens, blocks in groups])
+
+    def _tokens(self, stop: int, drafts: int) -> list[int]:
+        """Return the tokens that need blocks by group: a drafter that looks ahead of its drafts has no states."""
+        lookahead = self.blocks.drafts if self.blocks.drafter else 0
+        return [stop + drafts, *[stop + max(0, drafts - lookahead)] * len(self._states)]
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Return the end of a chunk that may reach `stop`: a boundary whose state is stored.
@@ -354,7 +359,7 @@ class BlockPolicy:
             stop = aligned if aligned > start or size <= most else stop
         junction = start + (plan.junction - start) // size * size
         inner = stop >= prefill_end and self.blocks.stores_inside(start, stop, prefill_end)
-        stops = [] if inner else [(length - 1) // size * size]
+        stops = [] if inner else [self.blocks.last_state(length)]
         if start % size:
             stops.append((start // size + 1) * size)
         if start < plan.junction < stop:
@@ -371,7 +376,11 @@ class BlockPolicy:
         where there are not enough blocks; states that the request no longer reads are freed even then. Without tokens,
         at the end of a step, those are published that it accepted.
         """
-        if (not drafts and stop <= allocation.room) or (start == stop and not self.blocks.release.accepted_at_end):
+        if not drafts and stop <= allocation.room:
+            return True
+        if start == stop:
+            if self.blocks.release.accepted_at_end:
+                self._publish(allocation, stop, stop + 1)
             return True
         num_computed = self._num_computed(allocation, start)
         if self.blocks.inner_states:
@@ -382,13 +391,13 @@ class BlockPolicy:
                 table.inner = is_last and self.blocks.stores_inside(start, stop, stop)
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.trim(table, num_computed)
-        if self._needed(allocation.tables, stop + drafts, self._no_blocks) > self._pool.num_free:
+        if self._needed(allocation.tables, stop, drafts, self._no_blocks) > self._pool.num_free:
             return False
-        for group, table in zip(self._groups, allocation.tables, strict=True):
-            group.extend(table, stop + drafts)
+        for group, table, tokens in zip(self._groups, allocation.tables, self._tokens(stop, drafts), strict=True):
+            group.extend(table, tokens)
         allocation.begun, allocation.step = start, self._step
         decodes = start >= allocation.work[-1].stop
-        self._publish(allocation, stop - (decodes and num_computed < start), stop + 1 if start == stop else None)
+        self._publish(allocation, stop - (decodes and num_computed < start))
         if not (self._states or self.blocks.ahead):
             allocation.room = self._room(allocation.tables[0])
         return True
@@ -417,8 +426,8 @@ class BlockPolicy:
         if count <= allocation.tables[0].num_visited and not self._states:
             return
         digests = self._matcher.chain(plan.request).digests_to(stop)
-        positions = (plan.prompt - 1, plan.junction) if plan.junction else (plan.prompt - 1,)
-        boundaries = Boundaries(positions, self.blocks.retention)
+        positions = self.blocks.resumed_at(plan.prompt)
+        boundaries = Boundaries((*positions, plan.junction) if plan.junction else positions, self.blocks.retention)
         source = self._matcher.chain(plan.request).source(stop + self.blocks.lookahead)
         for index in self._attention.publish(allocation.tables[0], digests, count, boundaries):
             allocation.tables[0].blocks[index].source = source
@@ -427,7 +436,7 @@ class BlockPolicy:
             published = group.publish(table, digests, count, boundaries)
             for index in published:
                 table.blocks[index].source = source
-            is_last = count == (plan.prompt - 1) // self.blocks.size > 0  # boundary of the prompt
+            is_last = count * self.blocks.size == self.blocks.last_state(plan.prompt) > 0
             if self.blocks.release.renews_states and is_last and table.blocks[count - 1] is not NULL_BLOCK:
                 self._fresh.add(BlockKey(group.index, digests[count - 1]))
             # record newly published states
@@ -481,7 +490,7 @@ class BlockPolicy:
         tokens = request.num_tokens + request.output_len - 1
         blocks, block_bytes = blocks_of(tokens, self.blocks.size), self.store.block_bytes
         null_block = 1
-        states = min(blocks, 2 + self.blocks.inner_states) * len(self._states) * block_bytes
+        states = (min(blocks, 2 + self.blocks.inner_states) + self.blocks.drafts) * len(self._states) * block_bytes
         return Need(tokens, 0, 1, (blocks + null_block) * block_bytes, states)
 
     def check(self) -> None:

@@ -34,9 +34,9 @@ GIB = 1 << 30
 BlockSize = Annotated[int, positive, "tokens per block"]
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
-#: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; with `drafter` a
-#: drafter has KV of its own.
-_GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "token_bytes", "ahead", "drafter")
+#: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; `drafts` tokens are
+#: drafted ahead of it, with `drafter` by a drafter that has KV of its own.
+_GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "token_bytes", "ahead", "drafts", "drafter")
 POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
 
 
@@ -76,6 +76,7 @@ def blocks(
     budget: Budget,
     token_bytes: int,
     ahead: bool = False,
+    drafts: int = 0,
     drafter: bool = False,
     block_size: Annotated[int | None, positive, "tokens per block"] = None,
     retention: Annotated[int | None, not_negative, "states to store"] = 0,
@@ -87,12 +88,23 @@ def blocks(
     release: Annotated[str, tuple(RELEASES), "release of vLLM whose rules hold"] = "vllm_0_32",
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
-    shape = block_shape(model, token_bytes, block_size, INNER if inner_states else BLOCK)
+    shape = block_shape(model, token_bytes, block_size, INNER if inner_states else BLOCK, drafts)
     size, block_bytes, groups = shape
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
-    given = (retention, junctions, cut, ahead, inner_states, drafter, RELEASES[release])
-    rules = BlockRules(size, "align" if groups else "none", groups, *given)
+    rules = BlockRules(
+        size,
+        "align" if groups else "none",
+        groups,
+        retention,
+        junctions,
+        cut,
+        ahead,
+        inner_states,
+        drafts,
+        drafter,
+        RELEASES[release],
+    )
     pool = shape.pool(shape.limit(budget))
     return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
 
