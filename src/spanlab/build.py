@@ -121,8 +121,9 @@ def build_budget(settings: StoreSettings) -> Budget:
 
 def held_token_bytes(study: Parts) -> int:
     """Return the KV bytes per token of the model and of a drafter's layers."""
-    layer_bytes = study.model.kv_bytes_per_token // max(1, study.model.attention_layers)
-    return study.model.kv_bytes_per_token + study.batch.speculation.draft_layers * layer_bytes
+    drafter, layers = study.batch.speculation, max(1, study.model.attention_layers)
+    held_layers = drafter.draft_layers if drafter.has_kv else 0
+    return study.model.kv_bytes_per_token + held_layers * (study.model.kv_bytes_per_token // layers)
 
 
 def build_policy(

@@ -25,7 +25,7 @@ OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay", "pic_d
 SWEEPS = (
     *("break_even_sim", "families_sim", "replicas_sim", "eviction_sim"),
     *("quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim"),
-    *("hybrid_policies_sim", "state_ratio_sim", "chat_sim", "batch_sim", "mixed_sim"),
+    *("hybrid_policies_sim", "state_ratio_sim", "drafts_sim", "chat_sim", "batch_sim", "mixed_sim"),
 )
 CHECKPOINT_ARMS = 30
 FEW_FACTS = "{collections: 3, passages: 2, sentences: 2, remarks: 0, hops: [1]}"
@@ -45,6 +45,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     return {
         "sessions_sim": (*made, *talks),
         "replicas_sim": (*made, *talks),
+        "drafts_sim": (*made[:-2], *talks, "sweep=['batch.speculation.draft_tokens=0,2']"),
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
         "pic_bench": (*made, *documents),

@@ -128,10 +128,6 @@ def test_the_last_block_of_a_match_is_computed_again(drops_last, reused):
             "draft_layers=0 with batch.speculation.method=eagle: expected 1 or more",
         ),
         ({"draft_layers": 1, "draft_tokens": 2}, "draft_layers=1 with batch.speculation.method=ngram: expected 0"),
-        (
-            {"method": "eagle", "draft_layers": 1},
-            "method=eagle with batch.speculation.draft_tokens=0: expected 1 or more",
-        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings, sentence):

@@ -47,3 +47,11 @@ def test_block_hash_drops_the_last_block_of_a_match_too(length: int, reused: int
 
 def test_the_size_of_the_drafter_is_reported():
     assert any("layers of the drafter (1) are as large as the model's" in one for one in caveats(study(*EAGLE), [], {}))
+
+
+def test_a_drafter_that_drafts_nothing_takes_no_memory_and_is_reported():
+    changes = (*EAGLE[1:], "batch.speculation.draft_tokens=0")
+    assert policy("vllm_0_32", *changes).store.block_bytes == policy("vllm_0_32").store.block_bytes
+    assert any(
+        "nothing is drafted, and no layer of a drafter is loaded" in one for one in caveats(study(*changes), [], {})
+    )

@@ -5,6 +5,7 @@ from spanlab.analyses import (  # noqa: F401
     bars,
     compare_backends,
     decay,
+    drafts,
     explain,
     families,
     fit_profile,

@@ -206,6 +206,8 @@ def _loose_bounds(arms: Sequence[ArmData]) -> Iterator[str]:
 def _drafted(study: Study) -> Iterator[str]:
     speculation = study.batch.speculation
     if not speculation.draft_tokens:
+        if speculation.draft_layers:
+            yield "batch.speculation.draft_tokens=0: nothing is drafted, and no layer of a drafter is loaded"
         return
     accepted = (
         f"each of {speculation.draft_tokens} drafts per step is accepted with probability {speculation.acceptance:g}"

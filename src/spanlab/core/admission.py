@@ -30,7 +30,8 @@ class Speculation:
     `acceptance`    probability that a drafted token holds, given that those before it do
     `draft_cost`    time to draft one token for all sequences of a step, as a share of that step without drafts
     `method`        ngram: the drafter holds nothing; eagle: it has keys and values of its own, as EAGLE-3 and MTP
-    `draft_layers`  attention layers of the drafter; each holds per token what one of the model's does
+    `draft_layers`  attention layers of the drafter; each holds per token what one of the model's does; none is loaded
+                    where nothing is drafted
     """
 
     draft_tokens: int = 0
@@ -46,17 +47,15 @@ class Speculation:
         not_negative(f"{path}.draft_cost", self.draft_cost)
         one_of(f"{path}.method", self.method, ("ngram", "eagle"))
         setting = f"{path}.draft_layers={self.draft_layers}"
-        if self.has_kv and self.draft_layers < 1:
+        if self.method == "eagle" and self.draft_layers < 1:
             raise ValueError(f"{setting} with {path}.method={self.method}: expected 1 or more, the drafter's layers")
-        if self.draft_layers and not self.has_kv:
+        if self.draft_layers and self.method != "eagle":
             raise ValueError(f"{setting} with {path}.method={self.method}: expected 0, for it has no layers")
-        if self.has_kv and not self.draft_tokens:
-            raise ValueError(f"{path}.method={self.method} with {path}.draft_tokens=0: expected 1 or more drafts")
 
     @property
     def has_kv(self) -> bool:
-        """Whether the drafter has separate keys and values."""
-        return self.method == "eagle"
+        """Whether there is a drafter with separate keys and values."""
+        return self.method == "eagle" and self.draft_tokens > 0
 
     @property
     def lookahead(self) -> int:
