@@ -101,6 +101,11 @@ class BlockPool:
             return self.lower.find(BlockKey(group, digest))
         return block
 
+    def absent(self, group: int, digests: set[int]) -> set[int]:
+        """Return the digests without a block."""
+        missing = digests.difference(self._first[group])
+        return missing if self.lower is None else {digest for digest in missing if self.find(group, digest) is None}
+
     def find_run(self, group: int, digests: Iterable[int]) -> list[Block]:
         """Return the blocks of `digests` up to the first one without a block."""
         blocks: list[Block] = []
@@ -123,21 +128,29 @@ class BlockPool:
         new = min(count - len(blocks), self._unused)
         self._unused -= new
         blocks += [Block() for _ in range(new)]
-        evicted = [self._keyed.popitem(last=False)[0] for _ in range(count - len(blocks))]
-        self.num_evicted.update([block.group for block in evicted])
-        plain = not self._copies and self.lower is None
-        for block in evicted:
+        blocks += self._evict(count - len(blocks))
+        for block in blocks:
+            block.users = 1
+        return blocks
+
+    def _evict(self, count: int) -> list[Block]:
+        """Take the first `count` published blocks from the free queue, and remove their keys."""
+        plain, pop, evicted = not self._copies and self.lower is None, self._keyed.popitem, []
+        for _ in range(count):
+            block, _ = pop(last=False)
             digest = block.digest
             assert digest is not None, "the queue of keyed blocks has only blocks with keys"
             if plain:
                 del self._first[block.group][digest]
             else:
                 self._forget(block, BlockKey(block.group, digest))
-            block.digest = block.source = None
-        blocks += evicted
-        for block in blocks:
-            block.users = 1
-        return blocks
+            block.digest = None
+            evicted.append(block)
+        if len(self._first) == 1:
+            self.num_evicted[next(iter(self._first))] += count
+        else:
+            self.num_evicted.update([block.group for block in evicted])
+        return evicted
 
     def _forget(self, block: Block, key: BlockKey) -> None:
         """Remove a block from its key; if it was the first one, its next copy becomes the first."""
@@ -154,13 +167,15 @@ class BlockPool:
         if not copies:
             del self._copies[key]
 
-    def publish(self, group: int, blocks: Sequence[Block], digests: Sequence[int]) -> None:
-        """Publish full blocks, each under its digest."""
+    def publish(
+        self, group: int, blocks: Sequence[Block], digests: Sequence[int], source: Source | None = None
+    ) -> None:
+        """Publish full blocks, each under its digest; all are computed from `source`."""
         first = self._first[group]
         self.num_published[group] += len(blocks)
         for block, digest in zip(blocks, digests, strict=True):
             assert block.digest is None, "a block is published once"
-            block.group, block.digest = group, digest
+            block.group, block.digest, block.source = group, digest, source
             # As in vLLM, two blocks may hold the same tokens: a running request's table is never
             # changed, so that the second block is kept, and is found once the first one is evicted.
             if first.setdefault(digest, block) is not block:
@@ -281,8 +296,13 @@ class BlockGroup(Protocol):
         """Allocate blocks for `tokens` tokens in total."""
         ...
 
-    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
-        """Publish the first `count` blocks under digests of `chain`; return the indices of the newly published."""
+    def publish(
+        self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries, source: Source
+    ) -> Sequence[int]:
+        """Publish the first `count` blocks under digests of `chain`; return the indices of the newly published.
+
+        `source` has the tokens of these blocks.
+        """
         ...
 
 
@@ -314,9 +334,11 @@ class AttentionBlocks:
         if new > 0:
             table.blocks += self.pool.take(new)
 
-    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
+    def publish(
+        self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries, source: Source
+    ) -> Sequence[int]:
         start, stop = table.num_visited, max(table.num_visited, count)
-        self.pool.publish(self.index, table.blocks[start:stop], chain[start:stop])
+        self.pool.publish(self.index, table.blocks[start:stop], chain[start:stop], source)
         table.num_visited = stop
         return range(start, stop)
 
@@ -381,11 +403,13 @@ class StateBlocks:
             table.blocks[index] = NULL_BLOCK
         table.blocks += self.pool.take(max(0, needed - len(table.blocks)))
 
-    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
+    def publish(
+        self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries, source: Source
+    ) -> Sequence[int]:
         published = []
         for index in range(table.num_visited, count):
             if table.blocks[index] is not NULL_BLOCK and self._retains(index, boundaries):
-                self.pool.publish(self.index, [table.blocks[index]], [chain[index]])
+                self.pool.publish(self.index, [table.blocks[index]], [chain[index]], source)
                 published.append(index)
         table.num_visited = max(table.num_visited, count)
         return published
@@ -594,14 +618,14 @@ class Chain:
     """
 
     __slots__ = (
-        *("_digest_of_blocks", "_generated", "_partial_block", "_size", "_source"),
+        *("_digest_of_blocks", "_generated", "_partial_block", "_reach", "_size", "_source"),
         *("digests", "lookahead", "prompt", "request"),
     )
 
     def __init__(self, request: Request, size: int, lookahead: int = 0) -> None:
         self.request, self._size, self._generated, self.lookahead = request, size, 0, lookahead
         self.prompt = request.string
-        self._source = Source(request.cache_salt, self.prompt)
+        self._source, self._reach = Source(request.cache_salt, self.prompt), len(self.prompt)
         self._digest_of_blocks = _seed(request.cache_salt)
         self.digests: list[int] = []
         self._partial_block = self._digest(request.tokens)
@@ -622,8 +646,13 @@ class Chain:
         return self.prompt + self.request.output_string(generated) if generated > 0 else self.prompt
 
     def source(self, length: int) -> Source:
-        """Return the tokens from which blocks in the first `length` tokens are computed."""
-        return self._source if length <= len(self.prompt) else Source(self.request.cache_salt, self.string(length))
+        """Return the tokens from which blocks in the first `length` tokens are computed, or more of them."""
+        if length > self._reach:
+            output = self.request.output
+            most = length + _AHEAD * self._size if output is None else len(self.prompt) + len(output)
+            self._reach = max(length, most)
+            self._source = Source(self.request.cache_salt, self.string(self._reach))
+        return self._source
 
     def count_verified(self, blocks: Sequence[Block], length: int) -> int:
         """Return the number of leading blocks that were computed from these tokens, despite possible collisions.

@@ -90,6 +90,7 @@ class BlockAllocation:
 # ------------------------------------------------------------------------------
 
 NOTHING_LOST = Losses(0, 0, 0, 0, 0, 0, 0, 0)
+NO_BOUNDARIES = Boundaries((), None)  # of attention layers, every full block is published
 
 
 class BlockMatcher:
@@ -174,15 +175,16 @@ class BlockMatcher:
         once = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
         tombstone = next(once, resume) if self._states else present
         # Blocks behind a missing one may still be stored, but a prefix cannot reach them.
-        behind = digests[matched : usable // size]
-        stranded = sum([self._pool.find(0, digest) is not None for digest in behind])
+        behind = set(digests[matched : usable // size])
+        absent = self._pool.absent(0, behind)
+        stranded = len(behind) - len(absent)
         ends = min(matched, usable // size) * size, present * size, resume * size, tombstone * size
         match = Match(length, seen, usable, aligned * size, *ends, size)
-        return losses_of(match, len(self.evicted(behind)) * size, stranded=stranded * size)
+        return losses_of(match, len(absent & self.kept) * size, stranded=stranded * size)
 
-    def evicted(self, digests: Sequence[int]) -> list[int]:
+    def evicted(self, digests: Sequence[int]) -> set[int]:
         """Return the digests whose blocks were evicted and that no request has missed since."""
-        return [digest for digest in digests if digest in self.kept and self._pool.find(0, digest) is None]
+        return self._pool.absent(0, self.kept.intersection(digests))
 
     def checkpoints(self, request: Request) -> list[int]:
         """Return the positions of the stored states along a prompt, increasing."""
@@ -316,7 +318,7 @@ class BlockPolicy:
         length = plan.prompt + generated
         inner = self.blocks.stores_inside(plan.resume, length, length)
         tables = [BlockTable(inner=inner) for _ in self._groups]
-        needed = self._needed(tables, length, drafts, plan.reused_blocks)
+        needed = self._needed(tables, self._tokens(length, drafts), plan.reused_blocks)
         return needed <= self._pool.num_free and not any(
             blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks[1:]
         )
@@ -335,12 +337,16 @@ class BlockPolicy:
             plan, generated, needed, unreferenced, next_digest, pool.num_revived, pool.num_evicted[0]
         )
 
-    def _needed(self, tables: Sequence[BlockTable], stop: int, drafts: int, reused: Sequence[Sequence[Block]]) -> int:
-        groups = zip(self._groups, tables, self._tokens(stop, drafts), reused, strict=True)
-        return sum([group.needed(table, tokens, blocks) for group, table, tokens, blocks in groups])
+    def _needed(self, tables: Sequence[BlockTable], tokens: Sequence[int], reused: Sequence[Sequence[Block]]) -> int:
+        if not self._states:
+            return self._attention.needed(tables[0], tokens[0], reused[0])
+        groups = zip(self._groups, tables, tokens, reused, strict=True)
+        return sum([group.needed(table, count, blocks) for group, table, count, blocks in groups])
 
-    def _tokens(self, stop: int, drafts: int) -> list[int]:
+    def _tokens(self, stop: int, drafts: int) -> Sequence[int]:
         """Return the tokens that need blocks by group: a drafter that looks ahead of its drafts has no states."""
+        if not self._states:
+            return (stop + drafts,)
         lookahead = self.blocks.drafts if self.blocks.drafter else 0
         return [stop + drafts, *[stop + max(0, drafts - lookahead)] * len(self._states)]
 
@@ -391,10 +397,11 @@ class BlockPolicy:
                 table.inner = is_last and self.blocks.stores_inside(start, stop, stop)
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.trim(table, num_computed)
-        if self._needed(allocation.tables, stop, drafts, self._no_blocks) > self._pool.num_free:
+        tokens = self._tokens(stop, drafts)
+        if self._needed(allocation.tables, tokens, self._no_blocks) > self._pool.num_free:
             return False
-        for group, table, tokens in zip(self._groups, allocation.tables, self._tokens(stop, drafts), strict=True):
-            group.extend(table, tokens)
+        for group, table, count in zip(self._groups, allocation.tables, tokens, strict=True):
+            group.extend(table, count)
         allocation.begun, allocation.step = start, self._step
         decodes = start >= allocation.work[-1].stop
         self._publish(allocation, stop - (decodes and num_computed < start))
@@ -425,17 +432,13 @@ class BlockPolicy:
             count = min(count, self.blocks.num_keyed(known))
         if count <= allocation.tables[0].num_visited and not self._states:
             return
-        digests = self._matcher.chain(plan.request).digests_to(stop)
-        positions = self.blocks.resumed_at(plan.prompt)
-        boundaries = Boundaries((*positions, plan.junction) if plan.junction else positions, self.blocks.retention)
-        source = self._matcher.chain(plan.request).source(stop + self.blocks.lookahead)
-        for index in self._attention.publish(allocation.tables[0], digests, count, boundaries):
-            allocation.tables[0].blocks[index].source = source
-            self._matcher.kept.add(digests[index])
+        chain = self._matcher.chain(plan.request)
+        digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
+        boundaries = self._boundaries(plan) if self._states else NO_BOUNDARIES
+        stored = self._attention.publish(allocation.tables[0], digests, count, boundaries, source)
+        self._matcher.kept.update([digests[index] for index in stored])
         for group, table in zip(self._states, allocation.tables[1:], strict=True):
-            published = group.publish(table, digests, count, boundaries)
-            for index in published:
-                table.blocks[index].source = source
+            published = group.publish(table, digests, count, boundaries, source)
             is_last = count * self.blocks.size == self.blocks.last_state(plan.prompt) > 0
             if self.blocks.release.renews_states and is_last and table.blocks[count - 1] is not NULL_BLOCK:
                 self._fresh.add(BlockKey(group.index, digests[count - 1]))
@@ -445,6 +448,10 @@ class BlockPolicy:
                 self._matcher.ever_stored.update([digests[index] for index in published])
                 allocation.captures = [(index + 1) * self.blocks.size for index in published]
                 allocation.captured += len(published)
+
+    def _boundaries(self, plan: BlockPlan) -> Boundaries:
+        positions = self.blocks.resumed_at(plan.prompt)
+        return Boundaries((*positions, plan.junction) if plan.junction else positions, self.blocks.retention)
 
     def repeat(
         self, allocations: list[BlockAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.plan import Losses, Need, PrefillRange, ReusePlan, Work
-from spanlab.core.policies.block_pool import AttentionBlocks, BlockRules, BlockStore, BlockTable, Boundaries, blocks_of
+from spanlab.core.policies.block_pool import (
+    AttentionBlocks,
+    BlockRules,
+    BlockStore,
+    BlockTable,
+    Boundaries,
+    Source,
+    blocks_of,
+)
 from spanlab.core.policies.blocks import BlockAllocation, BlockPolicy
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
@@ -24,10 +32,12 @@ from spanlab.core.rules import ReuseRules
 class Chunks(AttentionBlocks):
     """Attention layers whose content is stored at most once."""
 
-    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
+    def publish(
+        self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries, source: Source
+    ) -> Sequence[int]:
         start, stop = table.num_visited, max(table.num_visited, count)
         new = [index for index in range(start, stop) if self.pool.find(self.index, chain[index]) is None]
-        self.pool.publish(self.index, [table.blocks[index] for index in new], [chain[index] for index in new])
+        self.pool.publish(self.index, [table.blocks[index] for index in new], [chain[index] for index in new], source)
         table.num_visited = stop
         return new
 
