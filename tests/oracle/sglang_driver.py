@@ -78,10 +78,13 @@ class Pool(HybridReqToTokenPool):
         pass
 
 
-def patch(page):
+def patch(page, tree):
     """Answer the questions that SGLang asks of its server's configuration."""
     from sglang.srt.managers import schedule_batch
     from sglang.srt.mem_cache.unified_cache.components import mamba
+
+    if tree == "rust":
+        from sglang.srt.mem_cache.rust_tree_core import adapter as rust
 
     execution = SimpleNamespace(
         mamba=SimpleNamespace(
@@ -91,7 +94,7 @@ def patch(page):
         )
     )
     chunk = max(STATE_CHUNK, page)
-    for module in (mamba, schedule_batch):
+    for module in (mamba, schedule_batch, *([rust] if tree == "rust" else [])):
         module.get_exec = lambda: execution
         module.mamba_cache_chunk_size = lambda: chunk
         module.mamba_checkpoint_grid = lambda tree_page: chunk
@@ -121,7 +124,7 @@ class Replay:
             tree_components=components,
             tree_core_backend=None if tree == "radix" else tree,
         )
-        patch(self.page)
+        patch(self.page, tree)
         self.cache = RadixCache(params) if tree == "radix" else UnifiedRadixCache(params)
         self.running = {}
 

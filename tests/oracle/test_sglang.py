@@ -36,12 +36,13 @@ def test_preset_equals_sglang_on_stored_cases(case, expected):
 
 
 @pytest.mark.oracle
-def test_preset_equals_sglang_on_random_cases(tmp_path):
+@pytest.mark.parametrize("tree", ["python", "rust"])  # the newest release serves with the latter by default
+def test_preset_equals_sglang_on_random_cases(tmp_path, tree):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "1000,1020").split(","))
     cases = [random_case(seed, hybrid) for hybrid in (False, True) for seed in range(first, stop)]
     asked, answer = tmp_path / "cases.json", tmp_path / "results.json"
     asked.write_text(json.dumps(cases))
-    driver = [ORACLE, str(HERE / "sglang_driver.py"), "--tree", "python", str(asked), str(answer)]
+    driver = [ORACLE, str(HERE / "sglang_driver.py"), "--tree", tree, str(asked), str(answer)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["PYTHONPATH"] = os.environ.get("SPANLAB_ORACLE_SGLANG_PATH", "")
     subprocess.run(driver, check=True, env=environment)
