@@ -462,6 +462,7 @@ class FittedTiming:
         "_gather_ns",
         "_head_bytes_ns",
         "_head_ns",
+        "_host_ns",
         "_kv_ns",
         "_layer_bytes_ns",
         "_layer_ns",
@@ -503,6 +504,7 @@ class FittedTiming:
         self._sequence_ns = rates.host_s_per_sequence * 1e9
         self._prefill_ns = rates.host_s_with_prefill * 1e9
         # The half rounds to the nearest nanosecond where int() cuts off.
+        self._host_ns = rates.host_s * 1e9 + 0.5
         self._step_ns = rates.host_s * 1e9 + latency_ns + 0.5
 
     def step(self, features: StepFeatures) -> int:
@@ -522,6 +524,16 @@ class FittedTiming:
         slowest = max([rank.decode_context * self._kv_ns + self._rank_ns(rank) for rank in ranks])
         return slowest + self._shared_ns(ranks)
 
+    def forward(self, features: StepFeatures) -> float:
+        """Return the nanoseconds of the layers alone that all ranks run alike: no logits, no time of the host."""
+        sequences, rows = features.num_prefills + features.num_decodes, features.num_decodes + features.num_first_tokens
+        host = self._host_ns + sequences * self._sequence_ns + (self._prefill_ns if features.num_prefills else 0.0)
+        logits = self._logits_ns(rows) if rows else 0.0
+        return self.exact([features] * self._deployment.data_parallel) - logits - host
+
+    def _logits_ns(self, rows: int) -> float:
+        return _soft_max(rows * self._head_ns, self._head_bytes_ns)
+
     def span_together(self, ranks: Ordered[StepFeatures], k: int) -> Nanoseconds:
         """Return the durations of k such steps: the greatest of the ranks' straight lines."""
         later = np.arange(k)
@@ -538,7 +550,7 @@ class FittedTiming:
         computed, rows = f.prefill_tokens + f.num_decodes, f.num_decodes + f.num_first_tokens
         nanoseconds = _soft_max(self._deployment.padded(computed) * self._layer_ns, self._layer_bytes_ns)
         if rows:
-            nanoseconds += _soft_max(rows * self._head_ns, self._head_bytes_ns)
+            nanoseconds += self._logits_ns(rows)
         nanoseconds += f.prefill_pairs * self._pair_ns + (f.prefill_context + computed) * self._kv_ns
         sequences = f.num_prefills + f.num_decodes
         nanoseconds += (f.loaded_state_bytes + f.captured_state_bytes) * self._ns_per_byte

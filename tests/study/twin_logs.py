@@ -29,7 +29,7 @@ def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **c
     settings = changes.pop("settings", (f"model={MODEL}", f"hardware={DEVICE}"))
     study, random = compose("twin", list(settings)), np.random.default_rng(5)
     arrived = np.cumsum(random.exponential(1 / rate_rps, requests)) * 1e9
-    prompts = np.minimum(random.lognormal(5.8, 0.9, requests).astype(int) + 1, 4000)
+    prompts = np.minimum(random.lognormal(5.8, 0.9, requests).astype(int) + 1, changes.pop("longest", 4000))
     outputs = random.integers(20, 120, requests)
     log = [
         Request(id, id, (Span(np.zeros(prompt, np.int32)),), int(output), int(arrival), cache_salt=str(id))

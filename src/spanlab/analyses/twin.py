@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from spanlab.analyses.twin_fit import (
     predicted_times,
     predictions_without_model,
 )
+from spanlab.analyses.twin_forward import Forwards, read_forwards, rows_of, table_of
 from spanlab.analyses.twin_log import ServerFacts, TimedLog, check_memory, read_timed_log, server_of
 from spanlab.analyses.twin_predict import PREDICTORS, Twin, predict, summary_of
 from spanlab.analyses.twin_predict import tables_of as tables_of_predictions
@@ -185,24 +186,31 @@ OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
 class Input:
     """What a twin reads: a log with its server, and other runs with theirs.
 
-    `fitted`  the log's run; None for a log without prompts
+    `fitted`    the log's run; None for a log without prompts
+    `forwards`  timed forwards of the same model and device; None: no file has any
     """
 
     log: TimedLog
     facts: ServerFacts
-    fitted: Capture | None
-    others: list[tuple[Capture, ServerFacts]]
+    fitted: Capture | None = None
+    others: list[tuple[Capture, ServerFacts]] = field(default_factory=list)
+    forwards: Forwards | None = None
 
 
 def read_input(study: Study, log: Log) -> Input:
     """Return the input; ValueError for a log without the data of a fit, and for facts that no server has."""
+    given = _read_log(study, log)
+    return replace(given, forwards=read_forwards(study.analyses.twin.forward, study.model, given.facts.deployment))
+
+
+def _read_log(study: Study, log: Log) -> Input:
     path, options = study.workload.path or "null", study.analyses.twin
     if not is_run(path):
         if options.predict:
             raise ValueError(f"twin.predict={options.predict} with log={path}: expected a log with prompts, {RUNS}")
         timed_log, facts = read_timed_log(log, path, options.train_share), server_of(study)
         check_memory(timed_log, facts.memory, path)
-        return Input(timed_log, facts, None, [])
+        return Input(timed_log, facts)
     runs = read_captures(path, "log", study)
     if len(runs) > 1:
         raise ValueError(
@@ -242,7 +250,7 @@ def twin(finished: Finished) -> Findings:
     assert log is not None, "the settings let no other workload pass"
     path, given = study.workload.path or "null", read_input(study, log)
     timed_log = given.log
-    fitting = Fitting(timed_log, study.model, study.hardware, given.facts)
+    fitting = Fitting(timed_log, study.model, study.hardware, given.facts, given.forwards)
     fit = fitting.fit()
     summary = _summary(timed_log, fit)
     profile = FittedProfile(
@@ -258,6 +266,10 @@ def twin(finished: Finished) -> Findings:
     caveats = (*log.notes, *timed_log.notes, *_caveats(fit, summary))
     title = f"{finished.name} · {footer(finished)}"
     tables = tables_of(summary, title, caveats)
+    if given.forwards is not None:
+        caveats += given.forwards.notes
+        summary["forwards"] = rows_of(given.forwards, fitting.forward_seconds(given.forwards, fit.rates))
+        tables += (table_of(summary["forwards"]),)
     if given.fitted is not None and given.others:
         draws = study.analyses.twin.draws
         summary["predictions"] = list(_predictions(given.fitted, given.others, Twin.of(fitting, fit), draws))

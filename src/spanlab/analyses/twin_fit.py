@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.analyses.twin_forward import Forwards
 from spanlab.analyses.twin_log import Floats, ServerFacts, Steps, TimedLog
 from spanlab.core.step import StepFeatures
 from spanlab.model_spec import HardwareSpec, ModelSpec
@@ -87,13 +88,14 @@ class Prior:
 class Linearised:
     """Residuals in standard deviations and their slopes at a point; shapes (d,), (n,) and (n, d).
 
-    `block_size`  residuals that count as one against the prior, since errors of neighbours have a common cause
+    `block_size`  residuals that count as one against the prior, since errors of neighbours have a common cause; a
+                  number, or one for each residual
     """
 
     point: Floats
     residuals: Floats
     slopes: Floats
-    block_size: float
+    block_size: float | Floats
 
     @property
     def _weights(self) -> Floats:
@@ -104,7 +106,7 @@ class Linearised:
     def cost(self, prior: Prior) -> float:
         """Return the pseudo-Huber loss of the residuals plus the penalty of the prior."""
         loss = 2 * SOFT**2 * (np.sqrt(1 + (self.residuals / SOFT) ** 2) - 1)
-        return float(loss.sum() / self.block_size + (((self.point - prior.mean) / prior.sd) ** 2).sum())
+        return float((loss / self.block_size).sum() + (((self.point - prior.mean) / prior.sd) ** 2).sum())
 
     def _curvature(self, prior: Prior, scatter: float = 1.0) -> Floats:
         weighted = self.slopes * self._weights[:, None] / scatter
@@ -124,7 +126,22 @@ class Linearised:
         return deviations
 
 
-def descend(evaluate: Callable[[Floats], Linearised], start: Floats, prior: Prior) -> Linearised:
+Evaluate = Callable[[Floats], Linearised]
+
+
+def both(first: Evaluate, second: Evaluate) -> Evaluate:
+    """Return a function with the residuals of two, in this order."""
+
+    def evaluate(point: Floats) -> Linearised:
+        parts = first(point), second(point)
+        sizes = [np.broadcast_to(part.block_size, part.residuals.shape) for part in parts]
+        residuals, slopes = ([getattr(part, name) for part in parts] for name in ("residuals", "slopes"))
+        return Linearised(point, np.concatenate(residuals), np.concatenate(slopes), np.concatenate(sizes))
+
+    return evaluate
+
+
+def descend(evaluate: Evaluate, start: Floats, prior: Prior) -> Linearised:
     """Return the evaluated point of least cost; Gauss-Newton steps, full at first, then ever shorter."""
     tried = [evaluate(start)]
     for iteration in range(FULL + AVERAGED):
@@ -181,6 +198,7 @@ class Fitting:
     model: ModelSpec
     hardware: HardwareSpec
     facts: ServerFacts
+    forwards: Forwards | None = None
     simulations: int = 0
 
     def __post_init__(self) -> None:
@@ -217,11 +235,11 @@ class Fitting:
         if self.log.steps is not None:
             return self._fit_steps(names, prior, self.log.steps)
         if self.facts.asynchronous is not None:
-            return descend(self._linearise(names), prior.mean, prior)
+            return descend(self._evaluation(names), prior.mean, prior)
         tried = []
         for asynchronous in (True, False):
             self.facts = replace(self.facts, asynchronous=asynchronous)
-            tried.append((descend(self._linearise(names), prior.mean, prior), asynchronous))
+            tried.append((descend(self._evaluation(names), prior.mean, prior), asynchronous))
         best, asynchronous = min(tried, key=lambda pair: pair[0].cost(prior))
         self.facts = replace(self.facts, asynchronous=asynchronous)
         return best
@@ -235,22 +253,52 @@ class Fitting:
         larger = np.array(
             [host_s if name.startswith("host_s") else mean for name, mean in zip(names, prior.mean, strict=True)]
         )
-        evaluate = self._linearise_steps(names, steps, UNEXPLAINED_STEP)
+        evaluate = self._and_forwards(names, self._linearise_steps(names, steps, UNEXPLAINED_STEP))
         starts = [descend(evaluate, start, prior) for start in (prior.mean, larger)]
         first = min(starts, key=lambda candidate: candidate.cost(prior))
-        error = max(LEAST_OF_STEP, MAD * UNEXPLAINED_STEP * float(np.median(np.abs(first.residuals))))
-        return descend(self._linearise_steps(names, steps, error), first.point, prior)
+        of_steps = first.residuals[: int(steps.trains.sum())]
+        error = max(LEAST_OF_STEP, MAD * UNEXPLAINED_STEP * float(np.median(np.abs(of_steps))))
+        return descend(self._and_forwards(names, self._linearise_steps(names, steps, error)), first.point, prior)
 
-    def _linearise(self, names: tuple[str, ...]) -> Callable[[Floats], Linearised]:
+    def _evaluation(self, names: tuple[str, ...]) -> Evaluate:
+        return self._and_forwards(names, self._linearise(names))
+
+    def _and_forwards(self, names: tuple[str, ...], evaluate: Evaluate) -> Evaluate:
+        """Return `evaluate` with the errors of timed forwards behind its own."""
+        if self.forwards is None:
+            return evaluate
+        return both(evaluate, self._linearise_forwards(names, self.forwards))
+
+    def _linearise_forwards(self, names: tuple[str, ...], forwards: Forwards) -> Evaluate:
+        """Return a function of the rates' logarithms: errors of timed forwards, in standard deviations."""
+        deviations = np.hypot(UNEXPLAINED_STEP, forwards.spreads)
+
+        def evaluate(point: Floats) -> Linearised:
+            logarithms = np.log([self.forward_seconds(forwards, rates) for rates in self._changed(names, point)])
+            residuals = (logarithms[0] - np.log(forwards.seconds)) / deviations
+            slopes = (logarithms[1:] - logarithms[0]).T / (CHANGE * deviations[:, None])
+            return Linearised(point, residuals, slopes, 1.0)
+
+        return evaluate
+
+    def forward_seconds(self, forwards: Forwards, rates: Rates) -> Floats:
+        """Return the modelled seconds of timed forwards at some rates."""
+        return forwards.modelled(self.model, self.hardware, self.facts.deployment, rates)
+
+    def _changed(self, names: tuple[str, ...], point: Floats) -> list[Rates]:
+        """Return the rates at a point, and those with each parameter slightly larger."""
+        rates = replace(self._assumed, **_values(names, point))
+        return [rates, *(replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names)]
+
+    def _linearise(self, names: tuple[str, ...]) -> Evaluate:
         """Return a function of the rates' logarithms: errors of first and last tokens, in standard deviations."""
 
         def evaluate(point: Floats) -> Linearised:
-            rates = replace(self._assumed, **_values(names, point))
+            rates, *changed = self._changed(names, point)
             times = self.times(rates)
             predicted = np.concatenate(
                 [predicted_times(self.log, times)[name][self.log.trains] for name in ("ttft", "e2e")]
             )
-            changed = [replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names]
             slopes_ns = token_slopes(
                 self.log, times, [self.timing(changed_rates) for changed_rates in (rates, *changed)]
             )
@@ -261,15 +309,13 @@ class Fitting:
 
         return evaluate
 
-    def _linearise_steps(self, names: tuple[str, ...], steps: Steps, error: float) -> Callable[[Floats], Linearised]:
+    def _linearise_steps(self, names: tuple[str, ...], steps: Steps, error: float) -> Evaluate:
         """Return a function of the rates' logarithms: errors of the durations of steps, in units of `error`."""
         work = [features for features, trains in zip(steps.work, steps.trains, strict=True) if trains]
         measured = steps.seconds[steps.trains]
 
         def evaluate(point: Floats) -> Linearised:
-            rates = replace(self._assumed, **_values(names, point))
-            changed = [replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names]
-            logarithms = np.log([step_seconds(self.timing(other), work) for other in (rates, *changed)])
+            logarithms = np.log([step_seconds(self.timing(rates), work) for rates in self._changed(names, point)])
             residuals = (logarithms[0] - np.log(measured)) / error
             slopes = (logarithms[1:] - logarithms[0]).T / (CHANGE * error)
             return Linearised(point, residuals, slopes, NEIGHBOURS)

@@ -223,6 +223,7 @@ class TwinSettings:
     `cuda_graphs`             whether steps are padded to the sizes of captured CUDA graphs
     `predict`                 folders of other runs of replay or rendezvous, which the fitted server predicts
     `draws`                   simulations of each of them, with step times and delays drawn from the fitted run
+    `forward`                 JSON files of vllm bench forward with the same model and device, fitted with the log
     """
 
     train_share: float = 0.5
@@ -237,6 +238,7 @@ class TwinSettings:
     cuda_graphs: bool | None = None
     predict: list[str] = field(default_factory=list)
     draws: int = 100
+    forward: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for key in ("num_gpu_blocks", "gpu_memory_utilization", "tensor_parallel", "data_parallel", "draws"):

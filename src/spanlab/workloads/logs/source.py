@@ -549,6 +549,8 @@ def _nearest(file: LogFile) -> str:
         if pattern.search(file.head):
             rates = rates_of(line for _, line in file.lines())
             return f"this looks like {name}" + (f": {rates}" if rates else ", which is not read")
+    if rows and {"case", "ranks", "median_us"} <= rows[0].fields.keys():
+        return "this looks like a result of vllm bench forward, which has steps and no requests: twin.forward reads it"
     header = file.head.partition(b"\n")[0].decode(errors="replace").strip()
     columns = {key for row in rows for key in row.fields} or set(header.split(","))
     formats = {name: fields for name in LOG_FORMATS if (fields := LOG_FORMATS.make(name, {}, {}).fields)}
