@@ -1,4 +1,4 @@
-"""Further sources of the twin's timings: forwards of exact batches."""
+"""Further sources of the twin's timings: forwards of exact batches, and sums that a server reports."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from spanlab.analyses.twin_forward import read_forwards
+from spanlab.analyses.twin_metrics import read_sums
 from spanlab.cli import compose
 from spanlab.study.run import run_study
 from spanlab.workloads.logs.read import LogSettings, read_log
 from spanlab_sim.timings import Deployment, Rates
 
+from ..support.files import write_lines
 from .forward_results import CASES, case, forward_s, write_forwards
-from .twin_logs import DEVICE, EXPERTS, MODEL, RATES, served, write
+from .metrics_scrapes import scrape, write_scrapes
+from .twin_logs import DEVICE, EXPERTS, LIMITS, MEMORY, MODEL, RATES, lines, served, simulated, write
 
 GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}")
 STUDY = compose("twin", [f"model={MODEL}", f"hardware={DEVICE}", "log=none.jsonl"])
@@ -115,3 +118,119 @@ def test_experts_chosen_in_turn_are_no_choice_of_a_router(tmp_path: Path):
     assert forwards is not None
     assert forwards.names == ("hit",)
     assert "1 forwards with experts chosen by --routing balanced are left out" in forwards.notes
+
+
+# ------------------------------------------------------------------------------
+# Scrapes of /metrics.
+# ------------------------------------------------------------------------------
+
+LOG, TIMES = simulated(240, 4.0, RATES)
+END_NS = float(TIMES.last_ns.max())
+LIMITS_GIVEN = [f"batch.{name}={limit}" for name, limit in LIMITS.items()]
+LIMITS_GIVEN += [f"twin.num_gpu_blocks={MEMORY.blocks + 1}", "twin.async_scheduling=true"]
+
+
+def without_times(folder: Path) -> Path:
+    """The requests of the log with arrivals and lengths alone."""
+    rows = [{name: row[name] for name in ("input_toks", "output_toks", "arrival_time")} for row in lines(LOG, TIMES)]
+    return write_lines(folder / "requests.jsonl", *rows)
+
+
+def minutes(folder: Path, count: int = 12) -> str:
+    """Names of the files of scrapes from before the first request to after the last one."""
+    moments = [END_NS * number / count for number in range(count + 1)]
+    paths = write_scrapes(folder, *(scrape(LOG, TIMES, moment, zero=7.0) for moment in moments))
+    return f"twin.metrics=[{','.join(map(str, paths))}]"
+
+
+def test_sums_of_many_intervals_give_the_known_rates(tmp_path: Path):
+    summary = twin(tmp_path, without_times(tmp_path), minutes(tmp_path), *LIMITS_GIVEN)
+    for name, parameter in summary["parameters"].items():
+        assert parameter["low"] <= getattr(RATES, name) <= parameter["high"], name
+    seen = {row["interval"]: row["seen"] for row in summary["sums"]}
+    assert 4 <= sum(seen.values()) <= 8 <= len(seen)
+    for row in summary["sums"]:
+        if row["time"] in ("decode", "E2E latency"):  # another one at the end of an interval changes its waits more
+            assert abs(row["error"]) < 0.02
+    tests = [row for row in summary["sums"] if not row["seen"] and row["time"] == "E2E latency"]
+    assert sum(row["requests"] for row in tests) + sum(
+        row["requests"] for row in summary["sums"] if row["seen"] and row["time"] == "queue"
+    ) == len(LOG)
+    assert summary["means_s"] == {"ttft": None, "tpot": None, "e2e": None}
+    assert any("no error of a request is known" in caveat for caveat in summary["caveats"])
+
+
+def test_sums_only_test_a_fit_to_requests(tmp_path: Path):
+    log = write(tmp_path / "log", lines(LOG, TIMES), async_scheduling=True)
+    steps = sum(run.repeats for run in TIMES.runs if run.ranks[0].num_decodes or run.ranks[0].num_first_tokens)
+    counts = {"iteration_tokens_total_count": steps, "num_preemptions_total": TIMES.preemptions}
+    counts["prefix_cache_hits_total"] = 32
+    (path,) = write_scrapes(tmp_path, scrape(LOG, TIMES, END_NS, **counts))
+    alone, summary = twin(tmp_path / "alone", log), twin(tmp_path / "both", log, f"twin.metrics=[{path}]")
+    assert summary["parameters"] == alone["parameters"]
+    assert not any(row["seen"] for row in summary["sums"])
+    errors = {row["time"]: row["error"] for row in summary["sums"]}
+    assert abs(errors["decode"]) < 0.01
+    assert {row["name"]: row["server"] for row in summary["counts"]} == {
+        "steps with a token out": steps,
+        "preemptions": TIMES.preemptions,
+        "reused tokens": 32,
+    }
+    assert summary["counts"][0]["simulated"] == pytest.approx(steps, rel=0.02)
+    assert any("the server reused 32 prompt tokens" in caveat for caveat in summary["caveats"])
+
+
+def test_one_file_may_hold_several_scrapes(tmp_path: Path):
+    texts = [scrape(LOG, TIMES, END_NS * share, zero=2.0) for share in (0.0, 0.4, 1.0)]
+    (path,) = write_scrapes(tmp_path, "".join(texts))
+    together, apart = read_sums([str(path)]), read_sums([*map(str, write_scrapes(tmp_path, *texts))])
+    assert together is not None
+    assert apart is not None
+    assert together.intervals == apart.intervals
+    assert [interval.requests for interval in together.intervals] == [
+        int((TIMES.last_ns <= 0.4 * END_NS).sum()),
+        int((TIMES.last_ns > 0.4 * END_NS).sum()),
+    ]
+
+
+def test_engines_of_one_server_are_summed(tmp_path: Path):
+    text = scrape(LOG, TIMES, END_NS)
+    (path,) = write_scrapes(tmp_path, text + text.replace('engine="0"', 'engine="1"'))
+    sums = read_sums([str(path)])
+    assert sums is not None
+    assert sums.intervals[0].requests == 2 * len(LOG)
+    assert sums.counts["prompt"] == 2 * sum(request.num_tokens for request in LOG)
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (["# nothing\n"], "no sample of a metric; expected scrapes of vLLM's /metrics"),
+        (["sglang:cached_tokens_total 5\n"], "no sample of a metric; expected scrapes of vLLM's /metrics"),
+        (["vllm:prefix_cache_hits_total 5\n"], "scrape 1 has no vllm:e2e_request_latency_seconds_count"),
+        ([scrape(LOG, TIMES, END_NS), scrape(LOG, TIMES, 0)], "_count falls before scrape 2; expected scrapes of one"),
+        ([scrape(LOG, TIMES, END_NS)] * 2, "no request finished between the scrapes"),
+        (["vllm:prefix_cache_hits_total many\n"], "vllm:prefix_cache_hits_total=many: expected a number"),
+        ([scrape(LOG, TIMES, 0) + scrape(LOG, TIMES, 0).replace('"m"', '"n"')], "models m, n"),
+    ],
+)
+def test_scrapes_without_sums_are_refused(texts: list[str], problem: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=re.escape("twin.metrics=") + ".*" + problem):
+        read_sums([*map(str, write_scrapes(tmp_path, *texts))])
+
+
+@pytest.mark.parametrize(
+    ("share", "change", "problem"),
+    [
+        (0.5, {}, r"requests finished between the scrapes; expected the 240 of log="),
+        (1.0, {"input_toks": 5}, r"prompt tokens finished between the scrapes; expected the 1,200 of log="),
+        (1.0, {"arrival_time": 1.7e9}, "expected the arrival time of every request, and one has none"),
+        (1.0, {"output_toks": 0}, "expected the number of output tokens of every request, and one has none"),
+    ],
+)
+def test_scrapes_of_other_requests_are_refused(share: float, change: dict[str, Any], problem: str, tmp_path: Path):
+    rows = [json.loads(line) | change for line in without_times(tmp_path).read_text().splitlines()]
+    log = write_lines(tmp_path / "requests.jsonl", *rows)
+    (path,) = write_scrapes(tmp_path, scrape(LOG, TIMES, share * END_NS))
+    with pytest.raises(ValueError, match=problem):
+        twin(tmp_path, log, f"twin.metrics=[{path}]", *LIMITS_GIVEN)

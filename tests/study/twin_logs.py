@@ -11,7 +11,7 @@ import numpy as np
 from spanlab.cli import compose
 from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab_sim.lockstep import Memory, serve_log
+from spanlab_sim.lockstep import Memory, Times, serve_log
 from spanlab_sim.timings import Deployment, FittedTiming, Rates
 
 from ..support.files import write_lines
@@ -26,6 +26,11 @@ MEMORY = Memory(2500, 16, 1)
 
 def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **changes: Any) -> list[dict[str, Any]]:
     """Lines of requests.jsonl: Poisson arrivals, lognormal lengths, times of the simulator."""
+    return lines(*simulated(requests, rate_rps, rates, **changes))
+
+
+def simulated(requests: int, rate_rps: float, rates: Rates, **changes: Any) -> tuple[list[Request], Times]:
+    """Requests with Poisson arrivals and lognormal lengths, and their times."""
     settings = changes.pop("settings", (f"model={MODEL}", f"hardware={DEVICE}"))
     study, random = compose("twin", list(settings)), np.random.default_rng(5)
     arrived = np.cumsum(random.exponential(1 / rate_rps, requests)) * 1e9
@@ -38,7 +43,11 @@ def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **c
     rules = BatchRules(**(LIMITS | {"async_scheduling": changes.pop("asynchronous", True)}))
     memory = changes.pop("memory", MEMORY)
     timing = FittedTiming(study.model, study.hardware, Deployment(**changes), rates)
-    times = serve_log(log, memory, rules, timing, changes.get("data_parallel", 1))
+    return log, serve_log(log, memory, rules, timing, changes.get("data_parallel", 1))
+
+
+def lines(log: list[Request], times: Times) -> list[dict[str, Any]]:
+    """Lines of requests.jsonl."""
     first, last = times.first_ns * 1e-9 + MONOTONIC, times.last_ns * 1e-9 + MONOTONIC
     return [
         {

@@ -22,7 +22,10 @@ from spanlab.analyses.twin_fit import (
     predictions_without_model,
 )
 from spanlab.analyses.twin_forward import Forwards, read_forwards, rows_of, table_of
-from spanlab.analyses.twin_log import ServerFacts, TimedLog, check_memory, read_timed_log, server_of
+from spanlab.analyses.twin_log import ServerFacts, TimedLog, check_memory, read_timed_log, read_untimed_log, server_of
+from spanlab.analyses.twin_metrics import Sums, counts_of, read_sums
+from spanlab.analyses.twin_metrics import rows_of as rows_of_sums
+from spanlab.analyses.twin_metrics import tables_of as tables_of_sums
 from spanlab.analyses.twin_predict import PREDICTORS, Twin, predict, summary_of
 from spanlab.analyses.twin_predict import tables_of as tables_of_predictions
 from spanlab.core.admission import BatchRules
@@ -73,7 +76,10 @@ _SETTINGS = (Field("setting", "setting", word, left=True), Field("value", "value
 
 def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
     """Return all tables; `caveats` are notes of the first table."""
-    return _errors(summary, title, caveats), _parameters(summary), _server(summary)
+    parameters, server = _parameters(summary), _server(summary)
+    if not any(summary["means_s"].values()):  # a log without times of requests has no errors
+        return replace(parameters, title=title, notes=(*parameters.notes, *caveats)), server
+    return _errors(summary, title, caveats), parameters, server
 
 
 def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
@@ -187,7 +193,8 @@ class Input:
     """What a twin reads: a log with its server, and other runs with theirs.
 
     `fitted`    the log's run; None for a log without prompts
-    `forwards`  timed forwards of the same model and device; None: no file has any
+    `forwards`  timed forwards of the same model and device; None: no file is given
+    `sums`      what the server's metrics say of the log's requests; None: no file is given
     """
 
     log: TimedLog
@@ -195,20 +202,25 @@ class Input:
     fitted: Capture | None = None
     others: list[tuple[Capture, ServerFacts]] = field(default_factory=list)
     forwards: Forwards | None = None
+    sums: Sums | None = None
 
 
 def read_input(study: Study, log: Log) -> Input:
     """Return the input; ValueError for a log without the data of a fit, and for facts that no server has."""
-    given = _read_log(study, log)
-    return replace(given, forwards=read_forwards(study.analyses.twin.forward, study.model, given.facts.deployment))
+    options, sums = study.analyses.twin, read_sums(study.analyses.twin.metrics)
+    given = _read_log(study, log, sums)
+    if sums is not None:
+        sums.check(given.log.prompt_lens, given.log.output_lens, study.workload.path or "null")
+    return replace(given, sums=sums, forwards=read_forwards(options.forward, study.model, given.facts.deployment))
 
 
-def _read_log(study: Study, log: Log) -> Input:
+def _read_log(study: Study, log: Log, sums: Sums | None) -> Input:
     path, options = study.workload.path or "null", study.analyses.twin
     if not is_run(path):
         if options.predict:
             raise ValueError(f"twin.predict={options.predict} with log={path}: expected a log with prompts, {RUNS}")
-        timed_log, facts = read_timed_log(log, path, options.train_share), server_of(study)
+        read = read_timed_log if sums is None or log.observed is not None else read_untimed_log
+        timed_log, facts = read(log, path, options.train_share), server_of(study)
         check_memory(timed_log, facts.memory, path)
         return Input(timed_log, facts)
     runs = read_captures(path, "log", study)
@@ -250,7 +262,7 @@ def twin(finished: Finished) -> Findings:
     assert log is not None, "the settings let no other workload pass"
     path, given = study.workload.path or "null", read_input(study, log)
     timed_log = given.log
-    fitting = Fitting(timed_log, study.model, study.hardware, given.facts, given.forwards)
+    fitting = Fitting(timed_log, study.model, study.hardware, given.facts, given.forwards, given.sums)
     fit = fitting.fit()
     summary = _summary(timed_log, fit)
     profile = FittedProfile(
@@ -266,6 +278,11 @@ def twin(finished: Finished) -> Findings:
     caveats = (*log.notes, *timed_log.notes, *_caveats(fit, summary))
     title = f"{finished.name} · {footer(finished)}"
     tables = tables_of(summary, title, caveats)
+    if given.sums is not None:
+        rows = rows_of_sums(given.sums, timed_log.arrived_s, fit.times, fitting.fitted_intervals(given.sums))
+        summary |= {"sums": rows, "counts": counts_of(given.sums, fit.times, timed_log.reused is not None)}
+        tables += tables_of_sums(rows, summary["counts"])
+        caveats += tuple(_caveats_of_sums(given.sums, timed_log))
     if given.forwards is not None:
         caveats += given.forwards.notes
         summary["forwards"] = rows_of(given.forwards, fitting.forward_seconds(given.forwards, fit.rates))
@@ -275,7 +292,11 @@ def twin(finished: Finished) -> Findings:
         summary["predictions"] = list(_predictions(given.fitted, given.others, Twin.of(fitting, fit), draws))
         tables += tables_of_predictions(summary["predictions"], title, draws)
         caveats += tuple(f"{run.name}: {note}" for run, _ in given.others for note in run.log.notes)
-    figures = {"predicted_measured": partial(draw_twin_figure, summary["requests_by_time"], title)}
+    figures = (
+        {}
+        if not timed_log.has_times
+        else {"predicted_measured": partial(draw_twin_figure, summary["requests_by_time"], title)}
+    )
     summary = {key: value for key, value in summary.items() if key != "requests_by_time"}
     return Findings(summary | {"profile": PROFILE}, tables, (), figures, caveats)
 
@@ -301,7 +322,7 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
             name: {"unseen": errors(other, measured, tests), "seen": errors(other, measured, log.trains)}
             for name, other in predictions_without_model(log).items()
         },
-        "means_s": {name: float(np.nanmean(values[tests])) for name, values in measured.items()},
+        "means_s": {name: _mean(values[tests]) for name, values in measured.items()},
         "split": {
             "train": int(log.trains.sum()),
             "test": int(tests.sum()),
@@ -323,6 +344,23 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
             "measured": measured,
         },
     }
+
+
+def _mean(values: Any) -> float | None:
+    """Return the mean of known values; None without one."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _caveats_of_sums(sums: Sums, log: TimedLog) -> Iterator[str]:
+    """Yield what sums do not tell."""
+    if not log.has_times and len(sums.intervals) == 1:
+        yield "the scrapes have one interval, which is fitted: none is left to test the fit"
+    if log.reused is None and sums.counts.get("reused"):
+        yield (
+            f"the server reused {sums.counts['reused']:,} prompt tokens, and the log does not say which: every prompt "
+            "is computed in full, so the server appears faster than it is"
+        )
 
 
 def _reuse(log: TimedLog, fit: Fit) -> dict[str, Any]:

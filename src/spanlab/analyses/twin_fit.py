@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from spanlab.analyses.twin_forward import Forwards
 from spanlab.analyses.twin_log import Floats, ServerFacts, Steps, TimedLog
+from spanlab.analyses.twin_metrics import FITTED, Sums, members, simulated_seconds
 from spanlab.core.step import StepFeatures
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.records import NS, e2e, tpot, ttft
@@ -50,6 +51,16 @@ def token_slopes(log: TimedLog, times: Times, timings: Sequence[FittedTiming]) -
         moved[0, index] = before + longer[first[index]] - longer[min(from_step, first[index])]
         moved[1, index] = moved[0, index] + longer[last[index]] - longer[first[index]]
     return moved
+
+
+def prefill_slopes(times: Times, timings: Sequence[FittedTiming]) -> Floats:
+    """Return nanoseconds by which the steps from a request's start to its first token take longer, by parameter."""
+    longer = _cumulative_delays(times.runs, timings)
+    starts, ends = (
+        np.array(moments) for moments in zip(*((run.start_ns, run.end_ns) for run in times.runs), strict=True)
+    )
+    begins, first = np.searchsorted(starts, times.admitted_ns), np.searchsorted(ends, times.first_ns) + 1
+    return np.asarray(longer[first] - longer[begins], np.float64)
 
 
 def _cumulative_delays(runs: Sequence[Run], timings: Sequence[FittedTiming]) -> Floats:
@@ -199,10 +210,13 @@ class Fitting:
     hardware: HardwareSpec
     facts: ServerFacts
     forwards: Forwards | None = None
+    sums: Sums | None = None
     simulations: int = 0
 
     def __post_init__(self) -> None:
         self._assumed = Rates.assumed(self.hardware)
+        if not self.log.has_times:
+            return
         trains = self.log.trains
         step = float(np.nanmedian(self.log.tpot_s[trains]))
         self._measured = np.concatenate([self.log.ttft_s[trains], self.log.e2e_s[trains]])
@@ -261,13 +275,49 @@ class Fitting:
         return descend(self._and_forwards(names, self._linearise_steps(names, steps, error)), first.point, prior)
 
     def _evaluation(self, names: tuple[str, ...]) -> Evaluate:
-        return self._and_forwards(names, self._linearise(names))
+        if self.log.has_times:
+            return self._and_forwards(names, self._linearise(names))
+        assert self.sums is not None, "a log without times is read with sums"
+        return self._and_forwards(names, self._linearise_sums(names, self.sums))
 
     def _and_forwards(self, names: tuple[str, ...], evaluate: Evaluate) -> Evaluate:
         """Return `evaluate` with the errors of timed forwards behind its own."""
         if self.forwards is None:
             return evaluate
         return both(evaluate, self._linearise_forwards(names, self.forwards))
+
+    def fitted_intervals(self, sums: Sums) -> list[bool]:
+        """Return which intervals of scrapes are fitted: none where the log has times of requests."""
+        return sums.trains(float(self.log.trains.mean())) if not self.log.has_times else [False] * len(sums.intervals)
+
+    def _linearise_sums(self, names: tuple[str, ...], sums: Sums) -> Evaluate:
+        """Return a function of the rates' logarithms: errors of mean times of requests, in standard deviations."""
+        chosen = [number for number, trains in enumerate(self.fitted_intervals(sums)) if trains]
+        outputs = float(self.log.output_lens.mean())
+
+        def evaluate(point: Floats) -> Linearised:
+            rates, *changed = self._changed(names, point)
+            times = self.times(rates)
+            timings = [self.timing(other) for other in (rates, *changed)]
+            first_ns, last_ns = token_slopes(self.log, times, timings)
+            prefill_ns = prefill_slopes(times, timings)
+            slopes_ns = {"queue": first_ns - prefill_ns, "prefill": prefill_ns, "decode": last_ns - first_ns}
+            seconds, requests = simulated_seconds(self.log.arrived_s, times), members(sums, times)
+            residuals, slopes = [], []
+            for number in chosen:
+                means, of_interval = sums.intervals[number].means, requests[number]
+                step_s = means["decode"] / max(1.0, outputs - 1)
+                for name in FITTED:
+                    # a queue may be empty, and its error is relative to the whole wait for the first token
+                    measured = means[name] + (means["prefill"] if name == "queue" else 0.0)
+                    deviation = math.hypot(UNEXPLAINED, OF_A_STEP * step_s / measured / math.sqrt(len(of_interval)))
+                    error = float(seconds[name][of_interval].mean()) - means[name]
+                    residuals.append(error / measured / deviation)
+                    slopes.append(slopes_ns[name][of_interval].mean(axis=0) * NS / CHANGE / measured / deviation)
+            block_size = max(1.0, len(residuals) / (2 * BLOCKS))
+            return Linearised(point, np.array(residuals), np.array(slopes), block_size)
+
+        return evaluate
 
     def _linearise_forwards(self, names: tuple[str, ...], forwards: Forwards) -> Evaluate:
         """Return a function of the rates' logarithms: errors of timed forwards, in standard deviations."""

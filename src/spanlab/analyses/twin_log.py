@@ -235,7 +235,7 @@ class TimedLog:
     """Requests in order of arrival.
 
     `requests`     with ids 0, 1, and so on
-    `arrived_s`, `ttft_s`, `e2e_s`  float64 seconds, shape (requests,)
+    `arrived_s`, `ttft_s`, `e2e_s`  float64 seconds, shape (requests,); delays are NaN where no request has times
     `output_lens`  int64
     `trains`       whether a request is in the training set
     `notes`        caveats, such as changes to the clocks
@@ -262,6 +262,11 @@ class TimedLog:
         return np.array([request.num_tokens for request in self.requests], np.int64)
 
     @property
+    def has_times(self) -> bool:
+        """Whether times of requests are known, and not only sums of all."""
+        return not bool(np.isnan(self.ttft_s).all())
+
+    @property
     def tpot_s(self) -> Floats:
         """Seconds per output token after the first; NaN for outputs of one token."""
         return tpot(self.ttft_s, self.e2e_s, self.output_lens)
@@ -269,22 +274,43 @@ class TimedLog:
 
 def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
     """Return the log with its times; ValueError where it lacks the data that a fit needs."""
-    prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
     arrived_s = np.asarray(log.arrived_ns * 1e-9, np.float64)
     trains = np.arange(log.requests) < round(train_share * log.requests)
     observed = _checked(log, path, arrived_s, trains)
     check_split(trains, train_share, path)
-    tokens = np.zeros(int(prompts.max()), dtype=np.int32)  # one array for all requests, since token ids are never read
-    columns = zip(prompts.tolist(), outputs.tolist(), log.arrived_ns.tolist(), strict=True)
-    requests = tuple(
-        Request(number, number, (Span(tokens[:prompt]),), output, arrived, cache_salt=str(number))
-        for number, (prompt, output, arrived) in enumerate(columns)
-    )
     waits = ttft(arrived_s, observed.first_token), e2e(arrived_s, observed.last_token)
     before, outside = (observed.queued - arrived_s)[trains], Outside(np.zeros(1), np.zeros(1))
     if not observed.own_clock and not np.isnan(before).all():  # of two clocks, the least delay counts as none
         outside = Outside(before[~np.isnan(before)], np.zeros(1))
-    return TimedLog(requests, arrived_s, *waits, outputs, trains, observed.notes, outside=outside)
+    outputs = log.output_lens.astype(np.int64)
+    return TimedLog(_requests(log), arrived_s, *waits, outputs, trains, observed.notes, outside=outside)
+
+
+def read_untimed_log(log: Log, path: str, train_share: float) -> TimedLog:
+    """Return a log whose requests have arrivals and lengths, but no times of tokens; ValueError where it lacks them."""
+    for name, missing in (
+        ("arrival time", not log.arrived_ns.any()),
+        ("number of output tokens", bool((log.output_lens < 1).any())),
+        ("number of prompt tokens", bool((log.prompt_tokens < 1).any())),
+    ):
+        if missing:
+            raise ValueError(f"log={path} with twin.metrics: expected the {name} of every request, and one has none")
+    unknown = np.full(log.requests, np.nan)
+    trains = np.arange(log.requests) < round(train_share * log.requests)
+    arrived_s, outputs = np.asarray(log.arrived_ns * 1e-9, np.float64), log.output_lens.astype(np.int64)
+    note = "the log has no times of tokens: the sums of twin.metrics are fitted, and no error of a request is known"
+    return TimedLog(_requests(log), arrived_s, unknown, unknown, outputs, trains, (note,))
+
+
+def _requests(log: Log) -> tuple[Request, ...]:
+    """Return the requests of a log by their lengths; none shares a prefix with another."""
+    prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
+    tokens = np.zeros(int(prompts.max()), dtype=np.int32)  # one array for all requests, since token ids are never read
+    columns = zip(prompts.tolist(), outputs.tolist(), log.arrived_ns.tolist(), strict=True)
+    return tuple(
+        Request(number, number, (Span(tokens[:prompt]),), output, arrived, cache_salt=str(number))
+        for number, (prompt, output, arrived) in enumerate(columns)
+    )
 
 
 def check_split(trains: NDArray[np.bool_], train_share: float, path: str) -> None:

@@ -224,6 +224,8 @@ class TwinSettings:
     `predict`                 folders of other runs of replay or rendezvous, which the fitted server predicts
     `draws`                   simulations of each of them, with step times and delays drawn from the fitted run
     `forward`                 JSON files of vllm bench forward with the same model and device, fitted with the log
+    `metrics`                 scrapes of /metrics from before to after the log's requests, in their order; fitted where
+                              the log has no times, else compared
     """
 
     train_share: float = 0.5
@@ -239,6 +241,7 @@ class TwinSettings:
     predict: list[str] = field(default_factory=list)
     draws: int = 100
     forward: list[str] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for key in ("num_gpu_blocks", "gpu_memory_utilization", "tensor_parallel", "data_parallel", "draws"):
