@@ -425,7 +425,7 @@ def needed_environment(settings: object) -> str | None:
         return environment if environment and not find_spec("torch") else None
     if lacks_package(settings):
         return ENVIRONMENT
-    if settings.backend == "engine":
+    if settings.runs_engine:
         return None if find_spec("torch") else "engine"
     if settings.executor.kind == "dask":
         return None if find_spec("distributed") else "cluster"

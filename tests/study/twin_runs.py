@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from spanlab.analyses.rendezvous import as_served
+from spanlab.analyses.rendezvous_requests import as_served
 from spanlab.build import build_workload
 from spanlab.cli import compose
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore

@@ -16,43 +16,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
-from spanlab.core.request import Request
-from spanlab.engine.settings import remap_tokens
+from spanlab.analyses.rendezvous_engine import EngineBeside, check_engine
+from spanlab.analyses.rendezvous_requests import as_served
 from spanlab.records import Record, delays_of
 from spanlab.registry import one_of
 from spanlab.report.cells import Table, count, hidden, percent, seconds, signed_percent, word
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES
-from spanlab.settings.server import NO_ENGINE, SERVER, ServerSettings
+from spanlab.settings.server import SERVER, ServerSettings
 from spanlab.settings.study import Study
 from spanlab.study.backends import Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
-from spanlab.study.servers.base import SERVERS
 from spanlab.study.servers.steps import FAULTS, LiveRun, Rendezvous, Served, meet, read_run, write_case
 
 Floats = NDArray[np.float64]
-COMPARED = ("reuse", "course", "steps")
+COMPARED = ("reuse", "course", "steps", "engine")
 _ID = re.compile(r"-(\d+)-0(?:-[0-9a-f]+)?$")  # vLLM's id of a request that the client has numbered
 _SHOWN_DIFFERENCES = 5
+_SEVERAL = "with several requests at once, what is stored when one arrives depends on the server's times"
 
 
 @dataclass
 class RendezvousSettings:
     """The comparison with a running server.
 
-    `fail_on`  what must be equal in every request, else the run ends with exit code 1: reuse, course, steps
+    `fail_on`  what must be equal in every request, else the run ends with exit code 1: reuse, course, steps,
+               engine
     `accept`   faults of the server whose differences do not count for `fail_on`: block_size
     `preset`   the scheduler that decides the server's steps again
+    `engine`   whether our engine serves the requests too, with the server's weights and blocks, and its reused tokens
+               are compared
     """
 
     fail_on: list[str] = field(default_factory=list)
     accept: list[str] = field(default_factory=list)
     preset: str = "vllm_0_32"
+    engine: bool = False
 
     def __post_init__(self) -> None:
         for name in self.fail_on:
             one_of("analyses.rendezvous.fail_on", name, COMPARED)
+        if "engine" in self.fail_on and not self.engine:
+            raise ValueError(
+                f"analyses.rendezvous.fail_on={self.fail_on}: expected analyses.rendezvous.engine=true too"
+            )
 
 
 def _check(study: Study) -> None:
@@ -63,6 +71,8 @@ def _check(study: Study) -> None:
     if study.backend != SERVER:
         raise ValueError(f"analyses=rendezvous with backend={study.backend}: expected backend={SERVER}")
     one_of("analyses.rendezvous.preset", study.analyses.rendezvous.preset, PRESETS)
+    if study.analyses.rendezvous.engine:
+        check_engine(study)
 
 
 # ------------------------------------------------------------------------------
@@ -87,6 +97,7 @@ class Compared:
     `steps`, `differing`  number of steps, and of those whose tokens differ; None without steps
     `measured`, `stepped`  delays of the client, and of our scheduler where each step takes what it took there
     `causes`             one sentence per difference
+    `computed`           tokens that our engine reused; None where it did not serve
     `faults`             names of known faults of the server that explain differences
     """
 
@@ -102,11 +113,17 @@ class Compared:
     stepped: Delays | None
     causes: tuple[str, ...]
     faults: tuple[str, ...] = ()
+    computed: Floats | None = None
 
     @property
     def same_reuse(self) -> NDArray[np.bool_]:
         """Whether both reused the same number of tokens, by request."""
         return np.asarray(self.served == self.decided)
+
+    @property
+    def same_engine(self) -> NDArray[np.bool_] | None:
+        """Whether the server and our engine reused the same number of tokens, by request."""
+        return None if self.computed is None else np.asarray(self.served == self.computed)
 
     def broken(self) -> list[str]:
         """Return what is not equal everywhere."""
@@ -114,6 +131,7 @@ class Compared:
             "reuse": bool(self.same_reuse.all()),
             "course": self.course is None or bool(self.course.all()),
             "steps": not self.differing,
+            "engine": self.same_engine is None or bool(self.same_engine.all()),
         }
         return [name for name in COMPARED if not equal[name]]
 
@@ -132,6 +150,8 @@ class Compared:
             "our_preemptions": None if self.preemptions is None else self.preemptions[1],
             "hit_rate": None if np.isnan(self.served).any() else float(self.served.sum()) / self.prompt_tokens,
             "our_hit_rate": float(self.decided.sum()) / self.prompt_tokens,
+            "same_engine": None if self.same_engine is None else int(self.same_engine.sum()),
+            "engine_hit_rate": None if self.computed is None else float(self.computed.sum()) / self.prompt_tokens,
         }
 
 
@@ -220,28 +240,31 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
     if np.isnan(served).all():
         causes.append("the server reports no reused tokens: expected usage.prompt_tokens_details.cached_tokens")
     elif job.clients != 1 and not np.array_equal(served, ours):
-        causes.append("with several requests at once, what is stored when one arrives depends on the server's times")
+        causes.append(_SEVERAL)
     prompt = int(columns["prompt_tokens"].sum())
     delays = _client_delays(columns)
     return Compared(cell, prompt, served, ours, None, None, None, None, delays, None, tuple(causes))
 
 
-def as_served(study: Study, requests: Sequence[Request]) -> Sequence[Request]:
-    """Return requests as the server gets them: its own ids and answers, and no salts where it ignores them."""
-    engine = study.server.engine
-    knows_salts = engine == NO_ENGINE or SERVERS.make(engine, {}, {}).knows_salts
-    mapped = remap_tokens(requests, study.model.vocab_size)
-    salts = [request.cache_salt if knows_salts else "" for request in mapped]
-    return [replace(request, output=None, cache_salt=salt) for request, salt in zip(mapped, salts, strict=True)]
-
-
 def _compared(finished: Finished) -> Iterator[Compared]:
     study = finished.study
     jobs = Jobs(study, finished.workload.requests)
+    engine = EngineBeside(study) if study.analyses.rendezvous.engine else None
     for arm, files in finished.files.items():
         columns = files.columns()
         for cell in run_cells(study, arm):
-            yield _of_run(study, jobs, arm, files, cell, columns[cell])
+            run = _of_run(study, jobs, arm, files, cell, columns[cell])
+            if engine is not None:
+                run = _with_engine(run, columns[cell], jobs.job(arm, cell, files), engine)
+            yield run
+
+
+def _with_engine(run: Compared, columns: Columns, job: Job, engine: EngineBeside) -> Compared:
+    """Return a run with what our engine reused; a difference with several requests at once depends on times."""
+    reused = engine.reused(job)
+    computed = np.array([reused[int(request)] for request in columns["request_id"]], float)
+    several = (_SEVERAL,) if job.clients != 1 and not np.array_equal(computed, run.served) else ()
+    return replace(run, computed=computed, causes=tuple(dict.fromkeys((*run.causes, *several))))
 
 
 def _of_run(study: Study, jobs: Jobs, arm: str, files: ArmFiles, cell: RunCell, columns: Columns) -> Compared:
@@ -282,6 +305,15 @@ def decisions_table(title: str, runs: Sequence[Compared], notes: Sequence[str]) 
         Field("our_preemptions", "preemptions\nours", count),
         Field("hit_rate", "token hit rate\nserver", percent),
         Field("our_hit_rate", "token hit rate\nours", percent),
+        Field("same_engine", "", hidden),
+        Field(
+            "engine",
+            "reused tokens equal\nin our engine",
+            word,
+            lambda row: _share(row["same_engine"], row["requests"]),
+            empty=("–",),
+        ),
+        Field("engine_hit_rate", "token hit rate\nin our engine", percent, empty=(None,)),
     )
     return tabulate("rendezvous", title, fields, [run.summary() for run in runs], notes)
 

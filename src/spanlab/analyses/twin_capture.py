@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from spanlab.analyses.rendezvous import as_served, request_number
+from spanlab.analyses.rendezvous import request_number
+from spanlab.analyses.rendezvous_requests import as_served
 from spanlab.analyses.twin_log import LIMITS, Described, Floats, Outside, Steps, TimedLog, check_split
 from spanlab.build import build_budget, build_workload, held_token_bytes
 from spanlab.core.admission import BatchRules

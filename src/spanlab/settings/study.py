@@ -223,6 +223,12 @@ class Study:
         return not self.needs(LOG)
 
     @property
+    def runs_engine(self) -> bool:
+        """Whether our engine computes: as the backend, or beside a server."""
+        beside = "rendezvous" in self.chosen_analyses() and self.analyses.rendezvous.engine
+        return self.backend == "engine" or bool(beside)
+
+    @property
     def folder(self) -> str:
         """Folder of the runs below `output.root`: the workload, or an analysis that does not run the arms itself."""
         return self.chosen_analyses()[0] if self.needs(LOG) or self.needs(POINTS) else self.workload.kind

@@ -51,7 +51,8 @@ def check_packages(study: Study) -> None:
             "executor.kind=dask: the package distributed is not installed here; expected the environment that "
             "`bash runall.sh -cn ENTRY executor=dask` creates, or executor=local"
         )
-    missing = [name for name in PACKAGES_OF[study.backend] if not installed(name)]
+    packages = (*PACKAGES_OF[study.backend], *(PACKAGES_OF["engine"] if study.runs_engine else ()))
+    missing = [name for name in packages if not installed(name)]
     if missing:
         raise ValueError(
             f"backend={study.backend}: the package {missing[0]} is not installed here; expected the environment that "
