@@ -106,8 +106,8 @@ build_llama_server() {
     done
 }
 
-# Which build of torch is right, only the machine knows: wheels that pip was told of come first, then torch's own index
-# with what this machine's driver asks for (or the named build), then the registry's build (on Linux that brings several GB of CUDA).
+# The machine decides which build of torch is right. Tried in turn: wheels that pip was told of; torch's own index, with
+# the named build or the one for this driver; the registry's build, which on Linux brings several GB of CUDA.
 install_torch() {
     local wheels="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$("$python" -m pip config get global.find-links 2>/dev/null)}}"
     local torch=(pip install --python ".venvs/$1/bin/python" --compile-bytecode --requirements requirements/torch.txt)

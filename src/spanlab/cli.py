@@ -474,11 +474,17 @@ def _entry(config: DictConfig) -> None:
 
 def _run_entry(settings: Any) -> None:
     """Run the program of an entry; exit code 1 where it reports a failure."""
-    if entry_of(settings).run(settings, _run_name(settings), HOME / _output(settings).root) is False:
+    started = entry_of(settings)
+    try:
+        passed = started.run(settings, _run_name(settings), HOME / _output(settings).root)
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = interrupt.args or (_RESUMES if started.resumes else _STARTS_AGAIN,)
+        raise
+    if passed is False:
         sys.exit(1)
 
 
-@entry("study", Study)
+@entry("study", Study, resumes=True)
 def _run_study(study: Study, run: str, root: Path) -> None:
     study.output.run, hydra_run = run, HydraConfig.get()
     run_settings(study, str(hydra_run.job.config_name), hydra_run.overrides.task)
@@ -588,6 +594,10 @@ def _first_job(line: CommandLine) -> object:
     return compose(line.entry, chosen, line.searched)
 
 
+_RESUMES = "interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"
+_STARTS_AGAIN = "interrupted: the same command starts again"
+
+
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, which `timeout`, Slurm and container hosts send before they kill a process."""
 
@@ -603,8 +613,7 @@ def _in_one_sentence() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         code = 128 + (signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT)
-        text = "interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"
-        _exit(with_notes(text, interrupt), code)
+        _exit(with_notes(str(interrupt) or "interrupted", interrupt), code)
     except Exception as mistake:  # all but user errors are raised again
         if os.environ.get("SPANLAB_TRACEBACK") or not is_user_error(mistake):
             raise

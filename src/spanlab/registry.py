@@ -387,12 +387,14 @@ class Entry:
     `run`          function of the settings, the name of the run and the folder of outputs; False is exit code 1
     `environment`  the environment that has its packages, or a function of the settings; None: any
     `check`        function of the settings and the folder of outputs that `--dry` calls
+    `resumes`      whether output.if_exists=resume continues an interrupted run
     """
 
     schema: type[Any]
     run: Callable[[Any, str, Path], object]
     environment: Environment = None
     check: Callable[[Any, Path], object] | None = None
+    resumes: bool = False
 
 
 ENTRIES: dict[str, Entry] = {}
@@ -403,11 +405,12 @@ def entry(
     schema: type[Any],
     environment: Environment = None,
     check: Callable[[Any, Path], object] | None = None,
+    resumes: bool = False,
 ) -> Callable[[RunFunction], RunFunction]:
     """Register a function as the program of the entries that inherit `base_NAME`."""
 
     def register(run: RunFunction) -> RunFunction:
-        ENTRIES[name] = Entry(schema, run, environment, check)
+        ENTRIES[name] = Entry(schema, run, environment, check, resumes)
         return run
 
     return register

@@ -200,6 +200,48 @@ def test_counts_hold_after_every_operation(name, in_flight):
     assert policy.store.evicted_bytes > 0
 
 
+def in_memory(policy):
+    """Tokens of every stored sequence, and of every running request beyond them, from the sequences themselves."""
+    if isinstance(policy, SequencePolicy):
+        stored = {key: len(key[1]) - 1 for key in policy.stored}  # of the last output token, there is no KV
+        return stored, sum([allocation.tokens for allocation in policy._allocations])
+    stored = {slot.number: len(slot.sequence) for slot in policy.slots}
+    running = [slot.allocation.tokens - len(slot.sequence) for slot in policy.slots if slot.allocation is not None]
+    return stored, sum(running)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(seed=st.integers(0, 1 << 16), in_flight=st.integers(1, 6))
+@settings(max_examples=25, deadline=None)
+def test_bytes_are_counted_once_and_freed_exactly(name, seed, in_flight):
+    """Bytes come and leave by what is stored before and after each operation; a token has seven."""
+    policy, size = POLICIES[name](), 7
+    store = policy.store
+    store.token_bytes = size
+    client = Client(SharedPolicy(policy), seed, in_flight, count(), count())
+    stored: dict = {}
+    for _ in range(80):
+        inserted, evicted = store.inserted_bytes, store.evicted_bytes
+        client.act()
+        (now, running), before = in_memory(policy), stored
+        came, left = store.inserted_bytes - inserted, store.evicted_bytes - evicted
+        assert store.kv_cached == size * sum(now.values())
+        assert store.running == running
+        assert store.cached + store.running + store.free == store.tokens
+        assert came - left == size * (sum(now.values()) - sum(before.values()))
+        if isinstance(policy, SequencePolicy):
+            entered = sum(tokens for key, tokens in now.items() if key not in before)
+            gone = sum(tokens for key, tokens in before.items() if key not in now)
+            assert (came, left) == (size * entered, size * gone)
+        else:
+            grown = sum(max(0, tokens - before.get(number, 0)) for number, tokens in now.items())
+            assert came >= size * grown and left >= 0
+        stored = now
+    client.end()
+    assert (store.running, store.state_cached) == (0, 0)
+    assert store.inserted_bytes - store.evicted_bytes == size * sum(in_memory(policy)[0].values())
+
+
 @pytest.mark.parametrize("name", POLICIES)
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)

@@ -23,8 +23,10 @@ from spanlab.study.live_server import ServerGoneError
 from spanlab.study.servers.base import SERVERS, EmbeddedServer, Launch
 from spanlab.study.verdicts import ABSENT, FAILED, PASSED, UNTESTED, Choice, difference, logit_step
 
+from ..conf.conftest import spanlab as _spanlab
 from .conftest import FOLDER, serving
 
+spanlab = _spanlab  # a fixture
 SMALL = ["prompts=2", "output_tokens=6", "live.concurrency=4", "live.largest_prompt=150", "live.fill_tokens=1000"]
 SCRIPT = "caching_server.py"
 BLOCK = 8
@@ -220,6 +222,35 @@ def test_finished_properties_are_written_after_an_interrupt(serve, tmp_path: Pat
         run(serve(SCRIPT), tmp_path, "properties=[salt_isolation,prefix_boundaries,full_hit]")
     names = {NOISE: PASSED, "salt_isolation": PASSED, "prefix_boundaries": UNTESTED, "full_hit": UNTESTED}
     assert verdicts(summary_of(tmp_path)) == names
+
+
+def test_an_interrupt_names_the_command_that_tests_the_rest(spanlab, serve, tmp_path: Path, monkeypatch):
+    async def interrupted(subject):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(LIVE._factories, "prefix_boundaries", interrupted)
+    server = serve(SCRIPT)
+    given = [*SMALL, f"base_url={server.url}", f"output.root={tmp_path}", "output.run=run"]
+    done = spanlab("-cn", "conformance", *given, "properties=[full_hit,salt_isolation,prefix_boundaries]")
+    rest = "properties=[prefix_boundaries,full_hit]"
+    folder = tmp_path / "conformance/run"
+    assert (done.code, done.err.splitlines()[-1]) == (
+        130,
+        f"spanlab: interrupted; what was finished is kept; {folder} has the finished properties: the same command with "
+        f"{rest} tests the others",
+    )
+    monkeypatch.undo()
+    assert spanlab("-cn", "conformance", *given, rest).code == 0
+    assert verdicts(summary_of(tmp_path)) == {NOISE: PASSED, "prefix_boundaries": PASSED, "full_hit": PASSED}
+
+
+def test_an_interrupt_before_the_first_property_says_that_nothing_is_kept(spanlab, serve, tmp_path: Path, monkeypatch):
+    async def interrupted(subject):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conformance_live, "noise", interrupted)
+    done = spanlab("-cn", "conformance", *SMALL, f"base_url={serve(SCRIPT).url}", f"output.root={tmp_path}")
+    assert (done.code, done.err.splitlines()[-1]) == (130, "spanlab: interrupted: the same command starts again")
 
 
 def test_refused_requests_name_the_reason(serve, tmp_path: Path):

@@ -57,3 +57,10 @@ def test_every_step_of_vllm_is_ours(words: list[str], clients: int, spanlab, tmp
 )
 def test_reuse_of_other_servers_is_the_preset_s(words: list[str], spanlab, tmp_path: Path):
     run(spanlab, tmp_path, "arms=presets", *words, "arrivals.clients=1")
+
+
+def test_our_engine_reuses_what_vllm_reuses(spanlab, tmp_path: Path):
+    words = ["arrivals.clients=1", "analyses.rendezvous.engine=true", "engine.device=cpu", "engine.threads=1"]
+    found = run(spanlab, tmp_path, *words)
+    assert found["same_engine"] == found["same_reuse"] == found["requests"]
+    assert found["engine_hit_rate"] == found["hit_rate"]

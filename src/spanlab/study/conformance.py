@@ -469,8 +469,12 @@ def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
                 for name in settings.chosen:
                     measured.setdefault(name, Measurement(None, None, "the run ended before", without=UNTESTED))
                 facts["interrupted"] = str(stop) or "Ctrl-C"
+                untested = [name for name in settings.chosen if measured[name].without == UNTESTED]
                 _finish(settings, measured, facts, folder, started)
-                stop.add_note(f"{folder.path} has the finished properties")
+                if isinstance(stop, KeyboardInterrupt):
+                    stop.args = ("interrupted; what was finished is kept",)
+                goes_on = f"the same command with properties=[{','.join(untested)}] tests the others"
+                stop.add_note(f"{folder.path} has the finished properties" + (f": {goes_on}" if untested else ""))
             raise
         _finish(settings, measured, facts, folder, started)
     return all(measurement.verdict != FAILED for measurement in measured.values())

@@ -116,7 +116,7 @@ class Outcome:
     command: list[str]
 
 
-@entry("first_light", FirstLight, environment="engine")
+@entry("first_light", FirstLight, environment="engine", resumes=True)
 def _run_entry(settings: FirstLight, run: str, root: Path) -> bool:
     return run_first_light(settings, HOME)
 

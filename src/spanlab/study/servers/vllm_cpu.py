@@ -29,13 +29,11 @@ class VllmCpu(EmbeddedServer):
 
     def check(self, study: Study) -> None:
         """Raise ValueError for an arm that is no pool of blocks, or for blocks that its attention does not have."""
-        (arm,) = study.chosen()
-        pool = study.arms[arm].pool
-        if pool is None:
-            raise ValueError(f"only={study.runs.only} with server.engine=vllm_cpu: expected {PRESET}")
-        if pool.block_size is not None and pool.block_size % _WIDTH:
+        size = _block_size(study)
+        if size is not None and size % _WIDTH:
+            (arm,) = study.chosen()
             raise ValueError(
-                f"arms.{arm}.pool.block_size={pool.block_size} with server.engine=vllm_cpu: "
+                f"arms.{arm}.pool.block_size={size} with server.engine=vllm_cpu: "
                 f"expected a multiple of {_WIDTH}, or null for the server's own"
             )
 
@@ -53,11 +51,9 @@ class VllmCpu(EmbeddedServer):
             "max-num-batched-tokens": batch.max_num_batched_tokens,
             "max-model-len": launch.longest,
         }
-        (arm,) = study.chosen()
-        pool = study.arms[arm].pool
-        if pool is not None and pool.block_size is not None:
-            options["block-size"] = pool.block_size
-            shape = block_shape(study.model, held_token_bytes(study), pool.block_size)
+        if (size := _block_size(study)) is not None:
+            options["block-size"] = size
+            shape = block_shape(study.model, held_token_bytes(study), size)
             if (limit := shape.limit(build_budget(study.store))) < UNLIMITED:
                 options["num-gpu-blocks-override"] = shape.pool(limit).num_blocks + 1  # one is its null block
         flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
@@ -77,3 +73,11 @@ class VllmCpu(EmbeddedServer):
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
         }
+
+
+def _block_size(study: Study) -> int | None:
+    """Return the block size that the study sets, None for the server's own; ValueError for an arm without a pool."""
+    (arm,) = study.chosen()
+    if (pool := study.arms[arm].pool) is None:
+        raise ValueError(f"only={study.runs.only} with server.engine=vllm_cpu: expected {PRESET}")
+    return pool.block_size
