@@ -192,6 +192,9 @@ def spec_of(config: ModelConfig) -> ModelSpec:
 
 def _model_type(config: ModelConfig) -> ModelType:
     name = config.get("model_type")
+    if name not in MODEL_TYPES and (window := config.get("sliding_window")) is not None:  # Gemma, gpt-oss
+        expected = f"a model without windows, for the cache of a layer that attends to {window} tokens is not modelled"
+        raise config.error("model_type", expected)
     if name not in MODEL_TYPES:
         raise config.error("model_type", among(str(name), MODEL_TYPES))
     return MODEL_TYPES[name]

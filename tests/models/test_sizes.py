@@ -101,6 +101,11 @@ def test_a_window_of_the_whole_context_is_none():
 WINDOW = "sliding_window=512: expected null, or max_position_embeddings=4096 or more"
 USER_ERRORS = {
     "an unknown type": ("llama", {"model_type": "lama"}, r"model_type=lama: expected one of .* \(did you mean llama\?"),
+    "a type with windows": (
+        "llama",
+        {"model_type": "gemma3_text", "sliding_window": 512},
+        "model_type=gemma3_text: expected a model without windows, for the cache of a layer that attends to 512 tokens",
+    ),
     "no type": ("llama", {"without": "model_type"}, "model_type is missing: expected one of llama"),
     "latent attention": ("llama", {"kv_lora_rank": 512}, "kv_lora_rank=512: expected none, .* latent attention"),
     "quantised weights": ("llama", {"quantization_config": {}}, "quantization_config={}: expected none"),
