@@ -60,6 +60,7 @@ class EngineBeside:
             reused[record.request_id] = record.reused_tokens
 
         requests, nowhere = as_served(self._study, job.requests), Path(os.devnull)
-        own = replace(job, strategy=self._strategy, requests=requests, steps=nowhere, seen=None)
-        deque(self._engine.run(replace(own, readings=None, outputs=None, serving=None, trace=None), finished), maxlen=0)
+        unlogged = replace(job, readings=None, outputs=None, serving=None, trace=None, steps=nowhere)
+        served = replace(unlogged, strategy=self._strategy, requests=requests, seen=None)
+        deque(self._engine.run(served, finished), maxlen=0)
         return reused

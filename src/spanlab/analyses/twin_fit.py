@@ -144,9 +144,9 @@ def both(first: Evaluate, second: Evaluate) -> Evaluate:
     """Return a function with the residuals of two, in this order."""
 
     def evaluate(point: Floats) -> Linearised:
-        parts = first(point), second(point)
-        sizes = [np.broadcast_to(part.block_size, part.residuals.shape) for part in parts]
-        residuals, slopes = ([getattr(part, name) for part in parts] for name in ("residuals", "slopes"))
+        points = first(point), second(point)
+        sizes = [np.broadcast_to(each.block_size, each.residuals.shape) for each in points]
+        residuals, slopes = ([getattr(each, name) for each in points] for name in ("residuals", "slopes"))
         return Linearised(point, np.concatenate(residuals), np.concatenate(slopes), np.concatenate(sizes))
 
     return evaluate
