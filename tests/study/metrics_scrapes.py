@@ -25,7 +25,7 @@ def scrape(log: Sequence[Request], times: Times, at_ns: float, zero: float = 0.0
     histograms = {
         "time_to_first_token_seconds": first - arrived + outside_ns,
         "e2e_request_latency_seconds": last - arrived + outside_ns,
-        "request_queue_time_seconds": admitted - arrived,
+        "request_queue_time_seconds": admitted - np.array([_queued(int(at), times) for at in arrived], np.int64),
         "request_prefill_time_seconds": first - admitted,
         "request_decode_time_seconds": last - first,
     }
@@ -34,6 +34,11 @@ def scrape(log: Sequence[Request], times: Times, at_ns: float, zero: float = 0.0
     text += _histogram("request_generation_tokens", [request.output_len for request in done], zero)
     text += [f"vllm:{name}{{{LABELS}}} {float(value)}" for name, value in more.items()]
     return "\n".join([*text, ""])
+
+
+def _queued(arrived_ns: int, times: Times) -> int:
+    """The end of the step that runs at an arrival: vLLM looks for new requests between two steps."""
+    return next((run.end_ns for run in times.runs if run.start_ns <= arrived_ns < run.end_ns), arrived_ns)
 
 
 def _histogram(name: str, values: Any, zero: float) -> Iterator[str]:

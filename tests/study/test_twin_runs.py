@@ -241,3 +241,42 @@ def test_a_server_that_tells_no_reuse_is_refused(tmp_path: Path):
     (run / "runs" / "vllm_0_32.jsonl").write_text(json.dumps(row | {"records_end": path.stat().st_size}) + "\n")
     with pytest.raises(ValueError, match=r"the server told no reused tokens; expected cached_tokens or its steps"):
         twin(tmp_path, run)
+
+
+def test_sums_of_a_run_with_prompts_are_compared(runs, tmp_path: Path):
+    """The scrape of the fitted run: delays of the client are outside of the server's times, and reuse is compared."""
+    rows = [json.loads(line) for line in (runs["fitted"] / "records" / "vllm_0_32.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in next((runs["fitted"] / "steps").iterdir()).read_text().splitlines()]
+    added = {event["id"]: event["at"] for event in events if event["event"] == "add"}
+    queue, prefill, decode = sums_of(events, added)
+    outside_s = Server.before_s + Server.after_s
+    e2e = sum(row["finished_s"] - row["arrived_s"] - outside_s for row in rows)
+    histograms = {"request_queue_time": queue, "request_prefill_time": prefill, "request_decode_time": decode}
+    histograms |= {"e2e_request_latency": e2e}
+    text = [f"vllm:{name}_seconds_sum {seconds}" for name, seconds in histograms.items()]
+    text += [f"vllm:{name}_seconds_count {len(rows)}" for name in histograms]
+    text += [f"vllm:prefix_cache_hits_total {sum(row['reused_tokens'] for row in rows)}"]
+    scrape = tmp_path / "end.prom"
+    scrape.write_text("\n".join(text))
+    summary = twin(tmp_path, runs["fitted"], f"twin.metrics=[{scrape}]")
+    errors = {row["time"]: row["error"] or 0.0 for row in summary["sums"]}
+    assert errors == dict.fromkeys(("queue", "prefill", "decode", "E2E latency"), pytest.approx(0, abs=0.01))
+    (counts,) = summary["counts"]
+    assert counts["server"] == counts["simulated"] > 0
+
+
+def sums_of(events: list[dict[str, Any]], added: dict[str, int]) -> list[float]:
+    """Seconds of all requests together: waiting, until the first token, and until the last one."""
+    began, ended, planned = {}, {}, []
+    for event in events:
+        if event["event"] == "plan" and event["tokens"]:
+            planned.append(event)
+            began |= {name: event["began"] for name in event["tokens"] if name not in began}
+        elif event["event"] == "done" and planned:
+            planned.pop(0)
+            for name in event["tokens"]:
+                ended.setdefault(name, []).append(event["at"])
+    waits = [began[name] - at for name, at in added.items()]
+    firsts = [ended[name][0] - began[name] for name in added]
+    rests = [ended[name][-1] - ended[name][0] for name in added]
+    return [sum(values) * 1e-9 for values in (waits, firsts, rests)]

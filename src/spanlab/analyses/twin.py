@@ -279,7 +279,8 @@ def twin(finished: Finished) -> Findings:
     title = f"{finished.name} · {footer(finished)}"
     tables = tables_of(summary, title, caveats)
     if given.sums is not None:
-        rows = rows_of_sums(given.sums, timed_log.arrived_s, fit.times, fitting.fitted_intervals(given.sums))
+        arrived_s = timed_log.arrived_s + np.median(timed_log.outside.before)  # as simulated
+        rows = rows_of_sums(given.sums, arrived_s, fit.times, fitting.fitted_intervals(given.sums))
         summary |= {"sums": rows, "counts": counts_of(given.sums, fit.times, timed_log.reused is not None)}
         tables += tables_of_sums(rows, summary["counts"])
         caveats += tuple(_caveats_of_sums(given.sums, timed_log))

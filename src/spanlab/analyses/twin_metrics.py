@@ -33,7 +33,7 @@ HISTOGRAMS = {
     "e2e": "vllm:e2e_request_latency_seconds",
 }
 NAMES = {"queue": "queue", "prefill": "prefill", "decode": "decode", "e2e": "E2E latency"}
-FITTED = ("queue", "prefill", "decode")  # E2E latency is their sum, and has times outside of the engine
+FITTED = ("queue", "prefill", "decode")  # E2E latency has times outside of the engine too
 #: Further sums, by name: each may be missing.
 _COUNTS = {
     "steps": "vllm:iteration_tokens_total_count",
@@ -185,9 +185,22 @@ def _interval(grown: Mapping[str, float], start: int, subject: str) -> Interval 
 
 
 def simulated_seconds(arrived_s: Floats, times: Times) -> dict[str, Floats]:
-    """Return the seconds of every request of each of `HISTOGRAMS`."""
+    """Return the seconds of every request of each of `HISTOGRAMS`.
+
+    `arrived_s`  when each request came to the server; vLLM queues it when the running step ends, and E2E latency alone
+                 has the wait until then
+    """
     admitted, first, last = (ns * NS for ns in (times.admitted_ns, times.first_ns, times.last_ns))
-    return {"queue": admitted - arrived_s, "prefill": first - admitted, "decode": last - first, "e2e": last - arrived_s}
+    waits = {"queue": admitted - np.minimum(_queued_s(arrived_s, times), admitted), "prefill": first - admitted}
+    return waits | {"decode": last - first, "e2e": last - arrived_s}
+
+
+def _queued_s(arrived_s: Floats, times: Times) -> Floats:
+    """Return when the step ends that runs at each arrival; an arrival ends a run of equal steps."""
+    starts = np.array([run.start_ns for run in times.runs]) * NS
+    ends = np.array([run.end_ns for run in times.runs]) * NS
+    running = np.searchsorted(starts, arrived_s, side="right") - 1
+    return np.where(running < 0, arrived_s, np.maximum(arrived_s, ends[np.maximum(running, 0)]))
 
 
 def members(sums: Sums, times: Times) -> list[NDArray[np.int64]]:
@@ -230,7 +243,8 @@ _COUNT_FIELDS = (
 def rows_of(sums: Sums, arrived_s: Floats, times: Times, fitted: Sequence[bool]) -> list[dict[str, Any]]:
     """Return a row for each interval and time.
 
-    `fitted`  whether an interval is part of the fit
+    `arrived_s`  when each request came to the server
+    `fitted`     whether an interval is part of the fit
     """
     modelled = simulated_seconds(arrived_s, times)
     return [
