@@ -29,6 +29,7 @@ LOOPBACK = "127.0.0.1"
 _PERIOD_S = 0.25  # between two looks at a server that is starting
 _LINES = 3  # of its log, in an error
 _LONGEST_LINE = 200
+_STDERR = 2  # sys.stderr may be an object without a file, as in a notebook
 _ERROR = re.compile(r"\b\w*(?:Error|Exception): .+")
 
 
@@ -203,7 +204,7 @@ def set_up(environment: str) -> Path:
     """Install an environment if it is missing, and return its Python; ValueError where that fails."""
     python = HOME / ".venvs" / environment / "bin" / "python"
     script = f'source "{HOME}/requirements/setup.sh"; set_up {environment}'
-    done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=_STDERR, check=False)
     if done.returncode:
         raise ValueError(f"the environment {environment} could not be set up, see above; expected {python}")
     return python
