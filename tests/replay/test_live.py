@@ -50,7 +50,12 @@ def test_every_step_of_vllm_is_ours(words: list[str], clients: int, spanlab, tmp
 @pytest.mark.parametrize(
     "words",
     [
-        ["only=[mistralrs_0_9]", "baseline=mistralrs_0_9", "server.engine=mistralrs"],
+        [
+            "only=[mistralrs_0_9]",
+            "baseline=mistralrs_0_9",
+            "server.engine=mistralrs",
+            "arms.mistralrs_0_9.options.prefix_cache_n=null",
+        ],
         ["only=[llama_cpp]", "baseline=llama_cpp", "server.engine=llama_cpp"],
     ],
     ids=["mistralrs", "llama_cpp"],
