@@ -425,7 +425,7 @@ def test_break_is_shown_with_the_text_of_both_sides(tmp_path: Path):
     page = (tmp_path / "explain" / "x" / "report.html").read_text()
     assert "&lt;b&gt;\\x1b[1m time" in page
     assert "\x1b" not in page
-    hidden = explained_bodies(tmp_path / "hidden", *map(body, range(10)), settings=("workload.log.show_text=false",))
+    hidden = explained_bodies(tmp_path / "hidden", *map(body, range(10)), settings=("redact=true",))
     assert hidden["breaks"][0] == first | {"earlier": None, "later": None}
     assert "time 100" not in (tmp_path / "hidden" / "explain" / "x" / "report.html").read_text()
 

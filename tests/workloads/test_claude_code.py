@@ -12,6 +12,7 @@ import pytest
 
 from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.read import LogSettings, read_log
+from spanlab.workloads.logs.rendering import Section, sections_of
 
 from ..support.files import write_lines
 from .agent_samples import ClaudeSession, claude_session, clock, counts, result, text, tool
@@ -31,7 +32,8 @@ def sums(log: Log) -> tuple[int, int, int, int]:
 
 def texts(log: Log) -> list[str]:
     """Return the text of each prompt, parts joined by a bar."""
-    sections = log.source.sections(frozenset(log.lines.tolist()))
+    sections: dict[int, list[Section]] = {}
+    log.source.visit(lambda line, prompt: sections.update({line: sections_of(prompt, log.source.options)}))
     return [
         "|".join(part.content if isinstance(part.content, str) else f"<{part.content.kind}>" for part in sections[line])
         for line in log.lines.tolist()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, footer
+from spanlab.analyses.breaks import breaks_of, breaks_table
 from spanlab.analyses.fixes import (
     ExplainedArm,
     Facts,
@@ -18,6 +19,7 @@ from spanlab.analyses.fixes import (
     Rules,
     check_fits,
     curve_of,
+    mends_of,
     ranked_fixes,
     rates,
     rules_of,
@@ -33,9 +35,9 @@ from spanlab.report.table import Field, tabulate, whole
 from spanlab.settings.analyses import ANALYSES, LOG, Analysis, ExplainSettings
 from spanlab.settings.study import Study
 from spanlab.study.bounds import BoundCrossedError
-from spanlab.workloads.logs.bodies import Opaque
+from spanlab.workloads.logs.bodies import Rewrite
 from spanlab.workloads.logs.log import Ids, Log, Unread
-from spanlab.workloads.logs.rendering import Section
+from spanlab.workloads.logs.written import write_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,7 +132,7 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[T
         fields = Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count)
         rows = [{"length": name, "tokens": value} for name, value in lengths]
         return (tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats),)
-    tables = [make(summary) for make in (_bounds_table, _breaks, _fixes, _curve_table, _positions)]
+    tables = [make(summary) for make in (breaks_table, _fixes, _bounds_table, _curve_table, _positions)]
     return (
         _presets(summary, title, caveats),
         *tables,
@@ -140,7 +142,8 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[T
 
 def _head_table(summary: Summary) -> str:
     tokens = summary["tokens"]["prompt"]
-    lines = [*summary["measured"], f"{summary['requests']:,} requests, {tokens:,} prompt tokens", summary["verdict"]]
+    size = f"{summary['requests']:,} requests, {tokens:,} prompt tokens"
+    lines = [*summary["measured"], *_written_line(summary["written"]), size, summary["verdict"]]
     return "\n".join(lines)
 
 
@@ -188,25 +191,6 @@ def _bounds_table(summary: Summary) -> Table:
 
 def _bound(share: float | None) -> Cell:
     return placeholder("unknown: only beginnings are compared") if share is None else percent(share)
-
-
-def _breaks(summary: Summary) -> Table:
-    fields = (
-        Field("position", "position\n(tokens)", number_format(",")),
-        Field("requests", "requests", count),
-        Field("tokens", "tokens\nbehind", count),
-        Field("path", "in", _text, left=True, keep=1, empty=(None,)),
-        Field("character", "character", number_format(","), keep=2, empty=(None,)),
-        Field("earlier", "an earlier prompt", _text, left=True, keep=3, empty=(None,), explains=True),
-        Field("later", "a later prompt", _text, left=True, keep=3, empty=(None,), explains=True),
-    )
-    title = "Where prompts part from earlier ones: most tokens behind the break"
-    notes = ("texts: of the prompt that loses most, | is the break; workload.log.show_text=false hides them",)
-    return tabulate("breaks", title, fields, summary["breaks"], notes)
-
-
-def _text(text: str | None) -> Cell:
-    return MISSING if text is None else word(text)
 
 
 def _fixes(summary: Summary) -> Table:
@@ -292,92 +276,6 @@ def draw_curve(summary: Mapping[str, Any], title: str) -> Figure:
     style.label(ax, "memory for KV (GiB)", "token hit rate (%)")
     style.legend_right(ax)
     return figure
-
-
-# ------------------------------------------------------------------------------
-# Where prompts part from earlier ones: positions, the tokens behind them, and the text on both
-# sides.
-# ------------------------------------------------------------------------------
-
-MOST_BREAKS = 5  # rows of the table
-CANDIDATES = 20  # positions that are looked up; where a prompt only continues an earlier one, it is no break
-BEFORE, AFTER = 24, 40  # characters that are shown before a break, and after it
-
-
-def breaks_of(facts: Facts) -> list[dict[str, Any]]:
-    """Return the positions at which most tokens follow a divergence, in decreasing order.
-
-    `position`   tokens that a prompt shares with an earlier one; `tokens` follow it in `requests` prompts
-    `path`       section of the body, and `character` in it; null if the log has no text
-    `earlier`, `later`  text on both sides for the prompt that loses most; null if there is none or it is not shown
-    """
-    paths, log = facts.paths, facts.log
-    seen = paths.seen_tokens
-    behind = paths.prompt_tokens - seen
-    later = np.flatnonzero((behind > 0) & (np.arange(paths.requests) > 0))
-    if not len(later):
-        return []
-    positions, index = np.unique(seen[later], return_inverse=True)
-    tokens, requests = np.bincount(index, behind[later]).astype(np.int64), np.bincount(index)
-    rows, pairs = [], []
-    for rank in np.argsort(-tokens, kind="stable")[:CANDIDATES].tolist():
-        members = later[index == rank]
-        request = int(members[np.argmax(behind[members])])
-        pairs.append((request, _earlier(facts, request)))
-        counts = {"position": int(positions[rank]), "requests": int(requests[rank]), "tokens": int(tokens[rank])}
-        rows.append(counts | {"path": None, "character": None, "earlier": None, "later": None})
-    if log.source is None or log.lines is None:
-        return rows[:MOST_BREAKS]
-    texts = log.source.sections(frozenset(int(log.lines[request]) for pair in pairs for request in pair))
-    shown = []
-    for row, (request, other) in zip(rows, pairs, strict=True):
-        sides = [texts.get(int(log.lines[number])) for number in (other, request)]
-        if sides[0] is None or sides[1] is None:
-            shown.append(row)
-        elif (parted := _parting(sides[0], sides[1])) is not None:
-            hidden = {} if log.source.settings.show_text else {"earlier": None, "later": None}
-            shown.append(row | parted | hidden)
-    return shown[:MOST_BREAKS]
-
-
-def _earlier(facts: Facts, request: int) -> int:
-    """Return the latest earlier request that shares most with a request."""
-    paths = facts.paths
-    visits = slice(paths.starts[request], paths.starts[request + 1])
-    repeated = paths.nodes[visits][~paths.first[visits]]
-    if not len(repeated):
-        return request - 1
-    sharing = paths.owner[paths.nodes == repeated[-1]]
-    return int(sharing[sharing < request].max())
-
-
-def _parting(earlier: list[Section], later: list[Section]) -> dict[str, Any] | None:
-    """Return where two prompts part, with the texts; None if the earlier one is the beginning of the later one."""
-    for number, section in enumerate(later):
-        if number == len(earlier):
-            return None
-        sides = [_shown(earlier[number]), _shown(section)]
-        if sides[0] != sides[1]:
-            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False)))
-            if common == len(sides[0]) and number + 1 == len(earlier):
-                return None
-            head = sides[0][max(0, common - BEFORE) : common]
-            texts = [escaped(f"{head}|{side[common : common + AFTER]}") for side in sides]
-            return {"path": section.path, "character": common, "earlier": texts[0], "later": texts[1]}
-    return None
-
-
-def _shown(section: Section) -> str:
-    """Return a section as text; a part that is no text by its kind and its hash."""
-    content = section.content
-    if isinstance(content, Opaque):
-        return f"[{content.kind} {content.name & (1 << 64) - 1:016x}]"
-    return content if isinstance(content, str) else " ".join(map(str, content.tolist()))
-
-
-def escaped(text: str) -> str:
-    """Return a text with line ends, control and format characters as escapes, so that it stays on one line."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 # ------------------------------------------------------------------------------
@@ -540,6 +438,7 @@ def _lengths(log: Log) -> dict[str, Any]:
         "presets": {},
         "capacity_curve": [],
         "fixes": [],
+        "written": None,
         "lost_by_cause": {},
         "reported": sums and _REPORTED_LENGTHS | {"sums": sums},
         "measured": [_sums_line(sums)] if sums else [],
@@ -574,7 +473,9 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     baseline = arms[study.runs.baseline]
     other_tokens = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.runs.baseline}
     explained = _explained(study, facts, baseline, other_tokens)
-    fixes = ranked_fixes(explained)
+    breaks = breaks_of(facts)
+    mends = mends_of(explained, breaks.classes)
+    fixes = ranked_fixes(explained, [fix for fix, _ in mends])
     # shares of the prompt tokens: prefix by the log's pieces, optimum by the arm's memory and blocks
     total = facts.prompt_tokens
     anywhere = int(facts.contents.seen_anywhere().sum()) / total if facts.names_contents else None
@@ -585,20 +486,58 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     }
     _check_bounds(study, presets, bounds)
     reported = reported_of(facts, baseline.replayed.reused)
+    measured = reported_lines(reported, study.runs.baseline, log)
     return _head(log) | {
         "bounds": bounds,
         "explained": study.runs.baseline,
         "presets": presets,
         "capacity_curve": _curve(study, facts, explained.rules.block),
         "fixes": [_fix_entry(number, fix) for number, fix in enumerate(fixes, 1)],
+        "written": _written(study, log, mends),
         "lost_by_cause": presets[study.runs.baseline]["lost_by_cause"],
         "losses": groups_of(facts, baseline.replayed),
         "checkpoint_positions": positions_of(facts),
-        "breaks": breaks_of(facts),
+        "breaks": breaks.rows,
+        "breaks_found": {"requests": breaks.requests, "with_class": breaks.compared, "notes": list(breaks.notes)},
         "reported": reported,
-        "measured": reported_lines(reported, study.runs.baseline, log),
+        "measured": [*measured, *([breaks.sentence] if breaks.sentence else [])],
         "verdict": _verdict(log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)),
     }
+
+
+def _written(study: Study, log: Log, mends: Sequence[tuple[Fix, Rewrite]]) -> dict[str, Any] | None:
+    """Write the log after its best mend, if the study asks for it; return what was written."""
+    settings = study.analyses.explain
+    if settings.write_fixed is None:
+        return None
+    names = [fix.name for fix, _ in mends]
+    if settings.mend is not None and settings.mend not in names:
+        expected = f"one of {', '.join(names)}" if names else "null, for no mend changes its prompts"
+        raise ValueError(f"analyses.explain.mend={settings.mend}: expected {expected}")
+    chosen = [(fix, rewrite) for fix, rewrite in mends if settings.mend in (None, fix.name)]
+    if not chosen:
+        return {"path": None, "mend": None, "requests": 0, "left_out": log.requests, "token_hit_rate": None}
+    fix, rewrite = max(chosen, key=lambda mend: mend[0].token_hit_rate)
+    requests = write_log(log, rewrite, Path(settings.write_fixed))
+    return {
+        "path": settings.write_fixed,
+        "mend": fix.name,
+        "requests": requests,
+        "left_out": log.requests - requests,
+        "token_hit_rate": fix.token_hit_rate,
+    }
+
+
+def _written_line(written: dict[str, Any] | None) -> list[str]:
+    """Return the sentence about the file with the mended log."""
+    if written is None:
+        return []
+    if written["path"] is None:
+        return ["no mended log is written, for no mend changes its prompts"]
+    left_out = f"; {written['left_out']:,} without a prompt in the log are left out" if written["left_out"] else ""
+    rate = f"{100 * written['token_hit_rate']:.1f} %"
+    requests = f"{written['path']}: {written['requests']:,} requests after {written['mend']}"
+    return [f"{requests}, of whose tokens {rate} are reused{left_out}"]
 
 
 def _verdict(unread: Unread, reported: dict[str, Any] | None, sentence: str) -> str:

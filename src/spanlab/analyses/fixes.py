@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -33,9 +33,9 @@ from spanlab.report.units import rounded_up
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.prepare import room_gib
-from spanlab.workloads.logs.bodies import Prompt
+from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.log import Ids, Log
-from spanlab.workloads.logs.rendering import Reorder, Survey
+from spanlab.workloads.logs.mends import MENDS, TOGETHER, Survey, Together
 
 # ------------------------------------------------------------------------------
 # Cache rules of a study's arms, for the replay of a log.
@@ -305,23 +305,7 @@ BLOCKS = (1, 16, 64, 256)
 LEGO_LINK_TOKENS = 16
 CACHE_BLEND_SHARE = 0.15
 UNREACHED = "a bound: it needs to know future requests, so no real eviction order reaches it"
-CHANGES_ORDER = "changes the order of what a model reads"
-#: Fixes that put a log's prompts in another order: what each does, and the fields of its `Reorder`.
-REORDERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "volatile_last": (
-        "lines and images that change between requests moved to the end of their message",
-        {"volatile": "message"},
-    ),
-    "volatile_at_end": (
-        "lines of the system prompt that change between requests moved to the end of the last message",
-        {"volatile": "prompt"},
-    ),
-    "tools_sorted": ("tools in one order, those of most requests first", {"tools": True}),
-    "all_orders": (
-        "tools in one order, and changing lines and images at the end of their message",
-        {"volatile": "message", "tools": True},
-    ),
-}
+CHANGES_ORDER = "changes what a model reads"
 CHANGES_ANSWERS = "changes answers: how good they are is unknown here"
 
 
@@ -383,13 +367,13 @@ class ExplainedArm:
         return int(replay(self.facts.in_logged_order, rules).reused.sum())
 
 
-def ranked_fixes(explained: ExplainedArm) -> list[Fix]:
-    """Return fixes that help, first without memory by gain, then by gain per byte; then the others.
+def ranked_fixes(explained: ExplainedArm, mends: Sequence[Fix] = ()) -> list[Fix]:
+    """Return fixes and mends that help, first without memory by gain, then by gain per byte; then the others.
 
     Memory that one device does not hold follows all that it does, then bounds, then fixes that do not help.
     """
-    generators = (_arms, _eviction, _blocks, _checkpoints, _order, _reorders, _anywhere, _memory)
-    return sorted([fix for generate in generators for fix in generate(explained)], key=_rank)
+    generators = (_arms, _eviction, _blocks, _checkpoints, _order, _anywhere, _memory)
+    return sorted([*mends, *(fix for generate in generators for fix in generate(explained))], key=_rank)
 
 
 def _rank(fix: Fix) -> tuple[bool, bool, bool, bool, float]:
@@ -524,28 +508,41 @@ def _order(arm: ExplainedArm) -> Iterator[Fix]:
     yield arm.fix("cached_order", says, tokens, caution="changes the order of passages that a model reads")
 
 
-def _reorders(arm: ExplainedArm) -> Iterator[Fix]:
-    """Yield the replay of the log with volatile text behind text that recurs, and with tools in one order."""
+def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rewrite]]:
+    """Return the mends that change prompts, each with the replay of the mended log; `classes` are those of its breaks.
+
+    The last one is all of `TOGETHER` that change prompts, if they are several.
+    """
     log = arm.facts.log
     if log.source is None or log.lines is None:
-        return
+        return []
     survey = Survey(frozenset(log.lines.tolist()))
     log.source.visit(survey.add)
-    orders = {name: Reorder(survey, **how) for name, (_, how) in REORDERS.items()} if survey.requests else {}
-    changed = dict.fromkeys(orders, 0)
+    if not survey.requests:
+        return []
+    tried = {name: mend for name, mend in MENDS.items() if not mend.classes or mend.classes & set(classes)}
+    rewrites = {name: mend.make(survey) for name, mend in tried.items()}
+    changed = dict.fromkeys(rewrites, 0)
 
     def count_changes(line: int, prompt: Prompt) -> None:
-        for name, reorder in orders.items():
-            changed[name] += line in survey.lines and reorder(line, prompt) is not prompt
+        for name, rewrite in rewrites.items():
+            changed[name] += line in survey.lines and rewrite(line, prompt) is not prompt
 
-    if orders:
-        log.source.visit(count_changes)
-    for name, reorder in orders.items():
-        if changed[name] and (name != "all_orders" or (changed["volatile_last"] and changed["tools_sorted"])):
-            facts = Facts(log.source.rewritten(reorder))
-            rate = int(replay(facts.in_logged_order, arm.rules).reused.sum()) / facts.prompt_tokens
-            says = f"{REORDERS[name][0]}; it changes {changed[name]:,} prompts"
-            yield Fix(name, says, rate, rate - arm.rate, caution=CHANGES_ORDER)
+    log.source.visit(count_changes)
+    says = {name: f"{tried[name].says}; it changes {changed[name]:,} prompts" for name in rewrites if changed[name]}
+    together = [name for name in TOGETHER if name in says]
+    if len(together) > 1:
+        rewrites["all_mends"] = Together([rewrites[name] for name in together])
+        says["all_mends"] = f"all of {', '.join(together)}"
+    return [(_mended(arm, name, sentence, rewrites[name]), rewrites[name]) for name, sentence in says.items()]
+
+
+def _mended(arm: ExplainedArm, name: str, says: str, rewrite: Rewrite) -> Fix:
+    """Return the replay of the log with changed prompts; its prompts may be shorter or longer."""
+    assert arm.facts.log.source is not None, "it has prompts"
+    facts = Facts(arm.facts.log.source.rewritten(rewrite))
+    rate = int(replay(facts.in_logged_order, arm.rules).reused.sum()) / facts.prompt_tokens
+    return Fix(name, says, rate, rate - arm.rate, caution=CHANGES_ORDER)
 
 
 def _anywhere(arm: ExplainedArm) -> Iterator[Fix]:

@@ -420,16 +420,22 @@ def parse_limit(text: str) -> Limit:
 
 @dataclass
 class ExplainSettings:
-    """A limit for the analysis explain.
+    """A limit for the analysis explain, and the file of the mended log.
 
-    `fail_on`  condition under which the run ends with exit code 1, such as token_hit_rate<0.6
+    `fail_on`      condition under which the run ends with exit code 1, such as token_hit_rate<0.6
+    `write_fixed`  new file for the log after a mend, as bodies of chat completions that can be replayed; null: none
+    `mend`         fix that `write_fixed` writes, such as volatile_last; null: the mend with the highest hit rate
     """
 
     fail_on: str | None = None
+    write_fixed: str | None = None
+    mend: str | None = None
 
     def __post_init__(self) -> None:
         if self.fail_on is not None:
             parse_limit(self.fail_on)
+        if self.mend is not None and self.write_fixed is None:
+            raise ValueError(f"analyses.explain.mend={self.mend}: expected write_fixed=FILE beside it")
 
 
 # ------------------------------------------------------------------------------
@@ -472,6 +478,8 @@ class DesignSettings:
 SHORT_NAMES = {
     "analyses": "analyses.names",
     "fail_on": "analyses.explain.fail_on",
+    "write_fixed": "analyses.explain.write_fixed",
+    "redact": "workload.log.redact",
     "families": "analyses.families.arms",
     "bars": "analyses.bars.arms",
     "goodput": "analyses.serving.goodput",

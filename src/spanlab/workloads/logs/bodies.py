@@ -55,6 +55,7 @@ class Opaque:
     `size`    bytes in the body
     `tokens`  None if unknown
     `by_size` whether the tokens follow from width and height
+    `block`   the part of the body, to write it again
     """
 
     kind: str
@@ -62,19 +63,18 @@ class Opaque:
     size: int
     tokens: int | None = None
     by_size: bool = False
+    block: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 def opaque_block(kind: str, block: Mapping[str, Any], image_tokens: int | None) -> Opaque:
     """Return the part that a block of a body holds; `image_tokens` are the tokens of an image, if they are known."""
     content = orjson.dumps({key: value for key, value in block.items() if key not in ("cache_control", "id")})
     name, size = hash_name(content), len(content)
-    if kind != "image":
-        return Opaque(kind, name, size)
-    if image_tokens is not None:
-        return Opaque(kind, name, size, image_tokens)
+    if kind != "image" or image_tokens is not None:
+        return Opaque(kind, name, size, image_tokens if kind == "image" else None, block=block)
     pixels = _pixels(block)
     tokens = None if pixels is None else -(-pixels[0] // PATCH) * -(-pixels[1] // PATCH)
-    return Opaque(kind, name, size, tokens, by_size=tokens is not None)
+    return Opaque(kind, name, size, tokens, tokens is not None, block)
 
 
 def _pixels(block: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -141,14 +141,15 @@ HISTORY = ("previous_response_id", "conversation")
 OF_TEMPLATE = frozenset({"chat_template_kwargs", "reasoning_effort", "response_format"})
 #: Keys of the line around a body, where both share one object.
 ENVELOPE = frozenset(_ENVELOPE.split())
+#: In the order in which they count as rendered: thoughts come before calls.
 _MESSAGE_FIELDS = (
     "name",
-    "tool_calls",
-    "tool_call_id",
-    "function_call",
     "reasoning_content",
     "reasoning",
     "thinking",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
     "refusal",
 )
 _MESSAGE_ENVELOPE = frozenset(_AROUND_MESSAGES.split())
@@ -327,7 +328,9 @@ class BodyParser:
         blocks, more = self._blocks("" if content is None else content, path)
         if results and not blocks:
             return results
-        return [*results, Message(path, message["role"], blocks, fields | more)]
+        if more:  # in one order, whatever the order of the blocks
+            fields = {key: value for key in _MESSAGE_FIELDS if (value := (fields | more).get(key)) is not None}
+        return [*results, Message(path, message["role"], blocks, fields)]
 
     def _blocks(self, content: Any, path: str) -> tuple[tuple[Block, ...], dict[str, Any]]:
         """Return the texts and opaque parts of a content, and the fields that its calls and thoughts become."""

@@ -341,12 +341,13 @@ class LogReader(Protocol):
         """Return the log with changed prompts; `rewrite` gets line and prompt of each body."""
         ...
 
-    def visit(self, visitor: Callable[[int, Any], None]) -> None:
-        """Call `visitor` with line and prompt of each body."""
+    @property
+    def options(self) -> Any:
+        """How the bodies of the log are rendered."""
         ...
 
-    def sections(self, lines: frozenset[int]) -> dict[int, list[Any]]:
-        """Return the sections of the prompts in these lines."""
+    def visit(self, visitor: Callable[[int, Any], None]) -> None:
+        """Call `visitor` with line and prompt of each body."""
         ...
 
 
@@ -374,6 +375,8 @@ class Log:
                    reported
     `source`       reads the log again, with changed prompts; None if it is no file
     `counters`     the server's own counters over the time of the log; None if the log has none
+    `identities`   numbers of the requests' cache identities, shape (requests,); None if the log names none
+    `identity_names`  the identities by number
     """
 
     format: str
@@ -397,6 +400,8 @@ class Log:
     usage: NDArray[np.float64] | None = None
     source: LogReader | None = None
     counters: Counters | None = None
+    identities: NDArray[np.int32] | None = None
+    identity_names: tuple[Identity, ...] = ()
 
     @property
     def requests(self) -> int:
@@ -458,11 +463,13 @@ class _NameColumn:
     numbers: dict[Hashable, int] = field(default_factory=dict)
     column: array[int] = field(default_factory=lambda: array("i"))
 
-    def add(self, name: Hashable | None) -> None:
-        self.column.append(self.numbers.setdefault(name, len(self.numbers)))
+    def add(self, name: Hashable | None) -> int:
+        number = self.numbers.setdefault(name, len(self.numbers))
+        self.column.append(number)
+        return number
 
     def to_array(self) -> NDArray[np.int32] | None:
-        return None if set(self.numbers) <= {None} else np.array(self.column, dtype=np.int32)
+        return None if set(self.numbers) <= {None, ()} else np.array(self.column, dtype=np.int32)
 
 
 class Columns:
@@ -477,7 +484,7 @@ class Columns:
         self._moments, self._lines = array("d"), array("q")
         self._usage = array("d")
         self._sessions, self._tenants = _NameColumn(), _NameColumn()
-        self._identities: dict[Identity, int] = {}
+        self._identities = _NameColumn()
 
     def __len__(self) -> int:
         return len(self._outputs)
@@ -485,7 +492,7 @@ class Columns:
     def add(self, entry: Entry) -> None:
         """Append a request."""
         count, keys = len(entry.keys), entry.keys
-        if self._identities.setdefault(entry.identity, len(self._identities)):
+        if self._identities.add(entry.identity):
             keys = salt_keys(keys, entry.identity)
         self._keys.frombytes(keys.astype(np.int64, copy=False).tobytes())
         self._lengths.frombytes(entry.lengths.astype(np.int32, copy=False).tobytes())
@@ -536,14 +543,21 @@ class Columns:
             observed=align_times(times, moments, np.array(self._lines, dtype=np.int64), subject),
             lines=np.array(self._lines, dtype=np.int64),
             usage=None if np.isnan(usage).all() else usage,
+            identities=self._identities.to_array(),
+            identity_names=self._identity_names,
         )
+
+    @property
+    def _identity_names(self) -> tuple[Identity, ...]:
+        return tuple(self._identities.numbers)  # type: ignore[arg-type]
 
     def _apart(self) -> tuple[str, ...]:
         """Return a note about cache identities, if there are several."""
-        if len(self._identities) < 2:
+        identities = self._identity_names
+        if len(identities) < 2:
             return ()
-        parts = ", ".join(sorted({name for identity in self._identities for name, _ in identity}))
-        return (f"{len(self._identities):,} cache identities ({parts}): requests of different ones share nothing",)
+        parts = ", ".join(sorted({name for identity in identities for name, _ in identity}))
+        return (f"{len(identities):,} cache identities ({parts}): requests of different ones share nothing",)
 
 
 def _ranks(keys: Keys) -> NDArray[np.int32]:

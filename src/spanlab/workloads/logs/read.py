@@ -37,7 +37,7 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.formats import CONTENT, entries
 from spanlab.workloads.logs.log import BYTES_PER_TOKEN, Columns, Entry, Ids, Log
-from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, Section, sections_of
+from spanlab.workloads.logs.rendering import TOOLS, BodyOptions
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, detect_format
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import committed
@@ -82,7 +82,7 @@ class LogSettings:
         None, positive, "tokens of an image; null: by its size where a body holds it, otherwise unknown"
     )
     not_rendered: list[str] = field(list, None, "further keys of bodies that the server does not render")
-    show_text: bool = field(True, None, "whether reports show the text around the places where prompts diverge")
+    redact: bool = field(False, None, "whether reports leave out every text of the log; otherwise they have excerpts")
     rows: str = field(
         "auto",
         ROWS,
@@ -109,6 +109,12 @@ class LogSource:
     settings: LogSettings
     tokenizer: str | None = None
 
+    @property
+    def options(self) -> BodyOptions:
+        """How the bodies of the log are rendered."""
+        options: BodyOptions = _file(self.path, self.settings, self.tokenizer, None).bodies
+        return options
+
     def rewritten(self, rewrite: Rewrite) -> Log:
         """Return the log with changed prompts; `rewrite` gets line and prompt of each body."""
         return read_log(self.path, self.settings, self.tokenizer, rewrite)
@@ -122,19 +128,6 @@ class LogSource:
         file = _file(self.path, self.settings, self.tokenizer, see)
         for _ in islice(_format(file, self.settings.format)[1].read(file), self.settings.requests):
             pass
-
-    def sections(self, lines: frozenset[int]) -> dict[int, list[Section]]:
-        """Return the sections of the prompts in these lines."""
-        file = _file(self.path, self.settings, self.tokenizer, None)
-        options = file.bodies or BodyOptions()
-        prompts: dict[int, list[Section]] = {}
-
-        def keep(line: int, prompt: Prompt) -> None:
-            if line in lines:
-                prompts[line] = sections_of(prompt, options)
-
-        self.visit(keep)
-        return prompts
 
 
 def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None, rewrite: Rewrite | None = None) -> Log:

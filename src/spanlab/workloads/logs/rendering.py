@@ -7,9 +7,9 @@ With a tokenizer's chat template, the prompt is the text that it renders, cut on
 from __future__ import annotations
 
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -54,10 +54,16 @@ class BodyOptions:
 
 
 class Section(NamedTuple):
-    """A part of a prompt: its path in the body, and its text, its token ids, or what it is instead."""
+    """A part of a prompt.
+
+    `path`     where it stands in the body
+    `content`  its text, its token ids, or what it is instead
+    `role`     of its message, which is the first line of the message's first section; empty where there is none
+    """
 
     path: str
     content: Block | Ints
+    role: str = ""
 
 
 class Pieces(NamedTuple):
@@ -71,16 +77,16 @@ class Pieces(NamedTuple):
 def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
     """Return the parts of a prompt in rendered order."""
     if prompt.tokens is not None:
-        return [Section("prompt", prompt.tokens)]
+        return [Section("prompt", prompt.tokens, "prompt")]
     history = [] if prompt.history is None else [Section(prompt.history.kind, prompt.history)]
     if options.template is not None and not (prompt.messages and prompt.messages[0].path == "prompt"):
         return history + _rendered(prompt, options.template)
     system = 0
     while system < len(prompt.messages) and prompt.messages[system].is_system:
         system += 1
-    tools = [Section("tools", as_json(list(prompt.tools)))] if prompt.tools else []
+    tools = [Section("tools", as_json(list(prompt.tools)), "tools")] if prompt.tools else []
     lead = [section for message in prompt.messages[:system] for section in _message_sections(message)]
-    documents = [Section("documents", _text_of(document)) for document in prompt.documents]
+    documents = [Section("documents", _text_of(document), "documents") for document in prompt.documents]
     others = [section for message in prompt.messages[system:] for section in _message_sections(message)]
     return [*history, *(tools + lead if options.tools == "first" else lead + tools), *documents, *others]
 
@@ -99,7 +105,8 @@ def _message_sections(message: Message) -> list[Section]:
         fields = orjson.dumps(dict(message.fields)).decode()
         last = blocks[-1]
         blocks = [*blocks[:-1], last + fields] if isinstance(last, str) else [*blocks, fields]
-    return [Section(message.path, block) for block in blocks if block != ""]
+    role = "system" if message.is_system else message.role or message.path
+    return [Section(message.path, block, role) for block in blocks if block != ""]
 
 
 def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Section]:
@@ -121,9 +128,9 @@ def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Section]:
     for piece in _MARKER.split(text):
         number = ord(piece) - _FIRST_MARKER if len(piece) == 1 else -1
         if 0 <= number < len(opaque):
-            sections.append(Section("rendered prompt", opaque[number]))
+            sections.append(Section("rendered prompt", opaque[number], "rendered"))
         elif piece:
-            sections.append(Section("rendered prompt", piece))
+            sections.append(Section("rendered prompt", piece, "rendered"))
     return sections
 
 
@@ -241,152 +248,3 @@ class BodyReader:
 def _add(notes: list[str], note: str) -> None:
     if note not in notes:
         notes.append(note)
-
-
-# ------------------------------------------------------------------------------
-# Other orders of the same prompts: text that changes behind text that recurs, and tools in one
-# order.
-#
-# A rule finds what changes: a line, image or sentence is *volatile* if the text that follows it
-# in its message is in at least twice as many requests as itself. What a volatile line moves
-# behind is then shared by more prompts.
-# ------------------------------------------------------------------------------
-
-LONGEST_LINE = 400  # characters; longer lines are divided into sentences
-FOLLOWING_BYTES = 64  # of recurring text that must follow a volatile line: one block of 16 tokens
-RATIO = 2  # a line that is in at most this fraction of the requests of what follows it is volatile
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
-_SENTENCE = re.compile(r".+?(?:[.!?]\s+|$)", re.DOTALL)
-
-
-@lru_cache(maxsize=4096)
-def _lines(text: str) -> tuple[str, ...]:
-    """Return the lines of a text with their ends; long lines as sentences."""
-    lines = _LINE.findall(text)
-    return tuple(piece for line in lines for piece in (_SENTENCE.findall(line) if len(line) > LONGEST_LINE else [line]))
-
-
-def _units(message: Message) -> list[Block]:
-    """Return the units of a message that can move: lines and parts that are no text."""
-    return [unit for block in message.blocks for unit in ((block,) if isinstance(block, Opaque) else _lines(block))]
-
-
-def _size(unit: Block) -> int:
-    return 4 * (unit.tokens or 0) if isinstance(unit, Opaque) else len(unit)
-
-
-def _stripped(unit: Block) -> Block:
-    """Return a unit without its line end, which it has or not by its position."""
-    return unit.rstrip("\n") if isinstance(unit, str) else unit
-
-
-@dataclass
-class Survey:
-    """Number of requests with each unit and each tool.
-
-    `lines`  the lines of the log that count
-    """
-
-    lines: frozenset[int]
-    requests: Counter[int] = field(default_factory=Counter)
-
-    def add(self, line: int, prompt: Prompt) -> None:
-        """Count the units of a prompt, each once."""
-        if line in self.lines:
-            units = {hash(_stripped(unit)) for message in prompt.messages for unit in _units(message)}
-            self.requests.update(units | {hash(as_json(tool)) for tool in prompt.tools})
-
-    def volatile(self, units: Sequence[Block]) -> list[bool]:
-        """Return which units of a message are followed by text that recurs more often than they do."""
-        moves = [False] * len(units)
-        following: list[tuple[int, int]] = []  # requests and size of the units that stay, the nearest last
-        for index in range(len(units) - 1, -1, -1):
-            count = self.requests[hash(_stripped(units[index]))]
-            if _least(following) >= RATIO * count:
-                moves[index] = True
-            else:
-                following.append((count, _size(units[index])))
-        return moves
-
-
-def _least(following: Sequence[tuple[int, int]]) -> int:
-    """Return how many requests have the nearest recurring text, of `FOLLOWING_BYTES` or more; 0 if it is shorter."""
-    size, least = 0, 0
-    for count, length in reversed(following):
-        least = count if not size else min(least, count)
-        size += length
-        if size >= FOLLOWING_BYTES:
-            return least
-    return 0
-
-
-@dataclass(frozen=True)
-class Reorder:
-    """A change of order, applied to every prompt of a log.
-
-    `survey`    how often each unit occurs
-    `volatile`  message: to the end of their message; prompt: those of the system prompt to the end of the last message;
-                None: volatile text stays
-    `tools`     whether tools are put in one order: those of most requests first, then by text
-    """
-
-    survey: Survey
-    volatile: str | None = None
-    tools: bool = False
-
-    def __call__(self, line: int, prompt: Prompt) -> Prompt:
-        """Return the prompt in the new order; the same object where nothing changes."""
-        if self.tools and prompt.tools:
-            prompt = self._with_sorted_tools(prompt)
-        if self.volatile is None:
-            return prompt
-        messages: list[Message] = []
-        tail: list[Block] = []
-        for number, message in enumerate(prompt.messages):
-            units = _units(message)
-            moves = self.survey.volatile(units)
-            if not any(moves):
-                messages.append(message)
-                continue
-            moved = [unit for unit, moving in zip(units, moves, strict=True) if moving]
-            stays = replace(message, blocks=_without(message, moves))
-            if self.volatile == "prompt" and message.is_system and number + 1 < len(prompt.messages):
-                tail += moved
-                messages.append(stays)
-            else:
-                messages.append(replace(stays, blocks=_appended(stays.blocks, moved)))
-        if tail:
-            messages[-1] = replace(messages[-1], blocks=_appended(messages[-1].blocks, tail))
-        same = all(new is old for new, old in zip(messages, prompt.messages, strict=True))
-        return prompt if same else replace(prompt, messages=tuple(messages))
-
-    def _with_sorted_tools(self, prompt: Prompt) -> Prompt:
-        texts = [as_json(tool) for tool in prompt.tools]
-        order = sorted(range(len(texts)), key=lambda index: (-self.survey.requests[hash(texts[index])], texts[index]))
-        if order == list(range(len(texts))):
-            return prompt
-        return replace(prompt, tools=tuple(prompt.tools[index] for index in order))
-
-
-def _without(message: Message, moves: Sequence[bool]) -> tuple[Block, ...]:
-    """Return the blocks of a message without the units that move."""
-    blocks: list[Block] = []
-    moving = iter(moves)
-    for block in message.blocks:
-        if isinstance(block, Opaque):
-            if not next(moving):
-                blocks.append(block)
-        elif text := "".join(line for line in _lines(block) if not next(moving)):
-            blocks.append(text)
-    return tuple(blocks)
-
-
-def _appended(blocks: tuple[Block, ...], units: Sequence[Block]) -> tuple[Block, ...]:
-    """Return blocks with units behind them; texts become lines of the last text."""
-    result = list(blocks)
-    for unit in units:
-        if isinstance(unit, str) and result and isinstance(result[-1], str):
-            result[-1] = f"{result[-1].rstrip(chr(10))}\n{unit.rstrip(chr(10))}"
-        else:
-            result.append(_stripped(unit))
-    return tuple(result)

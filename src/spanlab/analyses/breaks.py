@@ -1,0 +1,492 @@
+"""Where prompts part from earlier ones, and why: every break with its class, grouped by position in the prompt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spanlab.analyses.fixes import Facts
+from spanlab.offline.forest import Ints
+from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, word
+from spanlab.report.table import Field, tabulate
+from spanlab.workloads.logs.bodies import Prompt
+from spanlab.workloads.logs.break_classes import (
+    CLASSES,
+    OF_A_LINE,
+    Difference,
+    Divergence,
+    divergence_of,
+    rule_of,
+    shown,
+    tool_at,
+)
+from spanlab.workloads.logs.log import Log
+from spanlab.workloads.logs.rendering import BodyOptions, Section, sections_of
+
+MOST_BREAKS = 10  # rows of the table
+AROUND = 80  # characters of both sides before and after a difference that a report holds
+MOST_HELD = 1 << 28  # characters of earlier prompts that are in memory until the last prompt that parts from them
+_SAME_TEXT = 256  # characters that two prompts share if they differ in a parameter and not in everything
+_OF_ALL_TOOLS = ("reordered_tools", "reordered_keys")  # classes that no single tool has
+_LOOKED_UP = 8  # sections behind a break by which an earlier prompt of the same conversation is found
+
+# ------------------------------------------------------------------------------
+# The earlier request from which each request parts.
+# ------------------------------------------------------------------------------
+
+
+class _Sections(NamedTuple):
+    """Sections of all prompts, end to end.
+
+    `names`   content number of each section: that of its last piece, which no other content has
+    `starts`  first section of each request, shape (requests + 1,)
+    `first`   the section of each request in which its longest earlier prefix ends
+    """
+
+    names: list[int]
+    starts: list[int]
+    first: list[int]
+
+
+def _sections(facts: Facts) -> _Sections:
+    log = facts.log
+    last = np.flatnonzero(np.append(log.opens[1:], True))[: len(log.pieces)]
+    starts = np.searchsorted(last, log.starts)
+    tokens = np.concatenate([[0], np.cumsum(log.lengths, dtype=np.int64)])
+    ends = np.concatenate([[0], tokens[last + 1]])
+    reached = tokens[log.starts[:-1]] + facts.paths.seen_tokens
+    first = np.searchsorted(ends, reached, side="right") - 1
+    return _Sections(log.pieces[last].tolist(), starts.tolist(), np.maximum(first, starts[:-1]).tolist())
+
+
+def _before(numbers: Ints, of: Ints) -> Ints:
+    """Return the entry of `of` at the last earlier place with the same number; -1 where there is none."""
+    order = np.argsort(numbers, kind="stable")
+    again = numbers[order][1:] == numbers[order][:-1]
+    before = np.full(len(numbers), -1, dtype=np.int64)
+    before[order[1:][again]] = of[order[:-1][again]]
+    return before
+
+
+def _earlier(facts: Facts, sections: _Sections, parting: Ints) -> dict[int, int]:
+    """Return the earlier request of each of `parting`: of those that share most, one of the same conversation.
+
+    That is the one before it in its session, or else the latest that has one of the sections behind the break.
+    """
+    paths, log = facts.paths, facts.log
+    again = np.flatnonzero(~paths.first)
+    deepest = np.full(paths.requests, -1, dtype=np.int64)
+    deepest[paths.owner[again]] = again  # the last one of each request counts
+    sharing = _before(paths.nodes, paths.owner)[deepest]
+    latest = np.where(deepest < 0, np.arange(paths.requests) - 1, sharing)
+    if log.identities is not None:
+        alike = _before(log.identities.astype(np.int64), np.arange(paths.requests))
+        latest = np.where((deepest < 0) & (alike >= 0), alike, latest)
+    of_session = np.full(paths.requests, -1, dtype=np.int64)
+    if log.sessions is not None:
+        of_session = _before(log.sessions.astype(np.int64), np.arange(paths.requests))
+    below = deepest - paths.starts[:-1]
+
+    def shares(request: int, other: int) -> bool:
+        if deepest[request] < 0:
+            return True
+        visit = int(paths.starts[other] + below[request])
+        return visit < paths.starts[other + 1] and bool(paths.nodes[visit] == paths.nodes[deepest[request]])
+
+    chosen: dict[int, int] = {}
+    with_section: dict[int, int] = {}
+    wanted = set(parting.tolist())
+    names, starts = sections.names, sections.starts
+    for request in range(paths.requests):
+        if request in wanted:
+            chosen[request] = int(latest[request])
+            before = int(of_session[request])
+            if before >= 0 and shares(request, before):
+                chosen[request] = before
+            else:
+                begin = sections.first[request]
+                behind = names[begin : min(begin + _LOOKED_UP, starts[request + 1])]
+                others = map(with_section.get, behind)
+                same = next((other for other in others if other is not None and shares(request, other)), None)
+                chosen[request] = chosen[request] if same is None else same
+        with_section.update(dict.fromkeys(names[starts[request] : starts[request + 1]], request))
+    return chosen
+
+
+# ------------------------------------------------------------------------------
+# Classes of all breaks, from one reading of the log.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+class _Text:
+    """Sections of a prompt behind the first `skipped` ones, which every prompt that parts from it has too.
+
+    `plain` are those without a chat template, and `arguments` the variables of a template.
+    """
+
+    sections: list[Section]
+    plain: list[Section]
+    arguments: Mapping[str, Any]
+    skipped: int = 0
+
+    def behind(self, sections: int) -> _Text:
+        """Return the text without its first sections."""
+        rest = self.sections[sections - self.skipped :]
+        return _Text(rest, rest, self.arguments, sections)
+
+    @property
+    def size(self) -> int:
+        return sum(len(content) for content in self._contents())
+
+    def _contents(self) -> Iterator[str]:
+        lists = [self.sections] if self.plain is self.sections else [self.sections, self.plain]
+        for sections in lists:
+            yield from (section.content for section in sections if isinstance(section.content, str))
+
+
+class Break(NamedTuple):
+    """A break of one request.
+
+    `kind`, `reason`  class, and what its rule has seen
+    `role`, `line`    of the message that differs; the line is None where it says nothing
+    `tool`            number and name of the tool that differs
+    `path`, `character`  section of the body, and the equal characters of it
+    `sides`           excerpts of both sides
+    """
+
+    kind: str
+    reason: str
+    role: str
+    line: int | None
+    tool: tuple[int, str] | None
+    path: str
+    character: int
+    sides: tuple[str | None, str | None]
+
+
+@dataclass
+class _Reading:
+    """Reads the prompts of a log once, and compares each with its earlier one.
+
+    `earlier`   the earlier request of each request that parts
+    `uses`      number of requests that part from a request, and `common` the whole sections that all of them share
+    `texts`     prompts from which later ones part, until the last of these
+    `too_large`  breaks that were not compared, since too many texts were in memory
+    """
+
+    log: Log
+    earlier: Mapping[int, int]
+    options: BodyOptions
+    uses: dict[int, int]
+    common: Mapping[int, int]
+    requests: dict[int, int]
+    sessions: Sequence[int] | None
+    texts: dict[int, _Text] = field(default_factory=dict)
+    waiting: dict[int, list[tuple[int, _Text]]] = field(default_factory=lambda: defaultdict(list))
+    breaks: dict[int, Break | None] = field(default_factory=dict)
+    held: int = 0
+    too_large: int = 0
+
+    def see(self, line: int, prompt: Prompt) -> None:
+        """Compare a prompt with its earlier one, and keep it for those that part from it."""
+        request = self.requests.get(line)
+        if request is None or not (request in self.earlier or request in self.uses):
+            return
+        text = self._text(prompt)
+        if request in self.earlier:
+            other = self.earlier[request]
+            if other in self.texts:
+                self._compare(request, text, self.texts[other])
+            elif self._takes(text):
+                self.waiting[other].append((request, text))
+        for later, waiting in self.waiting.pop(request, ()):
+            self.held -= waiting.size
+            self._compare(later, waiting, text)
+        if self.uses.get(request):
+            text = text.behind(self.common[request]) if self.options.template is None else text
+            if self._takes(text):
+                self.texts[request] = text
+
+    def _text(self, prompt: Prompt) -> _Text:
+        sections = sections_of(prompt, self.options)
+        plain = sections
+        if self.options.template is not None:
+            plain = sections_of(prompt, BodyOptions(self.options.tools))
+        return _Text(sections, plain, prompt.arguments if self.options.template is not None else {})
+
+    def _takes(self, text: _Text) -> bool:
+        size = text.size
+        if self.held + size > MOST_HELD:
+            self.too_large += 1
+            return False
+        self.held += size
+        return True
+
+    def _compare(self, request: int, later: _Text, earlier: _Text) -> None:
+        other = self.earlier[request]
+        self.breaks[request] = self._break(request, other, earlier, later)
+        self.uses[other] -= 1
+        if not self.uses[other] and (done := self.texts.pop(other, None)) is not None:
+            self.held -= done.size
+
+    def _break(self, request: int, other: int, earlier: _Text, later: _Text) -> Break | None:
+        whole, later = later, later.behind(earlier.skipped) if earlier.skipped else later
+        where = divergence_of(earlier.sections, later.sections)
+        parameter = self._parameter(request, other, earlier, later)
+        if where is not None and not earlier.skipped and where < (0, _SAME_TEXT):
+            parameter = ""  # two prompts that have nothing in common
+        if where is None and not parameter:
+            return None
+        sides, before, by_template = (earlier.sections, later.sections), whole.sections, False
+        if self.options.template is not None and where is not None:
+            plain = divergence_of(earlier.plain, later.plain)
+            by_template = plain is None
+            if plain is not None:
+                sides, before, where = (earlier.plain, later.plain), later.plain, plain
+        where = where or Divergence(0, 0)
+        before = before[: earlier.skipped + where.section]
+        tails = sides[0][where.section :], sides[1][where.section :]
+        same_session = self.sessions is not None and self.sessions[request] == self.sessions[other]
+        goes_on = same_session or any(section.role == "assistant" for section in before)
+        difference = Difference(*tails, where.character, goes_on, parameter, by_template)
+        rule = rule_of(difference)
+        line = None
+        if rule.kind in OF_A_LINE and difference.role != "tools" and not parameter:
+            line = _line(before, difference)
+        return Break(
+            rule.kind,
+            rule.reason + (f": {parameter}" if parameter else ""),
+            difference.role,
+            line,
+            None if rule.kind in _OF_ALL_TOOLS else tool_at(difference),
+            tails[1][0].path,
+            where.character,
+            _excerpts(difference),
+        )
+
+    def _parameter(self, request: int, other: int, earlier: _Text, later: _Text) -> str:
+        """Return the parameters in which two requests differ and on which what they share depends."""
+        pairs: list[tuple[Mapping[Any, Any], Mapping[Any, Any]]] = [(earlier.arguments, later.arguments)]
+        if self.log.identities is not None:
+            names = self.log.identity_names
+            first, second = (dict(names[self.log.identities[number]]) for number in (other, request))
+            pairs.append((first, second))
+        names_of = (key for first, second in pairs for key in {**first, **second} if first.get(key) != second.get(key))
+        return ", ".join(sorted(map(str, names_of)))
+
+
+def _line(before: Sequence[Section], difference: Difference) -> int:
+    """Return the line of a message in which two prompts part, from 1; its role is no line of it."""
+    section = difference.later[0]
+    text = shown(section)
+    of_message = [shown(each) for each in before if each.path == section.path and each.path]
+    lines = text.count("\n", 0, difference.character) + sum(each.count("\n") + 1 for each in of_message) + 1
+    return lines - (of_message or [text])[0].startswith(f"{section.role}\n")
+
+
+def _excerpts(difference: Difference) -> tuple[str, str]:
+    start, stop = max(0, difference.character - AROUND), difference.character + AROUND
+    head = difference.texts[0][start : difference.character]
+    first, second = (escaped(f"{head}|{text[difference.character : stop]}") for text in difference.texts)
+    return first, second
+
+
+def escaped(text: str) -> str:
+    """Return a text with line ends, control and format characters as escapes, so that it stays on one line."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+# ------------------------------------------------------------------------------
+# Groups of breaks: the same class at the same position of the prompt.
+# ------------------------------------------------------------------------------
+
+_ROLES = {
+    "system": "the system prompt",
+    "user": "messages of the user",
+    "assistant": "messages of the model",
+    "tool": "results of tools",
+    "prompt": "the prompt",
+    "rendered": "the rendered prompt",
+}
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """Breaks of a log.
+
+    `rows`      groups of them, those with most tokens behind the break first
+    `requests`  requests that part from an earlier one; `compared` of them have texts on both sides
+    `notes`     caveats, one sentence each
+    """
+
+    rows: list[dict[str, Any]]
+    requests: int
+    compared: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """Classes of the breaks."""
+        return frozenset(row["class"] for row in self.rows if row["class"])
+
+    @property
+    def sentence(self) -> str | None:
+        """The largest group of breaks that has a cause which can be mended, in one sentence."""
+        causes = [row for row in self.rows if row["class"] not in (None, "new_text")]
+        if not causes:
+            return None
+        row = causes[0]
+        return f"{row['requests']:,} of {self.requests:,} prompts that part from earlier ones: {row['says']}"
+
+
+def breaks_of(facts: Facts) -> Breaks:
+    """Return the groups of breaks; those without a text on both sides are grouped by their position.
+
+    Fields of a row:
+
+    `class`, `says`  class and position in words; the class is None if it is not known
+    `position`       tokens that a prompt shares with an earlier one, and `tokens` that follow in `requests` prompts
+    `role`, `line`, `tool`  where the prompts part
+    `path`, `character`, `earlier`, `later`  section, equal characters of it and text on both sides, of the prompt that
+                     loses most; None if there is none or it is not shown
+    """
+    paths, seen = facts.paths, facts.paths.seen_tokens
+    behind = paths.prompt_tokens - seen
+    parting = np.flatnonzero((behind > 0) & (np.arange(paths.requests) > 0))
+    reading = _read(facts, parting)
+    if reading is not None and reading.log.source is not None and reading.log.source.settings.redact:
+        reading.breaks = {request: known and _redacted(known) for request, known in reading.breaks.items()}
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for request in parting.tolist():
+        if reading is None or request not in reading.breaks:
+            groups[None, int(seen[request])].append(request)
+        elif (known := reading.breaks[request]) is not None:  # else the prompt only continues the earlier one
+            groups[_key(known)].append(request)
+    rows = [_row(reading, members, seen, behind) for members in groups.values()]
+    rows.sort(key=lambda row: -row["tokens"])
+    compared = sum(row["requests"] for row in rows if row["class"])
+    large = reading.too_large if reading else 0
+    notes = (f"{large:,} breaks have no class: too many texts would have been in memory",) if large else ()
+    return Breaks(rows, sum(row["requests"] for row in rows), compared, notes)
+
+
+def _read(facts: Facts, parting: Ints) -> _Reading | None:
+    """Return the breaks of a log that has texts; None without any."""
+    log = facts.log
+    if log.source is None or log.lines is None or not len(parting):
+        return None
+    lines, first, counts = np.unique(log.lines, return_index=True, return_counts=True)
+    single = counts == 1
+    requests = dict(zip(lines[single].tolist(), first[single].tolist(), strict=True))
+    sections = _sections(facts)
+    earlier = _earlier(facts, sections, parting)
+    uses: dict[int, int] = defaultdict(int)
+    common: dict[int, int] = {}
+    for request, other in earlier.items():
+        uses[other] += 1
+        shared = sections.first[request] - sections.starts[request]
+        common[other] = min(shared, common.get(other, shared))
+    of_session = None if log.sessions is None else log.sessions.tolist()
+    reading = _Reading(log, earlier, log.source.options, uses, common, requests, of_session)
+    log.source.visit(reading.see)
+    return reading
+
+
+def _key(known: Break) -> tuple[Any, ...]:
+    return known.kind, known.role, known.line, known.tool and (known.tool[1] or known.tool[0])
+
+
+def _row(reading: _Reading | None, members: list[int], seen: Ints, behind: Ints) -> dict[str, Any]:
+    request = max(members, key=lambda member: int(behind[member]))
+    known = reading.breaks.get(request) if reading else None
+    row: dict[str, Any] = {
+        "class": None,
+        "says": "no text on both sides",
+        "reason": None,
+        "role": None,
+        "line": None,
+        "tool": None,
+        "requests": len(members),
+        "tokens": int(behind[members].sum()),
+        "position": int(seen[request]),
+        "path": None,
+        "character": None,
+        "earlier": None,
+        "later": None,
+    }
+    if known is None:
+        return row
+    return row | {
+        "class": known.kind,
+        "says": f"{CLASSES[known.kind]}{_where(known)}",
+        "reason": known.reason,
+        "role": known.role,
+        "line": known.line,
+        "tool": known.tool and (known.tool[1] or None),
+        "path": known.path,
+        "character": known.character,
+        "earlier": known.sides[0],
+        "later": known.sides[1],
+    }
+
+
+def _where(known: Break) -> str:
+    """Return the position of a break in words, as the end of a sentence."""
+    if known.tool is not None:
+        number, name = known.tool
+        return f" from tool {number} on" + (f" ({name})" if name else "")
+    if known.role in ("tools", "documents"):
+        return ""
+    line = "" if known.line is None else f" in line {known.line} of"
+    where = _ROLES.get(known.role, f"messages of the role {known.role}" if known.role else known.path)
+    return f"{line or ' in'} {where}"
+
+
+def _redacted(known: Break) -> Break:
+    """Return a break without any text of the log."""
+    role = known.role if known.role in (*_ROLES, "tools", "documents") else "other"
+    return known._replace(role=role, tool=known.tool and (known.tool[0], ""), sides=(None, None))
+
+
+# ------------------------------------------------------------------------------
+# Tables of breaks.
+# ------------------------------------------------------------------------------
+
+
+def breaks_table(summary: Mapping[str, Any]) -> Table:
+    """Return the table of the groups of breaks."""
+    rows = summary["breaks"][:MOST_BREAKS]
+    total = max(summary["breaks_found"]["requests"], 1)
+    fields = (
+        Field("says", "why, and where", word, left=True),
+        Field("requests", "prompts", count),
+        Field("share", "share", percent, lambda row: row["requests"] / total),
+        Field("tokens", "tokens\nbehind", count),
+        Field("position", "position\n(tokens)", number_format(","), keep=3),
+        Field("path", "in", _text, left=True, keep=1, empty=(None,)),
+        Field("character", "character", number_format(","), keep=2, empty=(None,)),
+        Field("earlier", "an earlier prompt", _text, left=True, keep=4, empty=(None,), explains=True),
+        Field("later", "a later prompt", _text, left=True, keep=4, empty=(None,), explains=True),
+    )
+    title = "Why prompts part from earlier ones: most tokens behind the break"
+    return tabulate("breaks", title, fields, rows, excerpts_note(rows))
+
+
+def excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return what of the log's texts a report holds."""
+    shown_rows = sum(row["earlier"] is not None for row in rows)
+    if not shown_rows:
+        return ()
+    return (
+        f"this report holds texts of {2 * shown_rows} prompts: those that lose most, up to {AROUND} characters before "
+        "and after |, the break; workload.log.redact=true leaves them out",
+    )
+
+
+def _text(text: str | None) -> Cell:
+    return MISSING if text is None else word(text)

@@ -1,0 +1,341 @@
+"""Mends of the prompts of a log: changes of order or of words after which more of each prompt is an earlier one's.
+
+Each is tried on the log itself. A mend changes what a model reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json
+from spanlab.workloads.logs.break_classes import CLOCK, STAMP
+
+# ------------------------------------------------------------------------------
+# Other orders of the same prompts: text that changes behind text that recurs, and tools in one
+# order.
+#
+# A rule finds what changes: a line, image or sentence is *volatile* if the text that follows it
+# in its message is in at least twice as many requests as itself. What a volatile line moves
+# behind is then shared by more prompts.
+# ------------------------------------------------------------------------------
+
+LONGEST_LINE = 400  # characters; longer lines are divided into sentences
+FOLLOWING_BYTES = 64  # of recurring text that must follow a volatile line: one block of 16 tokens
+RATIO = 2  # a line that is in at most this fraction of the requests of what follows it is volatile
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_SENTENCE = re.compile(r".+?(?:[.!?]\s+|$)", re.DOTALL)
+
+
+@lru_cache(maxsize=4096)
+def _lines(text: str) -> tuple[str, ...]:
+    """Return the lines of a text with their ends; long lines as sentences."""
+    lines = _LINE.findall(text)
+    return tuple(piece for line in lines for piece in (_SENTENCE.findall(line) if len(line) > LONGEST_LINE else [line]))
+
+
+def _units(message: Message) -> list[Block]:
+    """Return the units of a message that can move: lines and parts that are no text."""
+    return [unit for block in message.blocks for unit in ((block,) if isinstance(block, Opaque) else _lines(block))]
+
+
+def _size(unit: Block) -> int:
+    return 4 * (unit.tokens or 0) if isinstance(unit, Opaque) else len(unit)
+
+
+def _stripped(unit: Block) -> Block:
+    """Return a unit without its line end, which it has or not by its position."""
+    return unit.rstrip("\n") if isinstance(unit, str) else unit
+
+
+@dataclass
+class Survey:
+    """Number of requests with each unit and each tool.
+
+    `lines`  the lines of the log that count
+    """
+
+    lines: frozenset[int]
+    requests: Counter[int] = field(default_factory=Counter)
+
+    def add(self, line: int, prompt: Prompt) -> None:
+        """Count the units of a prompt, each once."""
+        if line in self.lines:
+            units = {hash(_stripped(unit)) for message in prompt.messages for unit in _units(message)}
+            self.requests.update(units | {hash(as_json(tool)) for tool in prompt.tools})
+
+    def volatile(self, units: Sequence[Block]) -> list[bool]:
+        """Return which units of a message are followed by text that recurs more often than they do."""
+        moves = [False] * len(units)
+        following: list[tuple[int, int]] = []  # requests and size of the units that stay, the nearest last
+        for index in range(len(units) - 1, -1, -1):
+            count = self.requests[hash(_stripped(units[index]))]
+            if _least(following) >= RATIO * count:
+                moves[index] = True
+            else:
+                following.append((count, _size(units[index])))
+        return moves
+
+
+def _least(following: Sequence[tuple[int, int]]) -> int:
+    """Return how many requests have the nearest recurring text, of `FOLLOWING_BYTES` or more; 0 if it is shorter."""
+    size, least = 0, 0
+    for count, length in reversed(following):
+        least = count if not size else min(least, count)
+        size += length
+        if size >= FOLLOWING_BYTES:
+            return least
+    return 0
+
+
+@dataclass(frozen=True)
+class VolatileLast:
+    """Volatile text behind text that recurs: to the end of its message, or of the last message.
+
+    `to_end`  lines of the system prompt move to the end of the last message
+    """
+
+    survey: Survey
+    to_end: bool = False
+
+    def __call__(self, line: int, prompt: Prompt) -> Prompt:
+        """Return the prompt in the new order; the same object where nothing changes."""
+        messages: list[Message] = []
+        tail: list[Block] = []
+        for number, message in enumerate(prompt.messages):
+            units = _units(message)
+            moves = self.survey.volatile(units)
+            if not any(moves):
+                messages.append(message)
+                continue
+            moved = [unit for unit, moving in zip(units, moves, strict=True) if moving]
+            stays = replace(message, blocks=_without(message, moves))
+            if self.to_end and message.is_system and number + 1 < len(prompt.messages):
+                tail += moved
+                messages.append(stays)
+            else:
+                messages.append(replace(stays, blocks=_appended(stays.blocks, moved)))
+        if tail:
+            messages[-1] = replace(messages[-1], blocks=_appended(messages[-1].blocks, tail))
+        return _with_messages(prompt, messages)
+
+
+def _with_messages(prompt: Prompt, messages: Sequence[Message]) -> Prompt:
+    """Return a prompt with other messages; the same object if they are the same."""
+    same = all(new is old for new, old in zip(messages, prompt.messages, strict=True))
+    return prompt if same else replace(prompt, messages=tuple(messages))
+
+
+@dataclass(frozen=True)
+class SortedTools:
+    """Tools in one order: those of most requests first, then by text."""
+
+    survey: Survey
+
+    def __call__(self, line: int, prompt: Prompt) -> Prompt:
+        """Return the prompt in the new order; the same object where nothing changes."""
+        texts = [as_json(tool) for tool in prompt.tools]
+        order = sorted(range(len(texts)), key=lambda index: (-self.survey.requests[hash(texts[index])], texts[index]))
+        if order == list(range(len(texts))):
+            return prompt
+        return replace(prompt, tools=tuple(prompt.tools[index] for index in order))
+
+
+def _without(message: Message, moves: Sequence[bool]) -> tuple[Block, ...]:
+    """Return the blocks of a message without the units that move."""
+    blocks: list[Block] = []
+    moving = iter(moves)
+    for block in message.blocks:
+        if isinstance(block, Opaque):
+            if not next(moving):
+                blocks.append(block)
+        elif text := "".join(line for line in _lines(block) if not next(moving)):
+            blocks.append(text)
+    return tuple(blocks)
+
+
+def _appended(blocks: tuple[Block, ...], units: Sequence[Block]) -> tuple[Block, ...]:
+    """Return blocks with units behind them; texts become lines of the last text."""
+    result = list(blocks)
+    for unit in units:
+        if isinstance(unit, str) and result and isinstance(result[-1], str):
+            result[-1] = f"{result[-1].rstrip(chr(10))}\n{unit.rstrip(chr(10))}"
+        else:
+            result.append(_stripped(unit))
+    return tuple(result)
+
+
+# ------------------------------------------------------------------------------
+# Other words: sorted keys, times cut to the day, reasoning that stays.
+# ------------------------------------------------------------------------------
+
+
+def sorted_keys(line: int, prompt: Prompt) -> Prompt:
+    """Return a prompt with sorted keys in tools, calls of tools and documents; the same object if they are sorted."""
+    tools, documents = _sorted(list(prompt.tools)), _sorted(list(prompt.documents))
+    messages = [_with_sorted_calls(message) if message.fields else message for message in prompt.messages]
+    if (as_json(tools), as_json(documents)) != (as_json(list(prompt.tools)), as_json(list(prompt.documents))):
+        prompt = replace(prompt, tools=tuple(tools), documents=tuple(documents))
+    return _with_messages(prompt, messages)
+
+
+def _sorted(value: Any) -> Any:
+    return json.loads(json.dumps(value, sort_keys=True))
+
+
+def _with_sorted_calls(message: Message) -> Message:
+    """Return a message with sorted keys in its calls of tools, also in arguments that are a text."""
+    calls = message.fields.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    changed = [_with_sorted_arguments(_sorted(call)) for call in calls]
+    if as_json(changed) == as_json(calls):
+        return message
+    return replace(message, fields={**message.fields, "tool_calls": changed})
+
+
+def _with_sorted_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = _sorted(json.loads(function["arguments"]))
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": as_json(arguments)}}
+
+
+def sorted_documents(line: int, prompt: Prompt) -> Prompt:
+    """Return a prompt with its documents sorted by text; the same object if they are sorted."""
+    documents = sorted(prompt.documents, key=as_json)
+    return prompt if list(prompt.documents) == documents else replace(prompt, documents=tuple(documents))
+
+
+def days_alone(line: int, prompt: Prompt) -> Prompt:
+    """Return a prompt whose system prompt and tools have dates without times; the same object if they have none.
+
+    Clock times are left out. Numbers of seconds since 1970 are rounded down to a day.
+    """
+    messages = [_with_days(message) if message.is_system else message for message in prompt.messages]
+    text = as_json(list(prompt.tools))
+    if (days := _days_of(text)) != text:
+        prompt = replace(prompt, tools=tuple(json.loads(days)))
+    return _with_messages(prompt, messages)
+
+
+def _with_days(message: Message) -> Message:
+    blocks = tuple(_days_of(block) if isinstance(block, str) else block for block in message.blocks)
+    return message if blocks == message.blocks else replace(message, blocks=blocks)
+
+
+@lru_cache(maxsize=256)
+def _days_of(text: str) -> str:
+    """Return a text with the times in its stamps left out."""
+    return STAMP.sub(lambda match: _day_of(match.group()), text)
+
+
+_EPOCH = re.compile(r"1\d{9}(\d{3}|\d{6}|\d{9})?(?:\.\d+)?")
+_DAY_S = 86_400
+
+
+def _day_of(stamp: str) -> str:
+    if (number := _EPOCH.fullmatch(stamp)) is not None:
+        unit = 10 ** len(number.group(1) or "")
+        return str(int(stamp.partition(".")[0]) // (_DAY_S * unit) * _DAY_S * unit)
+    return CLOCK.sub("", stamp)
+
+
+@dataclass
+class KeptReasoning:
+    """Answers of the model with the reasoning that they had when they first stood in a prompt.
+
+    `known`  answers with reasoning, by their text without it and the message before them
+    """
+
+    known: dict[int, Message] = field(default_factory=dict)
+
+    def __call__(self, line: int, prompt: Prompt) -> Prompt:
+        """Return the prompt with reasoning that an earlier one had; the same object where nothing changes."""
+        messages: list[Message] = []
+        for number, message in enumerate(prompt.messages):
+            if message.role == "assistant":
+                before = prompt.messages[number - 1].blocks if number else ()
+                plain = _without_reasoning(message)
+                name = hash((before, plain.blocks, as_json(dict(plain.fields))))
+                if plain is not message:
+                    self.known.setdefault(name, message)
+                else:
+                    message = self.known.get(name, message)
+            messages.append(message)
+        return _with_messages(prompt, messages)
+
+
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_TAGS = re.compile(r"<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
+
+
+def _without_reasoning(message: Message) -> Message:
+    """Return an answer without its reasoning; the same object if it has none."""
+    fields = {key: value for key, value in message.fields.items() if key not in _THOUGHTS}
+    blocks = tuple(_TAGS.sub("", block) if isinstance(block, str) else block for block in message.blocks)
+    same = blocks == message.blocks and len(fields) == len(message.fields)
+    return message if same else replace(message, blocks=blocks, fields=fields)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several mends, one after another."""
+
+    mends: Sequence[Rewrite]
+
+    def __call__(self, line: int, prompt: Prompt) -> Prompt | None:
+        """Return the prompt after all of them."""
+        changed: Prompt | None = prompt
+        for mend in self.mends:
+            changed = None if changed is None else mend(line, changed)
+        return changed
+
+
+# ------------------------------------------------------------------------------
+# The mends that are tried.
+# ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mend:
+    """A mend by its name: what it does, and the classes of breaks that it is for; empty: it is always tried."""
+
+    says: str
+    make: Callable[[Survey], Rewrite]
+    classes: frozenset[str] = frozenset()
+
+
+MENDS: dict[str, Mend] = {
+    "volatile_last": Mend(
+        "lines and images that change between requests moved to the end of their message", VolatileLast
+    ),
+    "volatile_at_end": Mend(
+        "lines of the system prompt that change between requests moved to the end of the last message",
+        lambda survey: VolatileLast(survey, to_end=True),
+    ),
+    "days_alone": Mend(
+        "dates without times in the system prompt and in tools", lambda survey: days_alone, frozenset({"time_stamp"})
+    ),
+    "keys_sorted": Mend(
+        "keys of tools, calls and documents sorted", lambda survey: sorted_keys, frozenset({"reordered_keys"})
+    ),
+    "tools_sorted": Mend("tools in one order, those of most requests first", SortedTools),
+    "documents_sorted": Mend(
+        "documents in one order", lambda survey: sorted_documents, frozenset({"shuffled_documents"})
+    ),
+    "reasoning_kept": Mend(
+        "reasoning of earlier answers kept", lambda survey: KeptReasoning(), frozenset({"dropped_reasoning"})
+    ),
+}
+#: Mends that are tried together: words first, so that the same texts stand in one order.
+TOGETHER = ("reasoning_kept", "keys_sorted", "days_alone", "documents_sorted", "tools_sorted", "volatile_last")
