@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,10 @@ from spanlab.analyses.fixes import Facts
 from spanlab.cli import compose
 from spanlab.study.bounds import BoundCrossedError
 from spanlab.study.prepare import check_memory
-from spanlab.study.run import run_study
 
 from ..support.files import write_lines
 from ..support.shared import TRACES, needs
-
-GIVEN = ("output.figures=false", "output.run=x")
-
-
-def explained(root: Path, *overrides: str) -> dict[str, Any]:
-    study = compose("explain", [*GIVEN, *overrides])
-    folder = run_study(study, "explain", root, show=False)
-    assert folder == root / "explain" / "x"
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
-    assert (folder / "report.html").is_file()
-    return summary
+from .explained import chat, explained, explained_bodies, fixes_of, invented
 
 
 def write_log(folder: Path, prompts: list[list[int]], **more: Any) -> Path:
@@ -234,28 +222,6 @@ def test_best_eviction_holds_where_prompts_are_whole_blocks(tmp_path: Path, leng
     blocks = (length - 1) // 528  # the last token of a prompt is computed
     assert summary["presets"]["vllm_0_32"]["reused_tokens"] == 2 * blocks * 528
     assert summary["bounds"]["offline_optimum"] == 2 * blocks * 528 / (4 * length)
-
-
-_WORDS = "amber basin cobalt dune estuary fjord glacier harbour inlet jetty kelp lagoon meadow nectar orchard"
-WORDS = _WORDS.split()
-
-
-def invented(count: int, seed: int = 0) -> str:
-    return " ".join(random.Random(seed).choices(WORDS, k=count))
-
-
-def explained_bodies(folder: Path, *bodies: Any, settings: tuple[str, ...] = ()) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    rows = ({"timestamp": 1000 + 20 * index, **body} for index, body in enumerate(bodies))
-    return explained(folder, f"log={write_lines(folder / 'log.jsonl', *rows)}", *settings)
-
-
-def fixes_of(summary: dict[str, Any]) -> dict[str, float]:
-    return {fix["name"]: fix["token_hit_rate"] for fix in summary["fixes"]}
-
-
-def chat(system: Any, user: Any, **more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "system", "content": system}, {"role": "user", "content": user}], **more}
 
 
 SHARED = invented(1500)

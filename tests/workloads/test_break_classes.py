@@ -161,6 +161,8 @@ def chatml(*parts: str, end: str = "<|im_end|>\n") -> dict[str, Any]:
 
 KEYS = [{"type": "function", "function": dict(reversed(tool["function"].items()))} for tool in TOOLS]  # type: ignore[attr-defined]
 LONG = "The stock of all shops, by part number: " + " ".join(f"{random.Random(n).random():.4f}" for n in range(200))
+MEETING = "Yes, we meet on 2026-05-04, and I bring the lamp and the pump with me."
+BOOKED = "Booked, and see you, with the red bike and the lamp, at the north gate."
 PAIRS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "reordered_tools": [(with_tools(0, 1, 2, 3), with_tools(2, 0, 1, 3)), (with_tools(0, 1), with_tools(1, 0))],
     "changed_tools": [(with_tools(0, 1, 2), with_tools(0, 2)), (with_tools(0, 1), with_tools(3, 1))],
@@ -193,12 +195,12 @@ PAIRS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         (SHOP, turns("My chain jumps.", "Check its length.", "It squeaks.", "Oil it.")),
         # a date in a history that was changed is no stamp
         (
-            turns("Meet on 2026-05-04 at the shop?", "Yes, on 2026-05-04.", "Fine."),
-            turns("Meet on 2026-06-11 at the station?", "Yes, on 2026-05-04.", "Fine."),
+            turns("Meet on 2026-05-04 at the shop?", MEETING, "Fine."),
+            turns("Meet on 2026-06-11 at the station?", MEETING, "Fine."),
         ),
         (
-            turns("Book me for 2026-05-04 please, with the red bike and a lamp.", "Booked, and see you.", "Fine."),
-            turns("Book me for 2026-05-05 please, with the red bike and a lamp.", "Booked, and see you.", "Fine."),
+            turns("Book me for 2026-05-04 please, with the red bike and a lamp.", BOOKED, "Fine."),
+            turns("Book me for 2026-05-05 please, with the red bike and a lamp.", BOOKED, "Fine."),
         ),
     ],
     "changed_system_prompt": [
@@ -209,7 +211,7 @@ PAIRS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             turns("Hi", system="On 2026-06-11 there is a race in the town, so that all roads are closed for cars."),
         ),
         # a number that is a part of another sentence
-        (turns("Hi", system="You have 3 shops in the north of the town, each"), turns("Hi", system="You have 9 lives.")),
+        (turns("Hi", system="You have 3 shops in the town, each"), turns("Hi", system="You have 9 lives.")),
     ],
     "white_space": [
         (turns("Hi", system="You are a shop. \n\nBe kind."), turns("Hi", system="You are a shop.\n\nBe kind.")),
@@ -217,8 +219,8 @@ PAIRS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     ],
     "template": [
         (
-            chatml(f"system\n{RULES_OF_HOUSE}", "user\nMy chain jumps and the bike is new, what can I do about it now?"),
-            chatml(f"user\n{RULES_OF_HOUSE}", "user\nMy chain jumps and the bike is new, what can I do about it now?"),
+            chatml(f"system\n{RULES_OF_HOUSE}", "user\nMy chain jumps and the bike is new, what can I do?"),
+            chatml(f"user\n{RULES_OF_HOUSE}", "user\nMy chain jumps and the bike is new, what can I do?"),
         ),
     ],
     "new_text": [

@@ -32,6 +32,7 @@ AROUND = 80  # characters of both sides before and after a difference that a rep
 MOST_HELD = 1 << 28  # characters of earlier prompts that are in memory until the last prompt that parts from them
 _SAME_TEXT = 256  # characters that two prompts share if they differ in a parameter and not in everything
 _OF_ALL_TOOLS = ("reordered_tools", "reordered_keys")  # classes that no single tool has
+_ROLE_OF = {"changed_system_prompt": "system", "changed_tools": "tools"}  # also where a side has another part there
 _LOOKED_UP = 8  # sections behind a break by which an earlier prompt of the same conversation is found
 
 # ------------------------------------------------------------------------------
@@ -252,8 +253,8 @@ class _Reading:
         before = before[: earlier.skipped + where.section]
         tails = sides[0][where.section :], sides[1][where.section :]
         same_session = self.sessions is not None and self.sessions[request] == self.sessions[other]
-        goes_on = same_session or any(section.role == "assistant" for section in before)
-        difference = Difference(*tails, where.character, goes_on, parameter, by_template)
+        goes_on = (same_session or self.sessions is None) and any(section.role == "assistant" for section in before)
+        difference = Difference(*tails, where.character, goes_on, same_session, parameter, by_template)
         rule = rule_of(difference)
         line = None
         if rule.kind in OF_A_LINE and difference.role != "tools" and not parameter:
@@ -261,7 +262,7 @@ class _Reading:
         return Break(
             rule.kind,
             rule.reason + (f": {parameter}" if parameter else ""),
-            difference.role,
+            _ROLE_OF.get(rule.kind, difference.role),
             line,
             None if rule.kind in _OF_ALL_TOOLS else tool_at(difference),
             tails[1][0].path,
@@ -280,13 +281,13 @@ class _Reading:
         return ", ".join(sorted(map(str, names_of)))
 
 
-def _line(before: Sequence[Section], difference: Difference) -> int:
-    """Return the line of a message in which two prompts part, from 1; its role is no line of it."""
+def _line(before: Sequence[Section], difference: Difference) -> int | None:
+    """Return the line of a message in which two prompts part, from 1; None if it is the line of its role."""
     section = difference.later[0]
     text = shown(section)
     of_message = [shown(each) for each in before if each.path == section.path and each.path]
     lines = text.count("\n", 0, difference.character) + sum(each.count("\n") + 1 for each in of_message) + 1
-    return lines - (of_message or [text])[0].startswith(f"{section.role}\n")
+    return (lines - (of_message or [text])[0].startswith(f"{section.role}\n")) or None
 
 
 def _excerpts(difference: Difference) -> tuple[str, str]:
@@ -440,11 +441,12 @@ def _where(known: Break) -> str:
     if known.tool is not None:
         number, name = known.tool
         return f" from tool {number} on" + (f" ({name})" if name else "")
+    if known.kind == "changed_system_prompt":
+        return "" if known.line is None else f" from line {known.line} on"
     if known.role in ("tools", "documents"):
         return ""
-    line = "" if known.line is None else f" in line {known.line} of"
-    where = _ROLES.get(known.role, f"messages of the role {known.role}" if known.role else known.path)
-    return f"{line or ' in'} {where}"
+    role = _ROLES.get(known.role, f"messages of the role {known.role}" if known.role else known.path)
+    return f" ({role})" if known.line is None else f" in line {known.line} of {role}"
 
 
 def _redacted(known: Break) -> Break:

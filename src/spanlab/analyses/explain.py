@@ -58,7 +58,9 @@ def groups_of(facts: Facts, replayed: ReplayResult) -> dict[str, list[dict[str, 
     if log.sessions is not None:
         groups["sessions"] = _losing(facts, replayed, log.sessions.astype(np.int64), {})
     if log.tenants is not None:
-        groups["tenants"] = _losing(facts, replayed, log.tenants.astype(np.int64), dict(enumerate(log.tenant_names)))
+        is_shown = log.source is None or not log.source.settings.redact
+        names = dict(enumerate(log.tenant_names)) if is_shown else {}
+        groups["tenants"] = _losing(facts, replayed, log.tenants.astype(np.int64), names)
     return groups
 
 

@@ -166,7 +166,8 @@ class Difference:
 
     `earlier`, `later`  their sections; the first ones differ
     `character`         characters that the first ones share
-    `goes_on`           whether both prompts are of one conversation
+    `goes_on`           whether an answer of the model precedes, and no session tells the prompts apart
+    `same_session`      whether both prompts are of one session
     `parameter`         parameter in which the requests differ and on which caches depend; empty if none is known
     `by_template`       whether the messages go on, and only what the template makes of them differs
     """
@@ -175,13 +176,24 @@ class Difference:
     later: Sequence[Section]
     character: int
     goes_on: bool = False
+    same_session: bool = False
     parameter: str = ""
     by_template: bool = False
 
     @property
     def role(self) -> str:
-        """The role of the section that differs."""
+        """The role of the section that differs, in the later prompt."""
         return self.later[0].role
+
+    @property
+    def roles(self) -> set[str]:
+        """The roles of the sections that differ."""
+        return {self.earlier[0].role, self.role}
+
+    @property
+    def is_one_task(self) -> bool:
+        """Whether both prompts are of one session or one conversation."""
+        return self.goes_on or self.same_session
 
     @cached_property
     def texts(self) -> tuple[str, str]:
@@ -292,7 +304,7 @@ def _is_reordered_json(difference: Difference) -> bool:
     for start in _starts_of_json(difference):
         values = [_decoded(text, start) for text in difference.texts]
         if all(end > difference.character for _, end in values):
-            return _unpacked(values[0][0]) == _unpacked(values[1][0])
+            return bool(_unpacked(values[0][0]) == _unpacked(values[1][0]))
     return False
 
 
@@ -348,16 +360,16 @@ def _tools_are(*, sorted_keys: bool) -> Rule:
     """Return a rule: both sides have the same tools, one after another or in another order."""
 
     def rule(difference: Difference) -> bool:
-        if difference.role != "tools":
+        if difference.roles != {"tools"}:
             return False
         first, second = (_sorted_texts(text) for text in difference.texts)
-        return first == second if sorted_keys else first != second and Counter(first) == Counter(second)
+        return first == second if sorted_keys else Counter(first) == Counter(second)
 
     return rule
 
 
 def _is_other_tool(difference: Difference) -> bool:
-    return difference.role == "tools"
+    return "tools" in difference.roles
 
 
 def _without_reasoning(text: str) -> str:
@@ -426,7 +438,7 @@ def _is_compaction(difference: Difference) -> bool:
     if sizes[1] >= sizes[0] and len(difference.later) >= len(difference.earlier):
         return False
     heads = [shown(section)[:2000] for section in difference.later[:2]]
-    cues = (_COMPACTED_CUE, _SUMMARY_CUE) if difference.goes_on else (_COMPACTED_CUE,)
+    cues = (_COMPACTED_CUE, _SUMMARY_CUE) if difference.is_one_task else (_COMPACTED_CUE,)
     return any(cue.search(head) for cue in cues for head in heads)
 
 
@@ -436,24 +448,30 @@ def _is_truncation(difference: Difference) -> bool:
     if difference.role not in _OF_APPLICATION and second[0] in first[1:]:
         gone = first.index(second[0])
         rest = min(len(first) - gone, len(second))
-        return first[gone : gone + rest] == second[:rest]
+        return first[gone : gone + rest] == second[:rest] and (rest > 1 or difference.is_one_task)
     text, cut = difference.texts
     rest_of_cut = cut[difference.character :]
-    if difference.role in ("system", "tools") or len(cut) >= len(text) or not difference.goes_on:
+    if difference.role in ("system", "tools") or len(cut) >= len(text) or not difference.is_one_task:
         return False
     return not rest_of_cut.strip() or (len(rest_of_cut) < _WINDOW and bool(_CUT_CUE.search(rest_of_cut)))
 
 
 def _is_edit(difference: Difference) -> bool:
     """Return whether an earlier message differs, and the conversation or later messages are the same."""
-    first, second = difference.names
     if difference.role in ("system", "tools", "documents", "prompt", "rendered"):
         return False
-    return difference.goes_on or not set(first[1:]).isdisjoint(second[1:]) or second[0] in first or first[0] in second
+    first, second = difference.names
+    again = (shown(section) for name, section in zip(second, difference.later, strict=True) if name in set(first))
+    return difference.goes_on or sum(map(len, again)) >= RECURRING
 
 
 def _is_system_prompt(difference: Difference) -> bool:
-    return difference.role == "system"
+    return "system" in difference.roles
+
+
+def _has_no_system_prompt(difference: Difference) -> bool:
+    """Return whether one of the prompts has a system prompt in the place of another part."""
+    return len(difference.roles) == 2 and "system" in difference.roles
 
 
 def _is_new_text(difference: Difference) -> bool:
@@ -473,6 +491,8 @@ _AT = "at the difference, and the texts go on alike behind it"
 RULES = (
     BreakRule("template", lambda difference: difference.by_template, "the messages go on, and what is rendered parts"),
     BreakRule("changed_parameter", lambda difference: bool(difference.parameter), "the requests differ in a parameter"),
+    BreakRule("changed_tools", lambda difference: difference.roles == {"system", "tools"}, "one side has no tools"),
+    BreakRule("changed_system_prompt", _has_no_system_prompt, "one side has no system prompt, or a shorter one"),
     BreakRule("reordered_keys", _tools_are(sorted_keys=True), "the tools are equal once their keys are sorted"),
     BreakRule("reordered_tools", _tools_are(sorted_keys=False), "both sides have the same tools"),
     BreakRule("white_space", _is_white_space, "the texts are equal without white space"),
@@ -503,7 +523,7 @@ def rule_of(difference: Difference) -> BreakRule:
 
 def tool_at(difference: Difference) -> tuple[int, str] | None:
     """Return number from 1 and name of the tool in which the tools of two prompts differ; None elsewhere."""
-    if difference.role != "tools":
+    if difference.roles != {"tools"}:
         return None
     end = 1
     for number, tool in enumerate(_tools(difference.texts[1]), 1):

@@ -330,9 +330,7 @@ MENDS: dict[str, Mend] = {
         "keys of tools, calls and documents sorted", lambda survey: sorted_keys, frozenset({"reordered_keys"})
     ),
     "tools_sorted": Mend("tools in one order, those of most requests first", SortedTools),
-    "documents_sorted": Mend(
-        "documents in one order", lambda survey: sorted_documents, frozenset({"shuffled_documents"})
-    ),
+    "documents_sorted": Mend("documents in one order", lambda survey: sorted_documents),
     "reasoning_kept": Mend(
         "reasoning of earlier answers kept", lambda survey: KeptReasoning(), frozenset({"dropped_reasoning"})
     ),
