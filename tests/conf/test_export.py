@@ -27,6 +27,19 @@ def test_export_writes_the_arrivals_of_a_study(spanlab, tmp_path: Path):
     assert [row["input_length"] for row in rows] == [request.num_tokens for request in arrived]
 
 
+def test_anonymous_export_of_a_log_has_no_text(spanlab, tmp_path: Path):
+    words = [f"zq{number}" for number in range(8)]
+    bodies = [{"messages": [{"role": words[1], "content": " ".join(words)}], "user": words[0]}] * 3
+    log, path = tmp_path / "log.jsonl", tmp_path / "trace.jsonl"
+    log.write_bytes(b"".join(orjson.dumps({"timestamp": n, **body}) + b"\n" for n, body in enumerate(bodies)))
+    settings = ("workload=log", f"workload.path={log}", "arrivals=as_given", "preamble=none", "anonymise=true")
+    done = spanlab("-cn", "export", *settings, "writer.format=mooncake", f"writer.path={path}")
+    assert done.code == 0, done.err
+    rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    assert [row["hash_ids"] for row in rows] == [rows[0]["hash_ids"]] * 3
+    assert b"zq" not in path.read_bytes()
+
+
 def test_export_folds_ids_below_the_vocabulary(spanlab, tmp_path: Path):
     path = tmp_path / "requests.jsonl"
     given = ("writer.format=openai", f"writer.path={path}", "vocab_size=500")
@@ -47,6 +60,10 @@ def test_export_folds_ids_below_the_vocabulary(spanlab, tmp_path: Path):
         (
             ("writer.format=mooncake", "writer.path=x", "writer.block_size=0"),
             ("writer.block_size=0: expected a number above zero",),
+        ),
+        (
+            ("writer.format=openai", "writer.path=x", "anonymise=true"),
+            ("anonymise=true with writer.format=openai: expected guidellm or mooncake",),
         ),
         (("writer.format=mooncake", "writer.path=x", "vocab_size=9"), ("vocab_size=9 with", "expected openai")),
         (

@@ -202,6 +202,11 @@ TRIED = {
 }
 
 
+def computed_tokens(summary: dict[str, Any]) -> int:
+    computed: int = summary["tokens"]["prompt"] - summary["presets"]["vllm_0_32"]["reused_tokens"]
+    return computed
+
+
 @pytest.mark.parametrize("kind", LOGS)
 @pytest.mark.parametrize("memory", ["store.total_gib=64", "store.total_gib=0.4"])
 def test_mended_log_has_the_predicted_reuse(tmp_path: Path, kind: str, memory: str):
@@ -221,6 +226,8 @@ def test_mended_log_has_the_predicted_reuse(tmp_path: Path, kind: str, memory: s
         assert again["log"]["format"] == "openai"
         assert again["presets"]["vllm_0_32"]["token_hit_rate"] == written["token_hit_rate"] == fixes[name]
         assert again["tokens"]["output"] == summary["tokens"]["output"]
+        saved = next(fix["saved_tokens"] for fix in summary["fixes"] if fix["name"] == name)
+        assert computed_tokens(again) == computed_tokens(summary) - saved
 
 
 @pytest.mark.parametrize(
@@ -244,6 +251,7 @@ def test_best_mend_is_written_and_named(tmp_path: Path):
     summary = explained_bodies(tmp_path, *bodies, settings=(f"write_fixed={path}",))
     best = max((fix for fix in summary["fixes"] if fix["name"] in {*MENDS, "all_mends"}), key=lambda fix: fix["gain"])
     assert summary["written"]["token_hit_rate"] == best["token_hit_rate"]
+    assert summary["prefill_s"] > best["prefill_s"] > 0
     page = (tmp_path / "explain" / "x" / "report.html").read_text()
     assert f"20 requests after {summary['written']['mend']}, of whose tokens" in page
     first = json.loads(path.read_text().splitlines()[0])

@@ -78,7 +78,7 @@ IDS = [
 NAMES = [
     ("You are talking to Ann Lee.", "You are talking to Bob."),
     ("User: ann.lee@example.org", "User: bob@example.org"),
-    ("Working directory: /home/ann/shop", "Working directory: /home/robert/shop"),
+    ("Working directory: /Users/ann/shop", "Working directory: /Users/robert/shop"),
     ("Customer name: Ann", "Customer name: Anna Maria"),
 ]
 PARAMETERS = [

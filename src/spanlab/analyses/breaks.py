@@ -190,7 +190,7 @@ class _Reading:
     texts: dict[int, _Text] = field(default_factory=dict)
     waiting: dict[int, list[tuple[int, _Text]]] = field(default_factory=lambda: defaultdict(list))
     breaks: dict[int, Break | None] = field(default_factory=dict)
-    held: int = 0
+    in_memory: int = 0
     too_large: int = 0
 
     def see(self, line: int, prompt: Prompt) -> None:
@@ -206,7 +206,7 @@ class _Reading:
             elif self._takes(text):
                 self.waiting[other].append((request, text))
         for later, waiting in self.waiting.pop(request, ()):
-            self.held -= waiting.size
+            self.in_memory -= waiting.size
             self._compare(later, waiting, text)
         if self.uses.get(request):
             text = text.behind(self.common[request]) if self.options.template is None else text
@@ -222,10 +222,10 @@ class _Reading:
 
     def _takes(self, text: _Text) -> bool:
         size = text.size
-        if self.held + size > MOST_HELD:
+        if self.in_memory + size > MOST_HELD:
             self.too_large += 1
             return False
-        self.held += size
+        self.in_memory += size
         return True
 
     def _compare(self, request: int, later: _Text, earlier: _Text) -> None:
@@ -233,7 +233,7 @@ class _Reading:
         self.breaks[request] = self._break(request, other, earlier, later)
         self.uses[other] -= 1
         if not self.uses[other] and (done := self.texts.pop(other, None)) is not None:
-            self.held -= done.size
+            self.in_memory -= done.size
 
     def _break(self, request: int, other: int, earlier: _Text, later: _Text) -> Break | None:
         whole, later = later, later.behind(earlier.skipped) if earlier.skipped else later

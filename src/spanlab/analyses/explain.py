@@ -19,6 +19,7 @@ from spanlab.analyses.fixes import (
     Rules,
     check_fits,
     curve_of,
+    mean_prefill_s,
     mends_of,
     ranked_fixes,
     rates,
@@ -29,8 +30,8 @@ from spanlab.build import GIB
 from spanlab.offline.forest import Ints
 from spanlab.offline.replay import CacheRules, ReplayResult
 from spanlab.registry import require
-from spanlab.report import style
-from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, placeholder, word
+from spanlab.report import style, units
+from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, placeholder, seconds, word
 from spanlab.report.table import Field, tabulate, whole
 from spanlab.settings.analyses import ANALYSES, LOG, Analysis, ExplainSettings
 from spanlab.settings.study import Study
@@ -200,11 +201,22 @@ def _fixes(summary: Summary) -> Table:
         Field("fix", "fix", word, "name", left=True),
         Field("token_hit_rate", "token\nhit rate", percent),
         Field("gain_points", "gain\n(points)", _gain, whole),
+        Field("saved_tokens", "tokens\nsaved", _saved, keep=5),
+        Field("prefill_s", "prefill", seconds, keep=5, empty=(None,)),
         Field("extra_gib", "more\nGiB", number_format(".4g"), keep=2),
         Field("gain_per_gib", "points\nper GiB", _gain_per_gib, keep=3),
         Field("says", "what it is", _description, whole, keep=4, left=True, explains=True),
     )
-    return tabulate("fixes", "What would help, by gain for its memory; each is simulated", fields, summary["fixes"])
+    prefill = summary["prefill_s"]
+    notes = (f"prefill: mean time that a prompt is computed, by the timing model; now {units.seconds(prefill)}",) * any(
+        fix["prefill_s"] is not None for fix in summary["fixes"]
+    )
+    title = "What would help, by gain for its memory; each is simulated"
+    return tabulate("fixes", title, fields, summary["fixes"], notes)
+
+
+def _saved(tokens: int) -> Cell:
+    return Cell(tokens, f"{units.count(tokens)}" if tokens >= 0 else f"-{units.count(-tokens)}")
 
 
 def _gain(fix: Summary) -> Cell:
@@ -440,6 +452,7 @@ def _lengths(log: Log) -> dict[str, Any]:
         "presets": {},
         "capacity_curve": [],
         "fixes": [],
+        "prefill_s": None,
         "written": None,
         "lost_by_cause": {},
         "reported": sums and _REPORTED_LENGTHS | {"sums": sums},
@@ -495,6 +508,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "presets": presets,
         "capacity_curve": _curve(study, facts, explained.rules.block),
         "fixes": [_fix_entry(number, fix) for number, fix in enumerate(fixes, 1)],
+        "prefill_s": mean_prefill_s(study, prompt, baseline.replayed.reused),
         "written": _written(study, log, mends),
         "lost_by_cause": presets[study.runs.baseline]["lost_by_cause"],
         "losses": groups_of(facts, baseline.replayed),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.build import GIB, build_budget, build_placer
+from spanlab.build import GIB, build_budget, build_placer, build_policy, build_prefill_time
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Placer, PrefillInfo, Rule, retention
 from spanlab.core.policies.block_pool import BLOCK, block_shape
 from spanlab.model_spec import ModelSpec
@@ -319,6 +319,8 @@ class Fix:
     `is_bound`   an upper bound that no real change reaches
     `settings`   overrides of this study that make the change; empty where no setting of one device does
     `fits`       whether one device holds the memory
+    `saved_tokens`  prompt tokens that need no computation any more, negative where more do
+    `prefill_s`  mean prefill time of a prompt by the study's timing model; None where it was not computed
     """
 
     name: str
@@ -330,6 +332,8 @@ class Fix:
     is_bound: bool = False
     settings: tuple[str, ...] = ()
     fits: bool = True
+    saved_tokens: int = 0
+    prefill_s: float | None = None
 
     @property
     def helps(self) -> bool:
@@ -360,7 +364,8 @@ class ExplainedArm:
     def fix(self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = "") -> Fix:
         """Return a fix from the tokens that it reuses."""
         rate = tokens / self.facts.prompt_tokens
-        return Fix(name, says, rate, rate - self.rate, max(0.0, extra_bytes) / GIB, caution)
+        saved = round((rate - self.rate) * self.facts.prompt_tokens)
+        return Fix(name, says, rate, rate - self.rate, max(0.0, extra_bytes) / GIB, caution, saved_tokens=saved)
 
     def replayed(self, rules: CacheRules) -> int:
         """Return the tokens that other rules reuse."""
@@ -541,8 +546,33 @@ def _mended(arm: ExplainedArm, name: str, says: str, rewrite: Rewrite) -> Fix:
     """Return the replay of the log with changed prompts; its prompts may be shorter or longer."""
     assert arm.facts.log.source is not None, "it has prompts"
     facts = Facts(arm.facts.log.source.rewritten(rewrite))
-    rate = int(replay(facts.in_logged_order, arm.rules).reused.sum()) / facts.prompt_tokens
-    return Fix(name, says, rate, rate - arm.rate, caution=CHANGES_ORDER)
+    reused = replay(facts.in_logged_order, arm.rules).reused
+    rate, total = int(reused.sum()) / facts.prompt_tokens, arm.facts.prompt_tokens
+    computed = facts.prompt_tokens - int(reused.sum())
+    return Fix(
+        name,
+        says,
+        rate,
+        rate - arm.rate,
+        caution=CHANGES_ORDER,
+        saved_tokens=round((1 - arm.rate) * total) - computed,
+        prefill_s=mean_prefill_s(arm.study, facts.paths.prompt_tokens, reused),
+    )
+
+
+MOST_TIMED = 1000  # prompts of which the prefill is timed
+
+
+def mean_prefill_s(study: Study, prompt: Ints, reused: Ints) -> float:
+    """Return the mean prefill time of prompts whose beginnings are reused, while nothing else runs.
+
+    It is over `MOST_TIMED` prompts at equal distances, by the study's timing model.
+    """
+    strategy = study.arms[study.runs.baseline]
+    steps = build_prefill_time(study, build_policy(study, strategy, 0, 1), study.batch)
+    timed = np.arange(0, len(prompt), max(1, len(prompt) // MOST_TIMED))[:MOST_TIMED]
+    pairs = zip(reused[timed].tolist(), prompt[timed].tolist(), strict=True)
+    return sum(sum(steps(start, stop)) for start, stop in pairs if stop > start) * 1e-9 / len(timed)
 
 
 def _anywhere(arm: ExplainedArm) -> Iterator[Fix]:

@@ -16,7 +16,7 @@ from spanlab.registry import REQUIRED, entry, not_negative, one_of, positive
 from spanlab.study.jobs import build_arrivals
 from spanlab.workloads import Workload
 from spanlab.workloads.load import WorkloadSettings
-from spanlab.workloads.writers import WRITERS
+from spanlab.workloads.writers import HASHED, WRITERS
 from spanlab_sim.arrivals import Arrivals
 
 
@@ -60,6 +60,7 @@ class Export:
     `seed`        seed of arrivals and popularity, as in a study
     `vocab_size`  token ids are folded below this number, for prompts of token ids; null: unchanged ids
     `writer`      format and path of the file
+    `anonymise`   refuse writers of tokens or texts: the file has lengths, times and numbers of equal blocks alone
     `plugins`     Python files (mine.py) or modules to import, which register further names
     """
 
@@ -68,6 +69,7 @@ class Export:
     seed: int = 0
     vocab_size: int | None = None
     writer: WriterSettings = REQUIRED
+    anonymise: bool = False
     plugins: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,11 @@ class Export:
         if self.arrivals.clients is not None:
             raise ValueError(
                 f"arrivals.clients={self.arrivals.clients}: expected arrivals with times, for a closed loop has none"
+            )
+        if self.anonymise and self.writer.format not in HASHED:
+            raise ValueError(
+                f"anonymise=true with writer.format={self.writer.format}: expected {' or '.join(HASHED)}, which write "
+                "numbers of equal blocks in place of tokens"
             )
         if self.vocab_size is not None and self.writer.format != "openai":
             raise ValueError(f"vocab_size={self.vocab_size} with writer.format={self.writer.format}: expected openai")

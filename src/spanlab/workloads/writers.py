@@ -26,6 +26,8 @@ Writer = Callable[[Iterable[Request]], Iterator[Line]]
 
 #: A registered function returns the writer; its parameters are keys of `writer`.
 WRITERS: Registry[Writer] = Registry("writer")
+#: Formats without tokens: equal numbers mean equal blocks, and say nothing about their content.
+HASHED = ("guidellm", "mooncake")
 BlockSize = Annotated[int, positive, "tokens per block"]
 
 
