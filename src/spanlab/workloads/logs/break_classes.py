@@ -48,7 +48,8 @@ _OF_APPLICATION = frozenset({"system", "tools", "documents", "prompt", "rendered
 
 _WINDOW = 400  # characters that are read on each side of a difference
 RECURRING = 64  # characters behind a volatile word that must be equal: the least that a cache of blocks shares
-_LARGEST_JSON = 1 << 20
+_LARGEST_JSON = 1 << 16  # characters of JSON that are parsed around a difference
+_LARGEST_TOOLS = 1 << 23
 
 # ------------------------------------------------------------------------------
 # Words that change from request to request.
@@ -96,10 +97,13 @@ _PARAMETER_CUE = re.compile(
     r"(?:\s+is)?[\s:=\"'*_`(]{1,6}$"
 )
 _VALUE = re.compile(r"[\w.+-]+")
-_REASONING_TAGS = re.compile(
-    r"<(think|thinking|reasoning)>.*?</\1>\s*|◁think▷.*?◁/think▷\s*|<\|channel\|>analysis<\|message\|>.*?<\|end\|>",
-    re.DOTALL,
-)
+_THOUGHTS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<reasoning>": "</reasoning>",
+    "◁think▷": "◁/think▷",
+    "<|channel|>analysis<|message|>": "<|end|>",
+}
 _REASONING_FIELD = re.compile(r',?"(?:reasoning_content|reasoning|thinking)":"(?:[^"\\]|\\.)*"')
 _SPECIAL = re.compile(
     r"<\|[^|<>\s]{1,40}\|>(?:(?:system|user|assistant|tool)\b)?|</?s>|<bos>|<eos>|\[/?INST\]|"
@@ -113,6 +117,18 @@ _CUT_CUE = re.compile(r"(?i)truncat|\bcleared\b|\bomitted\b|\bremoved\b|\belided
 def without_volatile(text: str) -> str:
     """Return a text in which a mark stands for each stamp and id."""
     return ID.sub("\0", STAMP.sub("\0", text))
+
+
+def without_thoughts(text: str) -> str:
+    """Return a text without the reasoning that its marks enclose, and without the white space behind it."""
+    for opening, closing in _THOUGHTS.items():
+        texts, start = [], 0
+        while (begin := text.find(opening, start)) >= 0 and (end := text.find(closing, begin)) >= 0:
+            texts.append(text[start:begin])
+            rest = text[end + len(closing) : end + len(closing) + _WINDOW]
+            start = end + len(closing) + len(rest) - len(rest.lstrip())
+        text = "".join([*texts, text[start:]])
+    return text
 
 
 # ------------------------------------------------------------------------------
@@ -326,13 +342,13 @@ def _starts_of_json(difference: Difference) -> list[int]:
     head = max(0, difference.character - _WINDOW)
     brackets = [match.start() for match in re.finditer(r"[\[{]", text[head : difference.character])]
     first = next((match.start() for match in re.finditer(r"^[\[{]", text[: difference.character], re.MULTILINE)), None)
-    starts = [head + index for index in brackets[:4]]
+    starts = [head + index for index in brackets[:3]]
     return starts if first is None else [first, *starts]
 
 
-def _decoded(text: str, start: int) -> tuple[Any, int]:
+def _decoded(text: str, start: int, largest: int = _LARGEST_JSON) -> tuple[Any, int]:
     """Return the JSON that begins at a character, and its end; the end is 0 where there is none."""
-    if len(text) - start > _LARGEST_JSON:
+    if len(text) - start > largest:
         return None, 0
     try:
         return json.JSONDecoder().raw_decode(text, start)
@@ -342,7 +358,7 @@ def _decoded(text: str, start: int) -> tuple[Any, int]:
 
 @lru_cache(maxsize=16)
 def _tools(text: str) -> tuple[Mapping[str, Any], ...]:
-    tools, _ = _decoded(text, 0)
+    tools, _ = _decoded(text, 0, _LARGEST_TOOLS)
     return tuple(tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
 
 
@@ -373,7 +389,7 @@ def _is_other_tool(difference: Difference) -> bool:
 
 
 def _without_reasoning(text: str) -> str:
-    plain = _REASONING_FIELD.sub("", _REASONING_TAGS.sub("", text))
+    plain = _REASONING_FIELD.sub("", without_thoughts(text))
     return plain.replace("{,", "{").removesuffix("{}").rstrip()
 
 

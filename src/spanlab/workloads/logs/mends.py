@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json
-from spanlab.workloads.logs.break_classes import CLOCK, STAMP
+from spanlab.workloads.logs.break_classes import CLOCK, STAMP, without_thoughts
 
 # ------------------------------------------------------------------------------
 # Other orders of the same prompts: text that changes behind text that recurs, and tools in one
@@ -276,13 +276,12 @@ class KeptReasoning:
 
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-_TAGS = re.compile(r"<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
 
 
 def _without_reasoning(message: Message) -> Message:
     """Return an answer without its reasoning; the same object if it has none."""
     fields = {key: value for key, value in message.fields.items() if key not in _THOUGHTS}
-    blocks = tuple(_TAGS.sub("", block) if isinstance(block, str) else block for block in message.blocks)
+    blocks = tuple(without_thoughts(block) if isinstance(block, str) else block for block in message.blocks)
     same = blocks == message.blocks and len(fields) == len(message.fields)
     return message if same else replace(message, blocks=blocks, fields=fields)
 
