@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from spanlab.analyses.breaks import AROUND
+from spanlab.cli import compose
+from spanlab.study.run import run_study
 from spanlab.workloads.logs.mends import MENDS
 
 from ..support.files import write_lines
@@ -312,3 +314,42 @@ def test_requests_sorted_by_time_are_compared_in_their_order(tmp_path: Path):
     again = write_lines(tmp_path / "shuffled.jsonl", *rows)
     settings = ("workload.log.backwards=sort",)
     assert explained(tmp_path / "shuffled", f"log={again}", *settings)["breaks"] == usual
+
+
+def test_calls_of_a_session_show_why_tokens_were_lost(tmp_path: Path):
+    kept, stamps = session(1, 6), session(2, 6)
+    for turn, body in enumerate(stamps):
+        body["messages"][0]["content"] = stamped(turn)
+    usage = {"usage": {"prompt_tokens": 900, "prompt_tokens_details": {"cached_tokens": 450}}}
+    bodies = [
+        body | {"session_id": name}
+        for pair in zip(kept, stamps, strict=True)
+        for name, body in zip("ab", pair, strict=True)
+    ]
+    settings = ("output.figures=true",)
+    summary = explained_bodies(tmp_path, *(body | usage for body in bodies), settings=settings)
+    calls = summary["session"]["calls"]
+    assert summary["session"]["session"] == 1
+    assert [call["class"] for call in calls] == ["changed_system_prompt", *["time_stamp"] * 5]
+    assert all(call["lost_by_cause"]["never_seen"] == 0 < call["lost_by_cause"]["break"] for call in calls)
+    for call in calls:
+        assert call["reused_tokens"] + sum(call["lost_by_cause"].values()) == call["prompt_tokens"]
+        assert call["cached_tokens"] == 450
+    points = summary["over_time"]
+    total = summary["tokens"]["prompt"]
+    rates = {"token_hit_rate": summary["presets"]["vllm_0_32"]["token_hit_rate"], "prefix": summary["bounds"]["prefix"]}
+    for key, rate in rates.items():
+        assert sum(point[key] * point["prompt_tokens"] for point in points) == pytest.approx(rate * total)
+    assert {point["reported"] for point in points} == {0.5}
+    figures = {path.stem for path in (tmp_path / "explain" / "x" / "figures").iterdir()}
+    assert figures == {"capacity_curve", "session", "over_time"}
+
+
+def test_terminal_shows_a_page_of_lines(tmp_path: Path, capsys):
+    bodies = [shuffled(number) for number in range(24)]
+    log = write_lines(tmp_path / "log.jsonl", *({"timestamp": n, **body} for n, body in enumerate(bodies)))
+    study = compose("explain", [f"log={log}", "output.figures=false"])
+    run_study(study, "explain", tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert any("the same tools in another order" in line for line in lines)

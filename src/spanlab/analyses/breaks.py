@@ -27,7 +27,7 @@ from spanlab.workloads.logs.break_classes import (
 from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.rendering import BodyOptions, Section, sections_of
 
-MOST_BREAKS = 10  # rows of the table
+MOST_BREAKS = 6  # rows of the table
 AROUND = 80  # characters of both sides before and after a difference that a report holds
 MOST_HELD = 1 << 28  # characters of earlier prompts that are in memory until the last prompt that parts from them
 _SAME_TEXT = 256  # characters that two prompts share if they differ in a parameter and not in everything
@@ -322,12 +322,14 @@ class Breaks:
 
     `rows`      groups of them, those with most tokens behind the break first
     `requests`  requests that part from an earlier one; `compared` of them have texts on both sides
+    `of_request`  the class of each request that parts with texts on both sides
     `notes`     caveats, one sentence each
     """
 
     rows: list[dict[str, Any]]
     requests: int
     compared: int
+    of_request: Mapping[int, str]
     notes: tuple[str, ...] = ()
 
     @property
@@ -370,10 +372,10 @@ def breaks_of(facts: Facts) -> Breaks:
             groups[_key(known)].append(request)
     rows = [_row(reading, members, seen, behind) for members in groups.values()]
     rows.sort(key=lambda row: -row["tokens"])
-    compared = sum(row["requests"] for row in rows if row["class"])
+    classes = {request: known.kind for request, known in (reading.breaks if reading else {}).items() if known}
     large = reading.too_large if reading else 0
     notes = (f"{large:,} breaks have no class: too many texts would have been in memory",) if large else ()
-    return Breaks(rows, sum(row["requests"] for row in rows), compared, notes)
+    return Breaks(rows, sum(row["requests"] for row in rows), len(classes), classes, notes)
 
 
 def _read(facts: Facts, parting: Ints) -> _Reading | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.breaks import breaks_of, breaks_table
+from spanlab.analyses.explain_figures import CAUSES, calls_of, draw_calls, draw_curve, draw_over_time, over_time
 from spanlab.analyses.fixes import (
     ExplainedArm,
     Facts,
@@ -30,7 +31,7 @@ from spanlab.build import GIB
 from spanlab.offline.forest import Ints
 from spanlab.offline.replay import CacheRules, ReplayResult
 from spanlab.registry import require
-from spanlab.report import style, units
+from spanlab.report import units
 from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, placeholder, seconds, word
 from spanlab.report.table import Field, tabulate, whole
 from spanlab.settings.analyses import ANALYSES, LOG, Analysis, ExplainSettings
@@ -41,7 +42,7 @@ from spanlab.workloads.logs.log import Ids, Log, Unread
 from spanlab.workloads.logs.written import write_log
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 # ------------------------------------------------------------------------------
@@ -116,31 +117,21 @@ def positions_of(facts: Facts) -> list[dict[str, Any]]:
 
 
 Summary = Mapping[str, Any]
-CAUSES = {
-    "never_seen": "never seen",
-    "kv_evicted": "KV evicted",
-    "state_evicted": "state evicted",
-    "state_never_placed": "no state placed",
-    "alignment": "alignment",
-    "last_token": "last token",
-    "never_stored": "never stored",
-    "repair": "repair",
-}
 
 
-def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
-    """Return the tables for which the log has numbers; `caveats` are notes of the first table."""
+def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
+    """Return the tables for which the log has numbers: those that a terminal shows, and the others.
+
+    `caveats` are notes of the first table.
+    """
     if not summary["presets"]:
         lengths = summary["prompt_lengths"].items()
         fields = Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count)
         rows = [{"length": name, "tokens": value} for name, value in lengths]
-        return (tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats),)
-    tables = [make(summary) for make in (breaks_table, _fixes, _bounds_table, _curve_table, _positions)]
-    return (
-        _presets(summary, title, caveats),
-        *tables,
-        *(_losses(kind, rows) for kind, rows in summary["losses"].items()),
-    )
+        return (tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats),), ()
+    further = [make(summary) for make in (_fixes, _bounds_table, _curve_table, _positions)]
+    losses = [_losses(kind, rows) for kind, rows in summary["losses"].items()]
+    return (_presets(summary, title, caveats), breaks_table(summary), _best_fixes(summary)), (*further, *losses)
 
 
 def _head_table(summary: Summary) -> str:
@@ -196,6 +187,26 @@ def _bound(share: float | None) -> Cell:
     return placeholder("unknown: only beginnings are compared") if share is None else percent(share)
 
 
+MOST_FIXES = 6  # in a terminal
+
+
+def _best_fixes(summary: Summary) -> Table:
+    """Return the first fixes that help, in short; the page has all of them."""
+    fields = (
+        Field("fix", "fix", word, "name", left=True),
+        Field("token_hit_rate", "token\nhit rate", percent),
+        Field("gain_points", "gain\n(points)", _gain, whole),
+        Field("saved_tokens", "tokens\nsaved", _saved),
+        Field("prefill_s", "prefill", seconds, empty=(None,)),
+        Field("extra_gib", "more\nGiB", number_format(".4g"), keep=1),
+    )
+    helpful = [fix for fix in summary["fixes"] if fix["helps"]]
+    prefill = units.seconds(summary["prefill_s"])
+    notes = (f"prefill: mean time in which a prompt is computed, by the timing model; now {prefill}",)
+    title = f"What would help most; {len(summary['fixes'])} fixes were simulated, and the page describes them"
+    return tabulate("best_fixes", title, fields, helpful[:MOST_FIXES], notes)
+
+
 def _fixes(summary: Summary) -> Table:
     fields = (
         Field("fix", "fix", word, "name", left=True),
@@ -207,12 +218,8 @@ def _fixes(summary: Summary) -> Table:
         Field("gain_per_gib", "points\nper GiB", _gain_per_gib, keep=3),
         Field("says", "what it is", _description, whole, keep=4, left=True, explains=True),
     )
-    prefill = summary["prefill_s"]
-    notes = (f"prefill: mean time that a prompt is computed, by the timing model; now {units.seconds(prefill)}",) * any(
-        fix["prefill_s"] is not None for fix in summary["fixes"]
-    )
     title = "What would help, by gain for its memory; each is simulated"
-    return tabulate("fixes", title, fields, summary["fixes"], notes)
+    return tabulate("fixes", title, fields, summary["fixes"])
 
 
 def _saved(tokens: int) -> Cell:
@@ -263,33 +270,6 @@ def _losses(kind: str, rows: Sequence[Summary]) -> Table:
         *_causes(rows),
     )
     return tabulate(f"losses_of_{kind}", f"The {kind} that lose most of what was seen before", fields, rows)
-
-
-# ------------------------------------------------------------------------------
-# The figure of the analysis `explain`: hit rate over memory, with bounds and arms.
-# ------------------------------------------------------------------------------
-
-BOUNDS = {"prefix": "prefix, no limit", "any_position": "seen before, any position", "offline_optimum": "best eviction"}
-
-
-def draw_curve(summary: Mapping[str, Any], title: str) -> Figure:
-    """Draw the LRU hit rate by memory, with horizontal lines for the bounds and for the presets."""
-    curve = summary["capacity_curve"]
-    names = [*BOUNDS.values(), *summary["presets"]]
-    figure, [[ax]] = style.framed_with(title, "Token hit rate by memory for KV", margins=style.margins_for(names))
-    sizes, shares = [point["gib"] for point in curve], [100 * point["token_hit_rate"] for point in curve]
-    ax.plot(sizes, shares, color=style.INK, marker="o", markersize=3, linewidth=1.3, label="LRU")
-    for (key, name), line in zip(BOUNDS.items(), style.LINE_STYLES[1:], strict=True):
-        if summary["bounds"][key] is not None:
-            ax.axhline(100 * summary["bounds"][key], color="#777777", linestyle=line, linewidth=1, label=name)
-    for number, (name, preset) in enumerate(summary["presets"].items()):
-        colour = f"C{number}"
-        ax.axhline(100 * preset["token_hit_rate"], color=colour, linewidth=0.8, alpha=0.8, label=name)
-    ax.set_xscale("log")
-    ax.set_ylim(0, 100)
-    style.label(ax, "memory for KV (GiB)", "token hit rate (%)")
-    style.legend_right(ax)
-    return figure
 
 
 # ------------------------------------------------------------------------------
@@ -425,9 +405,10 @@ def explain(finished: Finished) -> Findings:
     assert log is not None, "the settings let no other workload pass"
     summary = _lengths(log) if log.ids == Ids.NONE else _reuse(finished.study, log)
     title = f"{finished.name} · {footer(finished)}"
-    draw, caveats = partial(draw_curve, summary, title), _caveats(log)
-    figures = {"capacity_curve": draw} if summary["capacity_curve"] else {}
-    return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
+    caveats = _caveats(log)
+    drawn = {"capacity_curve": draw_curve, "session": draw_calls, "over_time": draw_over_time}
+    figures = {name: partial(draw, summary, title) for name, draw in drawn.items() if summary[name]}
+    return Findings(summary, *tables_of(summary, title, caveats), figures, caveats)
 
 
 def _caveats(log: Log) -> tuple[str, ...]:
@@ -451,6 +432,8 @@ def _lengths(log: Log) -> dict[str, Any]:
         "bounds": {"prefix": None, "any_position": None, "offline_optimum": None},
         "presets": {},
         "capacity_curve": [],
+        "session": None,
+        "over_time": [],
         "fixes": [],
         "prefill_s": None,
         "written": None,
@@ -508,6 +491,8 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "presets": presets,
         "capacity_curve": _curve(study, facts, explained.rules.block),
         "fixes": [_fix_entry(number, fix) for number, fix in enumerate(fixes, 1)],
+        "session": calls_of(facts, baseline.replayed, breaks.of_request),
+        "over_time": over_time(facts, baseline.replayed),
         "prefill_s": mean_prefill_s(study, prompt, baseline.replayed.reused),
         "written": _written(study, log, mends),
         "lost_by_cause": presets[study.runs.baseline]["lost_by_cause"],
