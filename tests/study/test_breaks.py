@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spanlab.analyses import breaks
 from spanlab.analyses.breaks import AROUND
 from spanlab.cli import compose
 from spanlab.study.run import run_study
@@ -305,6 +306,18 @@ def test_redacted_run_holds_no_text_of_the_log(tmp_path: Path):
     shown = explained_bodies(tmp_path / "shown", *bodies)
     assert f"({tool}0)" in shown["breaks"][0]["says"]
     assert tool.encode() in (tmp_path / "shown" / "explain" / "x" / "report.html").read_bytes()
+
+
+def test_breaks_beyond_the_memory_are_counted(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(breaks, "MOST_HELD", 1000)
+    bodies = [chat(stamped(number), invented(30, number)) for number in range(12)]
+    short = [chat("\n".join(RULES), invented(30, number)) for number in range(12)]
+    summary = explained_bodies(tmp_path, *bodies, *short)
+    (note,) = summary["breaks_found"]["notes"]
+    known = summary["breaks_found"]["with_class"]
+    assert note.startswith(f"{23 - known} breaks have no class")
+    assert 0 < known < 23
+    assert note in (tmp_path / "explain" / "x" / "report.html").read_text()
 
 
 def test_requests_sorted_by_time_are_compared_in_their_order(tmp_path: Path):

@@ -116,6 +116,15 @@ def test_volatile_word_gives_the_class(kind: str, sides: tuple[str, str], where:
     assert class_of(body(sides[1]), body(sides[0])) == kind
 
 
+def test_first_of_several_volatile_lines_gives_the_class():
+    def system(date: str, name: str, town: str) -> str:
+        return f"Date: {date}\nUser name: {name}\nTown: {town}\n{RULES_OF_HOUSE}"
+
+    first = chat(system("2026-05-04", "Ann", "Bern"), "Hi")
+    assert class_of(first, chat(system("2026-05-05", "Robert", "Jena"), "Hi")) == "time_stamp"
+    assert class_of(first, chat(system("2026-05-04", "Robert", "Jena"), "Hi")) == "user_name"
+
+
 def test_stamp_that_opens_a_turn_of_the_user():
     def body(stamp: str) -> dict[str, Any]:
         turn = f"<context>\nTime: {stamp}\n</context>\n{RULES_OF_HOUSE}\nMy chain jumps."

@@ -177,7 +177,7 @@ class _Reading:
     `earlier`   the earlier request of each request that parts
     `uses`      number of requests that part from a request, and `common` the whole sections that all of them share
     `texts`     prompts from which later ones part, until the last of these
-    `too_large`  breaks that were not compared, since too many texts were in memory
+    `is_full`   whether a text was not kept, since too many were in memory
     """
 
     log: Log
@@ -191,7 +191,7 @@ class _Reading:
     waiting: dict[int, list[tuple[int, _Text]]] = field(default_factory=lambda: defaultdict(list))
     breaks: dict[int, Break | None] = field(default_factory=dict)
     in_memory: int = 0
-    too_large: int = 0
+    is_full: bool = False
 
     def see(self, line: int, prompt: Prompt) -> None:
         """Compare a prompt with its earlier one, and keep it for those that part from it."""
@@ -223,7 +223,7 @@ class _Reading:
     def _takes(self, text: _Text) -> bool:
         size = text.size
         if self.in_memory + size > MOST_HELD:
-            self.too_large += 1
+            self.is_full = True
             return False
         self.in_memory += size
         return True
@@ -347,8 +347,8 @@ class Breaks:
         return f"{row['requests']:,} of {self.requests:,} prompts that part from earlier ones: {row['says']}"
 
 
-def breaks_of(facts: Facts) -> Breaks:
-    """Return the groups of breaks; those without a text on both sides are grouped by their position.
+def breaks_of(facts: Facts, *, redact: bool = False) -> Breaks:
+    """Return the groups of breaks, if `redact` without any text; those without a class are grouped by their position.
 
     Fields of a row:
 
@@ -362,7 +362,7 @@ def breaks_of(facts: Facts) -> Breaks:
     behind = paths.prompt_tokens - seen
     parting = np.flatnonzero((behind > 0) & (np.arange(paths.requests) > 0))
     reading = _read(facts, parting)
-    if reading is not None and reading.log.source is not None and reading.log.source.settings.redact:
+    if reading is not None and redact:
         reading.breaks = {request: known and _redacted(known) for request, known in reading.breaks.items()}
     groups: dict[Any, list[int]] = defaultdict(list)
     for request in parting.tolist():
@@ -373,8 +373,10 @@ def breaks_of(facts: Facts) -> Breaks:
     rows = [_row(reading, members, seen, behind) for members in groups.values()]
     rows.sort(key=lambda row: -row["tokens"])
     classes = {request: known.kind for request, known in (reading.breaks if reading else {}).items() if known}
-    large = reading.too_large if reading else 0
-    notes = (f"{large:,} breaks have no class: too many texts would have been in memory",) if large else ()
+    notes: tuple[str, ...] = ()
+    if reading is not None and reading.is_full:
+        unknown = len(parting) - len(reading.breaks)
+        notes = (f"{unknown:,} breaks have no class: too many texts would have been in memory",)
     return Breaks(rows, sum(row["requests"] for row in rows), len(classes), classes, notes)
 
 
@@ -478,7 +480,7 @@ def breaks_table(summary: Mapping[str, Any]) -> Table:
         Field("later", "a later prompt", _text, left=True, keep=4, empty=(None,), explains=True),
     )
     title = "Why prompts part from earlier ones: most tokens behind the break"
-    return tabulate("breaks", title, fields, rows, excerpts_note(rows))
+    return tabulate("breaks", title, fields, rows, (*excerpts_note(rows), *summary["breaks_found"]["notes"]))
 
 
 def excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -488,7 +490,7 @@ def excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         return ()
     return (
         f"this report holds texts of {2 * shown_rows} prompts: those that lose most, up to {AROUND} characters before "
-        "and after |, the break; workload.log.redact=true leaves them out",
+        "and after |, the break; redact=true leaves them out",
     )
 
 

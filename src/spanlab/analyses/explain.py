@@ -53,15 +53,14 @@ if TYPE_CHECKING:
 MOST_GROUPS = 10  # groups and positions in the tables
 
 
-def groups_of(facts: Facts, replayed: ReplayResult) -> dict[str, list[dict[str, Any]]]:
-    """Return the groups of each kind that lose most reusable tokens, in decreasing order."""
+def groups_of(facts: Facts, replayed: ReplayResult, *, redact: bool) -> dict[str, list[dict[str, Any]]]:
+    """Return the groups of each kind that lose most reusable tokens, in decreasing order; `redact`: without names."""
     log = facts.log
     groups = {"requests": _losing(facts, replayed, np.arange(log.requests), {})}
     if log.sessions is not None:
         groups["sessions"] = _losing(facts, replayed, log.sessions.astype(np.int64), {})
     if log.tenants is not None:
-        is_shown = log.source is None or not log.source.settings.redact
-        names = dict(enumerate(log.tenant_names)) if is_shown else {}
+        names = {} if redact else dict(enumerate(log.tenant_names))
         groups["tenants"] = _losing(facts, replayed, log.tenants.astype(np.int64), names)
     return groups
 
@@ -471,7 +470,8 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     baseline = arms[study.runs.baseline]
     other_tokens = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.runs.baseline}
     explained = _explained(study, facts, baseline, other_tokens)
-    breaks = breaks_of(facts)
+    redact = study.analyses.explain.redact
+    breaks = breaks_of(facts, redact=redact)
     mends = mends_of(explained, breaks.classes)
     fixes = ranked_fixes(explained, [fix for fix, _ in mends])
     # shares of the prompt tokens: prefix by the log's pieces, optimum by the arm's memory and blocks
@@ -496,7 +496,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "prefill_s": mean_prefill_s(study, prompt, baseline.replayed.reused),
         "written": _written(study, log, mends),
         "lost_by_cause": presets[study.runs.baseline]["lost_by_cause"],
-        "losses": groups_of(facts, baseline.replayed),
+        "losses": groups_of(facts, baseline.replayed, redact=redact),
         "checkpoint_positions": positions_of(facts),
         "breaks": breaks.rows,
         "breaks_found": {"requests": breaks.requests, "with_class": breaks.compared, "notes": list(breaks.notes)},
@@ -515,7 +515,7 @@ def _written(study: Study, log: Log, mends: Sequence[tuple[Fix, Rewrite]]) -> di
     if settings.mend is not None and settings.mend not in names:
         expected = f"one of {', '.join(names)}" if names else "null, for no mend changes its prompts"
         raise ValueError(f"analyses.explain.mend={settings.mend}: expected {expected}")
-    chosen = [(fix, rewrite) for fix, rewrite in mends if settings.mend in (None, fix.name)]
+    chosen = [(fix, rewrite) for fix, rewrite in mends if (fix.name == settings.mend if settings.mend else fix.helps)]
     if not chosen:
         return {"path": None, "mend": None, "requests": 0, "left_out": log.requests, "token_hit_rate": None}
     fix, rewrite = max(chosen, key=lambda mend: mend[0].token_hit_rate)
@@ -534,7 +534,7 @@ def _written_line(written: dict[str, Any] | None) -> list[str]:
     if written is None:
         return []
     if written["path"] is None:
-        return ["no mended log is written, for no mend changes its prompts"]
+        return ["no mended log is written, for no mend helps; analyses.explain.mend=NAME writes any of them"]
     left_out = f"; {written['left_out']:,} without a prompt in the log are left out" if written["left_out"] else ""
     rate = f"{100 * written['token_hit_rate']:.1f} %"
     requests = f"{written['path']}: {written['requests']:,} requests after {written['mend']}"

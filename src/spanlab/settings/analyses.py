@@ -420,14 +420,16 @@ def parse_limit(text: str) -> Limit:
 
 @dataclass
 class ExplainSettings:
-    """A limit for the analysis explain, and the file of the mended log.
+    """A limit for the analysis explain, what its report shows, and the file of the mended log.
 
     `fail_on`      condition under which the run ends with exit code 1, such as token_hit_rate<0.6
+    `redact`       leave every text of the log out of the report, which otherwise has excerpts
     `write_fixed`  new file for the log after a mend, as bodies of chat completions that can be replayed; null: none
     `mend`         fix that `write_fixed` writes, such as volatile_last; null: the mend with the highest hit rate
     """
 
     fail_on: str | None = None
+    redact: bool = False
     write_fixed: str | None = None
     mend: str | None = None
 
@@ -479,7 +481,7 @@ SHORT_NAMES = {
     "analyses": "analyses.names",
     "fail_on": "analyses.explain.fail_on",
     "write_fixed": "analyses.explain.write_fixed",
-    "redact": "workload.log.redact",
+    "redact": "analyses.explain.redact",
     "families": "analyses.families.arms",
     "bars": "analyses.bars.arms",
     "goodput": "analyses.serving.goodput",

@@ -263,8 +263,11 @@ class Difference:
 
     @staticmethod
     def _same_lines(sides: tuple[str, str]) -> bool:
-        first, second = (side.partition("\n")[2][:RECURRING] for side in sides)
-        return len(first) >= RECURRING and first == second
+        """Return whether the next lines begin alike, or share a whole line: other volatile lines may stand between."""
+        first, second = (side.partition("\n")[2] for side in sides)
+        lines = {line for line in first.split("\n") if 2 * len(line) >= RECURRING}
+        alike = len(first) >= RECURRING and first[:RECURRING] == second[:RECURRING]
+        return alike or not lines.isdisjoint(second.split("\n"))
 
 
 Rule = Callable[[Difference], bool]

@@ -82,7 +82,6 @@ class LogSettings:
         None, positive, "tokens of an image; null: by its size where a body holds it, otherwise unknown"
     )
     not_rendered: list[str] = field(list, None, "further keys of bodies that the server does not render")
-    redact: bool = field(False, None, "whether reports leave out every text of the log; otherwise they have excerpts")
     rows: str = field(
         "auto",
         ROWS,
