@@ -358,7 +358,8 @@ def test_calls_of_a_session_show_why_tokens_were_lost(tmp_path: Path):
     assert figures == {"capacity_curve", "session", "over_time"}
 
 
-def test_terminal_shows_a_page_of_lines(tmp_path: Path, capsys):
+def test_terminal_shows_a_page_of_lines(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # a narrow terminal wraps lines
     bodies = [shuffled(number) for number in range(24)]
     log = write_lines(tmp_path / "log.jsonl", *({"timestamp": n, **body} for n, body in enumerate(bodies)))
     study = compose("explain", [f"log={log}", "output.figures=false"])
