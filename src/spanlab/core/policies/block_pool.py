@@ -144,7 +144,7 @@ class BlockPool:
                 del self._first[block.group][digest]
             else:
                 self._forget(block, BlockKey(block.group, digest))
-            block.digest = None
+            block.digest = block.source = None
             evicted.append(block)
         if len(self._first) == 1:
             self.num_evicted[next(iter(self._first))] += count
