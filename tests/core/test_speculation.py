@@ -12,7 +12,9 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.releases import RELEASES
 from spanlab.core.request import Request, Span
+from spanlab.core.rules import ReuseRules
 from spanlab.core.scheduler import SpeculativeScheduler, make_scheduler
+from spanlab.core.step import features
 
 DRAWS = 20_000
 
@@ -182,3 +184,13 @@ def test_drafter_of_a_hybrid_loses_a_block_of_each_hit_until_lookahead(release, 
 def test_states_inside_a_chunk_beside_a_dropping_drafter_are_refused():
     with pytest.raises(ValueError, match="inner_states=true with a drafter's KV: expected a release with lookahead"):
         hybrid_policy(drafts=1, release="vllm_0_32", drafter=True, inner_states=True)
+
+
+def test_each_draft_of_a_hybrid_writes_a_state():
+    scheduler = make(drafts=3)
+    scheduler.add(request(0))
+    step_of(scheduler, 0)
+    step = scheduler.schedule(1)
+    assert step.drafts == [3]
+    hybrid = features(step, 1000, ReuseRules(needs_states=True))
+    assert (hybrid.added_bytes, features(step, 1000).added_bytes) == (3000, 0)
