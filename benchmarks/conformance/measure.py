@@ -38,6 +38,7 @@ MAKERS = {
     "make_grouped_case": "hybrid, 2 to 4 groups",
     "make_inner_case": "hybrid, states inside chunks",
     "make_drafted_hybrid_case": "hybrid, drafts",
+    "make_local_case": "windows, chunks, rings and states",
     "make_async_case": "all, async scheduling",
     "make_continued_case": "all, answers not yet delivered",
     "make_salted_case": "all, cache salts",

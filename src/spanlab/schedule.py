@@ -16,7 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from spanlab.core.admission import BatchRules, Speculation
 from spanlab.core.ledger import NoLedger
-from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, StateMode
+from spanlab.core.policies.block_pool import (
+    BlockPool,
+    BlockRules,
+    BlockStore,
+    GroupKind,
+    GroupRule,
+    StateMode,
+    alignment_of,
+    block_of,
+    check_layout,
+)
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.releases import RELEASES, Release
@@ -36,7 +46,6 @@ from spanlab.typed_json import first_mistake, shown
 FIRST_OUTPUT_ID, OUTPUT_IDS = 7, 13
 _LARGEST = 2**31 - 1
 _LAST_STEP = 2**53 - 1  # whole numbers up to it are exact in every reader of JSON
-_NO_WINDOWS = "groups of layers that free blocks behind a window, and their joint hits, are not modelled"
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Size = Annotated[int, Field(ge=1, le=_LARGEST)]
 Few = Annotated[int, Field(ge=0, le=1024)]
@@ -101,6 +110,20 @@ class CaseRequest(_Keys):
         return np.array(self.output, np.int32)
 
 
+class CaseGroup(_Keys):
+    """Groups of layers of one kind; `GroupRule` defines the kinds.
+
+    `block_size`  tokens per block; null: that of the case
+    `span`        tokens of a window or a chunk
+    `count`       equal groups
+    """
+
+    kind: GroupKind
+    block_size: Size | None = None
+    span: Count = 0
+    count: Annotated[int, Field(ge=1, le=1024)] = 1
+
+
 class Case(_Keys):
     """One workload and one cache.
 
@@ -108,6 +131,7 @@ class Case(_Keys):
     `state_groups`  groups of recurrent layers
     `retention`     tokens between the states that are kept; 0: one state per request
     `inner_states`  whether the last chunk of a prompt also stores the state at its last block boundary
+    `groups`        groups of layers in the order of vLLM's; null: full attention, and `state_groups`
     The keys of a step are those of `batch`; a `long_prefill_token_threshold` of 0 is no limit.
     """
 
@@ -123,11 +147,20 @@ class Case(_Keys):
     draft_method: Literal["ngram", "eagle"] = "ngram"
     async_scheduling: bool = False
     policy: Literal["fcfs", "priority"] = "fcfs"
-    sliding_window: Any = None
+    groups: Annotated[list[CaseGroup] | None, Field(min_length=1)] = None
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: Count = 0
     long_prefill_token_threshold_adaptive: bool = False
     given: Annotated[list[CaseRequest], Field(alias="requests", min_length=1)]
+
+    @property
+    def layout(self) -> tuple[GroupRule, ...]:
+        """The groups of layers, one by one; empty without `groups`."""
+        listed = [
+            [GroupRule(group.kind, group.block_size or self.block_size, group.span)] * group.count
+            for group in self.groups or ()
+        ]
+        return tuple(rule for groups in listed for rule in groups)
 
     @cached_property
     def requests(self) -> tuple[Request, ...]:
@@ -161,6 +194,12 @@ class Case(_Keys):
     def _check_together(self) -> Self:
         mode, drafts, chunked = self.mamba_mode, self.draft_tokens, self.enable_chunked_prefill
         threshold, groups = self.long_prefill_token_threshold, self.state_groups
+        layout = self.layout or (GroupRule("full", self.block_size),)
+        try:
+            check_layout(layout)
+        except ValueError as error:
+            raise ValueError(f"groups: {error}") from error
+        align, listed = alignment_of(layout), any(rule.kind == "state" for rule in layout)
         # vLLM takes no memory behind its longest request.
         longest = max(len(request.tokens) + request.output_len for request in self.given)
         longest += drafts + Speculation(drafts, method=self.draft_method).lookahead
@@ -172,11 +211,11 @@ class Case(_Keys):
                 f"at least max_num_seqs={self.max_num_seqs}",
             ),
             (
-                bool(mode and (self.retention or 0) % self.block_size),
+                bool((mode or self.groups) and (self.retention or 0) % align),
                 "retention",
-                f"a multiple of block_size={self.block_size}",
+                f"a multiple of {align}, the tokens of a block" if self.groups else f"a multiple of block_size={align}",
             ),
-            (self.sliding_window is not None, "sliding_window", f"null, for {_NO_WINDOWS}"),
+            (self.groups is not None and listed != (mode is not None), "mamba_mode", _of_states(listed)),
             ("draft_method" in self.model_fields_set and not drafts, "draft_method", "draft_tokens beside it"),
             (self.async_scheduling and drafts > 0, "async_scheduling", f"false with draft_tokens={drafts}"),
             (not chunked and mode is not None, "enable_chunked_prefill", f"true with mamba_mode={mode}, as in vLLM"),
@@ -198,7 +237,7 @@ class Case(_Keys):
         for is_wrong, key, expected in rules:
             if is_wrong:
                 value = getattr(self, key)
-                value = str(value).lower() if isinstance(value, bool) else value
+                value = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
                 raise ValueError(f"{key}={shown(value)}: expected {expected}")
         for number, request in enumerate(self.given):
             if request.priority and self.policy != "priority":
@@ -212,6 +251,10 @@ class Case(_Keys):
                 tokens = f"requests[{number}].output of {len(request.output):,} tokens"
                 raise ValueError(f"{tokens}: expected output_len={request.output_len}")
         return self
+
+
+def _of_states(listed: bool) -> str:
+    return "align beside groups of kind=state" if listed else "null beside groups without kind=state"
 
 
 def accepted(request: int, generated: int, drafts: int) -> int:
@@ -258,7 +301,7 @@ def policy_of(release: Release, case: Case) -> BlockPolicy:
     """Return the policy of a release of vLLM: one pool of hashed blocks, one of which is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
     rules = BlockRules(
-        case.block_size,
+        block_of(case.layout) or case.block_size,
         states,
         case.state_groups,
         case.retention,
@@ -267,6 +310,8 @@ def policy_of(release: Release, case: Case) -> BlockPolicy:
         drafts=case.draft_tokens,
         drafter=case.draft_method == "eagle",
         release=release,
+        groups=case.layout,
+        in_flight=case.max_num_batched_tokens * (1 + case.async_scheduling),
     )
     store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
     return BlockPolicy(rules, store, ledger=NoLedger())  # decisions are compared, not causes

@@ -70,7 +70,38 @@ WRONG = {
         CASE | {"requests": [{"tokens": [1], "output_len": 1, "priority": 2}]},
         "a.requests[0].priority=2: expected policy=priority beside it",
     ),
-    "a window": (CASE | {"sliding_window": 512}, "a.sliding_window=512: expected null, for groups of layers that free"),
+    "an unknown group": (
+        CASE | {"groups": [{"kind": "sparse"}]},
+        "a.groups[0].kind=sparse: expected full, window, chunk, state or ring",
+    ),
+    "a window without a length": (
+        CASE | {"groups": [{"kind": "window"}]},
+        "a.groups: span=0 of a group of kind=window: expected 1 token or more",
+    ),
+    "rings alone": (
+        CASE | {"groups": [{"kind": "ring"}]},
+        "a.groups: groups of kinds ring: expected one whose blocks a prefix can reuse",
+    ),
+    "two groups of full attention": (
+        CASE | {"groups": [{"kind": "full", "count": 2}]},
+        "a.groups: 2 groups of kind=full: expected one at most, for they need equal blocks",
+    ),
+    "chunks beside other blocks": (
+        CASE | {"groups": [{"kind": "chunk", "span": 8, "block_size": 64}, {"kind": "full"}]},
+        "a.groups: blocks of [16, 64] tokens with a group of kind=chunk: expected one size, as in vLLM",
+    ),
+    "states that no group has": (
+        CASE | {"groups": [{"kind": "full"}], "mamba_mode": "align"},
+        "a.mamba_mode=align: expected null beside groups without kind=state",
+    ),
+    "states of no mode": (
+        CASE | {"groups": [{"kind": "full"}, {"kind": "state"}]},
+        "a.mamba_mode=null: expected align beside groups of kind=state",
+    ),
+    "an odd retention of windows": (
+        CASE | {"groups": [{"kind": "window", "span": 8}], "retention": 24},
+        "a.retention=24: expected a multiple of 16, the tokens of a block",
+    ),
     "no requests": (CASE | {"requests": []}, "a.requests=[]: expected a list of 1 or more"),
     "no tokens": (
         CASE | {"requests": [{"tokens": [], "output_len": 1}]},

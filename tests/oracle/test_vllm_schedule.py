@@ -30,6 +30,7 @@ from .vllm_cases import (
     make_grouped_case,
     make_inner_case,
     make_limited_case,
+    make_local_case,
     make_priority_case,
     make_salted_case,
     make_uncached_async_case,
@@ -104,6 +105,7 @@ MAKERS = {
     "aborted_cases": make_aborted_case,
     "priority_cases": make_priority_case,
     "drafted_hybrid_cases": make_drafted_hybrid_case,
+    "local_cases": make_local_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 

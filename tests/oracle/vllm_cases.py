@@ -6,6 +6,7 @@ case is the same on every machine and in every version of NumPy.
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import count
 from typing import Any
@@ -213,6 +214,78 @@ def make_drafted_hybrid_case(seed: int) -> Case:
     case |= {"draft_tokens": draw.choice((1, 1, 2, 3, 5)), "draft_method": draw.choice(("ngram", "eagle"))}
     case["num_blocks"] = _memory(draw, case) + -(-2 * case["draft_tokens"] // case["block_size"])
     return case
+
+
+def make_local_case(seed: int) -> Case:
+    """A case of the other makers on groups of windows, chunks, rings and states, beside full attention or without."""
+    draw = random.Random(f"local attention {seed}")
+    makers = (make_case, make_case, make_async_case, make_continued_case, make_salted_case, make_limited_case)
+    makers += (make_aborted_case, make_priority_case, make_drafted_case, make_eagle_case)
+    case = next(one for one in map(draw.choice(makers), count(seed, 1_000_000)) if not one.get("mamba_mode"))
+    block = case["block_size"]
+    case["groups"] = draw.choice(LAYOUTS)(draw, block)
+    sizes = [group.get("block_size", block) for group in case["groups"]]
+    aligned = math.lcm(*sizes)
+    case["retention"] = draw.choice((0, 0, 0, None, aligned * draw.choice((1, 2, 4, 8))))
+    kinds = {group["kind"] for group in case["groups"]}
+    if not kinds & {"window", "state"} and case["retention"]:
+        case["retention"] = 0
+    if "state" in kinds:
+        case["mamba_mode"] = "align"
+        case["state_groups"] = sum(group.get("count", 1) for group in case["groups"] if group["kind"] == "state")
+    case["num_blocks"] = _memory_of_groups(draw, case)
+    return case
+
+
+def _span(draw: random.Random, block: int) -> int:
+    near = draw.choice((1, 2, block - 1, block, block + 1, 2 * block, 3 * block + 1))
+    return max(1, draw.choice((near, draw.randint(1, 12 * block))))
+
+
+def _window(draw: random.Random, block: int) -> dict[str, Any]:
+    return {"kind": "window", "span": _span(draw, block)}
+
+
+FULL: dict[str, Any] = {"kind": "full"}
+#: Groups as vLLM makes them for models of these kinds, in its order; sizes are small and random.
+LAYOUTS = (
+    lambda draw, block: [_window(draw, block), FULL],  # gpt-oss
+    lambda draw, block: [_window(draw, block) | {"count": draw.randint(2, 6)}, FULL],  # Gemma 3
+    lambda draw, block: [FULL, _window(draw, block) | {"count": draw.randint(1, 3)}],
+    lambda draw, block: [_window(draw, block) | {"block_size": block * draw.choice((2, 4))}, FULL],  # Gemma 4
+    lambda draw, block: [_window(draw, block), FULL | {"block_size": block * draw.choice((2, 3))}],
+    lambda draw, block: [{"kind": "chunk", "span": _span(draw, block), "count": 3}, FULL],  # Llama 4
+    lambda draw, block: [_window(draw, block)],  # Mistral 7B, StarCoder2
+    lambda draw, block: [_window(draw, block), _window(draw, block), FULL],
+    lambda draw, block: [  # DeepSeek-V4: latents of 4 and of 128 tokens, windows, and the states of its compressors
+        FULL | {"block_size": 16 * block},
+        _window(draw, block) | {"block_size": 4 * block, "count": draw.randint(1, 2)},
+        {"kind": "window", "span": 2 * block, "block_size": block},
+        {"kind": "window", "span": 32 * block, "block_size": 2 * block},
+    ],
+    lambda draw, block: [{"kind": "state", "count": draw.randint(1, 3)}, FULL, _window(draw, block)],
+    lambda draw, block: [FULL, {"kind": "ring", "block_size": block}, _window(draw, block)],
+)
+
+
+def _memory_of_groups(draw: random.Random, case: Case) -> int:
+    """Blocks of the pool: ample, or room for one to three of the largest requests."""
+    ahead = case["max_num_batched_tokens"] * (1 + case.get("async_scheduling", False))
+    drafts = 2 * case.get("draft_tokens", 0)
+
+    def needed(tokens: int) -> int:
+        total = 0
+        for group in case["groups"]:
+            size = group.get("block_size", case["block_size"])
+            held = tokens if group["kind"] == "full" else min(tokens, group.get("span", 0) + ahead + size)
+            blocks = {"state": 3 + drafts, "ring": 1}.get(group["kind"], -(-(held + drafts) // size) + 1)
+            total += blocks * group.get("count", 1)
+        return total
+
+    sizes = [needed(len(one["tokens"]) + one["output_len"]) for one in case["requests"]]
+    if draw.random() < 0.4:
+        return sum(sizes) + 100
+    return 2 + int(max(sizes) * draw.choice((1, 1.2, 1.7, 3)))
 
 
 def _memory(draw: random.Random, case: Case) -> int:

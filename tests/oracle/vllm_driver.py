@@ -33,10 +33,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     MambaSpec,
+    SlidingWindowSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -76,27 +79,40 @@ def cache_config(case: dict) -> CacheConfig:
     return CacheConfig(**options)
 
 
+def state_spec(case: dict) -> MambaSpec:
+    """A group of recurrent layers."""
+    inner = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": case["block_size"]}
+    return MambaSpec(
+        block_size=state_width(case),
+        shapes=((4, 16, 16),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode=case["mamba_mode"],
+        num_speculative_blocks=case.get("draft_tokens", 0),
+        **(inner if case.get("inner_states") else {}),
+    )
+
+
 def groups(case: dict) -> list[KVCacheGroupSpec]:
-    """One group of attention layers and, in a hybrid, `state_groups` of recurrent layers."""
-    size = case["block_size"]
-    kv = FullAttentionSpec(block_size=size, num_kv_heads=2, head_size=16, dtype=torch.bfloat16)
-    has_drafter = case.get("draft_method", "ngram") != "ngram"  # its layers are in the group of attention
-    found, inner = [KVCacheGroupSpec(["attention"], kv, is_eagle_group=has_drafter)], case.get("inner_states")
-    if case.get("mamba_mode"):
-        state = MambaSpec(
-            block_size=state_width(case),
-            shapes=((4, 16, 16),),
-            dtypes=(torch.float32,),
-            mamba_cache_mode=case["mamba_mode"],
-            num_speculative_blocks=case.get("draft_tokens", 0),
-            **(
-                {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": case["block_size"]}
-                if inner
-                else {}
-            ),
-        )
-        found += [KVCacheGroupSpec([f"recurrence {at}"], state) for at in range(case.get("state_groups", 1))]
-    return found
+    """The groups of the case; without any, full attention and, in a hybrid, `state_groups` of recurrent layers."""
+    states = [{"kind": "state", "count": case.get("state_groups", 1)}] if case.get("mamba_mode") else []
+    has_drafter = case.get("draft_method", "ngram") != "ngram"  # its layers are in the group of full attention
+    made: list[KVCacheGroupSpec] = []
+    for group in case.get("groups") or [{"kind": "full"}, *states]:
+        kind, span = group["kind"], group.get("span")
+        sizes = {"block_size": group.get("block_size") or case["block_size"], "dtype": torch.bfloat16}
+        sizes |= {"num_kv_heads": 2, "head_size": 16}
+        for _ in range(group.get("count", 1)):
+            if kind == "state":
+                spec = state_spec(case)
+            elif kind == "window":
+                spec = SlidingWindowSpec(**sizes, sliding_window=span)
+            elif kind == "chunk":
+                spec = ChunkedLocalAttentionSpec(**sizes, attention_chunk_size=span)
+            else:
+                spec = (CircularBufferSpec if kind == "ring" else FullAttentionSpec)(**sizes)
+            drafts = kind == "full" and has_drafter
+            made.append(KVCacheGroupSpec([f"{kind} {len(made)}"], spec, is_eagle_group=drafts))
+    return made
 
 
 def speculation(case: dict) -> SpeculativeConfig | None:
@@ -113,8 +129,8 @@ def speculation(case: dict) -> SpeculativeConfig | None:
     return made
 
 
-def make_scheduler(case: dict) -> Scheduler:
-    """A scheduler over a pool of `num_blocks` blocks."""
+def make_scheduler(case: dict) -> tuple[Scheduler, int]:
+    """A scheduler over a pool of `num_blocks` blocks, and the tokens of a hashed block."""
     chunked = case.get("enable_chunked_prefill", True)
     longest = LONGEST if chunked else case["max_num_batched_tokens"]  # no request may be longer than a step
     with tempfile.TemporaryDirectory() as folder:
@@ -143,6 +159,7 @@ def make_scheduler(case: dict) -> Scheduler:
         parallel_config=ParallelConfig(),
         speculative_config=speculation(case),
     )
+    batch.async_scheduling = case.get("async_scheduling", False)  # a processor's platform switches it off
     config.cache_config.block_size = case["block_size"]
     config.cache_config.num_gpu_blocks = case["num_blocks"]
     if case.get("mamba_mode"):
@@ -154,7 +171,8 @@ def make_scheduler(case: dict) -> Scheduler:
     kv = KVCacheConfig(case["num_blocks"], [], groups(case), **kept)
     size, hashed = resolve_kv_cache_block_sizes(kv, config)
     kind = AsyncScheduler if case.get("async_scheduling") else Scheduler
-    return kind(config, kv, StructuredOutputManager(config), size, hash_block_size=hashed)
+    scheduler = kind(config, kv, StructuredOutputManager(config), size, hash_block_size=hashed)
+    return scheduler, hashed
 
 
 def output_of(request: Request, drafts: int) -> list[int]:
@@ -193,14 +211,14 @@ def drive(case: dict) -> dict:
     two. A plan that has nothing to do but to wait for that one is not counted.
     """
     try:
-        scheduler = make_scheduler(case)
+        scheduler, hashed = make_scheduler(case)
     except ValueError as error:  # of vLLM's own check of its settings
         return {"refused": str(error)}
     # A prompt with one token left gets placeholder rows for CUDA graphs, none of which holds: left out here and there.
     scheduler.num_spec_tokens = 0
     init_none_hash(sha256)
     ahead_of_block = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since 0.33
-    hasher = get_request_block_hasher(case["block_size"], sha256, *([ahead_of_block] if ahead_of_block else []))
+    hasher = get_request_block_hasher(hashed, sha256, *([ahead_of_block] if ahead_of_block else []))
     given = case["requests"]
     coming = sorted(range(len(given)), key=lambda at: (given[at].get("arrive_step", 0), at))
     steps: list[dict[str, int]] = []

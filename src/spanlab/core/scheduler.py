@@ -303,8 +303,13 @@ class Scheduler:
                 budget -= self._start(step, sequence, budget, now)
 
     def _drafts_behind(self, plan: ReusePlan, generated: int, budget: int) -> int:
-        """Return the draft tokens behind a prompt for which its first step needs memory."""
-        return 0
+        """Return the tokens from a prompt's end to the end of the memory that its first step needs.
+
+        Below 0 where it ends before, and 0 where the policy does not check the first step by itself.
+        """
+        if not self.policy.rules.checks_first_chunk:
+            return 0
+        return self._sizes.first_end(plan, generated, budget) - (plan.prompt + generated)
 
     def _start(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Start an admitted sequence; returns the rows that it uses in this step."""
@@ -489,9 +494,9 @@ class SpeculativeScheduler(Scheduler):
         return max(0, behind - self._lookahead)
 
     def _drafts_behind(self, plan: ReusePlan, generated: int, budget: int) -> int:
-        """Return how many of the drafts that follow the first chunk lie behind the prompt."""
-        end = self._sizes.first_end(plan, generated, budget)
-        return max(0, end + self._lookahead - (plan.prompt + generated))
+        """Return the tokens from a prompt's end to the end of the drafts that follow its first chunk."""
+        behind = self._sizes.first_end(plan, generated, budget) + self._lookahead - (plan.prompt + generated)
+        return behind if self.policy.rules.checks_first_chunk else max(0, behind)
 
     def _accept(self, step: ScheduledStep) -> None:
         """Report the tokens that every sequence with an output token of this step holds now."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
+from math import gcd, lcm
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -228,206 +229,6 @@ class BlockPool:
 
 
 # ------------------------------------------------------------------------------
-# Groups of layers that share one block pool: attention keeps all blocks, recurrent layers a few
-# states.
-#
-# A request has one table of blocks per group; entry i is the block of tokens `[i · size, (i +
-# 1) · size)`. A state block holds the recurrent state at the end of its tokens. Semantics: vLLM
-# 0.32.0, groups with hashes of whole blocks, and drafts for attention alone.
-# ------------------------------------------------------------------------------
-
-
-def blocks_of(tokens: int, size: int) -> int:
-    """Return the number of blocks for `tokens` tokens, the last one possibly partly filled."""
-    return -(-tokens // size)
-
-
-@dataclass(slots=True)
-class BlockTable:
-    """Blocks of one request in one group.
-
-    `num_visited`  leading blocks that were published, or skipped
-    `last_state`   index of the state before the last allocation; None without one
-    `num_retired`  leading blocks that were freed or are null, permanently
-    `inner`        whether the chunk that is planned also stores the state at its last boundary
-    `grown`        whether blocks were allocated behind the reused ones
-    """
-
-    blocks: list[Block] = field(default_factory=list)
-    num_visited: int = 0
-    last_state: int | None = None
-    num_retired: int = 0
-    inner: bool = False
-    grown: bool = False
-
-
-class Boundaries(NamedTuple):
-    """Positions at which a later request may resume, and the retention of states between them.
-
-    `retention`  None: the state of every block; 0: states at `positions` only; n: also one per n tokens
-    """
-
-    positions: tuple[int, ...]
-    retention: int | None
-
-
-class BlockGroup(Protocol):
-    """Lookup, allocation, publication and release of the blocks of one group."""
-
-    index: int
-
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        """Return the blocks of the longest usable prefix of at most `limit` blocks; null where not needed."""
-        ...
-
-    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
-        """Return the free blocks that a request for `tokens` tokens takes if it reuses `reused`."""
-        ...
-
-    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
-        """Add the reused blocks to the table of a new request."""
-        ...
-
-    def trim(self, table: BlockTable, computed: int) -> None:
-        """Free blocks that no later token of the request reads after `computed` tokens."""
-        ...
-
-    def extend(self, table: BlockTable, tokens: int) -> None:
-        """Allocate blocks for `tokens` tokens in total."""
-        ...
-
-    def publish(
-        self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries, source: Source
-    ) -> Sequence[int]:
-        """Publish the first `count` blocks under digests of `chain`; return the indices of the newly published.
-
-        `source` has the tokens of these blocks.
-        """
-        ...
-
-
-@dataclass(slots=True)
-class AttentionBlocks:
-    """Full attention: every block is read until the request ends."""
-
-    pool: BlockPool
-    size: int
-    index: int = 0
-
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        return self.pool.find_run(self.index, chain if limit == len(chain) else chain[:limit])
-
-    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
-        new = blocks_of(tokens, self.size) - len(table.blocks) - len(reused)
-        return max(new, 0) + count_unreferenced(reused)
-
-    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
-        self.pool.use(reused)
-        table.blocks = list(reused)
-        table.num_visited = len(reused)
-
-    def trim(self, table: BlockTable, computed: int) -> None:
-        """Do nothing: every token is read again."""
-
-    def extend(self, table: BlockTable, tokens: int) -> None:
-        new = blocks_of(tokens, self.size) - len(table.blocks)
-        if new > 0:
-            table.blocks += self.pool.take(new)
-
-    def publish(
-        self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries, source: Source
-    ) -> Sequence[int]:
-        start, stop = table.num_visited, max(table.num_visited, count)
-        self.pool.publish(self.index, table.blocks[start:stop], chain[start:stop], source)
-        table.num_visited = stop
-        return range(start, stop)
-
-
-@dataclass(slots=True)
-class StateBlocks:
-    """Recurrent layers: a request needs its last state; a prefix resumes from any stored state.
-
-    Chunks end on block boundaries, and only the state at a chunk's end is written. Behind its block, a request holds a
-    block for the state after each of its `drafts`. They move on with the request, and become blocks of its tokens.
-    """
-
-    pool: BlockPool
-    size: int
-    index: int = 1
-    drafts: int = 0
-
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        # From the end, unlike attention, because a recurrent layer needs its last state alone
-        # (vLLM, `MambaManager`).
-        for index in reversed(range(min(limit, len(chain)))):
-            block = self.pool.find(self.index, chain[index])
-            if block is not None:
-                return [NULL_BLOCK] * index + [block]
-        return []
-
-    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
-        # Blocks before the last new one stay null: only the state at the end of a step is written, and an inner one.
-        new = max(blocks_of(tokens, self.size) + self.drafts - len(table.blocks) - len(reused), 0)
-        most = 1 + table.inner + (0 if table.grown else self.drafts)
-        return min(new, most) + count_unreferenced(reused)
-
-    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
-        self.pool.use(reused)
-        table.blocks = list(reused)
-        table.num_visited = len(reused)
-
-    def trim(self, table: BlockTable, computed: int) -> None:
-        """Free all states but that of the last computed token."""
-        stop = min((computed - 1) // self.size, len(table.blocks))
-        freed = list(reversed(range(table.num_retired, stop)))
-        table.num_retired = max(table.num_retired, stop)
-        last = table.last_state
-        if last is not None and stop <= last < blocks_of(computed, self.size) - 1:
-            freed.append(last)
-        self.pool.free([table.blocks[index] for index in freed])
-        for index in freed:
-            table.blocks[index] = NULL_BLOCK
-
-    def extend(self, table: BlockTable, tokens: int) -> None:
-        needed, allocated = blocks_of(tokens, self.size) + self.drafts, len(table.blocks)
-        behind = self.drafts if table.grown else 0
-        table.grown = True
-        if needed <= allocated:
-            return
-        if allocated:
-            table.last_state = allocated - 1 - behind
-        empty = needed - self.drafts - 1 - table.inner  # blocks before the first one that the step writes
-        table.blocks += [NULL_BLOCK] * (empty - allocated)
-        for index in range(allocated - behind, min(allocated, empty)):
-            table.blocks.append(table.blocks[index])
-            table.blocks[index] = NULL_BLOCK
-        table.blocks += self.pool.take(max(0, needed - len(table.blocks)))
-
-    def publish(
-        self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries, source: Source
-    ) -> Sequence[int]:
-        published = []
-        for index in range(table.num_visited, count):
-            if table.blocks[index] is not NULL_BLOCK and self._retains(index, boundaries):
-                self.pool.publish(self.index, [table.blocks[index]], [chain[index]], source)
-                published.append(index)
-        table.num_visited = max(table.num_visited, count)
-        return published
-
-    def _retains(self, index: int, boundaries: Boundaries) -> bool:
-        if boundaries.retention is None:
-            return True
-        if boundaries.retention and (index + 1) % max(boundaries.retention // self.size, 1) == 0:
-            return True
-        return any(position // self.size == index + 1 for position in boundaries.positions)
-
-
-def count_unreferenced(reused: Sequence[Block]) -> int:
-    """Return the number of blocks without references, which leave the free queue when they are reused."""
-    return sum([block.users == 0 for block in reused])
-
-
-# ------------------------------------------------------------------------------
 # The sizes of a pool of hashed blocks in bytes.
 # ------------------------------------------------------------------------------
 
@@ -435,8 +236,11 @@ def count_unreferenced(reused: Sequence[Block]) -> int:
 class BlockStore:
     """A pool of hashed blocks, measured in bytes."""
 
-    def __init__(self, pool: BlockPool, block_bytes: int, state_bytes: int) -> None:
-        self.pool, self.block_bytes, self.state_bytes = pool, block_bytes, state_bytes
+    def __init__(
+        self, pool: BlockPool, block_bytes: int, state_bytes: int, kv_groups: frozenset[int] = frozenset({0})
+    ) -> None:
+        """`kv_groups` are the groups of attention layers; the others hold states."""
+        self.pool, self.block_bytes, self.state_bytes, self.kv_groups = pool, block_bytes, state_bytes, kv_groups
 
     @property
     def num_free(self) -> int:
@@ -446,12 +250,13 @@ class BlockStore:
     @property
     def kv_cached(self) -> int:
         """Bytes of published attention blocks."""
-        return self.pool.num_keyed(0) * self.block_bytes
+        return sum([self.pool.num_keyed(group) for group in self.kv_groups]) * self.block_bytes
 
     @property
     def state_cached(self) -> int:
         """Bytes of published state blocks."""
-        return sum([self.pool.num_keyed(group) for group in self.pool.num_published if group]) * self.block_bytes
+        states = [group for group in self.pool.num_published if group not in self.kv_groups]
+        return sum([self.pool.num_keyed(group) for group in states]) * self.block_bytes
 
     @property
     def inserted_bytes(self) -> int:
@@ -471,6 +276,57 @@ class BlockStore:
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 INNER = 64  # tokens; states inside a chunk are stored at multiples of it
 StateMode = Literal["none", "align"]
+GroupKind = Literal["full", "window", "chunk", "state", "ring"]
+
+
+class GroupRule(NamedTuple):
+    """Rule of one group of layers.
+
+    `kind`  full: every token reads all tokens before it; window: the last `span`, itself among them; chunk: those since
+            the last multiple of `span`; state: a recurrent state; ring: `size` raw keys, of the request alone
+    `size`  tokens per block
+    """
+
+    kind: GroupKind
+    size: int
+    span: int = 0
+
+
+def check_layout(layout: Sequence[GroupRule]) -> None:
+    """Raise ValueError, one sentence, for groups that one pool cannot serve together."""
+    kinds = [rule.kind for rule in layout]
+    if kinds.count("full") > 1:
+        raise ValueError(f"{kinds.count('full')} groups of kind=full: expected one at most, for they need equal blocks")
+    if not set(kinds) - {"ring"}:
+        raise ValueError(f"groups of kinds {', '.join(kinds)}: expected one whose blocks a prefix can reuse")
+    for rule in layout:
+        if rule.kind in ("window", "chunk") and rule.span < 1:
+            raise ValueError(f"span={rule.span} of a group of kind={rule.kind}: expected 1 token or more")
+    sizes = sorted({rule.size for rule in layout})
+    equal = [kind for kind in ("chunk", "state") if kind in kinds]
+    if len(sizes) > 1 and equal:
+        raise ValueError(f"blocks of {sizes} tokens with a group of kind={equal[0]}: expected one size, as in vLLM")
+
+
+def unit_of(layout: Iterable[GroupRule]) -> int:
+    """Return the tokens per digest: every shared block is a multiple of it."""
+    return gcd(*[rule.size for rule in layout if rule.kind != "ring"])
+
+
+def block_of(layout: Sequence[GroupRule]) -> int:
+    """Return the tokens of a block of full attention; else of a whole block in every group; 0 without groups."""
+    full = next((rule.size for rule in layout if rule.kind == "full"), 0)
+    return full or (alignment_of(layout) if layout else 0)
+
+
+def alignment_of(layout: Iterable[GroupRule]) -> int:
+    """Return the tokens that a reused prefix is a multiple of: whole blocks in every group."""
+    return lcm(*[rule.size for rule in layout])
+
+
+def blocks_of(tokens: int, size: int) -> int:
+    """Return the number of blocks for `tokens` tokens, the last one possibly partly filled."""
+    return -(-tokens // size)
 
 
 class BlockShape(NamedTuple):
@@ -530,6 +386,9 @@ class BlockRules:
     `drafts`        tokens drafted ahead of a step
     `drafter`       whether a drafter has keys and values of its own, which at a block's end depend on the next token
     `release`       rules of the release of vLLM
+    `groups`        groups of layers, in the order in which their blocks are freed; empty: full attention, and the
+                    groups of states
+    `in_flight`     tokens that are planned and not yet computed, at most; a prompt's windows take no more memory
     """
 
     size: int
@@ -543,11 +402,27 @@ class BlockRules:
     drafts: int = 0
     drafter: bool = False
     release: Release = VLLM_0_32
+    groups: tuple[GroupRule, ...] = ()
+    in_flight: int = 0
 
     def __post_init__(self) -> None:
+        if self.groups:
+            check_layout(self.groups)
+            kinds = [rule.kind for rule in self.groups]
+            if self.drops_last and "full" not in kinds and len(kinds) > 1:
+                raise ValueError(
+                    f"groups of kinds {', '.join(kinds)} with a drafter's KV: expected one of kind=full, or a release "
+                    "with lookahead; which groups drop a block is not modelled"
+                )
         if self.inner_states and self.drops_last:
             reason = "the state inside a chunk is then stored a block earlier, which is not modelled"
             raise ValueError(f"inner_states=true with a drafter's KV: expected a release with lookahead, for {reason}")
+
+    @property
+    def layout(self) -> tuple[GroupRule, ...]:
+        """The groups of layers, in order."""
+        states = self.state_groups if self.states != "none" else 0
+        return self.groups or (GroupRule("full", self.size), *[GroupRule("state", self.size)] * states)
 
     @property
     def drops_last(self) -> bool:
@@ -565,8 +440,8 @@ class BlockRules:
 
     def reusable(self, matched: int, length: int) -> int:
         """Return how many of the matched blocks `length` tokens may reuse; at least one token is computed."""
-        # A hybrid's attention may match the block of the last token, too, if it is dropped.
-        if self.states == "none" or not self.drops_last:
+        # Beside other groups, attention may match the block of the last token, too, if it is dropped.
+        if len(self.layout) == 1 or not self.drops_last:
             matched = min(matched, (length - 1) // self.size)
         return self.usable(matched)
 
@@ -581,7 +456,8 @@ class BlockRules:
         """
         if not self.drops_last:
             return (length - 1,)
-        return tuple(max(0, end // self.size - 1) * self.size for end in (length - 1, length))
+        unit = alignment_of(self.layout)
+        return tuple(max(0, end // unit - 1) * unit for end in (length - 1, length))
 
     def stores_inside(self, start: int, stop: int, length: int) -> bool:
         """Whether chunk `[start, stop)` stores the state at the last block boundary before `length`, inside of it."""
@@ -589,10 +465,6 @@ class BlockRules:
         if not self.inner_states or start % size or not start + size <= boundary < stop:
             return False
         return blocks_of(stop, size) - 2 > (start - 1) // size
-
-    def num_keyed(self, length: int) -> int:
-        """Return how many blocks of the first `length` tokens have a key, if no further token is known."""
-        return max(0, length - self.lookahead) // self.size
 
 
 # ------------------------------------------------------------------------------
@@ -654,10 +526,10 @@ class Chain:
             self._source = Source(self.request.cache_salt, self.string(self._reach))
         return self._source
 
-    def count_verified(self, blocks: Sequence[Block], length: int) -> int:
+    def count_verified(self, blocks: Sequence[Block], size: int, length: int) -> int:
         """Return the number of leading blocks that were computed from these tokens, despite possible collisions.
 
-        Null blocks, and blocks of a lower tier, are not compared.
+        A block has `size` tokens. Null blocks, and blocks of a lower tier, are not compared.
         """
         expected, last, common = self.source(length), None, 0
         for index, block in enumerate(blocks):
@@ -667,7 +539,7 @@ class Chain:
             if source is not last:
                 last = source
                 common = expected.tokens.common(0, source.tokens) if source.cache_salt == expected.cache_salt else 0
-            if (index + 1) * self._size + self.lookahead > common:
+            if (index + 1) * size + self.lookahead > common:
                 return index
         return len(blocks)
 

@@ -12,21 +12,27 @@ from dataclasses import dataclass, field
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.plan import Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
+from spanlab.core.policies.block_groups import (
+    AttentionBlocks,
+    BlockGroup,
+    BlockTable,
+    Boundaries,
+    RingBlocks,
+    StateBlocks,
+    count_unreferenced,
+    make_groups,
+)
 from spanlab.core.policies.block_pool import (
     NULL_BLOCK,
-    AttentionBlocks,
     Block,
-    BlockGroup,
     BlockKey,
     BlockPool,
     BlockRules,
     BlockStore,
-    BlockTable,
-    Boundaries,
     Chain,
-    StateBlocks,
+    alignment_of,
     blocks_of,
-    count_unreferenced,
+    unit_of,
 )
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
@@ -43,7 +49,7 @@ class BlockPlan(ReusePlan):
     """A reuse plan over hashed blocks.
 
     `reused_blocks`  blocks per group, from the first token to the resume position
-    `junction`       end of a shared prefix that has KV but no state; 0 without one
+    `junction`       end of a shared prefix that full attention has, and another group has not; 0 without one
     `declined`       tokens in lower tiers that are computed nevertheless, because that is faster
     """
 
@@ -65,6 +71,7 @@ class BlockAllocation:
     `room`      tokens up to which `append` does nothing; 0 where states may be freed, or steps are planned ahead
     `begun`     start position of the last step, where steps are planned ahead
     `step`      number of that step
+    `loads_state`  whether the first step starts from a stored state
     """
 
     plan: BlockPlan
@@ -77,11 +84,7 @@ class BlockAllocation:
     room: int = 0
     begun: int = 0
     step: int = -1
-
-    @property
-    def loads_state(self) -> bool:
-        """Whether the first step starts from a stored state."""
-        return len(self.tables) > 1 and self.plan.resume > 0
+    loads_state: bool = False
 
 
 # ------------------------------------------------------------------------------
@@ -96,20 +99,18 @@ NO_BOUNDARIES = Boundaries((), None)  # of attention layers, every full block is
 class BlockMatcher:
     """Looks up prompts, and caches their digests.
 
-    `ever_stored`  digests at which a state was ever stored
+    `ever_stored`  digests at which a block of the first group behind full attention was ever stored
     `kept`         digests of blocks that are stored, or were evicted and no request has missed them since
     """
 
-    def __init__(
-        self,
-        rules: BlockRules,
-        pool: BlockPool,
-        attention: AttentionBlocks,
-        states: Sequence[StateBlocks],
-        ledger: Ledger,
-    ) -> None:
-        self._rules, self._pool, self._attention, self._states = rules, pool, attention, states
-        self._ledger = ledger
+    def __init__(self, rules: BlockRules, pool: BlockPool, groups: Sequence[BlockGroup], ledger: Ledger) -> None:
+        self._rules, self._pool, self._groups, self._ledger = rules, pool, groups, ledger
+        self._full = next((group for group in groups if isinstance(group, AttentionBlocks)), None)
+        self._others = [group for group in groups if not isinstance(group, (AttentionBlocks, RingBlocks))]
+        self._has_states = any(isinstance(group, StateBlocks) for group in groups)
+        self.unit, self.align = unit_of(rules.layout), alignment_of(rules.layout)
+        #: The group whose blocks stand for what is stored: full attention, else the first one.
+        self.leading: BlockGroup = self._full or self._others[0]
         self._chains: dict[int, Chain] = {}
         self.ever_stored: set[int] = set()
         self.kept: set[int] = set()
@@ -118,83 +119,110 @@ class BlockMatcher:
         """Return the digests of a request, which are cached until `forget`."""
         chain = self._chains.get(request.id)
         if chain is None or chain.request is not request:  # the same id with its passages in another order
-            chain = self._chains[request.id] = Chain(request, self._rules.size, self._rules.lookahead)
+            chain = self._chains[request.id] = Chain(request, self.unit, self._rules.lookahead)
         return chain
 
     def forget(self, request: Request) -> None:
         """Drop the cached digests of a request."""
         self._chains.pop(request.id, None)
 
+    def digests(self, chain: Chain, start: int, stop: int) -> list[int]:
+        """Return the digests of the leading group's whole blocks in tokens `[start, stop)`."""
+        each = self.leading.size // self.unit
+        if each == 1:
+            return chain.digests[start // self.unit : stop // self.unit]
+        return chain.digests[start // self.unit + each - 1 : stop // self.unit : each]
+
+    def keyed(self, known: int) -> int:
+        """Return how many of the first `known` tokens are in blocks with a key, if no further token is known."""
+        return max(0, known - self._rules.lookahead) // self.unit * self.unit
+
     def plan(self, request: Request, generated: int) -> BlockPlan:
         """Return the reuse of prompt and output; at least one token is computed."""
-        chain, size = self.chain(request), self._rules.size
+        chain, full = self.chain(request), self._full
         prompt = len(chain.prompt)
         length = prompt + generated
-        digests = chain.digests_to(length)
-        matched = self._attention.find(digests, self._rules.num_keyed(length))
-        del matched[chain.count_verified(matched, length) :]
-        deepest = self._rules.usable(len(matched))
+        digests, keyed = chain.digests_to(length), self.keyed(length)
         # Logits need one computed token, so that a prompt that is matched whole computes its last
         # block again (vLLM).
-        limit = self._rules.reusable(len(matched), length)
-        states, resume = self._find_states(chain, length, limit)
-        resumable = resume if limit == deepest else self._find_states(chain, length, deepest)[1]
-        junction = limit * size if resume < limit and self._rules.junctions else 0
+        if full is not None:
+            matched = full.find(digests, keyed)
+            del matched[chain.count_verified(matched, full.size, length) :]
+            end = len(matched) * full.size
+            deepest = self._aligned(self._rules.usable(len(matched)) * full.size)
+            limit = self._aligned(self._rules.reusable(len(matched), length) * full.size)
+        else:
+            matched, deepest, limit = [], self._aligned(keyed), self._aligned(min(keyed, length - 1))
+        others, resume = self._find_others(chain, length, limit)
+        resumable = resume if limit == deepest else self._find_others(chain, length, deepest)[1]
+        if full is None:
+            end, limit = resumable, resume
+        junction = limit if resume < limit and self._rules.junctions else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
-            seen = max(self._ledger.lookup(request.cache_salt, chain.prompt)[0], len(matched) * size)
-            losses = self._losses(length, digests, seen, len(matched), resume)
-        sizes = seen, len(matched) * size, resumable * size, resume * size
-        reused = [matched[:resume], *states]
+            seen = max(self._ledger.lookup(request.cache_salt, chain.prompt)[0], end)
+            losses = self._losses(length, chain, seen, end, resume)
+        sizes = seen, end, resumable, resume
+        found = iter(others)
+        reused: list[list[Block]] = []
+        for group in self._groups:
+            if group is full:
+                reused.append(matched[: resume // full.size])
+            else:
+                reused.append([] if isinstance(group, RingBlocks) else next(found))
         return BlockPlan(request, prompt, (), Repair(), *sizes, losses, reused_blocks=reused, junction=junction)
 
-    def _find_states(self, chain: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
-        """Return the states at the deepest boundary within `limit` blocks that all groups have, and the boundary."""
-        # A group may lack the state at the boundary that another one found, which shortens the
+    def _aligned(self, tokens: int) -> int:
+        return tokens // self.align * self.align
+
+    def _find_others(self, chain: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
+        """Return what the groups behind full attention reuse of `limit` tokens, and the tokens that all can reuse."""
+        # A group may lack a block that the end that another one found needs, which shortens the
         # prefix for all: repeat until they agree, as vLLM's coordinator of hybrid caches does. Each
         # round is shorter or the last.
         while True:
-            states = [self._verified_states(group, chain, length, limit) for group in self._states]
-            deepest = min((len(blocks) for blocks in states), default=limit)
-            if all(len(blocks) == deepest for blocks in states):
-                return states, deepest
+            blocks = [self._verified(group, chain, length, limit) for group in self._others]
+            ends = [len(one) * group.size for group, one in zip(self._others, blocks, strict=True)]
+            deepest = min(ends, default=limit)
+            if all(end == deepest for end in ends):
+                return blocks, deepest
             limit = deepest
 
-    def _verified_states(self, group: StateBlocks, chain: Chain, length: int, limit: int) -> list[Block]:
-        """Return the deepest state of a group that was computed from these tokens, after null blocks."""
+    def _verified(self, group: BlockGroup, chain: Chain, length: int, limit: int) -> list[Block]:
+        """Return the blocks of a group's longest prefix that was computed from these tokens."""
         blocks = group.find(chain.digests_to(length), limit)
-        while blocks and chain.count_verified(blocks, length) < len(blocks):
-            blocks = group.find(chain.digests_to(length), len(blocks) - 1)
+        while blocks and (verified := chain.count_verified(blocks, group.size, length)) < len(blocks):
+            blocks = group.find(chain.digests_to(length), verified * group.size)
         return blocks
 
-    def _losses(self, length: int, digests: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
-        size = self._rules.size
+    def _losses(self, length: int, chain: Chain, seen: int, matched: int, resume: int) -> Losses:
+        unit, lead = self.align, self.leading.size
         usable = min(seen, length - 1)
-        aligned = self._rules.reusable(seen // size, length)
-        present = min(self._rules.usable(matched), aligned)
-        once = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
-        tombstone = next(once, resume) if self._states else present
+        aligned = self._aligned(self._rules.reusable(seen // lead, length) * lead)
+        present = min(self._aligned(self._rules.usable(matched // lead) * lead), aligned)
+        each = self.unit
+        once = (end for end in range(present, resume, -unit) if chain.digests[end // each - 1] in self.ever_stored)
+        tombstone = next(once, resume) if self._others else present
         # Blocks behind a missing one may still be stored, but a prefix cannot reach them.
-        behind = set(digests[matched : usable // size])
-        absent = self._pool.absent(0, behind)
+        behind = set(self.digests(chain, matched, usable // lead * lead))
+        absent = self._pool.absent(self.leading.index, behind)
         stranded = len(behind) - len(absent)
-        ends = min(matched, usable // size) * size, present * size, resume * size, tombstone * size
-        match = Match(length, seen, usable, aligned * size, *ends, size)
-        return losses_of(match, len(absent & self.kept) * size, stranded=stranded * size)
+        ends = min(matched, usable // lead * lead), present, resume, tombstone
+        match = Match(length, seen, usable, aligned, *ends, unit)
+        return losses_of(match, len(absent & self.kept) * lead, stranded=stranded * lead)
 
     def evicted(self, digests: Sequence[int]) -> set[int]:
         """Return the digests whose blocks were evicted and that no request has missed since."""
-        return self._pool.absent(0, self.kept.intersection(digests))
+        return self._pool.absent(self.leading.index, self.kept.intersection(digests))
 
     def checkpoints(self, request: Request) -> list[int]:
         """Return the positions of the stored states along a prompt, increasing."""
-        if not self._states:
+        if not self._has_states:
             return []
-        digests = Chain(
-            request, self._rules.size, self._rules.lookahead
-        ).digests  # not cached: the request may have finished
-        stored = [all(self._pool.find(group.index, digest) for group in self._states) for digest in digests]
-        return [(index + 1) * self._rules.size for index, is_stored in enumerate(stored) if is_stored]
+        # not cached: the request may have finished
+        digests, size = Chain(request, self.unit, self._rules.lookahead).digests, self.align
+        ends = range(size, len(digests) * self.unit + 1, size)
+        return [end for end in ends if all(len(group.find(digests, end)) * group.size == end for group in self._others)]
 
 
 # ------------------------------------------------------------------------------
@@ -248,21 +276,23 @@ class BlockPolicy:
         store: BlockStore,
         grid: int = 1,
         ledger: Ledger | None = None,
-        attention: AttentionBlocks | None = None,
+        groups: Sequence[BlockGroup] | None = None,
     ) -> None:
         """`grid` is the chunk of the recurrent scan, which only determines the cost of scans."""
         self.blocks, self.store = rules, store
         self.ledger = Ledger() if ledger is None else ledger
-        serves_behind = rules.release.serves_behind
-        self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid, serves_behind=serves_behind)
-        self._pool = store.pool
-        self._attention = AttentionBlocks(self._pool, rules.size) if attention is None else attention
-        self._states = [
-            StateBlocks(self._pool, rules.size, 1 + index, rules.drafts)
-            for index in range(rules.state_groups if rules.states != "none" else 0)
-        ]
-        self._groups: list[BlockGroup] = [self._attention, *self._states]
-        self._matcher = BlockMatcher(rules, self._pool, self._attention, self._states, self.ledger)
+        self._pool, layout = store.pool, rules.layout
+        self._groups = make_groups(self._pool, rules) if groups is None else groups
+        self._states = [group for group in self._groups if isinstance(group, StateBlocks)]
+        self._full_only = len(self._groups) == 1 and layout[0].kind == "full"
+        self._trims = any(rule.kind in ("window", "chunk") for rule in layout)
+        self.rules = ReuseRules(
+            needs_states=bool(self._states),
+            grid=grid,
+            serves_behind=rules.release.serves_behind,
+            checks_first_chunk=self._trims,
+        )
+        self._matcher = BlockMatcher(rules, self._pool, self._groups, self.ledger)
         self._no_blocks: list[list[Block]] = [[] for _ in self._groups]  # reused blocks of a running request
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._step = 0
@@ -308,27 +338,35 @@ class BlockPolicy:
         for group, table, reused in zip(self._groups, tables, plan.reused_blocks, strict=True):
             group.attach(table, reused)
         if plan.losses.kv_evicted:
-            digests = self._matcher.chain(plan.request).digests[plan.matched // self.blocks.size :]
+            chain = self._matcher.chain(plan.request)
+            digests = self._matcher.digests(chain, plan.matched, len(chain.digests) * self._matcher.unit)
             self._matcher.kept.difference_update(self._matcher.evicted(digests))
         work = PrefillRange(0, plan.resume, plan.prompt + generated)
-        return BlockAllocation(plan, (work,), tables)
+        return BlockAllocation(plan, (work,), tables, loads_state=bool(self._states) and plan.resume > 0)
 
     def fits(self, plan: BlockPlan, generated: int = 0, drafts: int = 0) -> bool:
-        """Whether the whole prompt and its drafts fit, and this step writes no state that the request reads."""
-        length = plan.prompt + generated
+        """Whether the whole prompt and its drafts fit, and this step writes no state that the request reads.
+
+        `drafts` tokens lie between the end of the prompt and that of the first step; below 0, the step ends before.
+        """
+        length, free = plan.prompt + generated, self._pool.num_free
         inner = self.blocks.stores_inside(plan.resume, length, length)
         tables = [BlockTable(inner=inner) for _ in self._groups]
-        needed = self._needed(tables, self._tokens(length, drafts), plan.reused_blocks)
-        return needed <= self._pool.num_free and not any(
-            blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks[1:]
-        )
+        if self._trims:  # a prompt frees blocks on the way, so that its first step may need more than its whole
+            whole = self._needed(tables, self._tokens(length, 0), plan.reused_blocks, whole=True)
+            fits = max(whole, self._needed(tables, self._tokens(length, drafts), plan.reused_blocks)) <= free
+        else:
+            fits = self._needed(tables, self._tokens(length, max(0, drafts)), plan.reused_blocks) <= free
+        if not (fits and self._states):
+            return fits
+        return not any(blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks)
 
     def _refuse(self, plan: BlockPlan, generated: int) -> None:
         """Record a refused plan, where the state of the pool determines when it may fit."""
-        pool, (reused, *states) = self._pool, plan.reused_blocks
-        if states or pool.lower is not None:
+        pool = self._pool
+        if not self._full_only or pool.lower is not None:
             return
-        length, size = plan.prompt + generated, self.blocks.size
+        reused, length, size = plan.reused_blocks[0], plan.prompt + generated, self.blocks.size
         needed = blocks_of(length, size) - len(reused) + (unreferenced := count_unreferenced(reused))
         matched = len(reused) + self.blocks.drops_last
         reuses_more = matched < (length - 1) // size
@@ -337,18 +375,25 @@ class BlockPolicy:
             plan, generated, needed, unreferenced, next_digest, pool.num_revived, pool.num_evicted[0]
         )
 
-    def _needed(self, tables: Sequence[BlockTable], tokens: Sequence[int], reused: Sequence[Sequence[Block]]) -> int:
-        if not self._states:
-            return self._attention.needed(tables[0], tokens[0], reused[0])
+    def _needed(
+        self,
+        tables: Sequence[BlockTable],
+        tokens: Sequence[int],
+        reused: Sequence[Sequence[Block]],
+        whole: bool = False,
+    ) -> int:
+        if self._full_only:
+            return self._groups[0].needed(tables[0], tokens[0], reused[0])
         groups = zip(self._groups, tables, tokens, reused, strict=True)
-        return sum([group.needed(table, count, blocks) for group, table, count, blocks in groups])
+        return sum([group.needed(table, count, blocks, whole) for group, table, count, blocks in groups])
 
     def _tokens(self, stop: int, drafts: int) -> Sequence[int]:
         """Return the tokens that need blocks by group: a drafter that looks ahead of its drafts has no states."""
         if not self._states:
-            return (stop + drafts,)
+            return [stop + drafts] * len(self._groups)
         lookahead = self.blocks.drafts if self.blocks.drafter else 0
-        return [stop + drafts, *[stop + max(0, drafts - lookahead)] * len(self._states)]
+        of_states = stop + max(0, drafts - lookahead)
+        return [of_states if isinstance(group, StateBlocks) else stop + drafts for group in self._groups]
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Return the end of a chunk that may reach `stop`: a boundary whose state is stored.
@@ -406,7 +451,8 @@ class BlockPolicy:
         decodes = start >= allocation.work[-1].stop
         self._publish(allocation, stop - (decodes and num_computed < start))
         if not (self._states or self.blocks.ahead):
-            allocation.room = self._room(allocation.tables[0])
+            rooms = [group.room(table) for group, table in zip(self._groups, allocation.tables, strict=True)]
+            allocation.room = min(rooms)
         return True
 
     def _num_computed(self, allocation: BlockAllocation, start: int) -> int:
@@ -419,35 +465,48 @@ class BlockPolicy:
         is_running = allocation.begun < start and allocation.step >= self._step - 1
         return allocation.begun if is_running else start
 
-    def _room(self, table: BlockTable) -> int:
-        """Return the tokens up to which the request needs no new block and fills no unpublished one."""
-        full = (table.num_visited + 1) * self.blocks.size
-        return min(len(table.blocks) * self.blocks.size, full - 1)
-
     def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
         """Publish the full blocks of the first `stop` tokens; `known` tokens exist, None: those and the prompt's."""
-        plan, count = allocation.plan, stop // self.blocks.size
+        plan, matcher = allocation.plan, self._matcher
+        tokens = stop // matcher.align * matcher.align
         if self.blocks.lookahead:
             known = max(allocation.work[-1].stop, stop) if known is None else known
-            count = min(count, self.blocks.num_keyed(known))
-        if count <= allocation.tables[0].num_visited and not self._states:
+            tokens = min(tokens, matcher.keyed(known))
+        # a block behind the last end of a match, which is dropped with it
+        behind = min(stop, tokens + self.blocks.size) if self.blocks.drops_last and tokens else tokens
+        if self._full_only and behind <= allocation.tables[0].num_visited * self.blocks.size:
             return
-        chain = self._matcher.chain(plan.request)
+        chain = matcher.chain(plan.request)
         digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
-        boundaries = self._boundaries(plan) if self._states else NO_BOUNDARIES
-        stored = self._attention.publish(allocation.tables[0], digests, count, boundaries, source)
-        self._matcher.kept.update([digests[index] for index in stored])
-        for group, table in zip(self._states, allocation.tables[1:], strict=True):
-            published = group.publish(table, digests, count, boundaries, source)
-            is_last = count * self.blocks.size == self.blocks.last_state(plan.prompt) > 0
-            if self.blocks.release.renews_states and is_last and table.blocks[count - 1] is not NULL_BLOCK:
-                self._fresh.add(BlockKey(group.index, digests[count - 1]))
-            # record newly published states
-            self._fresh.update([BlockKey(group.index, digests[index]) for index in published])
-            if group.index == 1:
-                self._matcher.ever_stored.update([digests[index] for index in published])
-                allocation.captures = [(index + 1) * self.blocks.size for index in published]
-                allocation.captured += len(published)
+        boundaries = NO_BOUNDARIES if self._full_only else self._boundaries(plan)
+        for group, table in zip(self._groups, allocation.tables, strict=True):
+            stored = group.publish(table, digests, behind if group.index == 0 else tokens, boundaries, source)
+            each = group.size // matcher.unit
+            of_group = [digests[(index + 1) * each - 1] for index in stored]
+            if group is matcher.leading:
+                matcher.kept.update(of_group)
+            elif group.index == 1:
+                matcher.ever_stored.update(of_group)
+            if isinstance(group, StateBlocks):
+                self._note_states(allocation, group, table, digests, stored, tokens // group.size)
+
+    def _note_states(
+        self,
+        allocation: BlockAllocation,
+        group: StateBlocks,
+        table: BlockTable,
+        digests: Sequence[int],
+        stored: Sequence[int],
+        count: int,
+    ) -> None:
+        """Record the states that were stored: requests of the same step cannot read them."""
+        is_last = count * group.size == self.blocks.last_state(allocation.plan.prompt) > 0
+        if self.blocks.release.renews_states and is_last and table.blocks[count - 1] is not NULL_BLOCK:
+            self._fresh.add(BlockKey(group.index, digests[count - 1]))
+        self._fresh.update([BlockKey(group.index, digests[index]) for index in stored])
+        if group is self._states[0]:
+            allocation.captures = [(index + 1) * group.size for index in stored]
+            allocation.captured += len(stored)
 
     def _boundaries(self, plan: BlockPlan) -> Boundaries:
         positions = self.blocks.resumed_at(plan.prompt)
@@ -469,8 +528,8 @@ class BlockPolicy:
 
     def spare_steps(self, allocations: list[BlockAllocation]) -> int:
         """Return a number of decode steps for which memory of all `allocations` certainly suffices."""
-        per_request = 1 + 2 * len(self._states)
-        return self._pool.num_free // (per_request * len(allocations)) * self.blocks.size
+        per_request = len(self._groups) + len(self._states)
+        return self._pool.num_free // (per_request * len(allocations)) * self._matcher.unit
 
     def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Record the computed tokens; their blocks are published already."""
@@ -493,12 +552,16 @@ class BlockPolicy:
         allocation.tables = []
 
     def need(self, request: Request) -> Need:
-        """Return the largest memory of one request: whole blocks, and per group the states that it holds at once."""
-        tokens = request.num_tokens + request.output_len - 1
-        blocks, block_bytes = blocks_of(tokens, self.blocks.size), self.store.block_bytes
-        null_block = 1
-        states = (min(blocks, 2 + self.blocks.inner_states) + self.blocks.drafts) * len(self._states) * block_bytes
-        return Need(tokens, 0, 1, (blocks + null_block) * block_bytes, states)
+        """Return the largest memory of one request: per group, the blocks or states that it holds at once."""
+        tokens, block_bytes = request.num_tokens + request.output_len - 1, self.store.block_bytes
+        null_block, kv, of_states = 1, 0, 0
+        for group in self._groups:
+            if isinstance(group, StateBlocks):
+                held = min(blocks_of(tokens, group.size), 2 + self.blocks.inner_states) + self.blocks.drafts
+                of_states += held
+            else:
+                kv += group.needed(BlockTable(), tokens, (), whole=True)
+        return Need(tokens, 0, 1, (kv + null_block) * block_bytes, of_states * block_bytes)
 
     def check(self) -> None:
         """Verify the pool by recounting."""

@@ -13,15 +13,8 @@ from dataclasses import dataclass
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.plan import Losses, Need, PrefillRange, ReusePlan, Work
-from spanlab.core.policies.block_pool import (
-    AttentionBlocks,
-    BlockRules,
-    BlockStore,
-    BlockTable,
-    Boundaries,
-    Source,
-    blocks_of,
-)
+from spanlab.core.policies.block_groups import AttentionBlocks, BlockTable, Boundaries
+from spanlab.core.policies.block_pool import BlockRules, BlockStore, Source, blocks_of
 from spanlab.core.policies.blocks import BlockAllocation, BlockPolicy
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
@@ -33,9 +26,9 @@ class Chunks(AttentionBlocks):
     """Attention layers whose content is stored at most once."""
 
     def publish(
-        self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries, source: Source
+        self, table: BlockTable, chain: Sequence[int], tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
-        start, stop = table.num_visited, max(table.num_visited, count)
+        start, stop = table.num_visited, max(table.num_visited, tokens // self.size)
         new = [index for index in range(start, stop) if self.pool.find(self.index, chain[index]) is None]
         self.pool.publish(self.index, [table.blocks[index] for index in new], [chain[index] for index in new], source)
         table.num_visited = stop
@@ -46,7 +39,7 @@ class ChunkPolicy(BlockPolicy):
     """Reuses the stored chunks of a prompt's prefix; for models of attention layers alone."""
 
     def __init__(self, rules: BlockRules, store: BlockStore, ledger: Ledger | None = None) -> None:
-        super().__init__(rules, store, 1, ledger, Chunks(store.pool, rules.size))
+        super().__init__(rules, store, 1, ledger, [Chunks(store.pool, rules.size)])
 
     def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
         """Publish full chunks of the prompt only."""
