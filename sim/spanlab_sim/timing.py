@@ -141,11 +141,12 @@ class RooflineTiming:
         self._rotated_prefill_flops = self._pair_flops * ROTATED_PREFILL_PERCENT // 100
         self._rotated_decode_flops = self._pair_flops * ROTATED_DECODE_PERCENT // 100
         self._head_flops = model.head_flops
-        self._weight_bytes = model.layer_parameters * model.weight_itemsize
-        self._expert_bytes = model.expert_parameters * model.weight_itemsize
+        dense = (model.layer_parameters - model.expert_parameters) * model.weight_itemsize
+        self._expert_bytes = int(model.expert_bytes)
+        self._weight_bytes = dense + self._expert_bytes
         self._unchosen_share = model.unchosen_share
         self._head_bytes = model.head_parameters * model.weight_itemsize
-        self._kv_bytes = model.kv_bytes_per_token
+        self._kv_bytes = model.context_bytes_per_token
         self._state_bytes = 2 * model.state_bytes
         transition = model.recurrent_layers * model.recurrent_value_heads * model.recurrent_key_dim**2
         self._map_flops = 2 * transition * model.recurrent_value_dim

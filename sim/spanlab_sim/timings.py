@@ -290,7 +290,7 @@ class Deployment:
     def weight_bytes(self, model: ModelSpec) -> int:
         """Return the bytes of weights on one device; the embedding table stays in the model's format."""
         scale = WEIGHTS[self.weights][0]
-        experts = model.expert_parameters * model.weight_itemsize * scale / self.devices
+        experts = model.expert_bytes * scale / self.devices
         dense = (model.layer_parameters - model.expert_parameters) * model.weight_itemsize * scale
         tables = (model.head_parameters + model.embedding_parameters) * model.weight_itemsize
         return int(experts + (dense + tables) / self.tensor_parallel)
@@ -476,6 +476,9 @@ class FittedTiming:
     )
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec, deployment: Deployment, rates: Rates) -> None:
+        if model.bounded:
+            reason = "a fit of layers that read a bounded number of tokens has not been seen"
+            raise ValueError(f"timing=fitted with model.name={model.name}: expected timing=roofline, for {reason}")
         scale, speed = WEIGHTS[deployment.weights]
         tensor = deployment.tensor_parallel
         ns_per_flop = 1e9 / (hardware.peak_flops * rates.compute * tensor)
@@ -499,7 +502,7 @@ class FittedTiming:
         self._state_ns = 2 * model.state_bytes * self._ns_per_byte
         ranks = deployment.data_parallel
         self._expert_ns = 2 * active_experts * ns_per_flop / (speed * rates.experts * ranks)
-        self._expert_bytes_ns = model.expert_parameters * model.weight_itemsize * scale * self._ns_per_byte / ranks
+        self._expert_bytes_ns = model.expert_bytes * scale * self._ns_per_byte / ranks
         self._unchosen_share = model.unchosen_share**rates.routing
         self._sequence_ns = rates.host_s_per_sequence * 1e9
         self._prefill_ns = rates.host_s_with_prefill * 1e9

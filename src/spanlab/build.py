@@ -14,6 +14,7 @@ from spanlab.compiled import HOME
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts, BatchRules
 from spanlab.core.placement.planner import Departures
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
+from spanlab.core.policies.block_pool import drafter_layer_bytes
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import BackfilledPolicy, TieredPolicy
@@ -121,9 +122,9 @@ def build_budget(settings: StoreSettings) -> Budget:
 
 def held_token_bytes(study: Parts) -> int:
     """Return the KV bytes per token of the model and of a drafter's layers."""
-    drafter, layers = study.batch.speculation, max(1, study.model.attention_layers)
+    drafter = study.batch.speculation
     held_layers = drafter.draft_layers if drafter.has_kv else 0
-    return study.model.kv_bytes_per_token + held_layers * (study.model.kv_bytes_per_token // layers)
+    return study.model.kv_bytes_per_token + held_layers * drafter_layer_bytes(study.model)
 
 
 def build_policy(
@@ -158,6 +159,7 @@ def build_policy(
         ahead=study.batch.async_scheduling,
         drafts=drafter.draft_tokens,
         drafter=drafter.has_kv,
+        in_flight=study.batch.max_num_batched_tokens * (1 + study.batch.async_scheduling),
     )
 
 
@@ -185,6 +187,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         backfills=recovery.backfill is not None,
         state_format=None if strategy.state_format == "native" else state_format,
         state_bytes_saved=model.state_bytes - state_format.num_bytes,
+        bounded=model.bounded,
     )
 
 

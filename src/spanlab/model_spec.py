@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Annotated, Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.registry import Registry, not_negative, positive
+from spanlab.registry import Registry, not_negative, one_of, positive
 
 Positions = NDArray[np.integer]
 Counts = NDArray[np.int64]
 
 _SIZES = (
-    "attention_layers",
     "hidden_size",
     "vocab_size",
     "attention_heads",
     "kv_heads",
     "head_dim",
 )
-_ALWAYS_POSITIVE = (*_SIZES, "weight_itemsize", "kv_itemsize", "grid")
+_ALWAYS_POSITIVE = (*_SIZES, "weight_itemsize", "kv_itemsize", "block_size", "grid")
 _EXPERT_SIZES = ("experts", "experts_per_token", "expert_intermediate_size")
 _RECURRENT_SIZES = ("recurrent_key_heads", "recurrent_value_heads", "recurrent_key_dim", "recurrent_value_dim")
 _POSITIVE_IF_HYBRID = (*_RECURRENT_SIZES, "conv_kernel", "state_itemsize", "conv_itemsize")
@@ -54,29 +53,128 @@ def block_tokens(kv_bytes: float, state_bytes: float, multiple: int) -> int:
     return int(-(-state_bytes // (kv_bytes * multiple))) * multiple
 
 
+def layers_per_group(*layers: int) -> int:
+    """Return the layers of one kind that share a block: as many as the smallest kind has (vLLM 0.32.0).
+
+    If the largest kind has less than half as many more, every kind has one group, and smaller ones are padded.
+    """
+    fewest, most = min(layers), max(layers)
+    return most if 2 * most < 3 * fewest else fewest
+
+
+REACHES = ("window", "chunk")
+
+
+def local_pairs(reach: str, span: int, start: Positions | int, stop: Positions | int) -> Counts | int:
+    """Query-key pairs of prompt tokens [start, stop) in a layer that reads `span` tokens at most.
+
+    window: the token at position t reads the last min(t + 1, span); chunk: those since the last multiple of `span`.
+    """
+    first, last = _wide(start), _wide(stop)
+    return _pairs_before(reach, span, last) - _pairs_before(reach, span, first)
+
+
+def _pairs_before(reach: str, span: int, position: Counts | int) -> Counts | int:
+    if reach == "chunk":
+        whole, rest = position // span, position % span
+        return whole * (span * (span + 1) // 2) + rest * (rest + 1) // 2
+    inside = np.minimum(position, span) if isinstance(position, np.ndarray) else min(position, span)
+    return inside * (inside + 1) // 2 + (position - inside) * span
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedReads:
+    """Reads of layers of one kind, each of `span` tokens per query at most.
+
+    `pair_flops`   FLOPs per query-key pair of all these layers
+    `token_bytes`  bytes per token of their keys and values
+    """
+
+    reach: str
+    span: int
+    pair_flops: int
+    token_bytes: int
+
+    def work(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the FLOPs and bytes of a chunk [start, stop): keys before it are read once, its own are written."""
+        before = start % self.span if self.reach == "chunk" else min(start, self.span - 1)
+        moved = before + stop - start
+        return self.pair_flops * int(local_pairs(self.reach, self.span, start, stop)), self.token_bytes * moved
+
+    def of_rows(self, count: int) -> tuple[int, int]:
+        """Return the FLOPs and bytes of single rows, of which each reads a whole span and writes its token.
+
+        A shorter context, or one inside of a chunk, reads less: so that a run of equal steps is a straight line.
+        """
+        return self.pair_flops * self.span * count, self.token_bytes * (self.span + 1) * count
+
+
 # Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; no code assigns to it.
 @dataclass
+class LocalLayers:
+    """Attention layers of one kind that read some of the tokens before each: their KV behind those is freed.
+
+    `layers`      number of layers.
+    `reach`       window: the last `span` tokens, itself among them; chunk: those since the last multiple of `span`.
+    `span`        tokens.
+    `kv_size`     numbers stored per token and layer: 2 · KV heads · head dimension.
+    `pair_size`   multiplications per query-key pair and layer: heads · (dimensions of key and of value).
+    `parameters`  of one layer's projections.
+    `first`       whether the model's first layer is one of them; vLLM frees the blocks of its group first.
+    """
+
+    layers: int = 0
+    reach: str = "window"
+    span: int = 0
+    kv_size: int = 0
+    pair_size: int = 0
+    parameters: int = 0
+    first: bool = True
+
+    def __post_init__(self) -> None:
+        one_of("model.local.reach", self.reach, REACHES)
+        for key in ("layers", "span", "kv_size", "pair_size"):
+            if isinstance(value := getattr(self, key), int) and value < 1:
+                raise ValueError(f"model.local.{key} is {value}, expected a positive integer.")
+
+
+# Not frozen, for the same reason.
+@dataclass
 class ModelSpec:
-    """Geometry of a decoder of attention layers and, if hybrid, GatedDeltaNet layers, each with SwiGLU blocks.
+    """Geometry of a decoder of attention layers and, if hybrid, recurrent layers, each with SwiGLU blocks.
 
     `name`                 the model's name.
-    `attention_layers`     number of attention layers.
-    `recurrent_layers`     number of GatedDeltaNet layers; 0 for an attention-only model.
+    `attention_layers`     number of attention layers that read all tokens before each.
+    `recurrent_layers`     number of recurrent layers (GatedDeltaNet, KDA, Mamba-2); 0 for an attention-only model.
+    `local`                attention layers that read a window or a chunk.
     `hidden_size`          width of the residual stream.
     `intermediate_size`    width of the SwiGLU block (three matrices); 0 if all layers have experts.
     `vocab_size`           rows of the embedding table.
     `attention_heads`      query heads per attention layer.
     `kv_heads`             key and value heads per attention layer.
     `head_dim`             channels per attention head.
+    `kv_size`              numbers stored per token and attention layer; 0: 2 · kv_heads · head_dim. Latent attention
+                           (MLA) stores one latent and one rotated key.
+    `pair_size`            multiplications per query-key pair and layer; 0: 2 · attention_heads · head_dim.
+    `attention_parameters`  of one attention layer's projections; 0: those of query, key, value and output.
+    `indexed_layers`       attention layers whose queries read a few tokens each, which an index chooses.
+    `index_layers`         of these, layers with an index of their own.
+    `index_bytes`, `index_pair_size`, `index_parameters`  of one index: bytes per token, multiplications per query-key
+                           pair, and parameters.
+    `selected`             tokens that a query of an indexed layer reads at most.
     `gated_attention`      the query projection is twice as wide, its second half gating the output (Qwen3.5).
     `tied_embeddings`      the output head is the embedding table, stored once.
     `recurrent_key_heads`, `recurrent_value_heads`  heads per recurrent layer.
     `recurrent_key_dim`, `recurrent_value_dim`  channels per head: d_k and d_v of the state.
     `conv_kernel`          length of the short convolution.
+    `recurrent_parameters`  of one recurrent layer; 0: those of GatedDeltaNet.
     `expert_layers`        layers that have a mixture of experts in place of one SwiGLU block; 0 for a dense model.
     `experts`, `experts_per_token`  experts of such a layer, and how many of them each token activates.
     `expert_intermediate_size`, `shared_intermediate_size`  width of each expert, and of the shared expert.
+    `gated_shared_expert`  the shared expert has a gate of its own.
     `*_itemsize`           bytes per number: weights, KV, recurrent state (Qwen3.5 keeps fp32), conv state.
+    `expert_itemsize`      bytes per weight of an expert; 0: as other weights.
+    `block_size`           least tokens of a block, which the kernels of vLLM need; other blocks are multiples of it.
     `grid`                 resumable states lie at multiples of it, in tokens: the scan kernel's chunk; 1: anywhere.
     """
 
@@ -89,6 +187,16 @@ class ModelSpec:
     attention_heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    kv_size: int = 0
+    pair_size: int = 0
+    attention_parameters: int = 0
+    indexed_layers: int = 0
+    index_layers: int = 0
+    index_bytes: int = 0
+    index_pair_size: int = 0
+    index_parameters: int = 0
+    selected: int = 0
+    local: list[LocalLayers] = field(default_factory=list)
     gated_attention: bool = False
     tied_embeddings: bool = False
     recurrent_key_heads: int = 0
@@ -96,15 +204,19 @@ class ModelSpec:
     recurrent_key_dim: int = 0
     recurrent_value_dim: int = 0
     conv_kernel: int = 0
+    recurrent_parameters: int = 0
     expert_layers: int = 0
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
     shared_intermediate_size: int = 0
+    gated_shared_expert: bool = True
     weight_itemsize: int = 2
+    expert_itemsize: float = 0.0
     kv_itemsize: int = 2
     state_itemsize: int = 4
     conv_itemsize: int = 2
+    block_size: int = 16
     grid: int = 1
 
     def __post_init__(self) -> None:
@@ -113,6 +225,8 @@ class ModelSpec:
                 raise ValueError(f"model.{key} is {value}, expected 0 or more.")
         keys = _ALWAYS_POSITIVE + (_POSITIVE_IF_HYBRID if self.is_hybrid else ())
         keys += _EXPERT_SIZES if self.expert_layers else ()
+        keys += () if self.local else ("attention_layers",)
+        keys += ("index_layers", "index_bytes", "index_pair_size", "selected") if self.indexed_layers else ()
         for key in keys + (("intermediate_size",) if self.expert_layers < self.num_layers else ()):
             if getattr(self, key) < 1:
                 raise ValueError(f"model.{key} is {getattr(self, key)} in {self.name!r}, expected a positive integer.")
@@ -120,6 +234,14 @@ class ModelSpec:
         if self.is_hybrid:
             self._check_divides("recurrent_value_heads", "recurrent_key_heads")
         self._check_at_most("expert_layers", "num_layers")
+        self._check_at_most("indexed_layers", "attention_layers")
+        self._check_at_most("index_layers", "indexed_layers")
+        if self.local and (self.is_hybrid or self.indexed_layers):
+            other = "recurrent_layers" if self.is_hybrid else "indexed_layers"
+            raise ValueError(
+                f"model.{other} is {getattr(self, other)} beside model.local, expected one of both: the sizes of their "
+                "blocks are not modelled together."
+            )
         self._check_at_most("experts_per_token", "experts")
 
     def _check_at_most(self, key: str, limit_key: str) -> None:
@@ -139,15 +261,38 @@ class ModelSpec:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers of both kinds."""
-        return self.attention_layers + self.recurrent_layers
+        """Number of layers of all kinds."""
+        return self.attention_layers + self.recurrent_layers + sum(kind.layers for kind in self.local)
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether attention layers store something other than keys and values of every KV head."""
+        return self.kv_size > 0 or self.indexed_layers > 0
 
     # Bytes in a cache.
 
+    @property
+    def layer_kv_bytes(self) -> int:
+        """Bytes per token of one attention layer: (kv_size or 2 · kv_heads · head_dim) · kv_itemsize."""
+        return (self.kv_size or 2 * self.kv_heads * self.head_dim) * self.kv_itemsize
+
+    @cached_property
+    def full_bytes_per_token(self) -> int:
+        """Bytes per token of the layers that read all tokens, and of the keys by which they choose them."""
+        return self.attention_layers * self.layer_kv_bytes + self.index_layers * self.index_bytes
+
     @cached_property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values per token: attention_layers · 2 · kv_heads · head_dim · kv_itemsize."""
-        return self.attention_layers * 2 * self.kv_heads * self.head_dim * self.kv_itemsize
+        """Bytes of keys and values per token that all attention layers read: attention_layers · layer_kv_bytes.
+
+        Layers of windows and chunks hold them for a while only.
+        """
+        return self.full_bytes_per_token + self.kv_itemsize * sum(kind.layers * kind.kv_size for kind in self.local)
+
+    @property
+    def context_bytes_per_token(self) -> int:
+        """Bytes that a decode reads per token before it, however many there are."""
+        return self.full_bytes_per_token - self.indexed_layers * self.layer_kv_bytes
 
     @cached_property
     def state_bytes(self) -> int:
@@ -177,17 +322,12 @@ class ModelSpec:
         return -(-self.recurrent_layers // self.layers_per_group(draft_layers)) if self.is_hybrid else 0
 
     def layers_per_group(self, draft_layers: int = 0) -> int:
-        """Return the layers of one kind that share a block: as many as the smaller kind has (vLLM 0.32.0).
-
-        If the larger kind has less than half as many more, it has one group, and the smaller one is padded.
-        """
-        fewer, more = sorted((self.attention_layers + draft_layers, self.recurrent_layers))
-        return more if 2 * more < 3 * fewer else fewer
+        """Return the layers of one kind that share a block."""
+        return layers_per_group(self.attention_layers + draft_layers, self.recurrent_layers)
 
     def block_tokens_per_state(self, multiple: int, drafts: int = 0) -> int:
         """The least multiple of `multiple` tokens whose KV in one layer is no smaller than one layer's state."""
-        kv = self.kv_bytes_per_token // self.attention_layers
-        return block_tokens(kv, self.layer_state_bytes(drafts), multiple)
+        return block_tokens(self.layer_kv_bytes, self.layer_state_bytes(drafts), multiple)
 
     def layer_state_bytes(self, drafts: int = 0) -> int:
         """Return the bytes of one layer's state.
@@ -218,6 +358,7 @@ class ModelSpec:
     def layer_parameters(self) -> int:
         """Parameters of all layers that can multiply an activation; norms and biases, under 0.1 %, are left out."""
         mixers = self.attention_layers * self._attention_parameters + self.recurrent_layers * self._recurrent_parameters
+        mixers += sum(kind.layers * kind.parameters for kind in self.local) + self.index_layers * self.index_parameters
         dense = (self.num_layers - self.expert_layers) * 3 * self.hidden_size * self.intermediate_size
         return mixers + dense + self.expert_layers * self._shared_parameters + self.expert_parameters
 
@@ -233,6 +374,11 @@ class ModelSpec:
         return self.expert_layers * self.experts * 3 * self.hidden_size * self.expert_intermediate_size
 
     @property
+    def expert_bytes(self) -> float:
+        """Bytes of all experts of all layers."""
+        return self.expert_parameters * (self.expert_itemsize or self.weight_itemsize)
+
+    @property
     def unchosen_share(self) -> float:
         """Share of a layer's experts that one token does not activate: 1 − experts_per_token / experts, or 0.
 
@@ -243,17 +389,22 @@ class ModelSpec:
     @property
     def _shared_parameters(self) -> int:
         # The router, and the shared expert with its output gate.
-        shared = 3 * self.shared_intermediate_size + (self.shared_intermediate_size > 0)
+        gate = self.gated_shared_expert and self.shared_intermediate_size > 0
+        shared = 3 * self.shared_intermediate_size + gate
         return self.hidden_size * (self.experts + shared)
 
     @property
     def _attention_parameters(self) -> int:
+        if self.attention_parameters:
+            return self.attention_parameters
         # q (and its gate), k, v, output.
         heads = (3 if self.gated_attention else 2) * self.attention_heads + 2 * self.kv_heads
         return self.hidden_size * heads * self.head_dim
 
     @property
     def _recurrent_parameters(self) -> int:
+        if self.recurrent_parameters:
+            return self.recurrent_parameters
         # q, k, v; output gate z and output; decay a and write strength b, one number per head; depthwise convolution.
         projected = self._conv_channels + 2 * self._value_channels + 2 * self.recurrent_value_heads
         return self.hidden_size * projected + self._conv_channels * self.conv_kernel
@@ -276,7 +427,8 @@ class ModelSpec:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights in memory, the embedding table included."""
-        return (self.parameters + self.embedding_parameters) * self.weight_itemsize
+        others = self.parameters + self.embedding_parameters - self.expert_parameters
+        return int(others * self.weight_itemsize + self.expert_bytes)
 
     # FLOPs; a multiply-add counts two.
 
@@ -303,8 +455,29 @@ class ModelSpec:
 
     @cached_property
     def attention_flops_per_pair(self) -> int:
-        """FLOPs per query-key pair, score and weighted value: 4 · attention_heads · head_dim · attention_layers."""
-        return 4 * self.attention_heads * self.head_dim * self.attention_layers
+        """FLOPs per query-key pair, score and weighted value, of the layers that read all tokens.
+
+        2 · (pair_size or 2 · attention_heads · head_dim) · layers; those that choose tokens score all of them.
+        """
+        dense = (self.attention_layers - self.indexed_layers) * self.layer_pair_size
+        return 2 * (dense + self.index_layers * self.index_pair_size)
+
+    @property
+    def layer_pair_size(self) -> int:
+        """Multiplications per query-key pair of one attention layer."""
+        return self.pair_size or 2 * self.attention_heads * self.head_dim
+
+    @cached_property
+    def bounded(self) -> tuple[BoundedReads, ...]:
+        """Reads of a bounded number of tokens per query: of windows and chunks, and of chosen tokens."""
+        kinds = []
+        for kind in self.local:
+            read = kind.layers * kind.kv_size * self.kv_itemsize
+            kinds.append(BoundedReads(kind.reach, kind.span, 2 * kind.pair_size * kind.layers, read))
+        if self.indexed_layers:
+            flops, read = 2 * self.layer_pair_size * self.indexed_layers, self.indexed_layers * self.layer_kv_bytes
+            kinds.append(BoundedReads("window", self.selected, flops, read))
+        return tuple(kinds)
 
     @overload
     def prefill_flops(self, start: int, stop: int) -> int: ...
@@ -316,11 +489,15 @@ class ModelSpec:
         """FLOPs to compute prompt tokens [start, stop) on top of `start` reused ones, without the output head.
 
         linear_flops_per_token · (stop − start) + attention_flops_per_pair · causal_pairs(start,
-        stop); arrays of positions give arrays (int64: prompts under some 10 million tokens).
+        stop), and the pairs of windows, chunks and chosen tokens; arrays of positions give arrays (int64: prompts under
+        some 10 million tokens).
         """
         first, last = _wide(start), _wide(stop)
         pairs = (last * (last + 1) - first * (first + 1)) // 2
-        return self.linear_flops_per_token * (last - first) + self.attention_flops_per_pair * pairs
+        flops = self.linear_flops_per_token * (last - first) + self.attention_flops_per_pair * pairs
+        for reads in self.bounded:
+            flops = flops + reads.pair_flops * local_pairs(reads.reach, reads.span, first, last)
+        return flops
 
 
 # ------------------------------------------------------------------------------

@@ -155,10 +155,11 @@ class Case(_Keys):
 
     @property
     def layout(self) -> tuple[GroupRule, ...]:
-        """The groups of layers, one by one; empty without `groups`."""
+        """The groups of layers, one by one."""
+        states = [CaseGroup(kind="state", count=self.state_groups)] if self.state_groups else []
         listed = [
             [GroupRule(group.kind, group.block_size or self.block_size, group.span)] * group.count
-            for group in self.groups or ()
+            for group in self.groups or (CaseGroup(kind="full"), *states)
         ]
         return tuple(rule for groups in listed for rule in groups)
 
@@ -194,7 +195,7 @@ class Case(_Keys):
     def _check_together(self) -> Self:
         mode, drafts, chunked = self.mamba_mode, self.draft_tokens, self.enable_chunked_prefill
         threshold, groups = self.long_prefill_token_threshold, self.state_groups
-        layout = self.layout or (GroupRule("full", self.block_size),)
+        layout = self.layout
         try:
             check_layout(layout)
         except ValueError as error:
@@ -301,7 +302,7 @@ def policy_of(release: Release, case: Case) -> BlockPolicy:
     """Return the policy of a release of vLLM: one pool of hashed blocks, one of which is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
     rules = BlockRules(
-        block_of(case.layout) or case.block_size,
+        block_of(case.layout),
         states,
         case.state_groups,
         case.retention,

@@ -66,7 +66,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append("arrivals.rate_rps=null")
     if (group, name) == ("arrivals", "sessions"):
         chosen.append("arrivals.think_s=1")
-    if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "smollm2", "tiny")):
+    if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "smollm2", "tiny", "gpt", "gemma", "deepseek")):
         chosen.append("arms=attention")
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")

@@ -158,7 +158,7 @@ def test_each_draft_of_a_hybrid_holds_a_state_which_moves_on():
         policy.start_step(0)
         assert policy.append(allocation, start, stop, drafts)
         held.append(free - policy.store.num_free)
-        state = [index for index, block in enumerate(allocation.tables[1].blocks) if block is not NULL_BLOCK]
+        state = [index for index, block in enumerate(allocation.tables[0].blocks) if block is not NULL_BLOCK]
         assert state[-1] - state[-4] == 3, "the states of the drafts stand behind that of the tokens"
     # Attention: 2, 3, 4, 5 and 6 blocks; states: those of this step, and of the one before.
     assert held == [2 + 4, 3 + 5, 4 + 5, 5 + 5, 6 + 5]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.model_files import MODEL_TYPES, ModelConfig, spec_of
 from spanlab.model_spec import ModelSpec
+from spanlab.model_types import MODEL_TYPES, ModelConfig, spec_of
 
 LLAMA = {
     "model_type": "llama",
@@ -30,6 +30,25 @@ HYBRID = LLAMA | {
     "linear_value_head_dim": 12,
     "linear_conv_kernel_dim": 4,
 }
+WINDOWED = LLAMA | {"sliding_window": 64, "head_dim": 16}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+LATENT = (
+    {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    | ROUTED
+    | {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+)
+#: Types whose files are read like those of another one.
+ALIKE = {
+    "mistral": {"ministral", "ministral3"},
+    "qwen3_5_text": {"qwen3_5"},
+    "qwen3_5_moe": {"qwen3_5_moe_text"},
+    "gemma3_text": {"gemma2", "gemma3", "cohere2", "olmo3", "exaone4"},
+    "gemma4_text": {"gemma4"},
+    "llama4_text": {"llama4"},
+    "deepseek_v3": {"deepseek_v2", "kimi_k2", "glm4_moe_lite"},
+    "glm_moe_dsa": {"deepseek_v32"},
+    "minimax_m3_vl_text": {"minimax_m3_vl"},
+}
 BASES = {
     "llama": LLAMA,
     "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
@@ -37,6 +56,24 @@ BASES = {
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 32},
     "qwen3_moe": LLAMA | EXPERTS | {"model_type": "qwen3_moe"},
     "qwen3_next": HYBRID | EXPERTS | {"model_type": "qwen3_next", "shared_expert_intermediate_size": 16},
+    "phi3": LLAMA | {"model_type": "phi3", "sliding_window": None},
+    "gpt_oss": WINDOWED | {"model_type": "gpt_oss", "num_experts": 8, "num_experts_per_tok": 2},
+    "gemma3_text": WINDOWED | {"model_type": "gemma3_text"},
+    "gemma4_text": WINDOWED | {"model_type": "gemma4_text"},
+    "llama4_text": LLAMA
+    | {"model_type": "llama4_text", "num_experts": 8, "num_experts_per_tok": 1, "intermediate_size_mlp": 128}
+    | {"attention_chunk_size": 64},
+    "deepseek_v3": LATENT | {"model_type": "deepseek_v3"},
+    "glm_moe_dsa": LATENT
+    | {"model_type": "glm_moe_dsa", "index_n_heads": 2, "index_head_dim": 8, "index_topk": 16, "q_lora_rank": 24},
+    "kimi_linear": {key: value for key, value in LATENT.items() if key != "n_shared_experts"}
+    | {"model_type": "kimi_linear", "num_shared_experts": 1}
+    | {"linear_attn_config": {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4, "full_attn_layers": [4, 8]}},
+    "glm4_moe": LLAMA | ROUTED | {"model_type": "glm4_moe", "head_dim": 16},
+    "minimax_m2": LLAMA | {"model_type": "minimax_m2", "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2},
+    "minimax_m3_vl_text": LLAMA
+    | {"model_type": "minimax_m3_vl_text", "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2}
+    | {"dense_intermediate_size": 128, "shared_intermediate_size": 32, "moe_layer_freq": [0, 1, 1, 1, 1, 1, 1, 1]},
     "qwen3_5_text": HYBRID,
     "qwen3_5_moe": HYBRID | EXPERTS | {"model_type": "qwen3_5_moe", "shared_expert_intermediate_size": 16},
 }
@@ -98,17 +135,25 @@ def test_a_window_of_the_whole_context_is_none():
     assert spec_with("qwen2", sliding_window=512, use_sliding_window=False) == spec_with("qwen2")
 
 
-WINDOW = "sliding_window=512: expected null, or max_position_embeddings=4096 or more"
 USER_ERRORS = {
     "an unknown type": ("llama", {"model_type": "lama"}, r"model_type=lama: expected one of .* \(did you mean llama\?"),
-    "a type with windows": (
+    "a type whose blocks are packed": (
         "llama",
-        {"model_type": "gemma3_text", "sliding_window": 512},
-        "model_type=gemma3_text: expected a model without windows, for the cache of a layer that attends to 512 tokens",
+        {"model_type": "deepseek_v4"},
+        "model_type=deepseek_v4: expected another one, for its layers share compressed entries of 4 and of 128 tokens",
+    ),
+    "layers that read those of others": (
+        "gemma4_text",
+        {"num_kv_shared_layers": 4},
+        "num_kv_shared_layers=4: expected 0, for its last layers read the keys and values of others",
     ),
     "no type": ("llama", {"without": "model_type"}, "model_type is missing: expected one of llama"),
-    "latent attention": ("llama", {"kv_lora_rank": 512}, "kv_lora_rank=512: expected none, .* latent attention"),
-    "quantised weights": ("llama", {"quantization_config": {}}, "quantization_config={}: expected none"),
+    "latents of another type": (
+        "llama",
+        {"kv_lora_rank": 512},
+        "kv_lora_rank=512: expected none, for this type has no",
+    ),
+    "quantised weights": ("llama", {"quantization_config": {}}, "quantization_config={}: expected quant_method fp8 or"),
     "no number": ("llama", {"hidden_size": "wide"}, "hidden_size=wide: expected a whole number from 1 on"),
     "zero": ("llama", {"num_hidden_layers": 0}, "num_hidden_layers=0: expected a whole number from 1 on"),
     "true for a number": ("llama", {"vocab_size": True}, "vocab_size=True: expected a whole number"),
@@ -116,11 +161,23 @@ USER_ERRORS = {
     "an unknown dtype": ("llama", {"dtype": "int4"}, "dtype=int4: expected one of float32, bfloat16, float16"),
     "no dtype": ("llama", {"without": "dtype"}, "torch_dtype is missing: expected one of float32"),
     "heads that do not fit": ("llama", {"num_attention_heads": 3}, "hidden_size=64: expected a multiple of"),
-    "a window": ("mistral", {"sliding_window": 512}, WINDOW),
-    "a window by default": ("mistral", {"without": "sliding_window"}, "sliding_window is missing: expected null"),
-    "a window in use": ("qwen2", {"use_sliding_window": True, "sliding_window": 512}, WINDOW),
-    "a window in some layers": (
+    "a window by default": (
+        "mistral",
+        {"without": "sliding_window"},
+        "sliding_window is missing: expected a number or",
+    ),
+    "windows from no layer on": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 512},
+        "max_window_layers is missing: expected a whole number from 0 on",
+    ),
+    "a kind that no type has": (
         "qwen3",
+        {"layer_types": ["strided_attention"] * 8},
+        "strided_attention in layer_types: expected full_attention or linear_attention or sliding_attention",
+    ),
+    "a window in some layers": (
+        "llama",
         {"layer_types": ["sliding_attention"] * 8},
         "sliding_attention in layer_types: expected full_attention$",
     ),
@@ -148,18 +205,65 @@ def test_a_mistake_names_file_and_key(mistake: str):
 
 OPTIONAL = {"max_position_embeddings", "sliding_window"}
 #: Keys that some types need, and others derive or do not read.
-DERIVED = {"llama": {"num_key_value_heads"}, "qwen3_5_moe": {"intermediate_size"}}
+DERIVED = {
+    "llama": {"num_key_value_heads"},
+    "qwen3_5_moe": {"intermediate_size"},
+    "gemma4_text": {"tie_word_embeddings"},
+    "gemma3_text": {"tie_word_embeddings"},
+    "minimax_m3_vl_text": {"moe_layer_freq", "dense_intermediate_size"},
+    "llama4_text": {"intermediate_size_mlp"},
+    "kimi_linear": {"linear_attn_config"},
+}
+#: Keys with several names, and the one that an error names.
+NAMED = {"dtype": "torch_dtype", "n_routed_experts": "num_experts", "num_shared_experts": "n_shared_experts"}
 SPARSE = ("qwen3_moe", "qwen3_next")
+NEEDED = {"gpt_oss", "gemma3_text", "gemma4_text"}  # types whose window must be there
 
 
 @pytest.mark.parametrize("base", BASES)
 def test_every_key_that_is_read_must_be_there(base: str):
-    for key in BASES[base].keys() - OPTIONAL - DERIVED.get(base, set()):
+    optional = OPTIONAL - {"sliding_window"} if base in NEEDED else OPTIONAL
+    for key in BASES[base].keys() - optional - DERIVED.get(base, set()):
         if key == "intermediate_size" and base in SPARSE:  # of layers without experts, which these have none of
             continue
-        with pytest.raises(ValueError, match=f"{'torch_' * (key == 'dtype')}{key} is missing: expected "):
+        with pytest.raises(ValueError, match=f"{NAMED.get(key, key)} is missing: expected "):
             spec_with(base, without=key)
 
 
 def test_every_known_type_is_tried_here():
-    assert {*BASES, "qwen3_5", "qwen3_5_moe_text"} == MODEL_TYPES.keys()
+    assert {*BASES}.union(*ALIKE.values()) == MODEL_TYPES.keys()
+
+
+def test_windows_and_chunks_are_layers_of_their_own():
+    spec = spec_with("gpt_oss")
+    (local,) = spec.local
+    assert (spec.attention_layers, local.layers, local.reach, local.span) == (4, 4, "window", 64)
+    assert spec.kv_bytes_per_token == 8 * 2 * 2 * 16 * 2
+    assert spec.full_bytes_per_token == spec.context_bytes_per_token == spec.kv_bytes_per_token // 2
+    (chunked,) = spec_with("llama4_text").local
+    assert (chunked.layers, chunked.reach, chunked.span) == (6, "chunk", 64)
+    assert spec_with("phi3", sliding_window=512).attention_layers == 0
+    late = spec_with("qwen2", use_sliding_window=True, sliding_window=512, max_window_layers=5)
+    assert (late.attention_layers, late.local[0].layers, late.local[0].first) == (5, 3, False)
+
+
+def test_a_latent_is_stored_for_all_heads():
+    spec = spec_with("deepseek_v3")
+    assert spec.kv_bytes_per_token == 8 * (32 + 8) * 2
+    assert spec.attention_flops_per_pair == 8 * 2 * 4 * (8 + 16 + 16)
+
+
+def test_an_index_is_stored_beside_latents_and_chooses_what_is_read():
+    spec = spec_with("glm_moe_dsa", index_topk_freq=4, index_skip_topk_offset=1)
+    assert (spec.indexed_layers, spec.index_layers, spec.selected) == (8, 2, 16)
+    assert spec.kv_bytes_per_token == 8 * (32 + 8) * 2 + 2 * (8 + 4)
+    assert spec.context_bytes_per_token == 2 * (8 + 4)
+    shared = ["full", *["shared"] * 7]
+    assert spec_with("glm_moe_dsa", indexer_types=shared).index_layers == 1
+
+
+def test_quantised_weights_are_smaller_and_keys_are_not():
+    spec = spec_with("deepseek_v3", quantization_config={"quant_method": "fp8"})
+    assert (spec.weight_itemsize, spec.expert_itemsize, spec.kv_itemsize) == (1, 0.0, 2)
+    experts = spec_with("gpt_oss", quantization_config={"quant_method": "mxfp4"})
+    assert (experts.weight_itemsize, experts.expert_bytes) == (2, experts.expert_parameters * 17 / 32)

@@ -32,10 +32,13 @@ def build(
         grid=grid,
         kv_bytes_per_token=1,
         state_bytes=state,
-        count_state_groups=lambda draft_layers: int(state > 0),
-        layers_per_group=lambda draft_layers: 1,
         layer_state_bytes=lambda drafts: state,
+        layer_kv_bytes=1,
+        block_size=16,
         attention_layers=1,
+        recurrent_layers=int(state > 0),
+        local=(),
+        bounded=(),
         prefill_flops=lambda start, stop: stop - start,
     )
     store = StoreSettings(total_gib=total / GIB, state_gib=None if states is None else states / GIB)

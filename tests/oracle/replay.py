@@ -27,6 +27,7 @@ def preset(case) -> TreePolicy:
     hybrid = case["hybrid"]
     bytes_of = {"kv_bytes_per_token": 1, "state_bytes": int(hybrid), "prefill_flops": lambda start, stop: stop - start}
     model = SimpleNamespace(is_hybrid=hybrid, grid=GRID if hybrid else 1, attention_layers=1, **bytes_of)
+    model.layer_kv_bytes, model.bounded = model.kv_bytes_per_token, ()
     store = StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None)
     study = SimpleNamespace(model=model, store=store, batch=BatchRules())
     return build_policy(study, strategy, 0, 1 << 20)

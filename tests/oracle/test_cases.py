@@ -82,9 +82,9 @@ WRONG = {
         CASE | {"groups": [{"kind": "ring"}]},
         "a.groups: groups of kinds ring: expected one whose blocks a prefix can reuse",
     ),
-    "two groups of full attention": (
-        CASE | {"groups": [{"kind": "full", "count": 2}]},
-        "a.groups: 2 groups of kind=full: expected one at most, for they need equal blocks",
+    "full attention of two sizes": (
+        CASE | {"groups": [{"kind": "full"}, {"kind": "full", "block_size": 32}]},
+        "a.groups: blocks of [16, 32] tokens in groups of kind=full: expected one size",
     ),
     "chunks beside other blocks": (
         CASE | {"groups": [{"kind": "chunk", "span": 8, "block_size": 64}, {"kind": "full"}]},

@@ -263,8 +263,10 @@ LAYOUTS = (
         {"kind": "window", "span": 2 * block, "block_size": block},
         {"kind": "window", "span": 32 * block, "block_size": 2 * block},
     ],
+    lambda draw, block: [{"kind": "state", "count": draw.randint(1, 4)}, FULL],  # Qwen3.5, whose first layers recur
     lambda draw, block: [{"kind": "state", "count": draw.randint(1, 3)}, FULL, _window(draw, block)],
     lambda draw, block: [FULL, {"kind": "ring", "block_size": block}, _window(draw, block)],
+    lambda draw, block: [FULL | {"count": draw.randint(2, 3)}, _window(draw, block)],  # Qwen2 with a few windows
 )
 
 

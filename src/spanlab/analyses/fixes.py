@@ -12,7 +12,7 @@ import numpy as np
 
 from spanlab.build import GIB, build_budget, build_placer, build_policy, build_prefill_time
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Placer, PrefillInfo, Rule, retention
-from spanlab.core.policies.block_pool import BLOCK, block_shape
+from spanlab.core.policies.block_pool import BLOCK, GroupRule, alignment_of, block_shape, blocks_of
 from spanlab.model_spec import ModelSpec
 from spanlab.offline.bound import most_reused_tokens
 from spanlab.offline.forest import Ints, ServiceOrder, find_reuses
@@ -101,7 +101,7 @@ def _pool(study: Study, name: str) -> CacheRules:
     """Return the rules of vLLM's pool: blocks of one size for KV and, in hybrid models, for states."""
     pool, model = study.arms[name].pool, study.model
     assert pool is not None, "called for arms with a pool"
-    if pool.retention != 0 and model.is_hybrid:
+    if pool.retention != 0 and (model.is_hybrid or model.local):
         raise ValueError(f"arms.{name}.pool.retention={pool.retention} with analyses=explain: expected 0")
     return pool_rules(model, capacity_of(study), pool.block_size)
 
@@ -109,10 +109,22 @@ def _pool(study: Study, name: str) -> CacheRules:
 def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> CacheRules:
     """Return the rules of a pool with blocks of `block_size` tokens; None: vLLM's block size for the model."""
     shape = block_shape(model, model.kv_bytes_per_token, block_size)
-    size, block_bytes, groups = shape
-    rules = CacheRules(size, block_bytes, shape.pool(capacity).num_blocks * block_bytes, pooled=True)
-    placer = retention(facts=ArmFacts(size, size, 0, 0))
-    return replace(rules, state_bytes=groups * block_bytes, unit=size, placer=placer) if groups else rules
+    full = [rule for rule in shape.layout if rule.kind == "full"]
+    if not full:
+        raise ValueError(f"model.name={model.name} with analyses=explain: expected a layer that reads all tokens")
+    capacity_bytes = shape.pool(capacity).num_blocks * shape.block_bytes
+    rules = CacheRules(shape.size, len(full) * shape.block_bytes, capacity_bytes, pooled=True)
+    # what a prefix needs at its end: a state of each group, or the blocks of its window
+    ends = sum(_blocks_at_end(rule) for rule in shape.layout)
+    unit = alignment_of(shape.layout)
+    placer = retention(facts=ArmFacts(unit, unit, 0, 0))
+    return replace(rules, state_bytes=ends * shape.block_bytes, unit=unit, placer=placer) if ends else rules
+
+
+def _blocks_at_end(rule: GroupRule) -> int:
+    if rule.kind == "window":
+        return blocks_of(rule.span - 1, rule.size)
+    return {"state": 1, "chunk": blocks_of(rule.span, rule.size)}.get(rule.kind, 0)
 
 
 def _tree(study: Study, name: str, longest: int) -> CacheRules:

@@ -11,8 +11,8 @@ from spanlab.core.repair import MapRules, Repair
 from spanlab.core.request import Request
 from spanlab.core.tree import CacheSpan, Layout, whole
 from spanlab.model_spec import COSTS as COSTS  # where plugins of earlier versions import them
+from spanlab.model_spec import BoundedReads, ModelSpec
 from spanlab.model_spec import Cost as Cost
-from spanlab.model_spec import ModelSpec
 from spanlab.registry import Registry, not_negative, one_of, positive
 
 # ------------------------------------------------------------------------------
@@ -332,6 +332,7 @@ class ReuseRules:
                     the token after it
     `serves_behind` requests behind one that preempted itself are served in the same step
     `checks_first_chunk`  a prompt's first step may need more memory than is checked for the whole prompt
+    `bounded`       reads of layers that read a bounded number of tokens per query
     """
 
     keeps: bool = True
@@ -353,6 +354,7 @@ class ReuseRules:
     drops_last: bool = False
     serves_behind: bool = False
     checks_first_chunk: bool = False
+    bounded: tuple[BoundedReads, ...] = ()
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole

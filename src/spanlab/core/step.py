@@ -376,7 +376,7 @@ def features(
     if step.drafts:
         return _with_drafts(features(replace(step, drafts=[]), state_bytes, rules, reads), step, state_bytes, rules)
     if not step.chunks and reads is None:
-        counts = _decode_features(step, state_bytes, rules)
+        counts = _with_bounded(_decode_features(step, state_bytes, rules), step, rules)
         return counts if rules.state_format is None else _with_conversion(counts, state_bytes, rules.state_format)
     tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = projected = 0
     for _, start, stop, captured, work, size, last in step.chunks:
@@ -407,6 +407,7 @@ def features(
         **(_span_counts(step, rules, reads) if reads else {"num_forwards": 1}),
         **(_scan_counts(step, rules) if rules.needs_states else {}),
     )
+    counts = _with_bounded(counts, step, rules)
     if rules.replay is not None:
         counts = counts._replace(**_replay_counts(step, rules.replay))
     if rules.state_format is not None:
@@ -426,6 +427,18 @@ def _decode_features(step: ScheduledStep, state_bytes: int, rules: ReuseRules) -
     )
 
 
+def _with_bounded(counts: StepFeatures, step: ScheduledStep, rules: ReuseRules) -> StepFeatures:
+    """Add the work of layers that read a bounded number of tokens per query."""
+    if not rules.bounded:
+        return counts
+    flops, moved = counts.added_flops, counts.added_bytes
+    for reads in rules.bounded:
+        work = [reads.work(chunk.start, chunk.stop) for chunk in step.chunks]
+        for more_flops, more_bytes in (*work, reads.of_rows(len(step.decodes))):
+            flops, moved = flops + more_flops, moved + more_bytes
+    return counts._replace(added_flops=flops, added_bytes=moved)
+
+
 def _with_drafts(counts: StepFeatures, step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> StepFeatures:
     """Add the rows that verify drafts.
 
@@ -437,11 +450,13 @@ def _with_drafts(counts: StepFeatures, step: ScheduledStep, state_bytes: int, ru
         [drafts * (sequence.prompt + sequence.generated) + drafts * (drafts + 1) // 2 for sequence, drafts in drafting]
     )
     rows = sum(step.drafts)
+    bounded = [reads.of_rows(rows) for reads in rules.bounded]
     return counts._replace(
         prefill_tokens=counts.prefill_tokens + rows,
         prefill_pairs=counts.prefill_pairs + pairs,
         num_first_tokens=counts.num_first_tokens + rows,
-        added_bytes=counts.added_bytes + rows * state_bytes * rules.needs_states,
+        added_flops=counts.added_flops + sum([flops for flops, _ in bounded]),
+        added_bytes=counts.added_bytes + rows * state_bytes * rules.needs_states + sum([read for _, read in bounded]),
     )
 
 

@@ -36,7 +36,7 @@ from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.oracle import check_model
 from spanlab.engine.recurrent import MIXER, pack_mixers
 from spanlab.engine.settings import EngineSettings, dtype_of
-from spanlab.model_files import FULL, RECURRENT, find_config, packaged, packaged_folder
+from spanlab.model_files import find_config, packaged, packaged_folder
 from spanlab.model_spec import DeviceRates, ModelSpec
 
 # ------------------------------------------------------------------------------
@@ -52,6 +52,7 @@ from spanlab.model_spec import DeviceRates, ModelSpec
 EXACT_ROPES = ("default", "linear", "llama3", "yarn")
 _MOVING_ROPES = {"dynamic": "dynamic NTK", "longrope": "LongRoPE"}
 _WINDOWED = "sliding_attention"
+FULL, RECURRENT = "full_attention", "linear_attention"
 _RECURRENT = ("conv", "hybrid", "hybrid_sliding", "mamba")
 _DELTA_NET = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from spanlab import model_files
+from spanlab import model_types
 from spanlab.core.repair import SpanSettings
 from spanlab.engine.hook import Attend, Forward, Keep, Project, Recur, Rotation, decoder_layers
 from spanlab.engine.pages import PagePool, PageTable
 from spanlab.engine.recurrent import MIXER
 from spanlab.engine.slots import StateShape
-from spanlab.model_files import ModelConfig
 from spanlab.model_spec import ModelSpec
+from spanlab.model_types import ModelConfig
 from spanlab_kernels import AngleTable
 
 
@@ -141,7 +141,7 @@ def spec_of(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> ModelSpe
     ValueError for an unsupported model type.
     """
     numbers = {"dtype": str(dtype).removeprefix("torch."), "mamba_ssm_dtype": "float32"}
-    return model_files.spec_of(ModelConfig(f"model={name}", name, config.to_dict() | numbers))
+    return model_types.spec_of(ModelConfig(f"model={name}", name, config.to_dict() | numbers))
 
 
 # ------------------------------------------------------------------------------

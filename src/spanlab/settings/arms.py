@@ -503,6 +503,9 @@ def check_learning(name: str, arm: Strategy, warmup: int) -> None:
 
 def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
     _check_maps(name, spans.maps, model)
+    if model.has_latents:
+        reason = "how latents are read at other positions is not modelled"
+        raise ValueError(f"arms.{name}.spans with model.name={model.name}: expected keys and values, for {reason}")
     _check_layers(f"arms.{name}.spans.repair", spans.repair, model)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from spanlab.build import build_budget, build_policy, build_timing, held_token_bytes, tier_bytes
 from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import in_view
 from spanlab.core.request import UNLIMITED, Budget, Request
@@ -288,7 +289,10 @@ class StudyBounds:
         memory = replace(budget, total_bytes=total, state_bytes=state).times(
             study.replicas.count
         )  # one shared cache is at least as good as separate ones
-        return CacheMemory(memory, held_token_bytes(study), states)
+        token_bytes = held_token_bytes(study)
+        if POLICIES.takes(study.arms[arm].policy_name, "in_flight"):  # frees what layers of windows no longer read
+            token_bytes -= model.kv_bytes_per_token - model.full_bytes_per_token
+        return CacheMemory(memory, token_bytes, states)
 
     def _cached(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._cache:

@@ -274,12 +274,12 @@ class WindowBlocks(LocalBlocks):
         if every and tail >= every:
             return range(start, stop)
         inside = range(max(start, drops), stop) if every else ()
-        kept = {index for index in inside if (index - drops) % every >= every - tail}
+        needed = {index for index in inside if (index - drops) % every >= every - tail}
         if retention is not None:
             for position in boundaries.positions:
                 end = position // self.align * self.align // self.size + drops
-                kept.update(range(max(start, end - tail), min(stop, end)))
-        return sorted(kept)
+                needed.update(range(max(start, end - tail), min(stop, end)))
+        return sorted(needed)
 
     def _read_until(self, table: BlockTable) -> int:
         return (table.num_retired + 1) * self.size + self.span - 1
@@ -425,16 +425,17 @@ class StateBlocks:
 
 
 def make_groups(pool: BlockPool, rules: BlockRules) -> list[BlockGroup]:
-    """Return the groups of a layout, in its order; full attention has index 0, the others follow."""
+    """Return the groups of a layout, in its order; the first one of full attention has index 0, the others follow."""
     layout, ahead = rules.layout, rules.in_flight
     unit, align = unit_of(layout), alignment_of(layout)
     drops = int(rules.drops_last and all(rule.kind != "full" for rule in layout))
     groups: list[BlockGroup] = []
-    others = iter(range(1, len(layout) + 1))
+    full, others = iter([0]), iter(range(1, len(layout) + 1))
     for rule in layout:
         each = rule.size // unit
         if rule.kind == "full":
-            groups.append(AttentionBlocks(pool, rule.size, 0, each))
+            index = next(full, None)
+            groups.append(AttentionBlocks(pool, rule.size, next(others) if index is None else index, each))
         elif rule.kind == "state":
             groups.append(StateBlocks(pool, rule.size, next(others), rules.drafts))
         elif rule.kind == "ring":

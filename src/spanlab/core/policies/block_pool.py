@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from spanlab.core.releases import VLLM_0_32, Release
 from spanlab.core.request import Budget, Request
 from spanlab.core.token_string import Tokens, TokenString
-from spanlab.model_spec import ModelSpec
+from spanlab.model_spec import ModelSpec, layers_per_group
 
 
 class BlockKey(NamedTuple):
@@ -236,11 +236,9 @@ class BlockPool:
 class BlockStore:
     """A pool of hashed blocks, measured in bytes."""
 
-    def __init__(
-        self, pool: BlockPool, block_bytes: int, state_bytes: int, kv_groups: frozenset[int] = frozenset({0})
-    ) -> None:
-        """`kv_groups` are the groups of attention layers; the others hold states."""
-        self.pool, self.block_bytes, self.state_bytes, self.kv_groups = pool, block_bytes, state_bytes, kv_groups
+    def __init__(self, pool: BlockPool, block_bytes: int, state_bytes: int) -> None:
+        self.pool, self.block_bytes, self.state_bytes = pool, block_bytes, state_bytes
+        self.kv_groups = frozenset({0})  #: groups of attention layers; the others hold states
 
     @property
     def num_free(self) -> int:
@@ -295,8 +293,9 @@ class GroupRule(NamedTuple):
 def check_layout(layout: Sequence[GroupRule]) -> None:
     """Raise ValueError, one sentence, for groups that one pool cannot serve together."""
     kinds = [rule.kind for rule in layout]
-    if kinds.count("full") > 1:
-        raise ValueError(f"{kinds.count('full')} groups of kind=full: expected one at most, for they need equal blocks")
+    full = sorted({rule.size for rule in layout if rule.kind == "full"})
+    if len(full) > 1:
+        raise ValueError(f"blocks of {full} tokens in groups of kind=full: expected one size")
     if not set(kinds) - {"ring"}:
         raise ValueError(f"groups of kinds {', '.join(kinds)}: expected one whose blocks a prefix can reuse")
     for rule in layout:
@@ -314,9 +313,9 @@ def unit_of(layout: Iterable[GroupRule]) -> int:
 
 
 def block_of(layout: Sequence[GroupRule]) -> int:
-    """Return the tokens of a block of full attention; else of a whole block in every group; 0 without groups."""
+    """Return the tokens of a block of full attention; else of a whole block in every group."""
     full = next((rule.size for rule in layout if rule.kind == "full"), 0)
-    return full or (alignment_of(layout) if layout else 0)
+    return full or alignment_of(layout)
 
 
 def alignment_of(layout: Iterable[GroupRule]) -> int:
@@ -330,11 +329,12 @@ def blocks_of(tokens: int, size: int) -> int:
 
 
 class BlockShape(NamedTuple):
-    """Blocks of a pool for one model: tokens and bytes of each, and blocks per recurrent state."""
+    """Blocks of a pool for one model: tokens and bytes of each, blocks per recurrent state, and groups of layers."""
 
     size: int
     block_bytes: int
     state_groups: int
+    layout: tuple[GroupRule, ...] = ()
 
     def limit(self, budget: Budget) -> int:
         """Return the bytes of a budget that the blocks may take; without states, no budget of states is theirs."""
@@ -345,25 +345,69 @@ class BlockShape(NamedTuple):
         return BlockPool(max(0, budget_bytes // self.block_bytes - 1))
 
 
+class _Layers(NamedTuple):
+    """Equal layers of a model, for their groups."""
+
+    rule: GroupRule
+    layers: int
+    page_bytes: int
+
+
 def block_shape(
     model: ModelSpec, token_bytes: int, block_size: int | None = None, multiple: int = BLOCK, drafts: int = 0
 ) -> BlockShape:
     """Return the blocks of `block_size` tokens; None: vLLM's size for the model, in hybrids a multiple of `multiple`.
 
-    KV and states come from one pool, so that a block holds either. vLLM 0.32.0 therefore raises a hybrid's block size
-    until the KV of a layer is no smaller than the state of a layer, and pads the smaller of the two. `drafts` tokens
-    are drafted ahead of a step; `token_bytes` include the layers of their drafter.
+    All groups share one pool, so that a block holds the KV of any of them, or a state. vLLM therefore raises a hybrid's
+    block size until the KV of a layer is no smaller than the state of a layer, pads the smaller of the two, and gives
+    layers with less KV per token blocks of more tokens. `drafts` tokens are drafted ahead of a step; `token_bytes`
+    include the layers of their drafter.
     """
+    more = (token_bytes - model.kv_bytes_per_token) // drafter_layer_bytes(model)
+    if model.local:
+        return _local_shape(model, more, block_size or model.block_size)
     if not model.is_hybrid:
-        size = block_size or BLOCK
-        return BlockShape(size, size * token_bytes, 0)
-    size = block_size or model.block_tokens_per_state(multiple, drafts)
-    layers = token_bytes * model.attention_layers // model.kv_bytes_per_token
-    group = model.layers_per_group(layers - model.attention_layers)
-    layer_bytes = max(size * (token_bytes // layers), model.layer_state_bytes(drafts))
-    groups = model.count_state_groups(layers - model.attention_layers)
-    # attention layers of several groups count as one, whose blocks are as large as all of theirs
-    return BlockShape(size, max(layers, group) * layer_bytes, groups)
+        size = block_size or model.block_size
+        return BlockShape(size, size * token_bytes, 0, (GroupRule("full", size),))
+    size = block_size or model.block_tokens_per_state(lcm(multiple, model.block_size), drafts)
+    layers = model.attention_layers + more
+    page_bytes = max(size * model.layer_kv_bytes, model.layer_state_bytes(drafts))
+    kinds = [
+        _Layers(GroupRule("state", size), model.recurrent_layers, page_bytes),
+        _Layers(GroupRule("full", size), layers, page_bytes),
+    ]
+    each, layout = _grouped(kinds)
+    return BlockShape(size, each * page_bytes, sum(rule.kind == "state" for rule in layout), layout)
+
+
+def drafter_layer_bytes(model: ModelSpec) -> int:
+    """Return the bytes per token of a layer of a drafter: that of the model's attention layers."""
+    return model.layer_kv_bytes if model.attention_layers else model.kv_bytes_per_token // model.num_layers
+
+
+def _local_shape(model: ModelSpec, more: int, size: int) -> BlockShape:
+    """Return the blocks of a model with windows or chunks: those of layers with less KV have more tokens."""
+    full = [_Layers(GroupRule("full", size), model.attention_layers + more, size * model.layer_kv_bytes)]
+    kinds = full if model.attention_layers + more else []
+    for kind in model.local:
+        rule = GroupRule("window" if kind.reach == "window" else "chunk", size, kind.span)
+        local = _Layers(rule, kind.layers, size * kind.kv_size * model.kv_itemsize)
+        kinds = [local, *kinds] if kind.first else [*kinds, local]
+    largest = max(kind.page_bytes for kind in kinds)
+    widened = [
+        kind._replace(rule=kind.rule._replace(size=size * (largest // kind.page_bytes)))
+        if largest % kind.page_bytes == 0
+        else kind
+        for kind in kinds
+    ]
+    each, layout = _grouped(widened)
+    return BlockShape(block_of(layout), each * largest, 0, layout)
+
+
+def _grouped(kinds: Sequence[_Layers]) -> tuple[int, tuple[GroupRule, ...]]:
+    """Return the layers per group, and the groups, kind by kind."""
+    each = layers_per_group(*[kind.layers for kind in kinds])
+    return each, tuple(kind.rule for kind in kinds for _ in range(blocks_of(kind.layers, each)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,8 +430,8 @@ class BlockRules:
     `drafts`        tokens drafted ahead of a step
     `drafter`       whether a drafter has keys and values of its own, which at a block's end depend on the next token
     `release`       rules of the release of vLLM
-    `groups`        groups of layers, in the order in which their blocks are freed; empty: full attention, and the
-                    groups of states
+    `groups`        groups of layers, in the order in which their blocks are freed; empty: the groups of states, and
+                    full attention behind them, as where a model's first layer is recurrent
     `in_flight`     tokens that are planned and not yet computed, at most; a prompt's windows take no more memory
     """
 
@@ -422,7 +466,7 @@ class BlockRules:
     def layout(self) -> tuple[GroupRule, ...]:
         """The groups of layers, in order."""
         states = self.state_groups if self.states != "none" else 0
-        return self.groups or (GroupRule("full", self.size), *[GroupRule("state", self.size)] * states)
+        return self.groups or (*[GroupRule("state", self.size)] * states, GroupRule("full", self.size))
 
     @property
     def drops_last(self) -> bool:

@@ -38,6 +38,7 @@ from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
+from spanlab.model_spec import BoundedReads
 
 # ------------------------------------------------------------------------------
 # The plan and the allocation of a request in a pool of hashed blocks.
@@ -105,12 +106,14 @@ class BlockMatcher:
 
     def __init__(self, rules: BlockRules, pool: BlockPool, groups: Sequence[BlockGroup], ledger: Ledger) -> None:
         self._rules, self._pool, self._groups, self._ledger = rules, pool, groups, ledger
-        self._full = next((group for group in groups if isinstance(group, AttentionBlocks)), None)
+        full = [group for group in groups if isinstance(group, AttentionBlocks)]
+        self._full, self._equals = (full[0] if full else None), full[1:]
         self._others = [group for group in groups if not isinstance(group, (AttentionBlocks, RingBlocks))]
         self._has_states = any(isinstance(group, StateBlocks) for group in groups)
         self.unit, self.align = unit_of(rules.layout), alignment_of(rules.layout)
-        #: The group whose blocks stand for what is stored: full attention, else the first one.
+        #: the group whose blocks stand for what is stored: full attention, else the first one.
         self.leading: BlockGroup = self._full or self._others[0]
+        self.first_other = next((group for group in self._others), None)
         self._chains: dict[int, Chain] = {}
         self.ever_stored: set[int] = set()
         self.kept: set[int] = set()
@@ -146,13 +149,16 @@ class BlockMatcher:
         # Logits need one computed token, so that a prompt that is matched whole computes its last
         # block again (vLLM).
         if full is not None:
-            matched = full.find(digests, keyed)
-            del matched[chain.count_verified(matched, full.size, length) :]
+            matched = self._find_full(full, chain, digests, keyed, length)
+            equal = [self._find_full(group, chain, digests, keyed, length) for group in self._equals]
+            if equal:
+                del matched[min([len(blocks) for blocks in equal]) :]
             end = len(matched) * full.size
             deepest = self._aligned(self._rules.usable(len(matched)) * full.size)
             limit = self._aligned(self._rules.reusable(len(matched), length) * full.size)
         else:
-            matched, deepest, limit = [], self._aligned(keyed), self._aligned(min(keyed, length - 1))
+            matched, equal = [], []
+            deepest, limit = self._aligned(keyed), self._aligned(min(keyed, length - 1))
         others, resume = self._find_others(chain, length, limit)
         resumable = resume if limit == deepest else self._find_others(chain, length, deepest)[1]
         if full is None:
@@ -163,14 +169,21 @@ class BlockMatcher:
             seen = max(self._ledger.lookup(request.cache_salt, chain.prompt)[0], end)
             losses = self._losses(length, chain, seen, end, resume)
         sizes = seen, end, resumable, resume
-        found = iter(others)
+        attention, behind = iter([matched, *equal]), iter(others)
         reused: list[list[Block]] = []
         for group in self._groups:
-            if group is full:
-                reused.append(matched[: resume // full.size])
+            if isinstance(group, AttentionBlocks):
+                reused.append(next(attention)[: resume // group.size])
             else:
-                reused.append([] if isinstance(group, RingBlocks) else next(found))
+                reused.append([] if isinstance(group, RingBlocks) else next(behind))
         return BlockPlan(request, prompt, (), Repair(), *sizes, losses, reused_blocks=reused, junction=junction)
+
+    def _find_full(
+        self, group: AttentionBlocks, chain: Chain, digests: Sequence[int], keyed: int, length: int
+    ) -> list[Block]:
+        blocks = group.find(digests, keyed)
+        del blocks[chain.count_verified(blocks, group.size, length) :]
+        return blocks
 
     def _aligned(self, tokens: int) -> int:
         return tokens // self.align * self.align
@@ -182,7 +195,7 @@ class BlockMatcher:
         # round is shorter or the last.
         while True:
             blocks = [self._verified(group, chain, length, limit) for group in self._others]
-            ends = [len(one) * group.size for group, one in zip(self._others, blocks, strict=True)]
+            ends = [len(reused) * group.size for group, reused in zip(self._others, blocks, strict=True)]
             deepest = min(ends, default=limit)
             if all(end == deepest for end in ends):
                 return blocks, deepest
@@ -277,13 +290,15 @@ class BlockPolicy:
         grid: int = 1,
         ledger: Ledger | None = None,
         groups: Sequence[BlockGroup] | None = None,
+        bounded: tuple[BoundedReads, ...] = (),
     ) -> None:
-        """`grid` is the chunk of the recurrent scan, which only determines the cost of scans."""
+        """`grid`, the chunk of the recurrent scan, and `bounded`, the reads of windows, only determine costs."""
         self.blocks, self.store = rules, store
         self.ledger = Ledger() if ledger is None else ledger
         self._pool, layout = store.pool, rules.layout
         self._groups = make_groups(self._pool, rules) if groups is None else groups
         self._states = [group for group in self._groups if isinstance(group, StateBlocks)]
+        store.kv_groups = frozenset(group.index for group in self._groups if not isinstance(group, StateBlocks))
         self._full_only = len(self._groups) == 1 and layout[0].kind == "full"
         self._trims = any(rule.kind in ("window", "chunk") for rule in layout)
         self.rules = ReuseRules(
@@ -291,6 +306,7 @@ class BlockPolicy:
             grid=grid,
             serves_behind=rules.release.serves_behind,
             checks_first_chunk=self._trims,
+            bounded=bounded,
         )
         self._matcher = BlockMatcher(rules, self._pool, self._groups, self.ledger)
         self._no_blocks: list[list[Block]] = [[] for _ in self._groups]  # reused blocks of a running request
@@ -480,12 +496,13 @@ class BlockPolicy:
         digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
         boundaries = NO_BOUNDARIES if self._full_only else self._boundaries(plan)
         for group, table in zip(self._groups, allocation.tables, strict=True):
-            stored = group.publish(table, digests, behind if group.index == 0 else tokens, boundaries, source)
+            reach = behind if isinstance(group, AttentionBlocks) else tokens
+            stored = group.publish(table, digests, reach, boundaries, source)
             each = group.size // matcher.unit
             of_group = [digests[(index + 1) * each - 1] for index in stored]
             if group is matcher.leading:
                 matcher.kept.update(of_group)
-            elif group.index == 1:
+            elif group is matcher.first_other:
                 matcher.ever_stored.update(of_group)
             if isinstance(group, StateBlocks):
                 self._note_states(allocation, group, table, digests, stored, tokens // group.size)
@@ -557,8 +574,7 @@ class BlockPolicy:
         null_block, kv, of_states = 1, 0, 0
         for group in self._groups:
             if isinstance(group, StateBlocks):
-                held = min(blocks_of(tokens, group.size), 2 + self.blocks.inner_states) + self.blocks.drafts
-                of_states += held
+                of_states += min(blocks_of(tokens, group.size), 2 + self.blocks.inner_states) + self.blocks.drafts
             else:
                 kv += group.needed(BlockTable(), tokens, (), whole=True)
         return Need(tokens, 0, 1, (kv + null_block) * block_bytes, of_states * block_bytes)

@@ -35,8 +35,12 @@ BlockSize = Annotated[int, positive, "tokens per block"]
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
 #: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; `drafts` tokens are
-#: drafted ahead of it, with `drafter` by a drafter that has KV of its own.
-_GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "token_bytes", "ahead", "drafts", "drafter")
+#: drafted ahead of it, with `drafter` by a drafter that has KV of its own; `in_flight` tokens are planned and not yet
+#: computed, at most.
+_GIVEN = (
+    *("rules", "store", "placer", "admission", "model", "budget", "token_bytes"),
+    *("ahead", "drafts", "drafter", "in_flight"),
+)
 POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
 
 
@@ -78,6 +82,7 @@ def blocks(
     ahead: bool = False,
     drafts: int = 0,
     drafter: bool = False,
+    in_flight: int = 0,
     block_size: Annotated[int | None, positive, "tokens per block"] = None,
     retention: Annotated[int | None, not_negative, "states to store"] = 0,
     junctions: Annotated[bool, "whether a state is stored at the end of a shared prefix that has none"] = True,
@@ -89,7 +94,7 @@ def blocks(
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
     shape = block_shape(model, token_bytes, block_size, INNER if inner_states else BLOCK, drafts)
-    size, block_bytes, groups = shape
+    size, block_bytes, groups, layout = shape
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
     rules = BlockRules(
@@ -104,16 +109,19 @@ def blocks(
         drafts,
         drafter,
         RELEASES[release],
+        layout,
+        in_flight,
     )
     pool = shape.pool(shape.limit(budget))
-    return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
+    return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid, bounded=model.bounded)
 
 
 @POLICIES.register("unshared")
 def unshared(model: ModelSpec, budget: Budget, token_bytes: int, block_size: BlockSize = BLOCK) -> Policy:
     """The pool of `blocks` for requests without common tokens, as in logs of lengths; for models of attention alone."""
-    if model.is_hybrid:
-        raise ValueError(f"policy=unshared with model.name={model.name}: expected a model of attention layers alone")
+    if model.is_hybrid or model.local:
+        expected = "expected a model whose layers all read all tokens"
+        raise ValueError(f"policy=unshared with model.name={model.name}: {expected}")
     shape = BlockShape(block_size, block_size * token_bytes, 0)
     blocks = shape.pool(shape.limit(budget)).num_blocks
     return UnsharedPolicy(block_size, CountedBlocks(blocks, shape.block_bytes))

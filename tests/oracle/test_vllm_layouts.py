@@ -1,0 +1,151 @@
+"""Groups of layers and bytes of a block are vLLM's own, for the sizes of published models.
+
+`vllm_layouts.json` has what vLLM 0.33.0 printed; the marker `oracle` asks it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spanlab.core.policies.block_pool import BlockShape, block_shape
+from spanlab.model_types import ModelConfig, spec_of
+
+HERE = Path(__file__).parent
+EXPECTED = json.loads((HERE / "vllm_layouts.json").read_text())
+PYTHON = Path(os.environ.get("SPANLAB_ORACLE_VLLM", HERE.parents[1] / ".venvs/vllm/bin/python"))
+
+COMMON = {"dtype": "bfloat16", "vocab_size": 1000, "tie_word_embeddings": False, "max_position_embeddings": 1 << 20}
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": 1536}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1}
+
+
+def sizes(
+    kind: str, layers: int, hidden: int, heads: int, kv_heads: int, width: int | None, **more: Any
+) -> dict[str, Any]:
+    """Keys of a config.json; sizes that change no block are small."""
+    keys = {"model_type": kind, "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+    keys |= {"num_key_value_heads": kv_heads, "intermediate_size": 64} | ({"head_dim": width} if width else {})
+    return COMMON | keys | more
+
+
+#: Layers, widths, heads and windows of published models.
+MODELS = {
+    "gpt-oss-20b": sizes(
+        "gpt_oss", 24, 2880, 64, 8, 64, sliding_window=128, num_local_experts=8, num_experts_per_tok=4
+    ),
+    "gpt-oss-120b": sizes(
+        "gpt_oss", 36, 2880, 64, 8, 64, sliding_window=128, num_local_experts=8, num_experts_per_tok=4
+    ),
+    "gemma-3-4b": sizes("gemma3_text", 34, 2560, 8, 4, 256, sliding_window=1024),
+    "gemma-3-27b": sizes("gemma3_text", 62, 5376, 32, 16, 128, sliding_window=1024),
+    "gemma-4-31b": sizes(
+        *("gemma4_text", 60, 5376, 32, 16, 256),
+        sliding_window=1024,
+        global_head_dim=512,
+        num_global_key_value_heads=4,
+        attention_k_eq_v=True,
+    ),
+    "gemma-4-26b-a4b": sizes(
+        *("gemma4_text", 30, 2816, 16, 8, 256),
+        sliding_window=1024,
+        global_head_dim=512,
+        num_global_key_value_heads=2,
+        attention_k_eq_v=True,
+    ),
+    "llama-4-scout": sizes(
+        *("llama4_text", 48, 5120, 40, 8, 128), attention_chunk_size=8192, num_local_experts=16, num_experts_per_tok=1
+    ),
+    "command-a": sizes("cohere2", 64, 12288, 96, 8, None, sliding_window=4096),
+    "olmo-3-32b": sizes("olmo3", 64, 5120, 40, 8, None, sliding_window=4096),
+    "mistral-7b-v0.1": sizes("mistral", 32, 4096, 32, 8, None, sliding_window=4096),
+    "qwen2-7b with windows": sizes(
+        *("qwen2", 28, 3584, 28, 4, None), use_sliding_window=True, sliding_window=4096, max_window_layers=21
+    ),
+    "deepseek-v3": sizes("deepseek_v3", 61, 7168, 128, 128, None, **LATENT, **ROUTED),
+    "deepseek-v3.2": sizes(
+        *("deepseek_v32", 61, 7168, 128, 128, None),
+        **(LATENT | ROUTED | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}),
+    ),
+    "kimi-linear-48b": sizes(
+        *("kimi_linear", 27, 2304, 32, 32, None),
+        **(LATENT | ROUTED | {"q_lora_rank": None, "num_shared_experts": 1}),
+        linear_attn_config={
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        },
+    ),
+    "qwen3.5-27b": sizes(
+        *("qwen3_5_text", 64, 5120, 24, 4, 256),
+        full_attention_interval=4,
+        linear_num_key_heads=16,
+        linear_num_value_heads=48,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+    ),
+}
+
+
+def shape_of(name: str) -> BlockShape:
+    """The blocks of a model."""
+    spec = spec_of(ModelConfig.of("model=config.json", name, MODELS[name]))
+    return block_shape(spec, spec.kv_bytes_per_token)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_groups_and_bytes_are_vllms(name: str):
+    shape = shape_of(name)
+    assert [list(rule) for rule in shape.layout] == EXPECTED[name]["groups"]
+    assert shape.block_bytes == EXPECTED[name]["block_bytes"]
+
+
+def layers_of(name: str) -> list[list[Any]]:
+    """Kind, block size, KV heads, head size, span and bytes of state of each layer, in order; not by our reader."""
+    keys, size = MODELS[name], EXPECTED[name]["block_size"]
+    count, heads, kv = (keys[key] for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"))
+    width, kind = keys.get("head_dim") or keys["hidden_size"] // heads, keys["model_type"]
+    full = ["full", size, kv, width, 0, 0]
+    window = ["window", size, kv, width, keys.get("sliding_window"), 0]
+    latent = ["latent", size, 1, 576, 0, 0]
+    at = range(1, count + 1)
+    if kind in ("gpt_oss", "gemma3_text", "cohere2", "olmo3"):
+        step = {"gpt_oss": 2, "gemma3_text": 6}.get(kind, 4)
+        return [full if layer % step == 0 else window for layer in at]
+    if kind == "gemma4_text":
+        wide = ["full", size, keys["num_global_key_value_heads"], keys["global_head_dim"], 0, 0]
+        return [wide if layer % 6 == 0 else window for layer in at]
+    if kind == "llama4_text":
+        return [full if layer % 4 == 0 else ["chunk", size, kv, width, keys["attention_chunk_size"], 0] for layer in at]
+    if kind == "mistral":
+        return [window] * count
+    if kind == "qwen2":
+        return [window if layer > keys["max_window_layers"] else full for layer in at]
+    if kind == "deepseek_v3":
+        return [latent] * count
+    if kind == "deepseek_v32":  # an index of 132 bytes per token beside each latent
+        return [layer for _ in at for layer in (latent, ["latent", size, 1, 66, 0, 0])]
+    if kind == "kimi_linear":
+        state = 32 * 128 * 128 * 4 + 3 * 3 * 32 * 128 * 2
+        return [
+            latent if layer in keys["linear_attn_config"]["full_attn_layers"] else ["state", size, 0, 0, 0, state]
+            for layer in at
+        ]
+    state = 48 * 128 * 128 * 4 + 3 * (2 * 16 + 48) * 128 * 2
+    return [full if layer % 4 == 0 else ["state", size, 0, 0, 0, state] for layer in at]
+
+
+@pytest.mark.oracle
+def test_vllm_makes_the_stored_groups(tmp_path: Path):
+    (tmp_path / "layers.json").write_text(json.dumps({name: layers_of(name) for name in MODELS}))
+    driver = [PYTHON, HERE / "vllm_layout_driver.py", tmp_path / "layers.json", tmp_path / "groups.json"]
+    subprocess.run(driver, check=True)
+    made = json.loads((tmp_path / "groups.json").read_text())
+    assert made == {name: {key: EXPECTED[name][key] for key in ("groups", "block_bytes")} for name in MODELS}
