@@ -67,7 +67,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
     if (group, name) == ("arrivals", "sessions"):
         chosen.append("arrivals.think_s=1")
     if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "smollm2", "tiny", "gpt", "gemma", "deepseek")):
-        chosen.append("arms=attention")
+        chosen += ["arms=attention", "store.total_gib=16"]
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")
     if group == "strategy" and name in OF_ATTENTION:

@@ -129,7 +129,7 @@ USER_ERRORS = {
     ),
     "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
     "unknown meaning of a hit": ("count_hit_as=resumable", "count_hit_as=resumable: expected one of reused, matched"),
-    "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of llama-3.1-8b"),
+    "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of deepseek-v3"),
     "unknown strategy": (
         "+strategy@arms.mine=radx",
         "strategy=radx: not in conf/strategy; expected one of radix (did you mean radix?), ape",
