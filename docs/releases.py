@@ -19,7 +19,8 @@ A release is a set of named rules over one policy (`src/spanlab/core/releases.py
 compared with that release's own scheduler [step by step](../benchmarks/conformance/README.md). What no rule names is
 equal in all of them, as far as the cases reach.
 
-What changes for your own traffic, with your drafter, memory and batch:
+What changes for your own traffic, with your drafter, memory and batch? The analysis `changes` lists the requests that
+reuse less or more, the cause, and the TTFT of both releases:
 
 ```bash
 bash runall.sh -cn upgrade log=FILE model=qwen3-8b \\
@@ -34,8 +35,10 @@ The case of a rule is the smallest of these [stored cases](cases.md) in which ou
 later release, if it has all its rules but this one. *Cases* counts them.
 
 **The card matters too.** On Hopper, 0.33 exports GatedDeltaNet states inside the last chunk of a prompt. The chunk is
-then not cut, a request holds one block more, and blocks are multiples of 64 tokens: `arms.NAME.pool.inner_states=true`.
-The decisions are compared with both releases. That they are made on Hopper was read in vLLM's code, not seen on a card.
+then not cut, a request holds one block more, and blocks are multiples of 64 tokens. `hardware.compute_capability=90`
+says that the card is one; `arms.NAME.pool.inner_states` overrides it. Layers of KDA do so on every card, in both
+releases. The decisions are compared with both releases. That they are made on Hopper was read in vLLM's code, not seen
+on a card.
 
 ## A new release
 

@@ -29,7 +29,7 @@ from spanlab.core.tiers import Link, Tier, TierRules, Tiers
 from spanlab.core.tree import LAYOUTS, PrefixTree, composable
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_files import use_converter
-from spanlab.model_spec import COSTS, Cost, CostOf, ModelSpec
+from spanlab.model_spec import COSTS, Cost, CostOf, HardwareSpec, ModelSpec
 from spanlab.provenance import machine
 from spanlab.registry import Registry
 from spanlab.settings.arms import Strategy, departures, eviction_rules
@@ -78,6 +78,9 @@ class Parts(Protocol):
 
     @property
     def batch(self) -> BatchRules: ...
+
+    @property
+    def hardware(self) -> HardwareSpec: ...
 
     @property
     def engine(self) -> EngineSettings: ...
@@ -159,6 +162,7 @@ def build_policy(
         ahead=study.batch.async_scheduling,
         drafts=drafter.draft_tokens,
         drafter=drafter.has_kv,
+        card=study.hardware.compute_capability,
         in_flight=study.batch.max_num_batched_tokens * (1 + study.batch.async_scheduling),
     )
 
@@ -274,12 +278,13 @@ def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], fact
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Settings of an engine without a study; the store has no limit unless it is set."""
+    """Settings of an engine without a study, on an unknown card; the store has no limit unless it is set."""
 
     model: ModelSpec
     engine: EngineSettings
     batch: BatchRules
     store: StoreSettings = field(default_factory=StoreSettings)
+    hardware: HardwareSpec = field(default_factory=lambda: HardwareSpec("unknown", 1.0, 1.0, 1.0))
 
 
 def build_model(study: Parts) -> SpanModel:

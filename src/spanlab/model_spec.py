@@ -167,6 +167,7 @@ class ModelSpec:
     `recurrent_key_heads`, `recurrent_value_heads`  heads per recurrent layer.
     `recurrent_key_dim`, `recurrent_value_dim`  channels per head: d_k and d_v of the state.
     `conv_kernel`          length of the short convolution.
+    `exports_states`       kernels of its recurrent layers store a state inside of a chunk, on any card (KDA, Mamba-2).
     `recurrent_parameters`  of one recurrent layer; 0: those of GatedDeltaNet.
     `expert_layers`        layers that have a mixture of experts in place of one SwiGLU block; 0 for a dense model.
     `experts`, `experts_per_token`  experts of such a layer, and how many of them each token activates.
@@ -205,6 +206,7 @@ class ModelSpec:
     recurrent_value_dim: int = 0
     conv_kernel: int = 0
     recurrent_parameters: int = 0
+    exports_states: bool = False
     expert_layers: int = 0
     experts: int = 0
     experts_per_token: int = 0
@@ -526,6 +528,7 @@ class HardwareSpec:
     `name`                   the device's name.
     `peak_flops`             dense bf16 matrix FLOPs per second (no sparsity).
     `bandwidth_bytes_per_s`  peak memory bandwidth.
+    `compute_capability`     CUDA's, times ten: 90 is Hopper; 0 where it is unknown.
     `memory_gib`             memory in 2^30 bytes, nominal: a server leaves room for weights and workspace.
     `*_efficiency`           reached share of the peak, in (0, 1].
     `host_s`                 seconds that every step costs whatever it computes: scheduling, launches, sampling.
@@ -535,6 +538,7 @@ class HardwareSpec:
     peak_flops: float = 0.0
     bandwidth_bytes_per_s: float = 0.0
     memory_gib: float = 0.0
+    compute_capability: int = 0
     compute_efficiency: float = 0.6
     bandwidth_efficiency: float = 0.8
     host_s: float = 0.002

@@ -537,6 +537,7 @@ def _delta_sizes(config: ModelConfig, layers: int, itemsize: int) -> dict[str, i
         "recurrent_key_dim": width,
         "recurrent_value_dim": width,
         "conv_kernel": kernel,
+        "exports_states": True,
         "recurrent_parameters": 4 * hidden * channels + gates + 3 * channels * kernel,
         "conv_itemsize": itemsize,
         "grid": SCAN_CHUNK,

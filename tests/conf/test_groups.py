@@ -48,6 +48,7 @@ OF_SPANS = [path.stem for path in sorted(CONF.glob("strategy/*.yaml")) if "\nspa
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
 ATTENTION |= dict.fromkeys(("families_transformer", "break_even", "presets"), "llama-3.1-8b")
+ATTENTION_MODELS = ("llama", "qwen2", "qwen3-", "smollm2", "tiny", "gpt", "gemma", "deepseek")
 OF_ATTENTION = [*OF_SPANS, "lmcache", "mistralrs_0_9", "llama_cpp"]
 
 
@@ -66,7 +67,9 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append("arrivals.rate_rps=null")
     if (group, name) == ("arrivals", "sessions"):
         chosen.append("arrivals.think_s=1")
-    if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "smollm2", "tiny", "gpt", "gemma", "deepseek")):
+    if group == "model" and name.startswith(
+        ("llama", "qwen2", "qwen3-", "smollm2", "tiny", "gpt", "gemma", "deepseek")
+    ):
         chosen += ["arms=attention", "store.total_gib=16"]
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")

@@ -37,10 +37,13 @@ def build(
         block_size=16,
         attention_layers=1,
         recurrent_layers=int(state > 0),
+        exports_states=False,
         local=(),
         bounded=(),
         prefill_flops=lambda start, stop: stop - start,
     )
     store = StoreSettings(total_gib=total / GIB, state_gib=None if states is None else states / GIB)
-    study = SimpleNamespace(model=model, store=store, batch=BatchRules())
+    study = SimpleNamespace(
+        model=model, store=store, batch=BatchRules(), hardware=SimpleNamespace(compute_capability=0)
+    )
     return build_policy(study, strategy, 0, 1 << 20)

@@ -29,7 +29,9 @@ def preset(case) -> TreePolicy:
     model = SimpleNamespace(is_hybrid=hybrid, grid=GRID if hybrid else 1, attention_layers=1, **bytes_of)
     model.layer_kv_bytes, model.bounded = model.kv_bytes_per_token, ()
     store = StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None)
-    study = SimpleNamespace(model=model, store=store, batch=BatchRules())
+    study = SimpleNamespace(
+        model=model, store=store, batch=BatchRules(), hardware=SimpleNamespace(compute_capability=0)
+    )
     return build_policy(study, strategy, 0, 1 << 20)
 
 

@@ -3,6 +3,7 @@
 from spanlab.analyses import (  # noqa: F401
     answers,
     bars,
+    changes,
     compare_backends,
     decay,
     drafts,

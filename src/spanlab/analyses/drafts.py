@@ -16,6 +16,7 @@ import numpy as np
 from spanlab.analyses.base import Findings, Finished, point_entries
 from spanlab.build import held_token_bytes
 from spanlab.core.policies.block_pool import BLOCK, INNER, block_shape
+from spanlab.core.releases import RELEASES
 from spanlab.records import delays_of
 from spanlab.report import style
 from spanlab.report.cells import Table, count, number_format, percent_interval, ratio, seconds, word
@@ -62,7 +63,10 @@ def _block_size(study: Study, name: str) -> int:
     """Return the tokens of a block of an arm's pool; vLLM's for the model, where the arm gives none."""
     pool, drafts = study.arms[name].pool, study.batch.speculation.draft_tokens
     assert pool is not None, "checked before the study ran"
-    multiple = INNER if pool.inner_states else BLOCK
+    inner = pool.inner_states
+    if inner is None:
+        inner = RELEASES[pool.release].exports_states(study.model, study.hardware.compute_capability)
+    multiple = INNER if inner else BLOCK
     return block_shape(study.model, held_token_bytes(study), pool.block_size, multiple, drafts).size
 
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from spanlab.model_spec import ModelSpec
+
+HOPPER = 90  #: CUDA's compute capability, times ten
+
 
 def _rule(words: str) -> Any:
     return field(metadata={"words": words})
@@ -23,6 +27,7 @@ class Release:
     `accepted_at_end`  whether tokens of accepted drafts are stored at the end of their step, else with the next one
     `renews_states`    whether a state that a request resumes from counts as written by its first step
     `serves_behind`    whether requests behind one that preempted itself are served in the same step; with priorities
+    `exporting_cards`  compute capabilities, times ten, on which GatedDeltaNet stores a state inside of a chunk
     """
 
     drafter: Literal["drop", "lookahead"] = _rule(
@@ -36,12 +41,24 @@ class Release:
         "a state that a request resumes from counts as written again: requests that share it wait a step"
     )
     serves_behind: bool = _rule("requests behind one that preempted itself are served in the same step")
+    exporting_cards: frozenset[int] = frozenset()
+
+    def exports_states(self, model: ModelSpec, card: int) -> bool:
+        """Whether the last chunk of a prompt also stores the state at its last boundary, on a card of this kind."""
+        return model.is_hybrid and (model.exports_states or card in self.exporting_cards)
 
 
 #: The releases by preset, the oldest first.
 RELEASES: dict[str, Release] = {
     "vllm_0_32": Release(drafter="drop", accepted_at_end=False, renews_states=True, serves_behind=False),
-    "vllm_0_33": Release(drafter="lookahead", accepted_at_end=True, renews_states=False, serves_behind=True),
+    "vllm_0_33": Release(
+        drafter="lookahead",
+        accepted_at_end=True,
+        renews_states=False,
+        serves_behind=True,
+        exporting_cards=frozenset({HOPPER}),
+    ),
 }
 VLLM_0_32 = RELEASES["vllm_0_32"]
-WORDS: dict[str, str] = {rule.name: rule.metadata["words"] for rule in fields(Release)}
+#: Words of the rules that decide a case; which states a card exports is a setting of the case.
+WORDS: dict[str, str] = {rule.name: rule.metadata["words"] for rule in fields(Release) if rule.metadata}

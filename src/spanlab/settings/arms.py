@@ -99,8 +99,8 @@ class PoolSettings:
                   and one where a shared prefix has none yet; n: also one per n tokens
     `junctions`   whether a state is stored at the end of a shared prefix that has none
     `cut`         whether prefill chunks end at each multiple of `retention`, so that a state exists there
-    `inner_states`  whether the last chunk of a prompt also stores the state at its last block boundary, as vLLM 0.33
-                  does on Hopper cards for GatedDeltaNet layers; blocks are then multiples of 64 tokens
+    `inner_states`  whether the last chunk of a prompt also stores the state at its last block boundary; blocks are
+                  then multiples of 64 tokens; null: for KDA, and for GatedDeltaNet on Hopper from vLLM 0.33 on
     `release`     release of vLLM whose rules hold: vllm_0_32, vllm_0_33
     """
 
@@ -108,7 +108,7 @@ class PoolSettings:
     retention: int | None = 0
     junctions: bool = True
     cut: bool = False
-    inner_states: bool = False
+    inner_states: bool | None = None
     release: str = "vllm_0_32"
     load_when: str | None = declared(
         None,

@@ -36,10 +36,10 @@ BlockSize = Annotated[int, positive, "tokens per block"]
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
 #: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; `drafts` tokens are
 #: drafted ahead of it, with `drafter` by a drafter that has KV of its own; `in_flight` tokens are planned and not yet
-#: computed, at most.
+#: computed, at most; `card` is the hardware's compute capability, times ten.
 _GIVEN = (
     *("rules", "store", "placer", "admission", "model", "budget", "token_bytes"),
-    *("ahead", "drafts", "drafter", "in_flight"),
+    *("ahead", "drafts", "drafter", "in_flight", "card"),
 )
 POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
 
@@ -87,13 +87,15 @@ def blocks(
     retention: Annotated[int | None, not_negative, "states to store"] = 0,
     junctions: Annotated[bool, "whether a state is stored at the end of a shared prefix that has none"] = True,
     cut: Annotated[bool, "whether prefill chunks end at each multiple of `retention`"] = False,
+    card: int = 0,
     inner_states: Annotated[
-        bool, "whether the last chunk of a prompt also stores the state at its last boundary"
-    ] = False,
+        bool | None, "whether the last chunk of a prompt also stores the state at its last boundary; null: by the card"
+    ] = None,
     release: Annotated[str, tuple(RELEASES), "release of vLLM whose rules hold"] = "vllm_0_32",
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
-    shape = block_shape(model, token_bytes, block_size, INNER if inner_states else BLOCK, drafts)
+    inner = RELEASES[release].exports_states(model, card) if inner_states is None else inner_states
+    shape = block_shape(model, token_bytes, block_size, INNER if inner else BLOCK, drafts)
     size, block_bytes, groups, layout = shape
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
@@ -105,7 +107,7 @@ def blocks(
         junctions,
         cut,
         ahead,
-        inner_states,
+        inner,
         drafts,
         drafter,
         RELEASES[release],
