@@ -528,20 +528,20 @@ class HardwareSpec:
     `name`                   the device's name.
     `peak_flops`             dense bf16 matrix FLOPs per second (no sparsity).
     `bandwidth_bytes_per_s`  peak memory bandwidth.
-    `compute_capability`     CUDA's, times ten: 90 is Hopper; 0 where it is unknown.
     `memory_gib`             memory in 2^30 bytes, nominal: a server leaves room for weights and workspace.
     `*_efficiency`           reached share of the peak, in (0, 1].
     `host_s`                 seconds that every step costs whatever it computes: scheduling, launches, sampling.
+    `compute_capability`     CUDA's, times ten: 90 is Hopper; 0 where it is unknown.
     """
 
     name: str = ""
     peak_flops: float = 0.0
     bandwidth_bytes_per_s: float = 0.0
     memory_gib: float = 0.0
-    compute_capability: int = 0
     compute_efficiency: float = 0.6
     bandwidth_efficiency: float = 0.8
     host_s: float = 0.002
+    compute_capability: int = 0
 
     def __post_init__(self) -> None:
         for key in ("peak_flops", "bandwidth_bytes_per_s", "memory_gib"):
