@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from spanlab.core.admission import BatchRules, Speculation
+from spanlab.core.ahead import make_scheduler
 from spanlab.core.policies.block_pool import NULL_BLOCK, BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.releases import RELEASES
 from spanlab.core.request import Request, Span
 from spanlab.core.rules import ReuseRules
-from spanlab.core.scheduler import SpeculativeScheduler, make_scheduler
+from spanlab.core.scheduler import SpeculativeScheduler
 from spanlab.core.step import features
 
 DRAWS = 20_000

@@ -215,6 +215,31 @@ def make_drafted_hybrid_case(seed: int) -> Case:
     return case
 
 
+def make_async_drafted_case(seed: int) -> Case:
+    """A case of attention layers of the other makers that verifies drafts in steps that are planned ahead.
+
+    A step may reach over the end of an answer by the drafts of two steps, which vLLM cuts at its longest request.
+    """
+    draw = random.Random(f"async drafts {seed}")
+    makers = (make_case, make_continued_case, make_limited_case, make_aborted_case, make_priority_case)
+    case = draw.choice((*makers, make_salted_case, make_whole_case))(seed)
+    case = {key: value for key, value in case.items() if key not in ("mamba_mode", "retention", "state_groups")}
+    case |= {"draft_tokens": draw.choice((1, 1, 2, 3, 5)), "draft_method": draw.choice(("ngram", "eagle"))}
+    reach = 3 * case["draft_tokens"] + 1
+    if not case.get("enable_chunked_prefill", True):
+        longest = max(len(one["tokens"]) + one["output_len"] for one in case["requests"]) + reach
+        case["max_num_batched_tokens"] = max(case["max_num_batched_tokens"], longest)
+    case["num_blocks"] = _memory(draw, case) + -(-reach // case["block_size"])
+    return case | {"async_scheduling": True}
+
+
+def make_async_drafted_hybrid_case(seed: int) -> Case:
+    """`make_drafted_hybrid_case` whose steps are planned ahead."""
+    draw, case = random.Random(f"async drafted hybrids {seed}"), make_drafted_hybrid_case(seed)
+    case["num_blocks"] = _memory(draw, case) + -(-(3 * case["draft_tokens"] + 1) // case["block_size"])
+    return case | {"async_scheduling": True}
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

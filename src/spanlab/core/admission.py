@@ -129,11 +129,6 @@ class BatchRules:
         if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
             raise ValueError(f"{key}_adaptive=true: expected {key} beside it")
         self.speculation.check(f"{path}.speculation")
-        if self.async_scheduling and self.speculation.draft_tokens:
-            reason = "a step planned ahead would need the number of accepted tokens, which is not known yet"
-            raise ValueError(
-                f"{path}.async_scheduling=true: expected false with {path}.speculation.draft_tokens: {reason}"
-            )
 
     @property
     def longest_chunk(self) -> int:
