@@ -138,11 +138,6 @@ def test_what_makes_no_sense_is_refused(settings, sentence):
         BatchRules(speculation=Speculation(**settings)).check("batch")
 
 
-def test_planning_ahead_is_refused():
-    with pytest.raises(ValueError, match=r"batch\.async_scheduling=true: expected false with batch\.speculation"):
-        BatchRules(async_scheduling=True, speculation=Speculation(2)).check("batch")
-
-
 def hybrid_policy(drafts, blocks=20, release="vllm_0_33", **rules):
     rules = BlockRules(4, "align", 1, None, drafts=drafts, release=RELEASES[release], **rules)
     return BlockPolicy(rules, BlockStore(BlockPool(blocks), 1, 1))

@@ -233,6 +233,12 @@ def make_async_drafted_case(seed: int) -> Case:
     return case | {"async_scheduling": True}
 
 
+def make_uncached_async_drafted_case(seed: int) -> Case:
+    """`make_async_drafted_case` without priorities, on a server without prefix caching."""
+    tried = map(make_async_drafted_case, count(seed, 1_000_000))
+    return next(one for one in tried if one.get("policy") != "priority") | {"prefix_caching": False}
+
+
 def make_async_drafted_hybrid_case(seed: int) -> Case:
     """`make_drafted_hybrid_case` whose steps are planned ahead."""
     draw, case = random.Random(f"async drafted hybrids {seed}"), make_drafted_hybrid_case(seed)

@@ -101,7 +101,8 @@ class BatchRules:
     `long_prefill_token_threshold`  most tokens of one prompt in one step while other requests run or wait; 0: no limit
     `long_prefill_token_threshold_adaptive`  raises that limit to an equal share of `max_num_batched_tokens`
     `async_scheduling`        a step is planned while the one before runs, as vLLM does by default since 2026: a request
-                              joins one step later, and leaves its seat and memory one step later
+                              joins one step later, and leaves its seat and memory one step later; with drafts, as if
+                              that step accepted all of them
     `speculation`             tokens that are drafted ahead of each decode
     """
 

@@ -17,6 +17,24 @@ from spanlab.core.step import ScheduledSequence, ScheduledStep
 # ------------------------------------------------------------------------------
 
 
+class Ahead:
+    """What arrived during a step, to join the one after the next, and whether a step runs while one is planned."""
+
+    def __init__(self) -> None:
+        self.added: list[Request] = []
+        self.in_flight = False
+
+    def waits(self, planned: ScheduledStep | None, has_finished: bool) -> bool:
+        """Whether a planned step has nothing to do but to wait for the one in flight, so that it is planned again.
+
+        `has_finished`  whether sequences ended in the step in flight, which was processed meanwhile
+        """
+        has_work = planned is not None and bool(planned.chunks or planned.decodes)
+        waits = (self.in_flight or has_finished) and not has_work
+        self.in_flight = planned is not None and not waits
+        return waits
+
+
 class FinishedSequence(NamedTuple):
     """A sequence that finished in the previous step, with its allocation, which is neither stored nor freed yet."""
 
@@ -34,39 +52,36 @@ class AsyncScheduler(Scheduler):
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         super().__init__(policy, rules)
-        self._added: list[Request] = []
+        self._ahead = Ahead()
         self._finished: list[FinishedSequence] = []  # in order of start
-        self._in_flight = False  # whether a step runs while the next one is planned
 
     def add(self, request: Request) -> None:
         """Queue a request for the step after the next one."""
-        self._added.append(request)
+        self._ahead.added.append(request)
 
     def enqueue_added(self) -> None:
         """Move the added requests to the queue."""
-        for request in self._added:
+        for request in self._ahead.added:
             super().add(request)
-        self._added.clear()
+        self._ahead.added.clear()
 
     @property
     def idle(self) -> bool:
         """Whether no request waits or runs."""
-        return not self._added and super().idle
+        return not self._ahead.added and super().idle
 
     def schedule(self, now: int) -> ScheduledStep | None:
         """Plan a step without the requests that arrived during the previous one, unless no others exist."""
         if super().idle:
             self._end_finished(now)
             self.enqueue_added()
-        step, has_finished = super().schedule(now), self._has_finished
+        step, has_finished = super().schedule(now), bool(self._finished)
         self._end_finished(now)
-        in_flight, self._in_flight = self._in_flight, step is not None
-        if (in_flight or has_finished) and (step is None or not (step.chunks or step.decodes)):
-            self._in_flight = False  # the engine waits for the work in flight
+        if self._ahead.waits(step, has_finished):
             return self.schedule(now)
         if has_finished and self.waiting and step is not None:
             step.max_repeats = 1
-        if self._added and step is not None:
+        if self._ahead.added and step is not None:
             self.enqueue_added()
             step.max_repeats = 1
         return step
@@ -74,11 +89,6 @@ class AsyncScheduler(Scheduler):
     @property
     def _num_running(self) -> int:
         return len(self.running) + len(self._finished)
-
-    @property
-    def _has_finished(self) -> bool:
-        """Whether outputs are complete that are not processed yet."""
-        return bool(self._finished)
 
     def _finish(self, sequence: ScheduledSequence, now: int) -> None:
         """Keep the allocation of a finished sequence, without its last tokens, until the next step is planned."""
@@ -134,7 +144,7 @@ class Outcome(NamedTuple):
     decodes: bool
 
 
-class AsyncSpeculativeScheduler(AsyncScheduler, SpeculativeScheduler):
+class AsyncSpeculativeScheduler(SpeculativeScheduler):
     """A scheduler with drafts that plans the next step before the current one ends (vLLM's order).
 
     A step is planned as if the one in flight accepted all of its drafts, and takes memory for them; what is rejected
@@ -146,24 +156,42 @@ class AsyncSpeculativeScheduler(AsyncScheduler, SpeculativeScheduler):
     def __init__(
         self, policy: Policy, rules: BatchRules, proposed: Callable[[ScheduledSequence], int] | None = None
     ) -> None:
-        super().__init__(policy, rules)
-        self._proposed = proposed or self._proposed
+        super().__init__(policy, rules, proposed)
+        self._ahead = Ahead()
         self._outcomes: dict[ScheduledSequence, Outcome] = {}  # of the step in flight
+
+    def add(self, request: Request) -> None:
+        """Queue a request for the step after the next one."""
+        self._ahead.added.append(request)
+
+    def enqueue_added(self) -> None:
+        """Move the added requests to the queue."""
+        for request in self._ahead.added:
+            super().add(request)
+        self._ahead.added.clear()
 
     @property
     def idle(self) -> bool:
         """Whether no request waits, and all that run end in the step in flight, whatever it accepts."""
         ends = all(self._ends_certainly(sequence) for sequence in self.running)
-        return ends and not (self._added or self.waiting or self.loading)
+        return ends and not (self._ahead.added or self.waiting or self.loading)
 
-    @property
-    def _has_finished(self) -> bool:
-        return any(sequence.has_ended for sequence in self._outcomes)
+    def schedule(self, now: int) -> ScheduledStep | None:
+        """Plan a step without the requests that arrived during the previous one, unless no others exist."""
+        if super().idle:
+            self.enqueue_added()
+        step, has_finished = super().schedule(now), any(sequence.has_ended for sequence in self._outcomes)
+        self._process_outcomes(now)
+        if self._ahead.waits(step, has_finished):
+            return self.schedule(now)
+        if step is not None:
+            self.enqueue_added()
+        return step
 
     @property
     def _is_alone(self) -> bool:
-        """Whether no memory will become free; while a step is in flight, that of its drafts will."""
-        return super()._is_alone and not self._in_flight
+        """Whether no memory will become free; while a step is in flight, that of its drafts may."""
+        return super()._is_alone and not self._ahead.in_flight
 
     def _ends_certainly(self, sequence: ScheduledSequence) -> bool:
         """Whether the output is complete with the step in flight even if that accepts no draft."""
@@ -199,14 +227,14 @@ class AsyncSpeculativeScheduler(AsyncScheduler, SpeculativeScheduler):
         for sequence in ended:
             sequence.finished_at = finished_at
 
-    def _end_finished(self, now: int) -> None:
+    def _process_outcomes(self, now: int) -> None:
         """Report the tokens that the step in flight made; store and free the sequences that ended in it."""
         outcomes, self._outcomes = self._outcomes, {}
         for sequence in [sequence for sequence in self.running if sequence in outcomes]:
             granted = self.policy.append(sequence.allocation, sequence.held_tokens, sequence.held_tokens)
             assert granted, "no token needs memory"
             if sequence.has_ended:
-                Scheduler._finish(self, sequence, now)
+                self._finish(sequence, now)
         for sequence in [sequence for sequence in self.waiting if sequence.has_ended]:  # the plan preempted it
             self.waiting.remove(sequence)
 
