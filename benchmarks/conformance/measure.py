@@ -40,6 +40,8 @@ MAKERS = {
     "make_drafted_hybrid_case": "hybrid, drafts",
     "make_local_case": "windows, chunks, rings and states",
     "make_async_case": "all, async scheduling",
+    "make_async_drafted_case": "attention, drafts, async scheduling",
+    "make_async_drafted_hybrid_case": "hybrid, drafts, async scheduling",
     "make_continued_case": "all, answers not yet delivered",
     "make_salted_case": "all, cache salts",
     "make_whole_case": "attention, prompts in one step each",

@@ -12,12 +12,13 @@ import simpy
 from numpy.typing import NDArray
 
 from spanlab.core.admission import BatchRules
+from spanlab.core.ahead import make_scheduler
 from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, StateMode
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import LockstepScheduler, make_scheduler
+from spanlab.core.scheduler import LockstepScheduler
 from spanlab.core.step import ScheduledSequence, ScheduledStep, StepFeatures, StepResult, features, finished_after
 from spanlab_sim.routing import Observer
 from spanlab_sim.server import Replica, Server, Source

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from simpy.rt import RealtimeEnvironment
 
 from spanlab.core.admission import BatchRules, Speculation
+from spanlab.core.ahead import make_scheduler
 from spanlab.core.policies.tiered import OverTiers
 from spanlab.core.protocol import Arranger, PassageRules, Policy
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
-from spanlab.core.scheduler import make_scheduler
 from spanlab.core.step import (
     PREFIXES,
     Backend,
@@ -129,11 +129,14 @@ class DemandMeter:
 def with_drafts(result: StepResult, step: ScheduledStep, speculation: Speculation, timing: TimingModel) -> StepResult:
     """Return the result of a step that drafts first; a sequence ends its step after the first rejected draft.
 
-    Positions are drafted one after another, each for all sequences at once, in `draft_cost` of the time that they
-    would decode in without drafts.
+    One that had ended before takes part for nothing. Positions are drafted one after another, each for all sequences at
+    once, in `draft_cost` of the time that they would decode in without drafts.
     """
     accepted, finished = [], finished_prompts(step)
     for sequence, drafts in zip(step.decodes, step.drafts, strict=True):
+        if sequence.has_ended:
+            accepted.append(0)
+            continue
         remaining = sequence.request.output_len - sequence.generated - 1
         num_accepted = speculation.accepted(sequence.request.id, sequence.generated, drafts)
         accepted.append(min(num_accepted, remaining))
@@ -178,7 +181,7 @@ class ModelledBackend:
         if step.decodes is not self._decodes:
             self._decodes = step.decodes
             self._remaining = min(
-                [sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1
+                [s.request.output_len - s.generated for s in step.decodes if not s.has_ended], default=1
             )
         remaining = self._remaining
         times = 1 if step.chunks or not self._jump else min(remaining, step.max_repeats)

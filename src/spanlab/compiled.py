@@ -31,7 +31,7 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "ledger plan scheduler step store token_string tree "
+    "ahead ledger plan scheduler step store token_string tree "
     "policies/block_pool policies/blocks policies/chunks policies/sequences policies/slots "
     "policies/tree policies/tree_variants"
 )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from spanlab.core.admission import BatchRules, Speculation
+from spanlab.core.ahead import make_scheduler
 from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import (
     BlockPool,
@@ -31,7 +32,6 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.releases import RELEASES, Release
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import make_scheduler
 from spanlab.core.step import ScheduledSequence, ScheduledStep, finished_prompts
 from spanlab.typed_json import first_mistake, shown
 
@@ -203,7 +203,8 @@ class Case(_Keys):
         align, listed = alignment_of(layout), any(rule.kind == "state" for rule in layout)
         # vLLM takes no memory behind its longest request.
         longest = max(len(request.tokens) + request.output_len for request in self.given)
-        longest += drafts + Speculation(drafts, method=self.draft_method).lookahead
+        lookahead = Speculation(drafts, method=self.draft_method).lookahead
+        longest += 2 * drafts + max(1, lookahead) if drafts and self.async_scheduling else drafts + lookahead
         whole = f"at least {longest}, the most tokens of a request and its drafts, with enable_chunked_prefill=false"
         rules = [
             (
@@ -218,7 +219,6 @@ class Case(_Keys):
             ),
             (self.groups is not None and listed != (mode is not None), "mamba_mode", _of_states(listed)),
             ("draft_method" in self.model_fields_set and not drafts, "draft_method", "draft_tokens beside it"),
-            (self.async_scheduling and drafts > 0, "async_scheduling", f"false with draft_tokens={drafts}"),
             (not chunked and mode is not None, "enable_chunked_prefill", f"true with mamba_mode={mode}, as in vLLM"),
             (not chunked and longest > self.max_num_batched_tokens, "max_num_batched_tokens", f"{whole}, as in vLLM"),
             (
@@ -382,6 +382,8 @@ def schedule(
         if scheduler.idle and not waiting:  # all that remained was aborted
             break
         step = scheduler.schedule(now)
+        if step is None and scheduler.idle and not waiting:  # all that remained ended with drafts of the step before
+            break
         decisions.add({} if step is None else _tokens(step))
         if step is None:
             if waiting and scheduler.idle:  # nothing can happen before the next request
@@ -392,7 +394,7 @@ def schedule(
         else:
             on_step(now, step)
             accepted_drafts = [_accepted(case, sequence, drafts) for sequence, drafts in _drafts(step)]
-            decoded = zip(step.decodes, accepted_drafts, strict=True)
+            decoded = [pair for pair in zip(step.decodes, accepted_drafts, strict=True) if not pair[0].has_ended]
             ended = finished_prompts(step)
             ended += [s for s, drafts in decoded if s.generated + drafts + 1 >= s.request.output_len]
             scheduler.complete(step, now + 1, ended, accepted_drafts)
@@ -415,7 +417,9 @@ def _drafts(step: ScheduledStep) -> Iterator[tuple[ScheduledSequence, int]]:
 
 
 def _accepted(case: Case, sequence: ScheduledSequence, drafts: int) -> int:
-    """Number of accepted drafts of a sequence, at most the rest of its output."""
+    """Number of accepted drafts of a sequence, at most the rest of its output; none of one that has ended."""
+    if sequence.has_ended:
+        return 0
     number, generated = sequence.request.id, sequence.generated
     measured = case.given[number].drafts
     count = (

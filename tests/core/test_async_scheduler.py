@@ -3,9 +3,10 @@
 import numpy as np
 
 from spanlab.core.admission import BatchRules
+from spanlab.core.ahead import AsyncScheduler, make_scheduler
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import AsyncScheduler, LockstepScheduler, Scheduler, make_scheduler
+from spanlab.core.scheduler import LockstepScheduler, Scheduler
 from spanlab.core.step import finished_after
 
 RULES = BatchRules(max_num_batched_tokens=64, max_num_seqs=8)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from spanlab.core.admission import BatchRules, Speculation
+from spanlab.core.ahead import make_scheduler
 from spanlab.core.policies.block_pool import NULL_BLOCK, BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.releases import RELEASES
 from spanlab.core.request import Request, Span
 from spanlab.core.rules import ReuseRules
-from spanlab.core.scheduler import SpeculativeScheduler, make_scheduler
+from spanlab.core.scheduler import SpeculativeScheduler
 from spanlab.core.step import features
 
 DRAWS = 20_000
@@ -135,11 +136,6 @@ def test_the_last_block_of_a_match_is_computed_again(drops_last, reused):
 def test_what_makes_no_sense_is_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         BatchRules(speculation=Speculation(**settings)).check("batch")
-
-
-def test_planning_ahead_is_refused():
-    with pytest.raises(ValueError, match=r"batch\.async_scheduling=true: expected false with batch\.speculation"):
-        BatchRules(async_scheduling=True, speculation=Speculation(2)).check("batch")
 
 
 def hybrid_policy(drafts, blocks=20, release="vllm_0_33", **rules):

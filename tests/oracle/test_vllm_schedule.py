@@ -22,6 +22,8 @@ from .vllm_cases import (
     listed,
     make_aborted_case,
     make_async_case,
+    make_async_drafted_case,
+    make_async_drafted_hybrid_case,
     make_case,
     make_continued_case,
     make_drafted_case,
@@ -34,6 +36,7 @@ from .vllm_cases import (
     make_priority_case,
     make_salted_case,
     make_uncached_async_case,
+    make_uncached_async_drafted_case,
     make_uncached_case,
     make_uncached_eagle_case,
     make_whole_case,
@@ -106,6 +109,9 @@ MAKERS = {
     "priority_cases": make_priority_case,
     "drafted_hybrid_cases": make_drafted_hybrid_case,
     "local_cases": make_local_case,
+    "async_drafted_cases": make_async_drafted_case,
+    "async_drafted_hybrid_cases": make_async_drafted_hybrid_case,
+    "uncached_async_drafted_cases": make_uncached_async_drafted_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 

@@ -220,7 +220,7 @@ def make_local_case(seed: int) -> Case:
     """A case of the other makers on groups of windows, chunks, rings and states, beside full attention or without."""
     draw = random.Random(f"local attention {seed}")
     makers = (make_case, make_case, make_async_case, make_continued_case, make_salted_case, make_limited_case)
-    makers += (make_aborted_case, make_priority_case, make_drafted_case, make_eagle_case)
+    makers += (make_aborted_case, make_priority_case, make_drafted_case, make_eagle_case, make_async_drafted_case)
     case = next(one for one in map(draw.choice(makers), count(seed, 1_000_000)) if not one.get("mamba_mode"))
     block = case["block_size"]
     case["groups"] = draw.choice(LAYOUTS)(draw, block)
@@ -288,6 +288,37 @@ def _memory_of_groups(draw: random.Random, case: Case) -> int:
     if draw.random() < 0.4:
         return sum(sizes) + 100
     return 2 + int(max(sizes) * draw.choice((1, 1.2, 1.7, 3)))
+
+
+def make_async_drafted_case(seed: int) -> Case:
+    """A case of attention layers of the other makers that verifies drafts in steps that are planned ahead.
+
+    A step may reach over the end of an answer by the drafts of two steps, which vLLM cuts at its longest request.
+    """
+    draw = random.Random(f"async drafts {seed}")
+    makers = (make_case, make_continued_case, make_limited_case, make_aborted_case, make_priority_case)
+    case = draw.choice((*makers, make_salted_case, make_whole_case))(seed)
+    case = {key: value for key, value in case.items() if key not in ("mamba_mode", "retention", "state_groups")}
+    case |= {"draft_tokens": draw.choice((1, 1, 2, 3, 5)), "draft_method": draw.choice(("ngram", "eagle"))}
+    reach = 3 * case["draft_tokens"] + 1
+    if not case.get("enable_chunked_prefill", True):
+        longest = max(len(one["tokens"]) + one["output_len"] for one in case["requests"]) + reach
+        case["max_num_batched_tokens"] = max(case["max_num_batched_tokens"], longest)
+    case["num_blocks"] = _memory(draw, case) + -(-reach // case["block_size"])
+    return case | {"async_scheduling": True}
+
+
+def make_uncached_async_drafted_case(seed: int) -> Case:
+    """`make_async_drafted_case` without priorities, on a server without prefix caching."""
+    tried = map(make_async_drafted_case, count(seed, 1_000_000))
+    return next(one for one in tried if one.get("policy") != "priority") | {"prefix_caching": False}
+
+
+def make_async_drafted_hybrid_case(seed: int) -> Case:
+    """`make_drafted_hybrid_case` whose steps are planned ahead."""
+    draw, case = random.Random(f"async drafted hybrids {seed}"), make_drafted_hybrid_case(seed)
+    case["num_blocks"] = _memory(draw, case) + -(-(3 * case["draft_tokens"] + 1) // case["block_size"])
+    return case | {"async_scheduling": True}
 
 
 def _memory(draw: random.Random, case: Case) -> int:

@@ -119,6 +119,7 @@ def speculation(case: dict) -> SpeculativeConfig | None:
     """Drafts from the prompt's own n-grams: no model, and no memory beyond that of the drafts.
 
     Under the name of EAGLE, which needs a drafter's model to be made, the same drafts take the memory of a drafter.
+    With async scheduling, n-grams are looked up on the card: the only drafter of n-grams that vLLM then takes.
     """
     if not case.get("draft_tokens"):
         return None
@@ -126,6 +127,8 @@ def speculation(case: dict) -> SpeculativeConfig | None:
         method="ngram", num_speculative_tokens=case["draft_tokens"], prompt_lookup_max=2, prompt_lookup_min=1
     )
     made.method = case.get("draft_method", "ngram")
+    if made.method == "ngram" and case.get("async_scheduling"):
+        made.method = "ngram_gpu"
     return made
 
 
@@ -182,7 +185,7 @@ def output_of(request: Request, drafts: int) -> list[int]:
     return [7 + at % 13 for at in range(made, made + 1 + kept)]
 
 
-def complete(scheduler: Scheduler, out: SchedulerOutput, sampled: dict[str, bool], drafts: int) -> None:
+def complete(scheduler: Scheduler, out: SchedulerOutput, sampled: dict[str, bool]) -> None:
     """Give a planned step its output tokens; a request that was preempted meanwhile gets its own, too."""
     ids = list(out.num_scheduled_tokens)
     drafted = out.scheduled_spec_decode_tokens
@@ -199,23 +202,25 @@ def complete(scheduler: Scheduler, out: SchedulerOutput, sampled: dict[str, bool
         prompt_logprobs_dict={},
         pooler_output=[],
     )
-    scheduler.num_spec_tokens = drafts  # since 0.33, a server stores accepted tokens at the end of their step
     scheduler.update_from_output(out, made)
-    scheduler.num_spec_tokens = 0
 
 
 def drive(case: dict) -> dict:
     """Every decision of one case.
 
     With async scheduling a step is planned while the one before is under way, as vLLM's engine does with a queue of
-    two. A plan that has nothing to do but to wait for that one is not counted.
+    two. A plan that has nothing to do but to wait for that one is not counted. Drafts are then placeholders of the
+    scheduler's own, whose ids the worker knows; without it, the engine hands over the drafts of each step.
     """
     try:
         scheduler, hashed = make_scheduler(case)
     except ValueError as error:  # of vLLM's own check of its settings
         return {"refused": str(error)}
-    # A prompt with one token left gets placeholder rows for CUDA graphs, none of which holds: left out here and there.
-    scheduler.num_spec_tokens = 0
+    drafts = case.get("draft_tokens", 0)
+    if drafts:
+        # A prompt with one token left gets placeholder rows for CUDA graphs, none of which holds: left out here and
+        # there. vLLM has none where the number of drafts may depend on the batch; here it is the same for each.
+        scheduler.dynamic_sd_lookup = [drafts] * (case["max_num_seqs"] + 1)
     init_none_hash(sha256)
     ahead_of_block = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since 0.33
     hasher = get_request_block_hasher(hashed, sha256, *([ahead_of_block] if ahead_of_block else []))
@@ -248,10 +253,10 @@ def drive(case: dict) -> dict:
             under_way.append((out, {one: not scheduler.requests[one].is_prefill_chunk for one in steps[-1]}))
             if len(under_way) <= ahead:
                 continue
-        complete(scheduler, *under_way.popleft(), case.get("draft_tokens", 0))
-        if case.get("draft_tokens"):
+        complete(scheduler, *under_way.popleft())
+        if drafts and not ahead:
             ids = list(out.num_scheduled_tokens)
-            scheduler.update_draft_token_ids(DraftTokenIds(ids, [[1] * case["draft_tokens"] for _ in ids]))
+            scheduler.update_draft_token_ids(DraftTokenIds(ids, [[1] * drafts for _ in ids]))
     return {
         "reused_on_admission": [reused.get(str(at)) for at in range(len(given))],
         "preemptions": preemptions,

@@ -21,13 +21,14 @@ from .test_by_hand import MS, TIMING, make_policy, make_request, serve, times_ms
 ALL = Speculation(draft_tokens=2, acceptance=1.0, draft_cost=0.25)
 
 
-def blocks(count=200):
-    return BlockPolicy(BlockRules(4), BlockStore(BlockPool(count), 1, 1), ledger=NoLedger())
+def blocks(count=200, **rules):
+    return BlockPolicy(BlockRules(4, **rules), BlockStore(BlockPool(count), 1, 1), ledger=NoLedger())
 
 
 POLICIES = {
     "tree": lambda: make_policy(kv_bytes=400),
     "blocks": lambda: blocks(100),
+    "blocks ahead": lambda: blocks(100, ahead=True),
     "unshared": lambda: UnsharedPolicy(4, CountedBlocks(100, 1)),
 }
 
@@ -48,6 +49,16 @@ def test_drafts_that_never_hold_cost_their_time():
     assert (times_ms(records[0])[-1], row.steps) == (15 + 3 * 20, 4)
 
 
+@pytest.mark.parametrize(("output", "steps"), [(8, 4), (7, 4)])
+def test_a_request_planned_ahead_takes_part_once_more_where_drafts_end_it(output, steps):
+    """1 + 3 + 3 + 1 tokens: the last is certain. 1 + 3 + 3: two of the last are drafts; a step follows for nothing."""
+    rules = BatchRules(speculation=ALL, async_scheduling=True)
+    records, log, row = serve([make_request(0, 7, output, range(5))], rules)
+    assert times_ms(records[0])[-1] == 7 + 15 + (3 * 20 if output == 8 else 2 * 20)
+    assert (records[0].output_tokens, row.steps) == (output, steps)
+    assert [decodes for _, _, decodes, *_ in log] == [(), (0,), (0,), (0,)]
+
+
 def test_rows_that_verify_read_the_context_once_and_each_need_logits():
     requests = [make_request(0, 0, 9, range(5)), make_request(1, 0, 9, range(3))]
     sequences = [ScheduledSequence(request) for request in requests]
@@ -64,18 +75,20 @@ def test_rows_that_verify_read_the_context_once_and_each_need_logits():
     assert counts == plain._replace(**changed)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "ahead"), [*((name, name == "blocks ahead") for name in POLICIES), ("tree", True), ("unshared", True)]
+)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=8),
     drafts=st.integers(1, 7),
     acceptance=st.sampled_from((0.0, 0.3, 0.8, 1.0)),
     tokens=st.integers(8, 40),
 )
-def test_every_request_gets_its_output_and_nothing_stays_held(name, shapes, drafts, acceptance, tokens):
+def test_every_request_gets_its_output_and_nothing_stays_held(name, ahead, shapes, drafts, acceptance, tokens):
     requests = [
         make_request(at, arrived, output, range(prompt)) for at, (arrived, prompt, output) in enumerate(sorted(shapes))
     ]
-    rules = BatchRules(tokens, 8, speculation=Speculation(drafts, acceptance))
+    rules = BatchRules(tokens, 8, async_scheduling=ahead, speculation=Speculation(drafts, acceptance))
     policy = POLICIES[name]()
     records, log, _ = serve(requests, rules, policy)
     assert [records[at].output_tokens for at in range(len(requests))] == [one.output_len for one in requests]
@@ -87,20 +100,22 @@ def test_every_request_gets_its_output_and_nothing_stays_held(name, shapes, draf
     check_free(name, policy)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("method", ["ngram", "eagle"])
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=6),
     drafts=st.integers(1, 7),
     tokens=st.integers(8, 40),
 )
-def test_room_for_one_request_is_enough(method, shapes, drafts, tokens):
+def test_room_for_one_request_is_enough(method, ahead, shapes, drafts, tokens):
     """Who has the memory to itself runs to its end, with fewer drafts where those have no room."""
     requests = [
         make_request(at, arrived, output, range(prompt)) for at, (arrived, prompt, output) in enumerate(sorted(shapes))
     ]
     room = max(-(-(one.num_tokens + one.output_len - 1) // 4) for one in requests)
-    policy = BlockPolicy(BlockRules(4, drafter=method == "eagle"), BlockStore(BlockPool(room), 1, 1))
-    records, _, _ = serve(requests, BatchRules(tokens, 8, speculation=Speculation(drafts, method=method)), policy)
+    policy = blocks(room, drafter=method == "eagle", ahead=ahead)
+    rules = BatchRules(tokens, 8, async_scheduling=ahead, speculation=Speculation(drafts, method=method))
+    records, _, _ = serve(requests, rules, policy)
     assert [records[at].output_tokens for at in range(len(requests))] == [one.output_len for one in requests]
     policy.check()
     assert policy.store.pool.num_free == room
@@ -111,7 +126,7 @@ def check_free(name, policy):
     if name == "tree":
         policy.check()
         assert policy.store.kv_locked == 0
-    elif name == "blocks":
+    elif name.startswith("blocks"):
         policy.check()
         assert policy.store.pool.num_free == 100
     else:

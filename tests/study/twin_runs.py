@@ -19,10 +19,10 @@ import orjson
 from spanlab.analyses.rendezvous_requests import as_served
 from spanlab.build import build_workload
 from spanlab.cli import compose
+from spanlab.core.ahead import make_scheduler
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import make_scheduler
 from spanlab.core.step import ScheduledSequence, ScheduledStep, features, finished_prompts
 from spanlab.records import NS, ServedRecord, ServedRun
 from spanlab.settings.study import Study

@@ -101,7 +101,8 @@ class BatchRules:
     `long_prefill_token_threshold`  most tokens of one prompt in one step while other requests run or wait; 0: no limit
     `long_prefill_token_threshold_adaptive`  raises that limit to an equal share of `max_num_batched_tokens`
     `async_scheduling`        a step is planned while the one before runs, as vLLM does by default since 2026: a request
-                              joins one step later, and leaves its seat and memory one step later
+                              joins one step later, and leaves its seat and memory one step later; with drafts, as if
+                              that step accepted all of them
     `speculation`             tokens that are drafted ahead of each decode
     """
 
@@ -129,11 +130,6 @@ class BatchRules:
         if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
             raise ValueError(f"{key}_adaptive=true: expected {key} beside it")
         self.speculation.check(f"{path}.speculation")
-        if self.async_scheduling and self.speculation.draft_tokens:
-            reason = "a step planned ahead would need the number of accepted tokens, which is not known yet"
-            raise ValueError(
-                f"{path}.async_scheduling=true: expected false with {path}.speculation.draft_tokens: {reason}"
-            )
 
     @property
     def longest_chunk(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ordered
-from typing import NamedTuple
 
 from spanlab.core.admission import BatchRules
 from spanlab.core.plan import Allocation, RepairPass, ReusePlan, Work
@@ -456,30 +455,39 @@ class SpeculativeScheduler(Scheduler):
 
     def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Decode one token and verify drafts; returns the rows used, 0 where the sequence was preempted."""
-        start = sequence.held_tokens
+        start, uncertain = self._reach(sequence)
         most = min(self._proposed(sequence), self._sizes.share(budget) - 1)
-        drafts = self._append_with_drafts(sequence, start, start + 1, now, most)
+        drafts = self._append_with_drafts(sequence, start, start + 1, now, most, uncertain)
         if drafts is None:
             return 0
         step.decodes.append(sequence)
         step.drafts.append(drafts)
         return 1 + drafts
 
+    def _reach(self, sequence: ScheduledSequence) -> tuple[int, int]:
+        """Return the position of a sequence's next token that is certain, and how many uncertain ones precede it."""
+        return sequence.held_tokens, 0
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no memory will become free but that of the only running sequence."""
+        return len(self.running) == 1 and not self.loading
+
     def _make_room(self, sequence: ScheduledSequence, start: int, stop: int, now: int) -> bool:
         """Reserve memory as without drafts, and for the drafts that follow a chunk."""
         return self._append_with_drafts(sequence, start, stop, now, 0) is not None
 
     def _append_with_drafts(
-        self, sequence: ScheduledSequence, start: int, stop: int, now: int, drafts: int
+        self, sequence: ScheduledSequence, start: int, stop: int, now: int, drafts: int, uncertain: int = 0
     ) -> int | None:
-        """Reserve memory for tokens `[start, stop)` and drafts, preempting others.
+        """Reserve memory for tokens `[start, stop)`, uncertain ones and drafts, preempting others.
 
         Returns `drafts`, fewer for a sequence that runs alone, None for a sequence that was preempted itself.
         """
         while sequence.allocation is not None:
-            if len(self.running) == 1 and not self.loading:
+            if self._is_alone:
                 return self._append_alone(sequence, start, stop, drafts)
-            if self.policy.append(sequence.allocation, start, stop, drafts + self._lookahead):
+            if self.policy.append(sequence.allocation, start, stop, uncertain + drafts + self._lookahead):
                 return drafts
             self._preempt_lowest(now)
         return None
@@ -508,111 +516,6 @@ class SpeculativeScheduler(Scheduler):
     def _horizon(self, step: ScheduledStep) -> int:
         """Return 1: the next step depends on the drafts that this one accepts."""
         return 1
-
-
-class FinishedSequence(NamedTuple):
-    """A sequence that finished in the previous step, with its allocation, which is neither stored nor freed yet."""
-
-    sequence: ScheduledSequence
-    allocation: Allocation
-
-
-class AsyncScheduler(Scheduler):
-    """A scheduler that plans the next step before the current one ends.
-
-    A request that arrives during a step joins the step after the next. The output of a step is processed after the
-    next step was planned. Until then, a finished sequence keeps its memory, counts as running, and has not stored the
-    end of its output; one that is preempted before never stores it. Without work in flight, a step is planned at once.
-    """
-
-    def __init__(self, policy: Policy, rules: BatchRules) -> None:
-        super().__init__(policy, rules)
-        self._added: list[Request] = []
-        self._finished: list[FinishedSequence] = []  # in order of start
-        self._in_flight = False  # whether a step runs while the next one is planned
-
-    def add(self, request: Request) -> None:
-        """Queue a request for the step after the next one."""
-        self._added.append(request)
-
-    def enqueue_added(self) -> None:
-        """Move the added requests to the queue."""
-        for request in self._added:
-            super().add(request)
-        self._added.clear()
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request waits or runs."""
-        return not self._added and super().idle
-
-    def schedule(self, now: int) -> ScheduledStep | None:
-        """Plan a step without the requests that arrived during the previous one, unless no others exist."""
-        if super().idle:
-            self._end_finished(now)
-            self.enqueue_added()
-        step, has_finished = super().schedule(now), bool(self._finished)
-        self._end_finished(now)
-        in_flight, self._in_flight = self._in_flight, step is not None
-        if (in_flight or has_finished) and (step is None or not (step.chunks or step.decodes)):
-            self._in_flight = False  # the engine waits for the work in flight
-            return self.schedule(now)
-        if has_finished and self.waiting and step is not None:
-            step.max_repeats = 1
-        if self._added and step is not None:
-            self.enqueue_added()
-            step.max_repeats = 1
-        return step
-
-    @property
-    def _num_running(self) -> int:
-        return len(self.running) + len(self._finished)
-
-    def _finish(self, sequence: ScheduledSequence, now: int) -> None:
-        """Keep the allocation of a finished sequence, without its last tokens, until the next step is planned."""
-        self._finished.append(FinishedSequence(sequence, self._stop_running(sequence)))
-
-    def _preempt_lowest(self, now: int) -> None:
-        """Preempt the sequence that started last of the lowest priority.
-
-        If it has finished already, free its allocation and count a preemption.
-        """
-        lowest = max(self.running, key=rank_of)
-        finished = max(self._finished, key=lambda finished: rank_of(finished.sequence), default=None)
-        if finished is not None and rank_of(finished.sequence) > rank_of(lowest):
-            self._finished.remove(finished)
-            self.policy.free(finished.allocation, now)
-            finished.sequence.preemptions += 1
-            self._preempted_this_step = True
-        elif self._finished:
-            self._preempt(lowest, now)
-        else:
-            super()._preempt_lowest(now)
-
-    def abort(self, request: Request, now: int) -> ScheduledSequence | None:
-        """Remove a request; one whose output is complete, but not processed yet, does not store its end."""
-        for finished in [finished for finished in self._finished if finished.sequence.request is request]:
-            self._finished.remove(finished)
-            self.policy.free(finished.allocation, now)
-            self._refused = False
-        return super().abort(request, now)
-
-    def _end_finished(self, now: int) -> None:
-        """Store the outputs of sequences that finished in the previous step, and free their allocations."""
-        for finished in self._finished:
-            self._store_output(finished.sequence, finished.allocation, now)
-            self.policy.free(finished.allocation, now)
-            self._refused = False
-        self._finished.clear()
-
-
-def make_scheduler(
-    policy: Policy, rules: BatchRules, proposed: Callable[[ScheduledSequence], int] | None = None
-) -> Scheduler:
-    """Return a scheduler of the kind that the rules select; `proposed` is for one with drafts."""
-    if rules.speculation.draft_tokens:
-        return SpeculativeScheduler(policy, rules, proposed)
-    return AsyncScheduler(policy, rules) if rules.async_scheduling else Scheduler(policy, rules)
 
 
 # ------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ class ScheduledSequence:
         """Whether all work before the next output token is computed."""
         return self.allocation is not None and self.work_index == len(self.work)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its output is complete; with drafts and a plan ahead, it may be in one step more."""
+        return self.finished_at >= 0
+
     def admit(self, allocation: Allocation, now: int) -> None:
         """Take an allocation; plan, work and time of the first admission are kept."""
         self.allocation, self.work = allocation, allocation.work

@@ -278,7 +278,7 @@ class ServingLog:
         durations = self._durations(result)
         first, end = now + int(durations[0]), now + result.duration_ns
         later_durations = durations[1:]
-        for sequence in step.decodes:
+        for sequence in [sequence for sequence in step.decodes if not sequence.has_ended]:
             tokens = self._running[sequence.request.id]
             tokens.gaps_ns.append(first - tokens.newest_ns)
             tokens.newest_ns = end

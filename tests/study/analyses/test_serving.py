@@ -65,6 +65,23 @@ def test_gaps_are_those_of_single_steps(batch: str, warmup: int, tmp_path: Path)
     assert sum(expected.values()) == sum(r.output_len - 1 for r in requests if r.id not in uncounted)
 
 
+def test_a_step_after_the_end_of_a_request_adds_no_gap():
+    """With drafts and steps planned ahead, a request that accepted drafts end takes part in one step more."""
+    ahead = ("batch.async_scheduling=true", "batch.speculation={draft_tokens: 3, acceptance: 0.7}")
+    study = compose("replay", ["backend=sim", *SMALL, *RUSH, *ahead])
+    workload, log, decodes = build_workload(study.workload, ""), ServingLog(), Counter()
+
+    def ran(step, now, result):
+        log.ran(step, now, result)
+        decodes.update(sequence.has_ended for sequence in step.decodes)
+
+    requests = build_arrivals(study, workload.requests, 0, study.arrivals.rate_rps)
+    policy = build_policy(study, study.arms["vllm_0_32"], 0, 16384)
+    simulate(requests, policy, study.batch, build_timing(study), log.finished, on_step=ran)
+    assert decodes[True] > 0
+    assert log.gaps.counts.total() == decodes[False]
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("serving")

@@ -446,8 +446,9 @@ class BlockPolicy:
         if not drafts and stop <= allocation.room:
             return True
         if start == stop:
-            if self.blocks.release.accepted_at_end:
+            if self.blocks.release.accepted_at_end or self.blocks.ahead:
                 self._publish(allocation, stop, stop + 1)
+            allocation.begun = stop  # rejected drafts lie before the step that is planned ahead
             return True
         num_computed = self._num_computed(allocation, start)
         if self.blocks.inner_states:
