@@ -157,7 +157,7 @@ def build_policy(
         token_bytes=token_bytes,
         ahead=study.batch.async_scheduling,
         drafts=drafter.draft_tokens,
-        drafter=drafter.has_kv,
+        drafter=drafter.reach,
     )
 
 

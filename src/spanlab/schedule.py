@@ -121,6 +121,7 @@ class Case(_Keys):
     inner_states: bool = False
     draft_tokens: Few = 0
     draft_method: Literal["ngram", "eagle"] = "ngram"
+    draft_modules: Annotated[int, Field(ge=1, le=1024)] = 1
     async_scheduling: bool = False
     policy: Literal["fcfs", "priority"] = "fcfs"
     sliding_window: Any = None
@@ -178,6 +179,7 @@ class Case(_Keys):
                 f"a multiple of block_size={self.block_size}",
             ),
             (self.sliding_window is not None, "sliding_window", f"null, for {_NO_WINDOWS}"),
+            (self.draft_modules > 1 and self.draft_method != "eagle", "draft_modules", "draft_method=eagle beside it"),
             ("draft_method" in self.model_fields_set and not drafts, "draft_method", "draft_tokens beside it"),
             (not chunked and mode is not None, "enable_chunked_prefill", f"true with mamba_mode={mode}, as in vLLM"),
             (not chunked and longest > self.max_num_batched_tokens, "max_num_batched_tokens", f"{whole}, as in vLLM"),
@@ -265,7 +267,7 @@ def policy_of(release: Release, case: Case) -> BlockPolicy:
         ahead=case.async_scheduling,
         inner_states=case.inner_states,
         drafts=case.draft_tokens,
-        drafter=case.draft_method == "eagle",
+        drafter=Speculation(case.draft_tokens, method=case.draft_method, modules=case.draft_modules).reach,
         release=release,
     )
     store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
@@ -319,7 +321,7 @@ def schedule(
         long_prefill_token_threshold=case.long_prefill_token_threshold,
         long_prefill_token_threshold_adaptive=case.long_prefill_token_threshold_adaptive,
         async_scheduling=case.async_scheduling,
-        speculation=Speculation(case.draft_tokens, method=case.draft_method),
+        speculation=Speculation(case.draft_tokens, method=case.draft_method, modules=case.draft_modules),
     )
     scheduler, decisions = make_scheduler(policy, rules, case.proposed), Decisions([None] * len(case.requests))
     waiting = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))

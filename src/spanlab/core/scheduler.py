@@ -26,7 +26,7 @@ class ChunkSizes:
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         self._policy, self._rules, self._chunked = policy, rules, rules.enable_chunked_prefill
-        self._most_rows = rules.max_num_batched_tokens
+        self._most_rows, self._reach = rules.max_num_batched_tokens, rules.speculation.reach
 
     def start_step(self, num_requests: int) -> None:
         """Begin a step of `num_requests` that run or wait, of which each gets a limited number of rows."""
@@ -49,8 +49,13 @@ class ChunkSizes:
         if isinstance(work, RepairPass):
             return min(take, budget) if plan.repair.cuts else take
         start = work.start + computed
-        stop = start + min(take, budget)
-        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, sequence.generated) - start
+        return self._end(plan, start, start + min(take, budget), sequence.generated) - start
+
+    def _end(self, plan: ReusePlan, start: int, stop: int, generated: int) -> int:
+        """Return where a chunk that may reach `stop` ends: not among the last tokens that a drafter reads ahead."""
+        end = self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated)
+        last = plan.prompt + generated
+        return max(start, min(end, last - self._reach)) if end < last else end
 
     def may_start(self, step: ScheduledStep, plan: ReusePlan, generated: int, budget: int) -> bool:
         """Whether the budget has a token for the first chunk, or enough for a prompt that runs in one step.
@@ -67,8 +72,7 @@ class ChunkSizes:
         start, length = plan.resume, plan.prompt + generated
         if not self._chunked:
             return length
-        stop = min(length, start + self.share(budget))
-        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated)
+        return self._end(plan, start, min(length, start + self.share(budget)), generated)
 
 
 class Scheduler:

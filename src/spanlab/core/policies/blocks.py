@@ -331,7 +331,7 @@ class BlockPolicy:
         length, size = plan.prompt + generated, self.blocks.size
         needed = blocks_of(length, size) - len(reused) + (unreferenced := count_unreferenced(reused))
         matched = len(reused) + self.blocks.drops_last
-        reuses_more = matched < (length - 1) // size
+        reuses_more = matched < min((length - 1) // size, self.blocks.num_keyed(length))
         next_digest = self._matcher.chain(plan.request).digests_to(length)[matched] if reuses_more else None
         self._refusal = Refusal(
             plan, generated, needed, unreferenced, next_digest, pool.num_revived, pool.num_evicted[0]
@@ -427,16 +427,18 @@ class BlockPolicy:
 
     def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
         """Publish the full blocks of the first `stop` tokens; `known` tokens exist, None: those and the prompt's."""
-        plan, count = allocation.plan, stop // self.blocks.size
+        plan, size = allocation.plan, self.blocks.size
+        count, count_final = stop // size, self.blocks.final(stop) // size
         if self.blocks.lookahead:
             known = max(allocation.work[-1].stop, stop) if known is None else known
             count = min(count, self.blocks.num_keyed(known))
-        if count <= allocation.tables[0].num_visited and not self._states:
+            count_final = min(count_final, count)
+        if count_final <= allocation.tables[0].num_visited and not self._states:
             return
         chain = self._matcher.chain(plan.request)
         digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
         boundaries = self._boundaries(plan) if self._states else NO_BOUNDARIES
-        stored = self._attention.publish(allocation.tables[0], digests, count, boundaries, source)
+        stored = self._attention.publish(allocation.tables[0], digests, count_final, boundaries, source)
         self._matcher.kept.update([digests[index] for index in stored])
         for group, table in zip(self._states, allocation.tables[1:], strict=True):
             published = group.publish(table, digests, count, boundaries, source)

@@ -35,7 +35,7 @@ BlockSize = Annotated[int, positive, "tokens per block"]
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
 #: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; `drafts` tokens are
-#: drafted ahead of it, with `drafter` by a drafter that has KV of its own.
+#: drafted ahead of it, by a drafter whose own KV depends on `drafter` tokens behind its position; 0: without KV.
 _GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "token_bytes", "ahead", "drafts", "drafter")
 POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
 
@@ -77,7 +77,7 @@ def blocks(
     token_bytes: int,
     ahead: bool = False,
     drafts: int = 0,
-    drafter: bool = False,
+    drafter: int = 0,
     block_size: Annotated[int | None, positive, "tokens per block"] = None,
     retention: Annotated[int | None, not_negative, "states to store"] = 0,
     junctions: Annotated[bool, "whether a state is stored at the end of a shared prefix that has none"] = True,
