@@ -38,6 +38,7 @@ MAKERS = {
     "make_grouped_case": "hybrid, 2 to 4 groups",
     "make_inner_case": "hybrid, states inside chunks",
     "make_drafted_hybrid_case": "hybrid, drafts",
+    "make_modules_case": "attention, drafts of several modules",
     "make_async_case": "all, async scheduling",
     "make_async_drafted_case": "attention, drafts, async scheduling",
     "make_async_drafted_hybrid_case": "hybrid, drafts, async scheduling",

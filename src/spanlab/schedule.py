@@ -130,6 +130,11 @@ class Case(_Keys):
     long_prefill_token_threshold_adaptive: bool = False
     given: Annotated[list[CaseRequest], Field(alias="requests", min_length=1)]
 
+    @property
+    def speculation(self) -> Speculation:
+        """How drafts are made."""
+        return Speculation(self.draft_tokens, method=self.draft_method, modules=self.draft_modules)
+
     @cached_property
     def requests(self) -> tuple[Request, ...]:
         """The requests; `arrived_at` counts steps."""
@@ -164,8 +169,9 @@ class Case(_Keys):
         threshold, groups = self.long_prefill_token_threshold, self.state_groups
         # vLLM takes no memory behind its longest request.
         longest = max(len(request.tokens) + request.output_len for request in self.given)
-        lookahead = Speculation(drafts, method=self.draft_method).lookahead
+        lookahead = self.speculation.lookahead
         longest += 2 * drafts + max(1, lookahead) if drafts and self.async_scheduling else drafts + lookahead
+        reach, read = self.speculation.reach, "which the modules of the drafter read ahead"
         whole = f"at least {longest}, the most tokens of a request and its drafts, with enable_chunked_prefill=false"
         rules = [
             (
@@ -179,6 +185,9 @@ class Case(_Keys):
                 f"a multiple of block_size={self.block_size}",
             ),
             (self.sliding_window is not None, "sliding_window", f"null, for {_NO_WINDOWS}"),
+            (reach > self.max_num_batched_tokens, "max_num_batched_tokens", f"at least {reach}, {read}"),
+            (0 < threshold < reach, "long_prefill_token_threshold", f"at least {reach}, {read}"),
+            (self.block_size < reach, "block_size", f"at least {reach}, {read}"),
             (self.draft_modules > 1 and self.draft_method != "eagle", "draft_modules", "draft_method=eagle beside it"),
             ("draft_method" in self.model_fields_set and not drafts, "draft_method", "draft_tokens beside it"),
             (not chunked and mode is not None, "enable_chunked_prefill", f"true with mamba_mode={mode}, as in vLLM"),
@@ -267,7 +276,7 @@ def policy_of(release: Release, case: Case) -> BlockPolicy:
         ahead=case.async_scheduling,
         inner_states=case.inner_states,
         drafts=case.draft_tokens,
-        drafter=Speculation(case.draft_tokens, method=case.draft_method, modules=case.draft_modules).reach,
+        drafter=case.speculation.reach,
         release=release,
     )
     store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
@@ -321,7 +330,7 @@ def schedule(
         long_prefill_token_threshold=case.long_prefill_token_threshold,
         long_prefill_token_threshold_adaptive=case.long_prefill_token_threshold_adaptive,
         async_scheduling=case.async_scheduling,
-        speculation=Speculation(case.draft_tokens, method=case.draft_method, modules=case.draft_modules),
+        speculation=case.speculation,
     )
     scheduler, decisions = make_scheduler(policy, rules, case.proposed), Decisions([None] * len(case.requests))
     waiting = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
@@ -347,6 +356,10 @@ def schedule(
             elif scheduler.waiting and not (waiting or aborts or scheduler.running):
                 request = scheduler.waiting[0].request
                 raise ValueError(f"num_blocks={case.num_blocks}: expected more, request {request.id} can never start")
+            elif scheduler.running and not (waiting or aborts):
+                number, reason = scheduler.running[0].request.id, "its next chunk would end among its last tokens"
+                given = f"draft_modules={case.draft_modules}"
+                raise ValueError(f"{given}: expected 1, request {number} stops, as in vLLM, for {reason}")
         else:
             on_step(now, step)
             accepted_drafts = [_accepted(case, sequence, drafts) for sequence, drafts in _drafts(step)]

@@ -55,10 +55,11 @@ class Speculation:
         if self.draft_layers and self.method != "eagle":
             raise ValueError(f"{setting} with {path}.method={self.method}: expected 0, for it has no layers")
         if not 1 <= self.modules <= max(1, self.draft_layers):
-            expected = (
-                f"1 to {path}.draft_layers={self.draft_layers}, for each has a layer" if self.draft_layers else "1"
-            )
-            raise ValueError(f"{path}.modules={self.modules}: expected {expected}")
+            expected = f"1 to {path}.draft_layers={self.draft_layers}, for each has a layer"
+            raise ValueError(f"{path}.modules={self.modules}: expected {expected if self.draft_layers else 1}")
+        if self.draft_tokens > self.modules and self.draft_tokens % self.modules:
+            expected = f"up to, or a multiple of, {path}.modules={self.modules}, as in vLLM"
+            raise ValueError(f"{path}.draft_tokens={self.draft_tokens}: expected {expected}")
 
     @property
     def has_kv(self) -> bool:
@@ -145,6 +146,12 @@ class BatchRules:
         if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
             raise ValueError(f"{key}_adaptive=true: expected {key} beside it")
         self.speculation.check(f"{path}.speculation")
+        reach, read = self.speculation.reach, "which the modules of the drafter read ahead"
+        if self.max_num_batched_tokens < reach:
+            tokens = f"{path}.max_num_batched_tokens={self.max_num_batched_tokens}"
+            raise ValueError(f"{tokens}: expected at least {reach}, {read}")
+        if self.longest_chunk < reach:
+            raise ValueError(f"{key}={self.long_prefill_token_threshold}: expected at least {reach}, {read}")
 
     @property
     def longest_chunk(self) -> int:

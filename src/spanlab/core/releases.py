@@ -23,6 +23,8 @@ class Release:
     `accepted_at_end`  whether tokens of accepted drafts are stored at the end of their step, else with the next one
     `renews_states`    whether a state that a request resumes from counts as written by its first step
     `serves_behind`    whether requests behind one that preempted itself are served in the same step; with priorities
+    `admits_behind`    whether requests behind one that waits for a larger chunk are admitted in the same step; with
+                       several modules of multi-token prediction
     """
 
     drafter: Literal["drop", "lookahead"] = _rule(
@@ -36,12 +38,19 @@ class Release:
         "a state that a request resumes from counts as written again: requests that share it wait a step"
     )
     serves_behind: bool = _rule("requests behind one that preempted itself are served in the same step")
+    admits_behind: bool = _rule(
+        "requests are admitted behind one whose chunk would leave fewer tokens than several modules of a drafter read"
+    )
 
 
 #: The releases by preset, the oldest first.
 RELEASES: dict[str, Release] = {
-    "vllm_0_32": Release(drafter="drop", accepted_at_end=False, renews_states=True, serves_behind=False),
-    "vllm_0_33": Release(drafter="lookahead", accepted_at_end=True, renews_states=False, serves_behind=True),
+    "vllm_0_32": Release(
+        drafter="drop", accepted_at_end=False, renews_states=True, serves_behind=False, admits_behind=False
+    ),
+    "vllm_0_33": Release(
+        drafter="lookahead", accepted_at_end=True, renews_states=False, serves_behind=True, admits_behind=True
+    ),
 }
 VLLM_0_32 = RELEASES["vllm_0_32"]
 WORDS: dict[str, str] = {rule.name: rule.metadata["words"] for rule in fields(Release)}

@@ -331,6 +331,7 @@ class ReuseRules:
     `drops_last`    the last block of a match is recomputed, since a drafter's keys and values at its end depend on
                     the token after it
     `serves_behind` requests behind one that preempted itself are served in the same step
+    `admits_behind` requests are admitted behind one whose chunk would leave fewer tokens than its drafter reads ahead
     """
 
     keeps: bool = True
@@ -351,6 +352,7 @@ class ReuseRules:
     state_bytes_saved: int = 0
     drops_last: bool = False
     serves_behind: bool = False
+    admits_behind: bool = False
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole

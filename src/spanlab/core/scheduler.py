@@ -67,6 +67,12 @@ class ChunkSizes:
             return rows <= budget or (rows > self._rules.max_num_batched_tokens and not step.chunks)
         return plan.resume >= plan.prompt + generated or self.first_end(plan, generated, budget) > plan.resume
 
+    def leaves_too_few(self, plan: ReusePlan, generated: int, budget: int) -> bool:
+        """Whether the first chunk has tokens, but would leave fewer of a prompt than a drafter reads ahead."""
+        start, stop = plan.resume, min(plan.prompt + generated, plan.resume + self.share(budget))
+        longest = self._rules.longest_chunk
+        return self._chunked and self._policy.chunk_end(plan, start, stop, longest, generated) > start
+
     def first_end(self, plan: ReusePlan, generated: int, budget: int) -> int:
         """Return where the first chunk behind the reused tokens ends."""
         start, length = plan.resume, plan.prompt + generated
@@ -282,10 +288,14 @@ class Scheduler:
                     continue
                 self.loading.remove(sequence)
                 budget -= self._start(step, sequence, budget, now)
-        while self.waiting and not self._refused and self._spare_sequences > 0 and budget > 0:
-            sequence = self.waiting[0]
+        at = 0
+        while at < len(self.waiting) and not self._refused and self._spare_sequences > 0 and budget > 0:
+            sequence = self.waiting[at]
             plan = self.policy.match(sequence.request, now, sequence.generated)
             if not self._sizes.may_start(step, plan, sequence.generated, budget):
+                if self.policy.rules.admits_behind and self._sizes.leaves_too_few(plan, sequence.generated, budget):
+                    at += 1
+                    continue
                 return
             drafts = self._drafts_behind(plan, sequence.generated, budget)
             allocation = self.policy.allocate(plan, now, sequence.generated, drafts)
@@ -298,7 +308,7 @@ class Scheduler:
                 # fit, as in vLLM.
                 self._refused = not self.policy.retries_each_step
                 return
-            self.waiting.popleft()
+            del self.waiting[at]
             sequence.admit(allocation, now)
             if allocation.loading:
                 self.loading.append(sequence)

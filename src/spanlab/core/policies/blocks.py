@@ -253,8 +253,12 @@ class BlockPolicy:
         """`grid` is the chunk of the recurrent scan, which only determines the cost of scans."""
         self.blocks, self.store = rules, store
         self.ledger = Ledger() if ledger is None else ledger
-        serves_behind = rules.release.serves_behind
-        self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid, serves_behind=serves_behind)
+        self.rules = ReuseRules(
+            needs_states=rules.states != "none",
+            grid=grid,
+            serves_behind=rules.release.serves_behind,
+            admits_behind=rules.release.admits_behind,
+        )
         self._pool = store.pool
         self._attention = AttentionBlocks(self._pool, rules.size) if attention is None else attention
         self._states = [
