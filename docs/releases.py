@@ -50,8 +50,7 @@ on a card.
 4. Pin the release in `requirements`, as `vllm_0_33.txt`, and write its cases and this page:
    `benchmarks/conformance/make_cases.py`, `measure.py` and `docs/releases.py`.
 
-Not modelled: several modules of MTP; `prefill_schedule_interval`; encoders.
-`spanlab.vllm_policy` serves both releases.
+Not modelled: `prefill_schedule_interval`; encoders. `spanlab.vllm_policy` serves both releases.
 """
 
 

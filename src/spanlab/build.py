@@ -161,7 +161,7 @@ def build_policy(
         token_bytes=token_bytes,
         ahead=study.batch.async_scheduling,
         drafts=drafter.draft_tokens,
-        drafter=drafter.has_kv,
+        drafter=drafter.reach,
         card=study.hardware.compute_capability,
         in_flight=study.batch.max_num_batched_tokens * (1 + study.batch.async_scheduling),
     )

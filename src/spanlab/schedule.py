@@ -46,6 +46,7 @@ from spanlab.typed_json import first_mistake, shown
 FIRST_OUTPUT_ID, OUTPUT_IDS = 7, 13
 _LARGEST = 2**31 - 1
 _LAST_STEP = 2**53 - 1  # whole numbers up to it are exact in every reader of JSON
+_MODULES = "how windows keep the tokens that several modules read again is not modelled"
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Size = Annotated[int, Field(ge=1, le=_LARGEST)]
 Few = Annotated[int, Field(ge=0, le=1024)]
@@ -145,6 +146,7 @@ class Case(_Keys):
     inner_states: bool = False
     draft_tokens: Few = 0
     draft_method: Literal["ngram", "eagle"] = "ngram"
+    draft_modules: Annotated[int, Field(ge=1, le=1024)] = 1
     async_scheduling: bool = False
     policy: Literal["fcfs", "priority"] = "fcfs"
     groups: Annotated[list[CaseGroup] | None, Field(min_length=1)] = None
@@ -162,6 +164,11 @@ class Case(_Keys):
             for group in self.groups or (CaseGroup(kind="full"), *states)
         ]
         return tuple(rule for groups in listed for rule in groups)
+
+    @property
+    def speculation(self) -> Speculation:
+        """How drafts are made."""
+        return Speculation(self.draft_tokens, method=self.draft_method, modules=self.draft_modules)
 
     @cached_property
     def requests(self) -> tuple[Request, ...]:
@@ -203,8 +210,9 @@ class Case(_Keys):
         align, listed = alignment_of(layout), any(rule.kind == "state" for rule in layout)
         # vLLM takes no memory behind its longest request.
         longest = max(len(request.tokens) + request.output_len for request in self.given)
-        lookahead = Speculation(drafts, method=self.draft_method).lookahead
+        lookahead = self.speculation.lookahead
         longest += 2 * drafts + max(1, lookahead) if drafts and self.async_scheduling else drafts + lookahead
+        reach, read = self.speculation.reach, "which the modules of the drafter read ahead"
         whole = f"at least {longest}, the most tokens of a request and its drafts, with enable_chunked_prefill=false"
         rules = [
             (
@@ -218,6 +226,11 @@ class Case(_Keys):
                 f"a multiple of {align}, the tokens of a block" if self.groups else f"a multiple of block_size={align}",
             ),
             (self.groups is not None and listed != (mode is not None), "mamba_mode", _of_states(listed)),
+            (reach > self.max_num_batched_tokens, "max_num_batched_tokens", f"at least {reach}, {read}"),
+            (0 < threshold < reach, "long_prefill_token_threshold", f"at least {reach}, {read}"),
+            (self.block_size < reach, "block_size", f"at least {reach}, {read}"),
+            (self.draft_modules > 1 and self.draft_method != "eagle", "draft_modules", "draft_method=eagle beside it"),
+            (self.draft_modules > 1 and self.groups is not None, "draft_modules", f"1 with groups, for {_MODULES}"),
             ("draft_method" in self.model_fields_set and not drafts, "draft_method", "draft_tokens beside it"),
             (not chunked and mode is not None, "enable_chunked_prefill", f"true with mamba_mode={mode}, as in vLLM"),
             (not chunked and longest > self.max_num_batched_tokens, "max_num_batched_tokens", f"{whole}, as in vLLM"),
@@ -309,7 +322,7 @@ def policy_of(release: Release, case: Case) -> BlockPolicy:
         ahead=case.async_scheduling,
         inner_states=case.inner_states,
         drafts=case.draft_tokens,
-        drafter=case.draft_method == "eagle",
+        drafter=case.speculation.reach,
         release=release,
         groups=case.layout,
         in_flight=case.max_num_batched_tokens * (1 + case.async_scheduling),
@@ -365,7 +378,7 @@ def schedule(
         long_prefill_token_threshold=case.long_prefill_token_threshold,
         long_prefill_token_threshold_adaptive=case.long_prefill_token_threshold_adaptive,
         async_scheduling=case.async_scheduling,
-        speculation=Speculation(case.draft_tokens, method=case.draft_method),
+        speculation=case.speculation,
     )
     scheduler, decisions = make_scheduler(policy, rules, case.proposed), Decisions([None] * len(case.requests))
     waiting = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
@@ -391,6 +404,10 @@ def schedule(
             elif scheduler.waiting and not (waiting or aborts or scheduler.running):
                 request = scheduler.waiting[0].request
                 raise ValueError(f"num_blocks={case.num_blocks}: expected more, request {request.id} can never start")
+            elif scheduler.running and not (waiting or aborts):
+                number, reason = scheduler.running[0].request.id, "its next chunk would end among its last tokens"
+                given = f"draft_modules={case.draft_modules}"
+                raise ValueError(f"{given}: expected 1, request {number} stops, as in vLLM, for {reason}")
         else:
             on_step(now, step)
             accepted_drafts = [_accepted(case, sequence, drafts) for sequence, drafts in _drafts(step)]

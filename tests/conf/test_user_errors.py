@@ -13,6 +13,9 @@ from .conftest import TOY
 
 DOCUMENTED = "no such key; expected one of"
 ABOVE_ZERO = "expected a number above zero"
+MODULES = " ".join(
+    f"batch.speculation.{setting}" for setting in ("method=eagle", "draft_tokens=2", "draft_layers=2", "modules=2")
+)
 
 # overrides after `-cn smoke`, and words of the expected sentence; it begins with the first
 USER_ERRORS = {
@@ -183,6 +186,14 @@ USER_ERRORS = {
         "model=llama-3.2-1b arms=attention load.rates_rps=[] only=[none,radix_1] batch.speculation.draft_tokens=2"
         " batch.speculation.method=eagle batch.speculation.draft_layers=1",
         "batch.speculation.method=eagle with arms.radix_1.policy=tree: expected a pool of blocks, match=block_hash or",
+    ),
+    "modules on a model with states": (
+        "arms=releases " + MODULES,
+        "batch.speculation.modules=2 with model.name=qwen3.5-0.8b: expected 1, for vLLM never ends a prompt",
+    ),
+    "modules beside a tree": (
+        "model=llama-3.2-1b arms=attention only=[none,block_hash_16] " + MODULES,
+        "batch.speculation.modules=2 with arms.block_hash_16.policy=tree: expected 1, or a pool of blocks",
     ),
     "a drafter that nobody knows": (
         "batch.speculation.method=eagel",

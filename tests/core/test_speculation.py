@@ -18,6 +18,7 @@ from spanlab.core.scheduler import SpeculativeScheduler
 from spanlab.core.step import features
 
 DRAWS = 20_000
+MTP = {"method": "eagle", "draft_layers": 2, "modules": 2, "draft_tokens": 2}
 
 
 def make(drafts, blocks=1000, tokens=64, method="ngram"):
@@ -131,11 +132,84 @@ def test_the_last_block_of_a_match_is_computed_again(drops_last, reused):
             "draft_layers=0 with batch.speculation.method=eagle: expected 1 or more",
         ),
         ({"draft_layers": 1, "draft_tokens": 2}, "draft_layers=1 with batch.speculation.method=ngram: expected 0"),
+        ({"modules": 2, "draft_tokens": 2}, "batch.speculation.modules=2: expected 1"),
+        (MTP | {"modules": 3}, "batch.speculation.modules=3: expected 1 to batch.speculation.draft_layers=2"),
+        (MTP | {"modules": 0}, "batch.speculation.modules=0: expected 1 to batch.speculation.draft_layers=2"),
+        (MTP | {"draft_tokens": 3}, "draft_tokens=3: expected up to, or a multiple of, batch.speculation.modules=2"),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         BatchRules(speculation=Speculation(**settings)).check("batch")
+
+
+@pytest.mark.parametrize(
+    ("limit", "key"),
+    [
+        ({"max_num_batched_tokens": 3, "max_num_seqs": 1}, "batch.max_num_batched_tokens=3"),
+        ({"long_prefill_token_threshold": 3}, "batch.long_prefill_token_threshold=3"),
+    ],
+)
+def test_chunks_smaller_than_modules_read_ahead_are_refused(limit, key):
+    rules = BatchRules(**limit, speculation=Speculation(**(MTP | {"draft_tokens": 4})))
+    with pytest.raises(ValueError, match=f"{key}: expected at least 4, which the modules of the drafter read ahead"):
+        rules.check("batch")
+
+
+@pytest.mark.parametrize(
+    ("modules", "drafts", "reach"), [(1, 3, 1), (3, 1, 1), (3, 3, 3), (3, 2, 2), (2, 4, 4), (2, 0, 0)]
+)
+def test_several_modules_read_as_many_tokens_ahead_as_they_draft(modules, drafts, reach):
+    assert Speculation(drafts, method="eagle", draft_layers=3, modules=modules).reach == reach
+
+
+def modules_scheduler(release, tokens, drafts=3):
+    rules = BlockRules(4, drafts=drafts, drafter=drafts, release=RELEASES[release])
+    speculation = Speculation(drafts, method="eagle", draft_layers=3, modules=3)
+    return SpeculativeScheduler(
+        BlockPolicy(rules, BlockStore(BlockPool(200), 1, 1)), BatchRules(tokens, 8, speculation=speculation)
+    )
+
+
+def served(scheduler, now):
+    """The tokens of each chunk of the next step, of which no decode accepts a draft."""
+    step = scheduler.schedule(now)
+    scheduler.complete(step, now + 1, (), [0] * len(step.decodes))
+    return {chunk.sequence.request.id: chunk.tokens for chunk in step.chunks}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chunks"), [(8, [8]), (9, [6, 3]), (10, [7, 3]), (11, [8, 3]), (18, [8, 7, 3]), (19, [8, 8, 3])]
+)
+def test_no_chunk_ends_among_the_tokens_that_modules_read_ahead(prompt, chunks):
+    scheduler = modules_scheduler("vllm_0_33", tokens=8)
+    scheduler.add(request(0, prompt=prompt))
+    assert [served(scheduler, now) for now in range(len(chunks) + 1)] == [*({0: chunk} for chunk in chunks), {}]
+
+
+@pytest.mark.parametrize(("release", "admitted"), [("vllm_0_32", {}), ("vllm_0_33", {2: 2})])
+def test_who_waits_for_a_larger_chunk_lets_others_pass_since_0_33(release, admitted):
+    scheduler = modules_scheduler(release, tokens=6)
+    scheduler.add(request(0, prompt=6))
+    assert served(scheduler, 0) == {0: 6}
+    scheduler.add(request(1, prompt=3))
+    scheduler.add(request(2, prompt=2))
+    # Behind a decode of 4 rows, 2 tokens of the next prompt would leave one, and 3 are read ahead: it waits.
+    assert served(scheduler, 1) == admitted
+
+
+@pytest.mark.parametrize(
+    ("release", "ahead", "resumes"),  # 0.32: a block less; 0.33: the key of a block has the 3 tokens behind it
+    [("vllm_0_32", 3, 4), ("vllm_0_33", 3, 8), ("vllm_0_33", 2, 4)],
+)
+def test_a_match_of_several_modules_ends_before_the_tokens_that_they_read(release, ahead, resumes):
+    scheduler = modules_scheduler(release, tokens=64)
+    scheduler.add(request(0, prompt=20, output=1))
+    step = scheduler.schedule(0)
+    scheduler.complete(step, 1, [step.chunks[0].sequence])
+    same = Span(np.zeros(8 + ahead, np.int32))
+    later = Request(1, 0, (same, Span(np.ones(9, np.int32))), 1)
+    assert scheduler.policy.match(later, 1).resume == resumes
 
 
 def hybrid_policy(drafts, blocks=20, release="vllm_0_33", **rules):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spanlab.schedule import PRESETS, read_cases, schedule
+from spanlab.schedule import PRESETS, Case, read_cases, schedule
 from spanlab.study.schedule import Schedule, run_schedule
 
 CASE: dict[str, Any] = {
@@ -22,6 +22,7 @@ CASE: dict[str, Any] = {
     "requests": [{"tokens": [1, 2], "output_len": 1}],
 }
 HYBRID = CASE | {"mamba_mode": "align"}
+MODULES = {"draft_tokens": 3, "draft_method": "eagle", "draft_modules": 3}
 WRONG = {
     "another mode": (CASE | {"mamba_mode": "all"}, "a.mamba_mode=all: expected null or align"),
     "groups of no states": (CASE | {"state_groups": 2}, "a.state_groups=2: expected mamba_mode=align beside it"),
@@ -29,6 +30,22 @@ WRONG = {
     "a share of a group": (HYBRID | {"state_groups": 1.5}, "a.state_groups=1.5: expected a whole number"),
     "states within blocks": (HYBRID | {"retention": 24}, "a.retention=24: expected a multiple of block_size=16"),
     "drafts by nobody": (CASE | {"draft_tokens": 2, "draft_method": "mtp"}, "a.draft_method=mtp: expected ngram or"),
+    "modules of no drafter": (
+        CASE | {"draft_tokens": 2, "draft_modules": 2},
+        "a.draft_modules=2: expected draft_method=eagle beside it",
+    ),
+    "blocks within reach of modules": (
+        CASE | {"block_size": 2, **MODULES},
+        "a.block_size=2: expected at least 3, which the modules of the drafter read ahead",
+    ),
+    "limits within reach of modules": (
+        CASE | {"long_prefill_token_threshold": 2, **MODULES},
+        "a.long_prefill_token_threshold=2: expected at least 3, which the modules of the drafter read ahead",
+    ),
+    "steps within reach of modules": (
+        CASE | {"max_num_batched_tokens": 2, **MODULES},
+        "a.max_num_batched_tokens=2: expected at least 3, which the modules of the drafter read ahead",
+    ),
     "a drafter of nothing": (CASE | {"draft_method": "eagle"}, "a.draft_method=eagle: expected draft_tokens beside it"),
     "an unknown key": (CASE | {"blocks": 2}, "a.blocks: no such key; expected async_scheduling, block_size"),
     "no size": ({key: CASE[key] for key in CASE if key != "num_blocks"}, "a.num_blocks is missing"),
@@ -169,6 +186,7 @@ FULL = CASE | {
     "retention": None,
     "draft_tokens": 2,
     "draft_method": "eagle",
+    "draft_modules": 2,
     "async_scheduling": False,
     "policy": "priority",
     "enable_chunked_prefill": True,
@@ -178,6 +196,17 @@ FULL = CASE | {
 REQUEST = {"tokens": [1, 2], "output_len": 2, "arrive_step": 1, "priority": -1, "abort_step": 3, "cache_salt": "a"}
 NEVER_VALID = (math.nan, math.inf, 10**400, -(10**400), 1.5, [], {}, [[]], {"a": {}}, "", "\n", "\ud800", "no", [None])
 REQUIRED = {"block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "requests", "tokens", "output_len"}
+
+
+def test_a_prompt_that_can_never_end_is_named():
+    """A chunk to token 32 would leave 2: it ends at 31. The next one may not pass 32, and would leave 2, too."""
+    prompt = {"tokens": list(range(34)), "output_len": 2}
+    sizes = {"num_blocks": 40, "max_num_batched_tokens": 16, "requests": [prompt]}
+    case = Case.model_validate(HYBRID | MODULES | sizes)
+    with pytest.raises(
+        ValueError, match="draft_modules=3: expected 1, request 0 stops, as in vLLM, for its next chunk"
+    ):
+        schedule(case, PRESETS["vllm_0_32"](case))
 
 
 def damaged(draw: random.Random) -> str:

@@ -33,6 +33,7 @@ from .vllm_cases import (
     make_inner_case,
     make_limited_case,
     make_local_case,
+    make_modules_case,
     make_priority_case,
     make_salted_case,
     make_uncached_async_case,
@@ -112,6 +113,7 @@ MAKERS = {
     "async_drafted_cases": make_async_drafted_case,
     "async_drafted_hybrid_cases": make_async_drafted_hybrid_case,
     "uncached_async_drafted_cases": make_uncached_async_drafted_case,
+    "modules_cases": make_modules_case,
 }
 STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 

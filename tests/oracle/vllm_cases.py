@@ -321,6 +321,25 @@ def make_async_drafted_hybrid_case(seed: int) -> Case:
     return case | {"async_scheduling": True}
 
 
+def make_modules_case(seed: int) -> Case:
+    """A case of attention layers of the other makers, with drafts of several modules of multi-token prediction.
+
+    Hybrids are left out: vLLM never ends a prompt of which a block's boundary stands among the tokens that they read
+    ahead. So it does with smaller chunks than those tokens.
+    """
+    draw = random.Random(f"modules {seed}")
+    makers = (make_eagle_case, make_async_drafted_case, make_async_drafted_case, make_continued_case)
+    maker = draw.choice((*makers, make_limited_case, make_aborted_case, make_priority_case))
+    tried = (one for one in map(maker, count(seed, 1_000_000)) if not one.get("mamba_mode"))
+    case = next(one for one in tried if 1 < one.get("draft_tokens", 0) <= one["block_size"])
+    least = {"max_num_batched_tokens": case["draft_tokens"]}
+    if case.get("long_prefill_token_threshold"):
+        least["long_prefill_token_threshold"] = case["draft_tokens"]
+    case |= {key: max(case[key], tokens) for key, tokens in least.items()}
+    modules = [count for count in (2, 3, 5) if case["draft_tokens"] <= count or case["draft_tokens"] % count == 0]
+    return case | {"draft_method": "eagle", "draft_modules": draw.choice(modules)}
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

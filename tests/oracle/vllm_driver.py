@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
@@ -163,6 +164,10 @@ def make_scheduler(case: dict) -> tuple[Scheduler, int]:
         speculative_config=speculation(case),
     )
     batch.async_scheduling = case.get("async_scheduling", False)  # a processor's platform switches it off
+    if case.get("draft_modules", 1) > 1:
+        config.speculative_config.method = "mtp"
+        drafter = SimpleNamespace(num_nextn_predict_layers=case["draft_modules"])
+        config.speculative_config.draft_model_config = SimpleNamespace(hf_config=drafter)
     config.cache_config.block_size = case["block_size"]
     config.cache_config.num_gpu_blocks = case["num_blocks"]
     if case.get("mamba_mode"):

@@ -32,6 +32,8 @@ class Speculation:
     `method`        ngram: the drafter holds nothing; eagle: it has keys and values of its own, as EAGLE-3 and MTP
     `draft_layers`  attention layers of the drafter; each holds per token what one of the model's does; none is loaded
                     where nothing is drafted
+    `modules`       modules of multi-token prediction, of which each drafts one token further ahead than the one before;
+                    1: EAGLE, or one module that drafts all tokens
     """
 
     draft_tokens: int = 0
@@ -39,6 +41,7 @@ class Speculation:
     draft_cost: float = 0.1
     method: str = "ngram"
     draft_layers: int = 0
+    modules: int = 1
 
     def check(self, path: str) -> None:
         """Raise ValueError for invalid settings; `path` is their key."""
@@ -51,6 +54,12 @@ class Speculation:
             raise ValueError(f"{setting} with {path}.method={self.method}: expected 1 or more, the drafter's layers")
         if self.draft_layers and self.method != "eagle":
             raise ValueError(f"{setting} with {path}.method={self.method}: expected 0, for it has no layers")
+        if not 1 <= self.modules <= max(1, self.draft_layers):
+            expected = f"1 to {path}.draft_layers={self.draft_layers}, for each has a layer"
+            raise ValueError(f"{path}.modules={self.modules}: expected {expected if self.draft_layers else 1}")
+        if self.draft_tokens > self.modules and self.draft_tokens % self.modules:
+            expected = f"up to, or a multiple of, {path}.modules={self.modules}, as in vLLM"
+            raise ValueError(f"{path}.draft_tokens={self.draft_tokens}: expected {expected}")
 
     @property
     def has_kv(self) -> bool:
@@ -61,6 +70,13 @@ class Speculation:
     def lookahead(self) -> int:
         """Tokens behind those of a step whose keys and values the drafter writes."""
         return self.draft_tokens if self.has_kv else 0
+
+    @property
+    def reach(self) -> int:
+        """Tokens behind a position of a prompt on which the drafter's keys and values there depend; 0 without any."""
+        if not self.has_kv:
+            return 0
+        return self.draft_tokens if min(self.modules, self.draft_tokens) > 1 else 1
 
     def accepted(self, request_id: int, generated: int, drafts: int) -> int:
         """Return how many of `drafts` tokens are accepted behind output token `generated` of a request.
@@ -130,6 +146,12 @@ class BatchRules:
         if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
             raise ValueError(f"{key}_adaptive=true: expected {key} beside it")
         self.speculation.check(f"{path}.speculation")
+        reach, read = self.speculation.reach, "which the modules of the drafter read ahead"
+        if self.max_num_batched_tokens < reach:
+            tokens = f"{path}.max_num_batched_tokens={self.max_num_batched_tokens}"
+            raise ValueError(f"{tokens}: expected at least {reach}, {read}")
+        if self.longest_chunk < reach:
+            raise ValueError(f"{key}={self.long_prefill_token_threshold}: expected at least {reach}, {read}")
 
     @property
     def longest_chunk(self) -> int:

@@ -27,6 +27,8 @@ class Release:
     `accepted_at_end`  whether tokens of accepted drafts are stored at the end of their step, else with the next one
     `renews_states`    whether a state that a request resumes from counts as written by its first step
     `serves_behind`    whether requests behind one that preempted itself are served in the same step; with priorities
+    `admits_behind`    whether requests behind one that waits for a larger chunk are admitted in the same step; with
+                       several modules of multi-token prediction
     `exporting_cards`  compute capabilities, times ten, on which GatedDeltaNet stores a state inside of a chunk
     """
 
@@ -41,6 +43,9 @@ class Release:
         "a state that a request resumes from counts as written again: requests that share it wait a step"
     )
     serves_behind: bool = _rule("requests behind one that preempted itself are served in the same step")
+    admits_behind: bool = _rule(
+        "requests are admitted behind one whose chunk would leave fewer tokens than several modules of a drafter read"
+    )
     exporting_cards: frozenset[int] = frozenset()
 
     def exports_states(self, model: ModelSpec, card: int) -> bool:
@@ -50,12 +55,15 @@ class Release:
 
 #: The releases by preset, the oldest first.
 RELEASES: dict[str, Release] = {
-    "vllm_0_32": Release(drafter="drop", accepted_at_end=False, renews_states=True, serves_behind=False),
+    "vllm_0_32": Release(
+        drafter="drop", accepted_at_end=False, renews_states=True, serves_behind=False, admits_behind=False
+    ),
     "vllm_0_33": Release(
         drafter="lookahead",
         accepted_at_end=True,
         renews_states=False,
         serves_behind=True,
+        admits_behind=True,
         exporting_cards=frozenset({HOPPER}),
     ),
 }

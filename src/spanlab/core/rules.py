@@ -333,6 +333,7 @@ class ReuseRules:
     `serves_behind` requests behind one that preempted itself are served in the same step
     `checks_first_chunk`  a prompt's first step may need more memory than is checked for the whole prompt
     `bounded`       reads of layers that read a bounded number of tokens per query
+    `admits_behind` requests are admitted behind one whose chunk would leave fewer tokens than its drafter reads ahead
     """
 
     keeps: bool = True
@@ -355,6 +356,7 @@ class ReuseRules:
     serves_behind: bool = False
     checks_first_chunk: bool = False
     bounded: tuple[BoundedReads, ...] = ()
+    admits_behind: bool = False
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole

@@ -26,7 +26,7 @@ class ChunkSizes:
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         self._policy, self._rules, self._chunked = policy, rules, rules.enable_chunked_prefill
-        self._most_rows = rules.max_num_batched_tokens
+        self._most_rows, self._reach = rules.max_num_batched_tokens, rules.speculation.reach
 
     def start_step(self, num_requests: int) -> None:
         """Begin a step of `num_requests` that run or wait, of which each gets a limited number of rows."""
@@ -49,8 +49,13 @@ class ChunkSizes:
         if isinstance(work, RepairPass):
             return min(take, budget) if plan.repair.cuts else take
         start = work.start + computed
-        stop = start + min(take, budget)
-        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, sequence.generated) - start
+        return self._end(plan, start, start + min(take, budget), sequence.generated) - start
+
+    def _end(self, plan: ReusePlan, start: int, stop: int, generated: int) -> int:
+        """Return where a chunk that may reach `stop` ends: not among the last tokens that a drafter reads ahead."""
+        end = self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated)
+        last = plan.prompt + generated
+        return max(start, min(end, last - self._reach)) if end < last else end
 
     def may_start(self, step: ScheduledStep, plan: ReusePlan, generated: int, budget: int) -> bool:
         """Whether the budget has a token for the first chunk, or enough for a prompt that runs in one step.
@@ -62,13 +67,18 @@ class ChunkSizes:
             return rows <= budget or (rows > self._rules.max_num_batched_tokens and not step.chunks)
         return plan.resume >= plan.prompt + generated or self.first_end(plan, generated, budget) > plan.resume
 
+    def leaves_too_few(self, plan: ReusePlan, generated: int, budget: int) -> bool:
+        """Whether the first chunk has tokens, but would leave fewer of a prompt than a drafter reads ahead."""
+        start, stop = plan.resume, min(plan.prompt + generated, plan.resume + self.share(budget))
+        longest = self._rules.longest_chunk
+        return self._chunked and self._policy.chunk_end(plan, start, stop, longest, generated) > start
+
     def first_end(self, plan: ReusePlan, generated: int, budget: int) -> int:
         """Return where the first chunk behind the reused tokens ends."""
         start, length = plan.resume, plan.prompt + generated
         if not self._chunked:
             return length
-        stop = min(length, start + self.share(budget))
-        return self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated)
+        return self._end(plan, start, min(length, start + self.share(budget)), generated)
 
 
 class Scheduler:
@@ -278,10 +288,14 @@ class Scheduler:
                     continue
                 self.loading.remove(sequence)
                 budget -= self._start(step, sequence, budget, now)
-        while self.waiting and not self._refused and self._spare_sequences > 0 and budget > 0:
-            sequence = self.waiting[0]
+        at = 0
+        while at < len(self.waiting) and not self._refused and self._spare_sequences > 0 and budget > 0:
+            sequence = self.waiting[at]
             plan = self.policy.match(sequence.request, now, sequence.generated)
             if not self._sizes.may_start(step, plan, sequence.generated, budget):
+                if self.policy.rules.admits_behind and self._sizes.leaves_too_few(plan, sequence.generated, budget):
+                    at += 1
+                    continue
                 return
             drafts = self._drafts_behind(plan, sequence.generated, budget)
             allocation = self.policy.allocate(plan, now, sequence.generated, drafts)
@@ -294,7 +308,7 @@ class Scheduler:
                 # fit, as in vLLM.
                 self._refused = not self.policy.retries_each_step
                 return
-            self.waiting.popleft()
+            del self.waiting[at]
             sequence.admit(allocation, now)
             if allocation.loading:
                 self.loading.append(sequence)

@@ -428,7 +428,8 @@ class BlockRules:
     `inner_states`  whether the last chunk of a prompt also stores the state at its last boundary, so that the chunk
                     need not end there: in vLLM with FlashInfer's GatedDeltaNet on Hopper since 0.33, and for KDA
     `drafts`        tokens drafted ahead of a step
-    `drafter`       whether a drafter has keys and values of its own, which at a block's end depend on the next token
+    `drafter`       tokens behind a position on which the keys and values of a drafter there depend: 1, or more with
+                    several modules of multi-token prediction; 0: the drafter has none
     `release`       rules of the release of vLLM
     `groups`        groups of layers, in the order in which their blocks are freed; empty: the groups of states, and
                     full attention behind them, as where a model's first layer is recurrent
@@ -444,7 +445,7 @@ class BlockRules:
     ahead: bool = False
     inner_states: bool = False
     drafts: int = 0
-    drafter: bool = False
+    drafter: int = 0
     release: Release = VLLM_0_32
     groups: tuple[GroupRule, ...] = ()
     in_flight: int = 0
@@ -461,6 +462,12 @@ class BlockRules:
         if self.inner_states and self.drops_last:
             reason = "the state inside a chunk is then stored a block earlier, which is not modelled"
             raise ValueError(f"inner_states=true with a drafter's KV: expected a release with lookahead, for {reason}")
+        if self.drafter > 1 and any(rule.kind in ("window", "chunk") for rule in self.groups):
+            reason = "how windows keep the tokens that they read again is not modelled"
+            raise ValueError(f"a drafter of several modules beside windows or chunks: expected one module, for {reason}")
+        if self.drafter > self.size:
+            expected = f"expected {self.drafter} or more, for its modules read as many tokens ahead, as in vLLM"
+            raise ValueError(f"block_size={self.size} with a drafter's KV: {expected}")
 
     @property
     def layout(self) -> tuple[GroupRule, ...]:
@@ -471,12 +478,19 @@ class BlockRules:
     @property
     def drops_last(self) -> bool:
         """Whether the last block of a match is computed again."""
-        return self.drafter and self.release.drafter == "drop"
+        return self.drafter > 0 and self.release.drafter == "drop"
 
     @property
     def lookahead(self) -> int:
         """Tokens behind a block that its key has, too."""
-        return int(self.drafter and self.release.drafter == "lookahead")
+        return self.drafter if self.release.drafter == "lookahead" else 0
+
+    def final(self, computed: int) -> int:
+        """Return how many of `computed` tokens have KV of attention that no later step computes again.
+
+        Several modules write the keys of the last ones again. In hybrids with lookahead, keys cover them anyway.
+        """
+        return computed if self.lookahead and self.states != "none" else max(0, computed - max(0, self.drafter - 1))
 
     def usable(self, matched: int) -> int:
         """Return how many of the matched blocks are reused."""
@@ -491,7 +505,11 @@ class BlockRules:
 
     def last_state(self, length: int) -> int:
         """Return the last boundary of the first `length` tokens at which another request may resume."""
-        return self.usable(length // self.size if self.drops_last else (length - 1) // self.size) * self.size
+        return self.usable((length if self.drops_last else self._resumed(length)) // self.size) * self.size
+
+    def _resumed(self, length: int) -> int:
+        """Return the tokens of a prompt up to which an equal one may resume: it computes at least the last one."""
+        return max(0, length - max(1, self.lookahead))
 
     def resumed_at(self, length: int) -> tuple[int, ...]:
         """Return positions in the blocks behind the states at which a prompt of `length` tokens may be resumed.
@@ -499,13 +517,13 @@ class BlockRules:
         A prompt that continues it resumes from its last whole block, and an equal one computes its last token again.
         """
         if not self.drops_last:
-            return (length - 1,)
+            return (length - 1, self._resumed(length)) if self.lookahead > 1 else (length - 1,)
         unit = alignment_of(self.layout)
         return tuple(max(0, end // unit - 1) * unit for end in (length - 1, length))
 
     def stores_inside(self, start: int, stop: int, length: int) -> bool:
         """Whether chunk `[start, stop)` stores the state at the last block boundary before `length`, inside of it."""
-        boundary, size = (length - 1) // self.size * self.size, self.size
+        boundary, size = self._resumed(length) // self.size * self.size, self.size
         if not self.inner_states or start % size or not start + size <= boundary < stop:
             return False
         return blocks_of(stop, size) - 2 > (start - 1) // size
@@ -529,7 +547,7 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64, whose
 class Chain:
     """Digests of the full blocks of a prompt, and of its output up to the requested length.
 
-    `lookahead`  number of tokens behind a block that its digest covers, too: 0 or 1
+    `lookahead`  number of tokens behind a block that its digest covers, too
     `digests`    digest of each block; there may be more than were requested
     """
 
@@ -552,6 +570,8 @@ class Chain:
             generated = length + self.lookahead - len(self.prompt)
             if self.request.output is None:  # all later ids are equal
                 generated += _AHEAD * self._size
+            else:
+                generated = min(generated, len(self.request.output))
             new = self.request.output_tokens(generated)[self._generated :]
             self._partial_block, self._generated = self._digest(np.concatenate([self._partial_block, new])), generated
         return self.digests
@@ -566,7 +586,7 @@ class Chain:
         if length > self._reach:
             output = self.request.output
             most = length + _AHEAD * self._size if output is None else len(self.prompt) + len(output)
-            self._reach = max(length, most)
+            self._reach = max(length, most) if output is None else most
             self._source = Source(self.request.cache_salt, self.string(self._reach))
         return self._source
 
@@ -597,8 +617,9 @@ class Chain:
             digests = _mixed(ids @ _factors(size) + positions).cumsum() + np.uint64(self._digest_of_blocks)
             self._digest_of_blocks = int(digests[-1])
             if self.lookahead:
-                behind = tokens[size::size][:count].astype(np.int64).view(np.uint64)
-                digests += _mixed((behind + np.uint64(1)) * _STRIDE)
+                for ahead in range(self.lookahead):
+                    behind = tokens[size + ahead :: size][:count].astype(np.int64).view(np.uint64)
+                    digests += _mixed((behind + np.uint64(1)) * np.uint64(2 * ahead + 1) * _STRIDE)
             self.digests += digests.tolist()
         return tokens[count * size :]
 

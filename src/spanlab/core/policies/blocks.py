@@ -154,11 +154,11 @@ class BlockMatcher:
             if equal:
                 del matched[min([len(blocks) for blocks in equal]) :]
             end = len(matched) * full.size
-            deepest = self._aligned(self._rules.usable(len(matched)) * full.size)
-            limit = self._aligned(self._rules.reusable(len(matched), length) * full.size)
+            deepest = self.aligned(self._rules.usable(len(matched)) * full.size)
+            limit = self.aligned(self._rules.reusable(len(matched), length) * full.size)
         else:
             matched, equal = [], []
-            deepest, limit = self._aligned(keyed), self._aligned(min(keyed, length - 1))
+            deepest, limit = self.aligned(keyed), self.aligned(min(keyed, length - 1))
         others, resume = self._find_others(chain, length, limit)
         resumable = resume if limit == deepest else self._find_others(chain, length, deepest)[1]
         if full is None:
@@ -185,7 +185,8 @@ class BlockMatcher:
         del blocks[chain.count_verified(blocks, group.size, length) :]
         return blocks
 
-    def _aligned(self, tokens: int) -> int:
+    def aligned(self, tokens: int) -> int:
+        """Return the tokens of the longest beginning that is reused in whole blocks of every group."""
         return tokens // self.align * self.align
 
     def _find_others(self, chain: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
@@ -211,8 +212,8 @@ class BlockMatcher:
     def _losses(self, length: int, chain: Chain, seen: int, matched: int, resume: int) -> Losses:
         unit, lead = self.align, self.leading.size
         usable = min(seen, length - 1)
-        aligned = self._aligned(self._rules.reusable(seen // lead, length) * lead)
-        present = min(self._aligned(self._rules.usable(matched // lead) * lead), aligned)
+        aligned = self.aligned(self._rules.reusable(seen // lead, length) * lead)
+        present = min(self.aligned(self._rules.usable(matched // lead) * lead), aligned)
         each = self.unit
         once = (end for end in range(present, resume, -unit) if chain.digests[end // each - 1] in self.ever_stored)
         tombstone = next(once, resume) if self._others else present
@@ -305,6 +306,7 @@ class BlockPolicy:
             needs_states=bool(self._states),
             grid=grid,
             serves_behind=rules.release.serves_behind,
+            admits_behind=rules.release.admits_behind,
             checks_first_chunk=self._trims,
             bounded=bounded,
         )
@@ -385,7 +387,7 @@ class BlockPolicy:
         reused, length, size = plan.reused_blocks[0], plan.prompt + generated, self.blocks.size
         needed = blocks_of(length, size) - len(reused) + (unreferenced := count_unreferenced(reused))
         matched = len(reused) + self.blocks.drops_last
-        reuses_more = matched < (length - 1) // size
+        reuses_more = matched < min((length - 1) // size, self._matcher.keyed(length) // size)
         next_digest = self._matcher.chain(plan.request).digests_to(length)[matched] if reuses_more else None
         self._refusal = Refusal(
             plan, generated, needed, unreferenced, next_digest, pool.num_revived, pool.num_evicted[0]
@@ -485,19 +487,20 @@ class BlockPolicy:
     def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
         """Publish the full blocks of the first `stop` tokens; `known` tokens exist, None: those and the prompt's."""
         plan, matcher = allocation.plan, self._matcher
-        tokens = stop // matcher.align * matcher.align
+        tokens, final = matcher.aligned(stop), self.blocks.final(stop)
         if self.blocks.lookahead:
             known = max(allocation.work[-1].stop, stop) if known is None else known
             tokens = min(tokens, matcher.keyed(known))
-        # a block behind the last end of a match, which is dropped with it
-        behind = min(stop, tokens + self.blocks.size) if self.blocks.drops_last and tokens else tokens
-        if self._full_only and behind <= allocation.tables[0].num_visited * self.blocks.size:
+        of_attention = min(matcher.aligned(final), tokens)
+        if self.blocks.drops_last and of_attention:  # a block behind the last end of a match, which is dropped with it
+            of_attention = min(final, of_attention + self.blocks.size)
+        if self._full_only and of_attention <= allocation.tables[0].num_visited * self.blocks.size:
             return
         chain = matcher.chain(plan.request)
         digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
         boundaries = NO_BOUNDARIES if self._full_only else self._boundaries(plan)
         for group, table in zip(self._groups, allocation.tables, strict=True):
-            reach = behind if isinstance(group, AttentionBlocks) else tokens
+            reach = of_attention if isinstance(group, AttentionBlocks) else tokens
             stored = group.publish(table, digests, reach, boundaries, source)
             each = group.size // matcher.unit
             of_group = [digests[(index + 1) * each - 1] for index in stored]

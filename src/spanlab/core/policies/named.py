@@ -35,8 +35,8 @@ BlockSize = Annotated[int, positive, "tokens per block"]
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
 #: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; `drafts` tokens are
-#: drafted ahead of it, with `drafter` by a drafter that has KV of its own; `in_flight` tokens are planned and not yet
-#: computed, at most; `card` is the hardware's compute capability, times ten.
+#: drafted ahead of it, by a drafter whose own KV depends on `drafter` tokens behind its position; 0: without KV;
+#: `in_flight` tokens are planned and not yet computed, at most; `card` is the hardware's compute capability, times ten.
 _GIVEN = (
     *("rules", "store", "placer", "admission", "model", "budget", "token_bytes"),
     *("ahead", "drafts", "drafter", "in_flight", "card"),
@@ -81,7 +81,7 @@ def blocks(
     token_bytes: int,
     ahead: bool = False,
     drafts: int = 0,
-    drafter: bool = False,
+    drafter: int = 0,
     in_flight: int = 0,
     block_size: Annotated[int | None, positive, "tokens per block"] = None,
     retention: Annotated[int | None, not_negative, "states to store"] = 0,
