@@ -12,6 +12,7 @@ import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.breaks import breaks_of, breaks_table
+from spanlab.analyses.expiry import expiry_lines, expiry_of, expiry_table
 from spanlab.analyses.explain_figures import CAUSES, calls_of, draw_calls, draw_curve, draw_over_time, over_time
 from spanlab.analyses.fixes import (
     ExplainedArm,
@@ -128,7 +129,7 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[t
         fields = Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count)
         rows = [{"length": name, "tokens": value} for name, value in lengths]
         return (tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats),), ()
-    further = [make(summary) for make in (_fixes, _bounds_table, _curve_table, _positions)]
+    further = [make(summary) for make in (_fixes, expiry_table, _bounds_table, _curve_table, _positions)]
     losses = [_losses(kind, rows) for kind, rows in summary["losses"].items()]
     return (_presets(summary, title, caveats), breaks_table(summary), _best_fixes(summary)), (*further, *losses)
 
@@ -433,6 +434,7 @@ def _lengths(log: Log) -> dict[str, Any]:
         "capacity_curve": [],
         "session": None,
         "over_time": [],
+        "expiry": None,
         "fixes": [],
         "prefill_s": None,
         "written": None,
@@ -484,7 +486,8 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     }
     _check_bounds(study, presets, bounds)
     reported = reported_of(facts, baseline.replayed.reused)
-    measured = reported_lines(reported, study.runs.baseline, log)
+    expiry = expiry_of(facts, study.analyses.explain)
+    measured = [*reported_lines(reported, study.runs.baseline, log), *expiry_lines(expiry)]
     return _head(log) | {
         "bounds": bounds,
         "explained": study.runs.baseline,
@@ -493,6 +496,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "fixes": [_fix_entry(number, fix) for number, fix in enumerate(fixes, 1)],
         "session": calls_of(facts, baseline.replayed, breaks.of_request),
         "over_time": over_time(facts, baseline.replayed),
+        "expiry": expiry,
         "prefill_s": mean_prefill_s(study, prompt, baseline.replayed.reused),
         "written": _written(study, log, mends),
         "lost_by_cause": presets[study.runs.baseline]["lost_by_cause"],
