@@ -432,6 +432,29 @@ PROVIDERS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
+class PriceSettings:
+    """Prices of a million tokens, in any currency; null: no sum of money is shown, or as stated.
+
+    `input`   of prompt tokens that are computed and not written into a cache
+    `cached`  of prompt tokens that come from a cache; null: as input
+    `write`   of prompt tokens that are computed and written into a cache; null: as input
+    `output`  of output tokens; null: they are not counted
+    """
+
+    input: float | None = None
+    cached: float | None = None
+    write: float | None = None
+    output: float | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            not_negative(f"price.{key}", value)
+        others = [key for key, value in vars(self).items() if value is not None]
+        if others and self.input is None:
+            raise ValueError(f"price.{others[0]}={getattr(self, others[0]):g} with price.input=null: expected both")
+
+
+@dataclass
 class ExplainSettings:
     """A limit for the analysis explain, what its report shows, and the file of the mended log.
 
@@ -441,6 +464,7 @@ class ExplainSettings:
     `mend`         fix that `write_fixed` writes, such as volatile_last; null: the mend with the highest hit rate
     `providers`    caches of providers whose entries expire, by name; null: all
     `ttl_s`        seconds after their last use at which entries of a further such cache expire; null: none
+    `price`        prices of tokens
     """
 
     fail_on: str | None = None
@@ -449,6 +473,7 @@ class ExplainSettings:
     mend: str | None = None
     providers: list[str] | None = None
     ttl_s: float | None = None
+    price: PriceSettings = field(default_factory=PriceSettings)
 
     def __post_init__(self) -> None:
         positive("analyses.explain.ttl_s", self.ttl_s)
@@ -502,6 +527,7 @@ SHORT_NAMES = {
     "fail_on": "analyses.explain.fail_on",
     "write_fixed": "analyses.explain.write_fixed",
     "redact": "analyses.explain.redact",
+    "price": "analyses.explain.price",
     "families": "analyses.families.arms",
     "bars": "analyses.bars.arms",
     "goodput": "analyses.serving.goodput",
