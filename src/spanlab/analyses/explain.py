@@ -12,6 +12,7 @@ import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.breaks import breaks_of, breaks_table
+from spanlab.analyses.expiry import expiry_lines, expiry_of, expiry_table
 from spanlab.analyses.explain_figures import CAUSES, calls_of, draw_calls, draw_curve, draw_over_time, over_time
 from spanlab.analyses.fixes import (
     ExplainedArm,
@@ -27,6 +28,7 @@ from spanlab.analyses.fixes import (
     rules_of,
     verdict,
 )
+from spanlab.analyses.money import money_lines, money_of, money_table, saved_money
 from spanlab.build import GIB
 from spanlab.offline.forest import Ints
 from spanlab.offline.replay import CacheRules, ReplayResult
@@ -128,8 +130,10 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[t
         fields = Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count)
         rows = [{"length": name, "tokens": value} for name, value in lengths]
         return (tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats),), ()
-    further = [make(summary) for make in (_fixes, _bounds_table, _curve_table, _positions)]
+    further = [make(summary) for make in (_fixes, expiry_table, _bounds_table, _curve_table, _positions)]
     losses = [_losses(kind, rows) for kind, rows in summary["losses"].items()]
+    if summary["money"] is not None:
+        further.insert(1, money_table(summary))
     return (_presets(summary, title, caveats), breaks_table(summary), _best_fixes(summary)), (*further, *losses)
 
 
@@ -197,6 +201,7 @@ def _best_fixes(summary: Summary) -> Table:
         Field("gain_points", "gain\n(points)", _gain, whole),
         Field("saved_tokens", "tokens\nsaved", _saved),
         Field("prefill_s", "prefill", seconds, empty=(None,)),
+        Field("saved_money", "money\nsaved", number_format(",.4g"), empty=(None,)),
         Field("extra_gib", "more\nGiB", number_format(".4g"), keep=1),
     )
     helpful = [fix for fix in summary["fixes"] if fix["helps"]]
@@ -213,6 +218,7 @@ def _fixes(summary: Summary) -> Table:
         Field("gain_points", "gain\n(points)", _gain, whole),
         Field("saved_tokens", "tokens\nsaved", _saved, keep=5),
         Field("prefill_s", "prefill", seconds, keep=5, empty=(None,)),
+        Field("saved_money", "money\nsaved", number_format(",.4g"), keep=5, empty=(None,)),
         Field("extra_gib", "more\nGiB", number_format(".4g"), keep=2),
         Field("gain_per_gib", "points\nper GiB", _gain_per_gib, keep=3),
         Field("says", "what it is", _description, whole, keep=4, left=True, explains=True),
@@ -433,6 +439,8 @@ def _lengths(log: Log) -> dict[str, Any]:
         "capacity_curve": [],
         "session": None,
         "over_time": [],
+        "expiry": None,
+        "money": None,
         "fixes": [],
         "prefill_s": None,
         "written": None,
@@ -468,8 +476,8 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     arms = {name: _arm(study, facts, name) for name in study.chosen() if _is_computable(study, facts, name)}
     presets = {name: rates(arm.replayed, prompt) for name, arm in arms.items()}
     baseline = arms[study.runs.baseline]
-    other_tokens = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.runs.baseline}
-    explained = _explained(study, facts, baseline, other_tokens)
+    other_reused = {name: arm.replayed.reused for name, arm in arms.items() if name != study.runs.baseline}
+    explained = _explained(study, facts, baseline, other_reused)
     redact = study.analyses.explain.redact
     breaks = breaks_of(facts, redact=redact)
     mends = mends_of(explained, breaks.classes)
@@ -484,15 +492,27 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     }
     _check_bounds(study, presets, bounds)
     reported = reported_of(facts, baseline.replayed.reused)
-    measured = reported_lines(reported, study.runs.baseline, log)
+    expiry = expiry_of(facts, study.analyses.explain)
+    price = study.analyses.explain.price
+    money = money_of(price, reported and reported["sums"], _uses(facts, presets, bounds, expiry), log)
+    measured = [
+        *reported_lines(reported, study.runs.baseline, log),
+        *expiry_lines(expiry),
+        *money_lines(money, study.runs.baseline),
+    ]
     return _head(log) | {
         "bounds": bounds,
         "explained": study.runs.baseline,
         "presets": presets,
         "capacity_curve": _curve(study, facts, explained.rules.block),
-        "fixes": [_fix_entry(number, fix) for number, fix in enumerate(fixes, 1)],
+        "fixes": [
+            _fix_entry(number, fix) | {"saved_money": saved_money(price, fix, explained)}
+            for number, fix in enumerate(fixes, 1)
+        ],
+        "money": money,
         "session": calls_of(facts, baseline.replayed, breaks.of_request),
         "over_time": over_time(facts, baseline.replayed),
+        "expiry": expiry,
         "prefill_s": mean_prefill_s(study, prompt, baseline.replayed.reused),
         "written": _written(study, log, mends),
         "lost_by_cause": presets[study.runs.baseline]["lost_by_cause"],
@@ -504,6 +524,16 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "measured": [*measured, *([breaks.sentence] if breaks.sentence else [])],
         "verdict": _verdict(log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)),
     }
+
+
+def _uses(
+    facts: Facts, presets: Summary, bounds: Mapping[str, float | None], expiry: dict[str, Any] | None
+) -> dict[str, int]:
+    """Return the tokens that caches reuse, by name: the arms, caches that expire, no cache, all prefixes."""
+    rates = {name: preset["token_hit_rate"] for name, preset in presets.items()}
+    rates |= {name: cache["token_hit_rate"] for name, cache in (expiry["caches"] if expiry else {}).items()}
+    rates |= {"no_cache": 0.0, "prefix": bounds["prefix"]}
+    return {name: round((rate or 0.0) * facts.prompt_tokens) for name, rate in rates.items()}
 
 
 def _written(study: Study, log: Log, mends: Sequence[tuple[Fix, Rewrite]]) -> dict[str, Any] | None:
@@ -568,10 +598,10 @@ def _arm(study: Study, facts: Facts, name: str) -> _Arm:
     return _Arm(rules, facts.reused(rules))
 
 
-def _explained(study: Study, facts: Facts, arm: _Arm, other_tokens: Mapping[str, int]) -> ExplainedArm:
+def _explained(study: Study, facts: Facts, arm: _Arm, other_reused: Mapping[str, Ints]) -> ExplainedArm:
     assert isinstance(arm.rules, CacheRules), "the check of the log lets no other arm pass"
     rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
-    return ExplainedArm(study, facts, arm.rules, rate, other_tokens)
+    return ExplainedArm(study, facts, arm.rules, rate, other_reused)
 
 
 def _check_bounds(study: Study, presets: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, float | None]) -> None:

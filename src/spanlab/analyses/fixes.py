@@ -332,7 +332,8 @@ class Fix:
     `settings`   overrides of this study that make the change; empty where no setting of one device does
     `fits`       whether one device holds the memory
     `saved_tokens`  prompt tokens that need no computation any more, negative where more do
-    `prefill_s`  mean prefill time of a prompt by the study's timing model; None where it was not computed
+    `prompt_tokens`, `reused_tokens`  of all prompts, which a mend may change
+    `prefill_s`  mean prefill time of a prompt by the study's timing model; None if not only its end is computed
     """
 
     name: str
@@ -345,6 +346,8 @@ class Fix:
     settings: tuple[str, ...] = ()
     fits: bool = True
     saved_tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
     prefill_s: float | None = None
 
     @property
@@ -364,24 +367,32 @@ class ExplainedArm:
 
     `study`         the study, whose baseline is the arm
     `rate`          token hit rate of the arm
-    `other_tokens`  tokens that the study's other arms reuse, by name
+    `other_reused`  tokens that the study's other arms reuse of each prompt, by name
     """
 
     study: Study
     facts: Facts
     rules: CacheRules
     rate: float
-    other_tokens: Mapping[str, int]
+    other_reused: Mapping[str, Ints]
 
     def fix(self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = "") -> Fix:
         """Return a fix from the tokens that it reuses."""
-        rate = tokens / self.facts.prompt_tokens
-        saved = round((rate - self.rate) * self.facts.prompt_tokens)
-        return Fix(name, says, rate, rate - self.rate, max(0.0, extra_bytes) / GIB, caution, saved_tokens=saved)
+        total = self.facts.prompt_tokens
+        rate = tokens / total
+        saved = round((rate - self.rate) * total)
+        gib = max(0.0, extra_bytes) / GIB
+        fix = Fix(name, says, rate, rate - self.rate, gib, caution, saved_tokens=saved)
+        return replace(fix, prompt_tokens=total, reused_tokens=round(tokens))
 
-    def replayed(self, rules: CacheRules) -> int:
-        """Return the tokens that other rules reuse."""
-        return int(replay(self.facts.in_logged_order, rules).reused.sum())
+    def prefix_fix(self, name: str, says: str, reused: Ints, extra_bytes: float = 0, caution: str = "") -> Fix:
+        """Return a fix from the beginning of each prompt that it reuses, with the prefill time of the rest."""
+        prefill = mean_prefill_s(self.study, self.facts.paths.prompt_tokens, reused)
+        return replace(self.fix(name, says, int(reused.sum()), extra_bytes, caution), prefill_s=prefill)
+
+    def replayed(self, rules: CacheRules) -> Ints:
+        """Return the tokens of each prompt that other rules reuse."""
+        return replay(self.facts.in_logged_order, rules).reused
 
 
 def ranked_fixes(explained: ExplainedArm, mends: Sequence[Fix] = ()) -> list[Fix]:
@@ -400,8 +411,11 @@ def _rank(fix: Fix) -> tuple[bool, bool, bool, bool, float]:
 
 def _arms(arm: ExplainedArm) -> Iterator[Fix]:
     """Yield the other arms, which have the same memory."""
-    for name, tokens in arm.other_tokens.items():
-        fix = arm.fix(f"as_{name}", f"cache as {name} does", tokens)
+    for name, reused in arm.other_reused.items():
+        says, is_prefix = f"cache as {name} does", arm.study.arms[name].spans is None
+        fix = (
+            arm.prefix_fix(f"as_{name}", says, reused) if is_prefix else arm.fix(f"as_{name}", says, int(reused.sum()))
+        )
         yield replace(fix, settings=(f"baseline={name}",))
 
 
@@ -418,8 +432,8 @@ def _memory(arm: ExplainedArm) -> Iterator[Fix]:
     smaller = {name: (size, says) for name, (size, says) in sizes.items() if store_gib < size < sufficient}
     everything = {"for_all": (sufficient, "every reusable block is held, ")} if store_gib < sufficient else {}
     for name, (size, says) in (smaller | everything).items():
-        tokens = arm.replayed(replace(arm.rules, capacity_bytes=math.ceil(size * GIB - around)))
-        fix = arm.fix(f"memory_{name}", f"{says}{_gib(size)} GiB", tokens, (size - store_gib) * GIB)
+        reused = arm.replayed(replace(arm.rules, capacity_bytes=math.ceil(size * GIB - around)))
+        fix = arm.prefix_fix(f"memory_{name}", f"{says}{_gib(size)} GiB", reused, (size - store_gib) * GIB)
         if room is None or size <= room:
             yield replace(fix, settings=(f"store.total_gib={size!r}",))
         else:
@@ -462,8 +476,8 @@ def _blocks(arm: ExplainedArm) -> Iterator[Fix]:
     per_token = arm.rules.block_bytes // arm.rules.block
     for size in BLOCKS:
         if size != arm.rules.block and size >= min(least, arm.rules.block):
-            tokens = arm.replayed(replace(arm.rules, block=size, block_bytes=size * per_token))
-            yield arm.fix(f"block_{size}", f"blocks of {size} token{'s' * (size > 1)}", tokens)
+            reused = arm.replayed(replace(arm.rules, block=size, block_bytes=size * per_token))
+            yield arm.prefix_fix(f"block_{size}", f"blocks of {size} token{'s' * (size > 1)}", reused)
 
 
 def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
@@ -471,7 +485,7 @@ def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
     if arm.rules.placer is None:
         return
     for name, (says, rule) in _placements(arm.rules).items():
-        yield arm.fix(f"states_{name}", says, arm.replayed(replace(arm.rules, placer=rule)))
+        yield arm.prefix_fix(f"states_{name}", says, arm.replayed(replace(arm.rules, placer=rule)))
     # rules with default blocks, and states at every position that the model's kernels support
     model, size = arm.study.model, min(BLOCK, arm.rules.block)
     unit = max(model.grid, size)
@@ -480,8 +494,8 @@ def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
     )
     if finer.unit < arm.rules.unit:
         for name, (says, rule) in _placements(finer).items():
-            tokens = arm.replayed(replace(finer, placer=rule))
-            yield arm.fix(f"states_{name}_{finer.unit}", f"{says}, on a grid of {finer.unit} tokens", tokens)
+            reused = arm.replayed(replace(finer, placer=rule))
+            yield arm.prefix_fix(f"states_{name}_{finer.unit}", f"{says}, on a grid of {finer.unit} tokens", reused)
 
 
 def _placements(rules: CacheRules) -> dict[str, tuple[str, Placer]]:
@@ -520,9 +534,9 @@ def _order(arm: ExplainedArm) -> Iterator[Fix]:
     """Yield the replay with passages in the order in which they are cached."""
     if not arm.facts.log.free.any():
         return
-    tokens = int(replay(arm.facts.reordered, arm.rules).reused.sum())
+    reused = replay(arm.facts.reordered, arm.rules).reused
     says = "passages in the order in which they are cached"
-    yield arm.fix("cached_order", says, tokens, caution="changes the order of passages that a model reads")
+    yield arm.prefix_fix("cached_order", says, reused, caution="changes the order of passages that a model reads")
 
 
 def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rewrite]]:
@@ -568,6 +582,8 @@ def _mended(arm: ExplainedArm, name: str, says: str, rewrite: Rewrite) -> Fix:
         rate - arm.rate,
         caution=CHANGES_ORDER,
         saved_tokens=round((1 - arm.rate) * total) - computed,
+        prompt_tokens=facts.prompt_tokens,
+        reused_tokens=int(reused.sum()),
         prefill_s=mean_prefill_s(arm.study, facts.paths.prompt_tokens, reused),
     )
 

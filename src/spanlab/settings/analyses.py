@@ -418,6 +418,42 @@ def parse_limit(text: str) -> Limit:
     return Limit(match[1], match[2] == "<", float(match[3]))
 
 
+#: Caches of providers as their documents described them in November 2026: seconds until an entry ends, whether a use
+#: restarts them, the shortest prefix, and the unit of reused tokens. OpenAI names a range for caches in memory: they
+#: end 5 to 10 minutes after the last use, and within an hour.
+PROVIDERS: dict[str, dict[str, Any]] = {
+    "anthropic_5m": {"ttl_s": 300.0, "least": 1024},
+    "anthropic_1h": {"ttl_s": 3600.0, "least": 1024},
+    "openai_5m": {"ttl_s": 300.0, "least": 1024, "unit": 128},
+    "openai_1h": {"ttl_s": 3600.0, "least": 1024, "unit": 128},
+    "openai_24h": {"ttl_s": 86_400.0, "least": 1024, "unit": 128},
+    "gemini_1h": {"ttl_s": 3600.0, "refreshes": False},
+}
+
+
+@dataclass
+class PriceSettings:
+    """Prices of a million tokens, in any currency; null: no sum of money is shown, or as stated.
+
+    `input`   of prompt tokens that are computed and not written into a cache
+    `cached`  of prompt tokens that come from a cache; null: as input
+    `write`   of prompt tokens that are computed and written into a cache; null: as input
+    `output`  of output tokens; null: they are not counted
+    """
+
+    input: float | None = None
+    cached: float | None = None
+    write: float | None = None
+    output: float | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            not_negative(f"price.{key}", value)
+        others = [key for key, value in vars(self).items() if value is not None]
+        if others and self.input is None:
+            raise ValueError(f"price.{others[0]}={getattr(self, others[0]):g} with price.input=null: expected both")
+
+
 @dataclass
 class ExplainSettings:
     """A limit for the analysis explain, what its report shows, and the file of the mended log.
@@ -426,14 +462,23 @@ class ExplainSettings:
     `redact`       leave every text of the log out of the report, which otherwise has excerpts
     `write_fixed`  new file for the log after a mend, as bodies of chat completions that can be replayed; null: none
     `mend`         fix that `write_fixed` writes, such as volatile_last; null: the mend with the highest hit rate
+    `providers`    caches of providers whose entries expire, by name; null: all
+    `ttl_s`        seconds after their last use at which entries of a further such cache expire; null: none
+    `price`        prices of tokens
     """
 
     fail_on: str | None = None
     redact: bool = False
     write_fixed: str | None = None
     mend: str | None = None
+    providers: list[str] | None = None
+    ttl_s: float | None = None
+    price: PriceSettings = field(default_factory=PriceSettings)
 
     def __post_init__(self) -> None:
+        positive("analyses.explain.ttl_s", self.ttl_s)
+        for name in self.providers or ():
+            one_of("analyses.explain.providers", name, PROVIDERS)
         if self.fail_on is not None:
             parse_limit(self.fail_on)
         if self.mend is not None and self.write_fixed is None:
@@ -482,6 +527,7 @@ SHORT_NAMES = {
     "fail_on": "analyses.explain.fail_on",
     "write_fixed": "analyses.explain.write_fixed",
     "redact": "analyses.explain.redact",
+    "price": "analyses.explain.price",
     "families": "analyses.families.arms",
     "bars": "analyses.bars.arms",
     "goodput": "analyses.serving.goodput",
