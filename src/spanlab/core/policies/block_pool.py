@@ -464,7 +464,7 @@ class BlockRules:
             raise ValueError(f"inner_states=true with a drafter's KV: expected a release with lookahead, for {reason}")
         if self.drafter > 1 and any(rule.kind in ("window", "chunk") for rule in self.groups):
             reason = "how windows keep the tokens that they read again is not modelled"
-            raise ValueError(f"a drafter of several modules beside windows or chunks: expected one module, for {reason}")
+            raise ValueError(f"a drafter of several modules with windows or chunks: expected one module, for {reason}")
         if self.drafter > self.size:
             expected = f"expected {self.drafter} or more, for its modules read as many tokens ahead, as in vLLM"
             raise ValueError(f"block_size={self.size} with a drafter's KV: {expected}")
