@@ -233,6 +233,7 @@ def make_local_case(seed: int) -> Case:
     if "state" in kinds:
         case["mamba_mode"] = "align"
         case["state_groups"] = sum(group.get("count", 1) for group in case["groups"] if group["kind"] == "state")
+        case.pop("enable_chunked_prefill", None)  # vLLM cuts the prompts of hybrids
     case["num_blocks"] = _memory_of_groups(draw, case)
     return case
 
