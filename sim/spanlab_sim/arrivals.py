@@ -45,6 +45,11 @@ class Arrivals(Kind):
         return True
 
     @property
+    def keeps_order(self) -> bool:
+        """Whether requests wait for those that they name in `after`; other kinds have times alone."""
+        return False
+
+    @property
     def rate_rps(self) -> float | None:
         """Rate of a kind that has one."""
         return None
@@ -306,7 +311,7 @@ class Sessions(Arrivals):
     """Requests of one group are turns of a session: each follows the end of the one before it, after a think time.
 
     A session whose requests name those that they wait for (`after`) keeps that order; the others
-    start it together.
+    start as long after its first one as in the workload.
     """
 
     rate_rps: float | None = field(
@@ -330,6 +335,10 @@ class Sessions(Arrivals):
     def draws(self) -> bool:
         return bool(self.rate_rps or (self.think_s and self.think != "constant"))
 
+    @property
+    def keeps_order(self) -> bool:
+        return True
+
     def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
         check_unique(requests)
         groups = list(by_group(requests).values())
@@ -350,7 +359,8 @@ class Sessions(Arrivals):
         if recorded and self.think_s is not None:
             raise ValueError(f"arrivals.think_s={self.think_s}: expected null, for the workload has think times")
         alone = len({request.group_id for request in requests}) == len(requests)
-        if recorded or (alone and self.think_s is None):
+        waits_are_known = alone or any(request.after for request in requests)
+        if recorded or (waits_are_known and self.think_s is None):
             return {request.id: request.wait_ns for request in requests}
         if self.think_s is None:
             raise ValueError("arrivals.think_s=null: expected a mean think time, for the workload has none")
@@ -360,12 +370,14 @@ class Sessions(Arrivals):
 
 
 def _turns(group: list[Request], waits: dict[int, int], start: int) -> list[Request]:
-    """Return the requests of one session that starts at `start`."""
+    """Return the requests of one session that starts at `start`; those that wait for none keep their distance to it."""
     ordered = any(request.after for request in group)
+    first = group[0].arrived_at
     turns = []
     for index, request in enumerate(group):
         after = request.after if ordered else tuple(before.id for before in group[max(0, index - 1) : index])
-        turns.append(replace(request, arrived_at=start, after=after, wait_ns=waits[request.id]))
+        begin = start if after else start + max(0, request.arrived_at - first)
+        turns.append(replace(request, arrived_at=begin, after=after, wait_ns=waits[request.id]))
     return turns
 
 

@@ -11,6 +11,10 @@ import pytest
 from spanlab import build
 from spanlab.cli import compose
 from spanlab.study import jobs
+from spanlab.workloads.logs.read import LogSettings, read_log
+from spanlab.workloads.session_writers import SESSIONS
+
+from ..workloads.test_call_graph import write_tree
 
 FEW = ("workload.documents=2", "workload.questions_per_document=3")
 
@@ -40,6 +44,21 @@ def test_anonymous_export_of_a_log_has_no_text(spanlab, tmp_path: Path):
     assert b"zq" not in path.read_bytes()
 
 
+@pytest.mark.parametrize("name", SESSIONS)
+def test_log_of_agents_is_exported(spanlab, tmp_path: Path, name: str):
+    log, path = write_tree(tmp_path / "log"), tmp_path / "trace.jsonl"
+    settings = ("workload=log", f"workload.path={log}", "arrivals=sessions", "preamble=none", "anonymise=true")
+    done = spanlab("-cn", "export", *settings, f"writer.format={name}", f"writer.path={path}", "writer.block_size=16")
+    assert done.code == 0, done.err
+    assert ("\nnot expressed: " in done.out) == (name != "dynamo")
+    read = read_log(path, LogSettings())
+    assert read.requests == 5
+    assert sorted(read.prompt_tokens.tolist()) == sorted(read_log(log, LogSettings()).prompt_tokens.tolist())
+    refused = spanlab("-cn", "export", *settings[:2], "arrivals=as_given", "preamble=none",
+                      f"writer.format={name}", f"writer.path={path}2")  # fmt: skip
+    assert "expected arrivals=sessions" in refused.err
+
+
 def test_export_folds_ids_below_the_vocabulary(spanlab, tmp_path: Path):
     path = tmp_path / "requests.jsonl"
     given = ("writer.format=openai", f"writer.path={path}", "vocab_size=500")
@@ -63,7 +82,7 @@ def test_export_folds_ids_below_the_vocabulary(spanlab, tmp_path: Path):
         ),
         (
             ("writer.format=openai", "writer.path=x", "anonymise=true"),
-            ("anonymise=true with writer.format=openai: expected guidellm or mooncake",),
+            ("anonymise=true with writer.format=openai: expected aiperf, dynamo, guidellm, mooncake or weka",),
         ),
         (("writer.format=mooncake", "writer.path=x", "vocab_size=9"), ("vocab_size=9 with", "expected openai")),
         (

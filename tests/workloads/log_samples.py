@@ -29,6 +29,12 @@ def table(*rows: list) -> bytes:
     return text.getvalue().encode()
 
 
+def _agentic(name: str, tokens: int, ids: list[int], at: int, *after: str) -> dict:
+    waits = [{"request_id": other, "trigger": "completion", "delay_ms": 0, "relation": "sequence"} for other in after]
+    row = {"request_id": name, "play_id": "p0", "session_id": "s0", "model": "m", "not_before_ms": at}
+    return row | {"input_length": tokens, "output_length": 5, "hash_ids": ids, "dependencies": waits}
+
+
 def _parquet() -> bytes:
     sink = io.BytesIO()
     columns = {"group_id": ["a", "a"], "idx": [0, 1], "tokens": [FIRST, SECOND], "n_tokens": [40, 48]}
@@ -135,6 +141,11 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
             }
             for number, (hashes, tokens) in enumerate((([1, 2**64 - 1], 40), ([1, 2**64 - 1, 3], 48)))
         ),
+    ),
+    "agentic_mooncake": lambda: lines(
+        {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 16, "hash_id_scope": "local"},
+        _agentic("r0", 40, [1, 2, 3], 1000),
+        _agentic("r1", 48, [1, 2, 4], 2000, "r0"),
     ),
     "agent_sessions": lambda: lines(
         {

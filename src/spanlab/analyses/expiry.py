@@ -48,13 +48,13 @@ def expiry_of(facts: Facts, settings: ExplainSettings) -> dict[str, Any] | None:
     fitted = fitted_ttl(facts)
     caches = {}
     for name, cache in caches_of(settings, fitted).items():
-        found = expiring_reuse(facts.paths, log.arrived_ns, cache)
+        reuse = expiring_reuse(facts.paths, log.arrived_ns, cache)
         caches[name] = {
             "ttl_s": cache.ttl_s,
             "refreshes": cache.refreshes,
-            "token_hit_rate": int(found.reused.sum()) / total,
-            "expired": int(found.expired.sum()) / total,
-            "too_short": int(found.too_short.sum()) / total,
+            "token_hit_rate": int(reuse.reused.sum()) / total,
+            "expired": int(reuse.expired.sum()) / total,
+            "too_short": int(reuse.too_short.sum()) / total,
         }
     return {"caches": caches, "fitted": fitted}
 
@@ -146,8 +146,8 @@ def _sightings(facts: Facts) -> _Sightings:
     for request in np.flatnonzero(~np.isnan(log.usage[:, :2]).any(axis=1)).tolist():
         start, stop = int(paths.starts[request]), int(paths.starts[request + 1])
         depth, cached = 0.0, float(log.usage[request, 1])
-        for gap, part in _parts(gaps[start:stop], tokens[start:stop]):
-            above, depth = depth, depth + part * float(scales[request])
+        for gap, part_tokens in _parts(gaps[start:stop], tokens[start:stop]):
+            above, depth = depth, depth + part_tokens * float(scales[request])
             if depth < LEAST_PREFIX or depth - above < LEAST_PART:
                 continue
             is_hit = cached >= (above + depth) / 2

@@ -16,6 +16,7 @@ from spanlab.registry import REQUIRED, entry, not_negative, one_of, positive
 from spanlab.study.jobs import build_arrivals
 from spanlab.workloads import Workload
 from spanlab.workloads.load import WorkloadSettings
+from spanlab.workloads.session_writers import SESSIONS, SessionWriter
 from spanlab.workloads.writers import HASHED, WRITERS
 from spanlab_sim.arrivals import Arrivals
 
@@ -24,12 +25,13 @@ from spanlab_sim.arrivals import Arrivals
 class WriterSettings:
     """Format and path of the exported file.
 
-    `format`        mooncake: milliseconds, lengths, ids of blocks; guidellm: likewise, seconds; openai: requests
+    `format`        mooncake: milliseconds, lengths, ids of blocks; guidellm: likewise, seconds; openai: requests; with
+                    arrivals=sessions aiperf, weka (for GuideLLM) and dynamo: sessions with their waits
     `path`          the file; it must not exist
-    `block_size`    tokens per block; mooncake and guidellm only; null: 512
+    `block_size`    tokens per block; not openai; null: 512, of weka 64
     `prompts`       tokens: ids; text; messages: one message of a user; openai only; null: tokens
     `tokenizer`     decodes prompts: tokenizer.json, its folder, a packaged model, or a hub name; openai only
-    `served_model`  name of the model in each request; openai only; null: none
+    `served_model`  name of the model in each request; openai and dynamo only; null: none
     `options`       options of a writer from a plugin, by name
     """
 
@@ -82,9 +84,12 @@ class Export:
             )
         if self.anonymise and self.writer.format not in HASHED:
             raise ValueError(
-                f"anonymise=true with writer.format={self.writer.format}: expected {' or '.join(HASHED)}, which write "
+                f"anonymise=true with writer.format={self.writer.format}: expected "
+                f"{', '.join(HASHED[:-1])} or {HASHED[-1]}, which write "
                 "numbers of equal blocks in place of tokens"
             )
+        if self.writer.format in SESSIONS and not self.arrivals.keeps_order:
+            raise ValueError(f"writer.format={self.writer.format} with other arrivals: expected arrivals=sessions")
         if self.vocab_size is not None and self.writer.format != "openai":
             raise ValueError(f"vocab_size={self.vocab_size} with writer.format={self.writer.format}: expected openai")
 
@@ -107,6 +112,8 @@ def run_export(settings: Export, run: str, root: Path) -> None:
     partial.rename(path)
     tokens = sum(request.num_tokens for request in arrived)
     print(f"{path}: {len(arrived):,} requests, {tokens:,} prompt tokens · {workload.provenance.line()}")
+    for note in write.notes() if isinstance(write, SessionWriter) else ():
+        print(note)
 
 
 def arrived_requests(settings: Export, root: Path) -> tuple[Workload, list[Request]]:
@@ -119,7 +126,7 @@ def arrived_requests(settings: Export, root: Path) -> tuple[Workload, list[Reque
         requests = tuple(remap_tokens(requests, settings.vocab_size))
     arrived = build_arrivals(settings, requests, settings.seed, settings.arrivals.rate_rps)
     waiting = next((request for request in arrived if request.after), None)
-    if waiting is not None:
+    if waiting is not None and settings.writer.format not in SESSIONS:
         raise ValueError(
             f"arrivals: request {waiting.id} waits for request {waiting.after[0]}; expected arrivals with times"
         )

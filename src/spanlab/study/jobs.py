@@ -50,6 +50,8 @@ class Traffic(Protocol):
 
 def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
     """Return the requests with arrival times of one seed; equal seeds give equal sample paths at every rate."""
+    if not study.arrivals.keeps_order and any(request.after for request in requests):
+        requests = tuple(replace(request, after=()) for request in requests)
     popularity = study.workload.popularity
     if popularity.requests is not None:
         requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))

@@ -174,6 +174,7 @@ def _selection_spans(corpus: Corpus, rows: Iterable[_SelectedRow]) -> dict[tuple
 def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: Selection) -> tuple[Request, ...]:
     spans = _selection_spans(corpus, selected_rows)
     numbers: dict[int, int] = {}
+    after = _awaited(corpus, [selected.row for selected in selected_rows])
     return tuple(
         Request(
             id=number,
@@ -183,11 +184,24 @@ def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: 
             arrived_at=0 if corpus.arrived_at is None else corpus.arrived_at[index],
             answer=row.answer,
             wait_ns=0 if corpus.waits_ns is None else corpus.waits_ns[index],
+            after=after.get(index, ()),
         )
         for number, (index, row, selected) in enumerate(
             (selected.row, corpus.rows[selected.row], selected) for selected in selected_rows
         )
     )
+
+
+def _awaited(corpus: Corpus, rows: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Return the numbers of the requests that each row waits for; a row that is left out is awaited by none."""
+    if corpus.after is None:
+        return {}
+    numbers = {row: number for number, row in enumerate(rows)}
+    awaited: dict[int, frozenset[int]] = {}
+    for row in range(max(rows, default=-1) + 1):  # rows wait for earlier ones
+        others = [frozenset({numbers[other]}) if other in numbers else awaited[other] for other in corpus.after[row]]
+        awaited[row] = frozenset().union(*others)
+    return {row: tuple(sorted(awaited[row])) for row in numbers}
 
 
 # ------------------------------------------------------------------------------

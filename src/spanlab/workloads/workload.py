@@ -166,6 +166,7 @@ class Corpus:
     `arrived_at`   arrival of each row in integer nanoseconds; None if the source has no times.
     `waits_ns`     integer nanoseconds between each row and the end of the previous row of its group; None if the
                    source has none.
+    `after`        rows that each row waits for; None if rows of a group are a line
     `joints`       returns the joints of the prompt layout; None if the source has no prompt layout.
     """
 
@@ -180,6 +181,7 @@ class Corpus:
     arrived_at: Sequence[int] | None = None
     waits_ns: Sequence[int] | None = None
     joints: FindJoints | None = None
+    after: Sequence[tuple[int, ...]] | None = None
 
 
 def expand_views(spans: Sequence[Tokens]) -> Expand:

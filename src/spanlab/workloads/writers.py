@@ -27,7 +27,7 @@ Writer = Callable[[Iterable[Request]], Iterator[Line]]
 #: A registered function returns the writer; its parameters are keys of `writer`.
 WRITERS: Registry[Writer] = Registry("writer")
 #: Formats without tokens: equal numbers mean equal blocks, and say nothing about their content.
-HASHED = ("guidellm", "mooncake")
+HASHED = ("aiperf", "dynamo", "guidellm", "mooncake", "weka")
 BlockSize = Annotated[int, positive, "tokens per block"]
 
 
@@ -60,6 +60,13 @@ class BlockIds:
             parent = self._numbers.setdefault(block, len(self._numbers))
             numbers.append(parent)
         return numbers
+
+    def fresh(self, tokens: int) -> list[int]:
+        """Return numbers of the blocks of tokens that no other prompt has."""
+        first = len(self._numbers)
+        for number in range(first, first - (-tokens // self._size)):
+            self._numbers[number, b"fresh"] = number
+        return [*range(first, len(self._numbers))]
 
 
 def block_trace(block_size: int, timestamp: Callable[[Request], float]) -> Writer:

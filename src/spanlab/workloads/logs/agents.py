@@ -48,6 +48,7 @@ class Call:
     `body`    the messages before it, as the body of a request
     `key`     what tells the call from others, if it may stand in several files
     `at`      seconds at which it was sent, and `end` at which its answer was complete; None if unknown
+    `caller`  session of the agent that started this one; None if there is none
     """
 
     line: int
@@ -59,6 +60,7 @@ class Call:
     end: float | None = None
     identity: Identity = ()
     key: object = None
+    caller: str | None = None
 
 
 class Calls:
@@ -107,6 +109,7 @@ class Calls:
             wait=wait,
             usage=call.usage,
             identity=call.identity,
+            caller=call.caller,
         )
 
 
@@ -353,6 +356,7 @@ class _Tree:
             _sent_at(message),
             last.time,
             identity=() if message.model is None else (("model", message.model),),
+            caller=None if message.agent is None else message.session,
         )
 
     def _prompt(self, chain: list[_Node], line: int) -> list[dict[str, Any]]:

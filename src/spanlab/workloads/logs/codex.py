@@ -58,6 +58,7 @@ class _Rollout:
     def __init__(self, file: LogFile) -> None:
         self._file = file
         self._session, self._model, self._instructions = "", "", ""
+        self._caller: str | None = None
         self.is_fork = False
         self._items_seen = 0
         self._counted = -1  # items that the history had at the last count
@@ -114,6 +115,8 @@ class _Rollout:
     def _begin(self, meta: Row) -> None:
         self.is_fork |= bool(self._session) or meta.get("forked_from_id") is not None
         self._session = self._session or str(meta.label("id", "session_id") or "")
+        caller = meta.label("parent_thread_id", "source.subagent.thread_spawn.parent_thread_id")
+        self._caller = self._caller or (None if caller is None else str(caller))
         text = meta.get("base_instructions.text", "base_instructions", "instructions")
         self._instructions = text if isinstance(text, str) else self._instructions
 
@@ -139,7 +142,8 @@ class _Rollout:
         body = {"instructions": self._instructions or None, "input": list(self._items)}
         model = self._model
         identity = (("model", model),) if model else ()
-        return Call(line, self._session or str(self._file.path), body, at=self._time, identity=identity)
+        session = self._session or str(self._file.path)
+        return Call(line, session, body, at=self._time, identity=identity, caller=self._caller)
 
     def _count(self, event: Row, line: int, time: float | None) -> list[Call]:
         """Take a count of tokens: that of the open call, or of one without items."""

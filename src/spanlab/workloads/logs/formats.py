@@ -150,7 +150,7 @@ def _has_id_per_block(row: Row, size: int) -> bool:
 
 
 def _mooncake_read_entries(file: LogFile) -> Iterator[Entry]:
-    """Yield requests; from the first increment on, they are held and sorted by time."""
+    """Yield requests; those of a file with delays are held and sorted by time."""
     size, sessions = find_block_size(file), dict[Hashable, _MooncakeSession]()
     has_delays = any("delay" in row for row in head_rows(file))
     later: list[Entry] = []
@@ -177,7 +177,7 @@ def _mooncake_read_entries(file: LogFile) -> Iterator[Entry]:
         return after.entry, is_increment or entry.at is None
 
     for entry, is_later in file.parsed(lambda item, line: parse(parse_object(item), line)):
-        if is_later or later:
+        if is_later or later or has_delays:
             later.append(entry)
         else:
             yield entry

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.workloads.logs.call_graph import After, CallGraph, graph_of_names, graph_of_times
+
 # ------------------------------------------------------------------------------
 # Pieces of token ids: runs of equal length, identified by a 64-bit hash of their content and
 # prefix.
@@ -377,6 +379,9 @@ class Log:
     `counters`     the server's own counters over the time of the log; None if the log has none
     `identities`   numbers of the requests' cache identities, shape (requests,); None if the log names none
     `identity_names`  the identities by number
+    `families`     numbers of the trees of sessions, shape (requests,): agents with those that they started; None if
+                   each session is one
+    `after`        the requests that each request waited for; None if each session is a line of calls
     """
 
     format: str
@@ -402,6 +407,8 @@ class Log:
     counters: Counters | None = None
     identities: NDArray[np.int32] | None = None
     identity_names: tuple[Identity, ...] = ()
+    families: NDArray[np.int32] | None = None
+    after: After | None = None
 
     @property
     def requests(self) -> int:
@@ -439,6 +446,8 @@ class Entry:
     `line`     line in the log, for error messages
     `moments`  times of queueing, scheduling, first and last token
     `usage`    reported tokens of the prompt, cached and created ones; NaN if unknown
+    `caller`   session of the agent that started the agent of this one; None if there is none
+    `name`     name of the request, by which others name it in `after`: those that it waited for
     """
 
     keys: Keys
@@ -454,6 +463,9 @@ class Entry:
     wait: float = 0.0
     usage: Usage = NOT_REPORTED
     identity: Identity = ()
+    caller: Hashable | None = None
+    name: Hashable | None = None
+    after: tuple[Hashable, ...] = ()
 
 
 @dataclass
@@ -485,6 +497,9 @@ class Columns:
         self._usage = array("d")
         self._sessions, self._tenants = _NameColumn(), _NameColumn()
         self._identities = _NameColumn()
+        self._callers: dict[Hashable, Hashable] = {}
+        self._names: list[Hashable | None] = []
+        self._after: list[tuple[Hashable, ...]] = []
 
     def __len__(self) -> int:
         return len(self._outputs)
@@ -507,6 +522,12 @@ class Columns:
         self._usage.extend(entry.usage)
         self._sessions.add(entry.session)
         self._tenants.add(entry.tenant)
+        if entry.caller is not None and entry.session is not None:
+            self._callers[entry.session] = entry.caller
+        if entry.name is not None or self._names:
+            missing = len(self) - 1 - len(self._names)
+            self._names += [*[None] * missing, entry.name]
+            self._after += [*[()] * missing, entry.after]
 
     def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...], subject: str = "log") -> Log:
         """Return the log; `ids` None infers from the ids whether they are chained; errors begin with `subject`.
@@ -524,6 +545,10 @@ class Columns:
         arrived, spread = arrival_times(times, subject)
         usage = np.array(self._usage, dtype=np.float64).reshape(-1, len(NOT_REPORTED))
         moments = np.array(self._moments, dtype=np.float64).reshape(-1, len(UNKNOWN))
+        sessions = self._sessions.to_array()
+        observed = align_times(times, moments, np.array(self._lines, dtype=np.int64), subject)
+        graph, of_calls = self._graph(sessions, times, observed)
+        waits = waits if graph is None else graph.waits_ns
         return Log(
             format=name,
             ids=ids or (Ids.CHAINED if is_chained(pieces, starts) else Ids.CONTENT),
@@ -534,18 +559,40 @@ class Columns:
             starts=starts,
             arrived_ns=arrived,
             output_lens=np.array(self._outputs, dtype=np.int32),
-            sessions=self._sessions.to_array(),
+            sessions=sessions,
             tenants=self._tenants.to_array(),
             tenant_names=tuple(str(name) for name in self._tenants.numbers),
             waits_ns=waits if waits.any() else None,
             block=block,
-            notes=(*notes, *self._apart(), *spread, *([UNDIVIDED] if undivided else [])),
-            observed=align_times(times, moments, np.array(self._lines, dtype=np.int64), subject),
+            notes=(*notes, *self._apart(), *spread, *([UNDIVIDED] if undivided else []), *of_calls),
+            observed=observed,
             lines=np.array(self._lines, dtype=np.int64),
             usage=None if np.isnan(usage).all() else usage,
             identities=self._identities.to_array(),
             identity_names=self._identity_names,
+            families=None if graph is None else graph.families,
+            after=None if graph is None else graph.after,
         )
+
+    def _graph(
+        self, sessions: NDArray[np.int32] | None, times: Seconds, observed: Observed | None
+    ) -> tuple[CallGraph | None, tuple[str, ...]]:
+        """Return what calls waited for, with notes; None if the log does not tell it, or each session is a line."""
+        if self._names:
+            graph, missing = graph_of_names(self._names, self._after, np.array(self._waits), sessions)
+            notes = () if sessions is None else graph.notes(sessions)
+            lost = (f"{missing:,} calls that others wait for do not come before them in the log",) if missing else ()
+            return graph, (*notes, *lost)
+        if sessions is None or observed is None:
+            return None, ()
+        numbers = self._sessions.numbers
+        callers = {
+            numbers[session]: numbers[caller]
+            for session, caller in self._callers.items()
+            if caller in numbers and caller != session
+        }
+        graph = graph_of_times(sessions, callers, times - times[0], observed.last_token)
+        return graph, () if graph is None else graph.notes(sessions)
 
     @property
     def _identity_names(self) -> tuple[Identity, ...]:

@@ -23,6 +23,7 @@ from spanlab.registry import at_most, one_of, positive
 from spanlab.workloads.files import Content, Waits, content_of
 from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
 from spanlab.workloads.logs import (  # noqa: F401 - register their formats
+    agent_traces,
     agents,
     block_traces,
     codex,
@@ -35,6 +36,7 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     vllm_events,
 )
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
+from spanlab.workloads.logs.call_graph import After
 from spanlab.workloads.logs.formats import CONTENT, entries
 from spanlab.workloads.logs.log import BYTES_PER_TOKEN, Columns, Entry, Ids, Log
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions
@@ -324,7 +326,8 @@ class _Rows(Sequence[Row]):
 
     def __init__(self, log: Log, numbers: NDArray[np.int64]) -> None:
         self._log, self._numbers = log, numbers
-        self._groups = np.arange(log.requests) if log.sessions is None else log.sessions
+        groups = log.sessions if log.families is None else log.families
+        self._groups = np.arange(log.requests) if groups is None else groups
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -362,5 +365,12 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
 
     not_reusable = np.zeros(len(longest), dtype=bool)
     waits = None if log.waits_ns is None else log.waits_ns[with_tokens].tolist()
-    times = {"arrived_at": log.arrived_ns[with_tokens].tolist(), "waits_ns": waits}
+    after = None if log.after is None else _rows_awaited(log.after, with_tokens.tolist())
+    times = {"arrived_at": log.arrived_ns[with_tokens].tolist(), "waits_ns": waits, "after": after}
     return Corpus("log", provenance.kind, detail, longest, independent, not_reusable, rows, expand, **times)
+
+
+def _rows_awaited(after: After, requests: list[int]) -> list[tuple[int, ...]]:
+    """Return the rows that each row waits for, from requests; those without a prompt are no rows."""
+    numbers = {request: row for row, request in enumerate(requests)}
+    return [tuple(numbers[other] for other in after[request] if other in numbers) for request in requests]

@@ -504,6 +504,7 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
         "burstgpt",
         "tracelab",
         "agent_sessions",
+        "agentic_mooncake",
         "lmcache",
         "mooncake",
         "tair",
