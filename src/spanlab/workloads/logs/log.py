@@ -591,8 +591,8 @@ class Columns:
             for session, caller in self._callers.items()
             if caller in numbers and caller != session
         }
-        graph = graph_of_times(sessions, callers, times - times[0], observed.last_token)
-        return graph, () if graph is None else graph.notes(sessions)
+        timed = graph_of_times(sessions, callers, times - times[0], observed.last_token)
+        return timed, () if timed is None else timed.notes(sessions)
 
     @property
     def _identity_names(self) -> tuple[Identity, ...]:
