@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from spanlab.cli import compose
@@ -114,3 +115,36 @@ def test_log_without_times_has_no_expiry(tmp_path: Path):
 def test_unknown_caches_are_refused(setting: str, message: str):
     with pytest.raises(ValueError, match=message):
         compose("explain", [setting])
+
+
+def test_calls_of_a_session_are_those_of_the_provider(tmp_path: Path):
+    summary = explained(tmp_path, f"log={provider_log(tmp_path, 300.0)}", "output.figures=true")
+    session = summary["session"]
+    assert session["counted"] is True
+    gaps = [call["gap_s"] for call in session["calls"]]
+    assert gaps[0] is None
+    assert set(gaps[1:]) <= {20.0, 200.0, 280.0, 320.0, 400.0, 1500.0}
+    names = set()
+    for call, gap in zip(session["calls"], gaps, strict=True):
+        names |= call["parts"].keys()
+        assert call["parts"].get("cached", 0) == call["cached_tokens"]
+        assert ("expired" in call["parts"]) == (gap is not None and gap > 300)
+        assert sum(call["parts"].values()) == pytest.approx(call["prompt_tokens"], rel=0.02)
+    assert {"cached", "expired", "fresh"} <= names
+    points = summary["over_time"]
+    total = sum(point["prompt_tokens"] for point in points)
+    for name in ("anthropic_5m", "fitted_longest"):
+        rate = sum(point[name] * point["prompt_tokens"] for point in points) / total
+        assert rate == pytest.approx(summary["expiry"]["caches"][name]["token_hit_rate"])
+
+
+def test_servers_that_keep_sessions_apart_show_a_time(tmp_path: Path):
+    rows = [orjson.loads(line) for line in provider_log(tmp_path, 300.0).read_bytes().splitlines()]
+    for row in rows:
+        row["messages"][0]["content"] = SYSTEM  # the same in all sessions, of which the server finds nothing
+        row["timestamp"] = row["timestamp"] - 7190 * int(row["session_id"])
+    rows.sort(key=lambda row: row["timestamp"])
+    summary = explained(tmp_path, f"log={write_lines(tmp_path / 'apart.jsonl', *rows)}")
+    fitted = summary["expiry"]["fitted"]
+    assert (fitted["within_sessions"], fitted["contradictions"]) == (True, 0)
+    assert 280 <= fitted["shortest_s"] <= 300 < fitted["longest_s"] <= 320

@@ -28,6 +28,7 @@ from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.rendering import BodyOptions, Section, sections_of
 
 MOST_BREAKS = 6  # rows of the table
+MOST_SHORT = 2  # and of the one in a terminal
 AROUND = 80  # characters of both sides before and after a difference that a report holds
 MOST_HELD = 1 << 28  # characters of earlier prompts that are in memory until the last prompt that parts from them
 _SAME_TEXT = 256  # characters that two prompts share if they differ in a parameter and not in everything
@@ -479,8 +480,25 @@ def breaks_table(summary: Mapping[str, Any]) -> Table:
         Field("earlier", "an earlier prompt", _text, left=True, keep=4, empty=(None,), explains=True),
         Field("later", "a later prompt", _text, left=True, keep=4, empty=(None,), explains=True),
     )
-    title = "Why prompts part from earlier ones: most tokens behind the break"
+    title = "Why prompts part from earlier ones, with their texts"
     return tabulate("breaks", title, fields, rows, (*excerpts_note(rows), *summary["breaks_found"]["notes"]))
+
+
+def top_breaks_table(summary: Mapping[str, Any]) -> Table:
+    """Return the largest groups of breaks for a terminal, with the text of the first one that has a cause."""
+    rows = summary["breaks"][:MOST_SHORT]
+    total = max(summary["breaks_found"]["requests"], 1)
+    fields = (
+        Field("says", "why, and where", word, left=True),
+        Field("requests", "prompts", count),
+        Field("share", "share", percent, lambda row: row["requests"] / total),
+        Field("tokens", "tokens\nbehind", count),
+        Field("position", "position\n(tokens)", number_format(","), keep=3),
+    )
+    first = next((row for row in rows if row["class"] not in (None, "new_text") and row["earlier"] is not None), None)
+    sides = [] if first is None else [f"earlier: {first['earlier']}", f"later:   {first['later']}"]
+    title = "Why prompts part from earlier ones: most tokens behind the break"
+    return tabulate("top_breaks", title, fields, rows, (*sides, *excerpts_note(summary["breaks"][:MOST_BREAKS])))
 
 
 def excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spanlab.analyses.fixes import Facts
 from spanlab.offline.expiry import NS, Expiry, expiring_reuse, gaps_s
@@ -35,20 +36,23 @@ def caches_of(settings: ExplainSettings, fitted: Mapping[str, Any] | None) -> di
     return caches
 
 
-def expiry_of(facts: Facts, settings: ExplainSettings) -> dict[str, Any] | None:
-    """Return the reuse of caches that expire, and the time to live that the log shows; None for a log without times.
+def expiry_of(facts: Facts, settings: ExplainSettings) -> tuple[dict[str, Any] | None, dict[str, Ints]]:
+    """Return caches that expire and the time to live that the log shows, and the reused tokens of each prompt by cache.
+
+    The first is None for a log without times.
 
     `caches`  by name: `ttl_s`, `refreshes`, `token_hit_rate`, and `expired` and `too_short`, shares of the tokens
     `fitted`  as `fitted_ttl` returns it; None if the log has no counts of cached tokens
     """
     log = facts.log
     if not log.arrived_ns.any():
-        return None
+        return None, {}
     total = max(facts.prompt_tokens, 1)
     fitted = fitted_ttl(facts)
-    caches = {}
+    caches, reused = {}, {}
     for name, cache in caches_of(settings, fitted).items():
         reuse = expiring_reuse(facts.paths, log.arrived_ns, cache)
+        reused[name] = reuse.reused
         caches[name] = {
             "ttl_s": cache.ttl_s,
             "refreshes": cache.refreshes,
@@ -56,7 +60,7 @@ def expiry_of(facts: Facts, settings: ExplainSettings) -> dict[str, Any] | None:
             "expired": int(reuse.expired.sum()) / total,
             "too_short": int(reuse.too_short.sum()) / total,
         }
-    return {"caches": caches, "fitted": fitted}
+    return {"caches": caches, "fitted": fitted}, reused
 
 
 # ------------------------------------------------------------------------------
@@ -80,18 +84,30 @@ class _Sightings:
 def fitted_ttl(facts: Facts) -> dict[str, Any] | None:
     """Return the time to live that explains most hits and misses; None without counts of cached tokens.
 
+    The last use of a prefix is that by any request, or, if no time is identified so, that by its session: servers keep
+    sessions apart, and may find nothing of others.
+
     `shortest_s`, `longest_s`  ends of the interval: the longest gap that was still found, and the shortest that was
                                not; None if no time is identified
     `hits`, `misses`           prefixes that were found and lost
     `contradictions`           prefixes that were found after the time, or lost before it
+    `within_sessions`          whether the last use is that by the session
     `says`                     the result in one sentence
     """
     log = facts.log
     if log.usage is None or np.isnan(log.usage[:, :2]).any(axis=1).all():
         return None
-    seen = _sightings(facts)
+    fitted = _fit(_sightings(facts), within_sessions=False)
+    if fitted["shortest_s"] is None and log.sessions is not None:
+        within = _fit(_sightings_of_sessions(facts, log.sessions), within_sessions=True)
+        fitted = fitted if within["shortest_s"] is None else within
+    return fitted
+
+
+def _fit(seen: _Sightings, *, within_sessions: bool) -> dict[str, Any]:
     hits, misses = int(seen.hits.sum()), int((~seen.hits).sum())
     unknown = {"shortest_s": None, "longest_s": None, "hits": hits, "misses": misses, "contradictions": None}
+    unknown["within_sessions"] = within_sessions
     counted = f"{hits:,} prefixes of earlier prompts were found, {misses:,} were not"
     if not hits or not misses:
         why = "nothing was lost" if hits else "nothing was found"
@@ -105,15 +121,14 @@ def fitted_ttl(facts: Facts) -> dict[str, Any] | None:
         best = f"the best time contradicts {contradictions:,} of them"
         return unknown | {"says": f"no time to live is identified: {counted}, and {best}"}
     interval = f"between {units.seconds(shortest)} and {units.seconds(longest)}"
+    use = "their last use in the same session" if within_sessions else "their last use"
     fits = [name for name, preset in PROVIDERS.items() if shortest <= preset["ttl_s"] <= longest]
     presets = f"; {', '.join(fits)} fit{'s' * (len(fits) == 1)}" if fits else "; no preset fits"
-    return {
+    return unknown | {
         "shortest_s": shortest,
         "longest_s": longest,
-        "hits": hits,
-        "misses": misses,
         "contradictions": contradictions,
-        "says": f"entries live {interval} after their last use: {counted}, {contradictions:,} contradict{presets}",
+        "says": f"entries live {interval} after {use}: {counted}, {contradictions:,} contradict{presets}",
     }
 
 
@@ -157,6 +172,35 @@ def _sightings(facts: Facts) -> _Sightings:
             found_gaps.append(gap)
             if not is_hit:
                 break
+    return _Sightings(np.array(found_gaps, dtype=np.float64), np.array(is_found, dtype=np.bool_))
+
+
+def _sightings_of_sessions(facts: Facts, sessions: NDArray[np.int32]) -> _Sightings:
+    """Return the prefixes that a request shares with the one before it in its session, and whether they were found."""
+    log, paths = facts.log, facts.paths
+    assert log.usage is not None, "the caller has checked it"
+    ended = None if log.observed is None else log.observed.last_token
+    arrived = log.arrived_ns / NS
+    ends = paths.node_stop[paths.nodes]
+    before: dict[int, int] = {}
+    is_found, found_gaps = [], []
+    for request, session in enumerate(sessions.tolist()):
+        previous = before.get(session)
+        before[session] = request
+        prompt, cached = log.usage[request, :2]
+        if previous is None or np.isnan(prompt) or np.isnan(cached):
+            continue
+        first, second = (paths.nodes[paths.starts[each] : paths.starts[each + 1]] for each in (previous, request))
+        length = min(len(first), len(second))
+        same = int(np.argmin(np.append(first[:length] == second[:length], False)))
+        if not same:
+            continue
+        shared = float(ends[paths.starts[request] + same - 1]) * prompt / max(int(paths.prompt_tokens[request]), 1)
+        is_hit = bool(cached >= shared / 2)
+        gap = float(arrived[request] - arrived[previous])
+        if shared >= LEAST_PREFIX and (is_hit or _had_ended(arrived, ended, request, gap)):
+            is_found.append(is_hit)
+            found_gaps.append(gap)
     return _Sightings(np.array(found_gaps, dtype=np.float64), np.array(is_found, dtype=np.bool_))
 
 
@@ -234,7 +278,9 @@ def _row(
 
 
 def _ttl(seconds: float | None) -> Cell:
-    return placeholder("") if seconds is None else Cell(seconds, f"{seconds:,.4g}")
+    return (
+        placeholder("") if seconds is None else Cell(seconds, f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}")
+    )
 
 
 def _from(refreshes: bool | None) -> Cell:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, footer
-from spanlab.analyses.breaks import breaks_of, breaks_table
+from spanlab.analyses.breaks import breaks_of, breaks_table, top_breaks_table
 from spanlab.analyses.expiry import expiry_lines, expiry_of, expiry_table
-from spanlab.analyses.explain_figures import CAUSES, calls_of, draw_calls, draw_curve, draw_over_time, over_time
+from spanlab.analyses.explain_figures import EXPIRING, draw_curve, draw_over_time, over_time
 from spanlab.analyses.fixes import (
     ExplainedArm,
     Facts,
@@ -29,6 +29,7 @@ from spanlab.analyses.fixes import (
     verdict,
 )
 from spanlab.analyses.money import money_lines, money_of, money_table, saved_money
+from spanlab.analyses.waterfall import CAUSES, calls_of, draw_calls
 from spanlab.build import GIB
 from spanlab.offline.forest import Ints
 from spanlab.offline.replay import CacheRules, ReplayResult
@@ -134,7 +135,8 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[t
     losses = [_losses(kind, rows) for kind, rows in summary["losses"].items()]
     if summary["money"] is not None:
         further.insert(1, money_table(summary))
-    return (_presets(summary, title, caveats), breaks_table(summary), _best_fixes(summary)), (*further, *losses)
+    shown = _presets(summary, title, caveats), top_breaks_table(summary), _best_fixes(summary)
+    return shown, (breaks_table(summary), *further, *losses)
 
 
 def _head_table(summary: Summary) -> str:
@@ -155,11 +157,19 @@ def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
         *_causes(rows),
     )
     notes = (
-        "token hit rate: reused ÷ prompt tokens, a ratio of sums; mean per request: the mean of the requests' ratios",
-        f"the others: share of the prompt tokens, by why they were not reused; explained is {summary['explained']}",
-        *caveats,
+        "token hit rate: a ratio of sums; mean per request: of the requests' ratios; then shares of the prompt tokens, by "
+        f"why they were not reused; {summary['explained']} is explained",
+        *_first_caveats(caveats),
     )
     return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, notes)
+
+
+def _first_caveats(caveats: tuple[str, ...]) -> list[str]:
+    """Return the first caveats, and how many more the page has."""
+    first, further = list(caveats[:MOST_CAVEATS]), len(caveats) - MOST_CAVEATS
+    if further > 0:
+        first[-1] += f"; report.html has {further} further caveats"
+    return first
 
 
 def _causes(rows: Sequence[Summary]) -> list[Field]:
@@ -190,7 +200,8 @@ def _bound(share: float | None) -> Cell:
     return placeholder("unknown: only beginnings are compared") if share is None else percent(share)
 
 
-MOST_FIXES = 6  # in a terminal
+MOST_FIXES = 3  # in a terminal
+MOST_CAVEATS = 1  # below the first table; the page has all of them at its top
 
 
 def _best_fixes(summary: Summary) -> Table:
@@ -282,6 +293,7 @@ def _losses(kind: str, rows: Sequence[Summary]) -> Table:
 # lengths of prompts.
 # ------------------------------------------------------------------------------
 
+SAME_LENGTH = 0.02  # reported and counted lengths that are nearer to each other are not mentioned
 SURPRISING = 0.05  # a server that reuses so much less than possible has another problem than its prompts
 
 
@@ -362,6 +374,8 @@ def reported_lines(reported: dict[str, Any] | None, arm: str, log: Log) -> list[
         lines.append(_sums_line(reported["sums"]))
     if reported["counted_tokens"] and reported["prompt_tokens"] not in (None, reported["counted_tokens"]):
         ratio = reported["prompt_tokens"] / reported["counted_tokens"]
+        if abs(ratio - 1) < SAME_LENGTH:
+            return lines
         lines.append(
             f"it reports {reported['prompt_tokens']:,.0f} prompt tokens per request, and the log gives "
             f"{reported['counted_tokens']:,.0f}: {ratio:.2f} times"
@@ -492,7 +506,8 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     }
     _check_bounds(study, presets, bounds)
     reported = reported_of(facts, baseline.replayed.reused)
-    expiry = expiry_of(facts, study.analyses.explain)
+    expiry, expiring = expiry_of(facts, study.analyses.explain)
+    fitted = expiry and expiry["fitted"]
     price = study.analyses.explain.price
     money = money_of(price, reported and reported["sums"], _uses(facts, presets, bounds, expiry), log)
     measured = [
@@ -510,8 +525,10 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
             for number, fix in enumerate(fixes, 1)
         ],
         "money": money,
-        "session": calls_of(facts, baseline.replayed, breaks.of_request),
-        "over_time": over_time(facts, baseline.replayed),
+        "session": calls_of(facts, baseline.replayed, breaks.of_request, fitted),
+        "over_time": over_time(
+            facts, baseline.replayed, {name: expiring[name] for name in EXPIRING if name in expiring}
+        ),
         "expiry": expiry,
         "prefill_s": mean_prefill_s(study, prompt, baseline.replayed.reused),
         "written": _written(study, log, mends),

@@ -170,7 +170,7 @@ def _html_cell(cell: Cell, column: Column) -> str:
 
 
 def _class(column: Column) -> str:
-    return ' class="name"' if column.left else ""
+    return ' class="long"' if column.explains else ' class="name"' if column.left else ""
 
 
 def _lines(text: str) -> str:
