@@ -213,11 +213,11 @@ def _mark_gaps(ax: Axes, calls: list[dict[str, Any]], places: Floats, summary: M
             named.append(index)
     for index in long:
         gap = calls[index]["gap_s"]
-        place = (places[index - 1] + places[index]) / 2
+        middle = (places[index - 1] + places[index]) / 2
         colour = "#cc3311" if gap >= ttl_s else "#888888"
-        ax.axvline(place, color=colour, linestyle=(0, (4, 2)), linewidth=0.8)
+        ax.axvline(middle, color=colour, linestyle=(0, (4, 2)), linewidth=0.8)
         if index in named:
-            ax.text(place, top, f"{duration(gap)} ", rotation=90, va="top", ha="right", fontsize=6.5, color=colour)
+            ax.text(middle, top, f"{duration(gap)} ", rotation=90, va="top", ha="right", fontsize=6.5, color=colour)
 
 
 def duration(seconds: float) -> str:

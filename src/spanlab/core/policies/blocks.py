@@ -7,7 +7,7 @@ and the output of a request is stored like its prompt. Semantics: vLLM 0.32.0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from spanlab.core.ledger import Ledger
@@ -17,6 +17,7 @@ from spanlab.core.policies.block_groups import (
     BlockGroup,
     BlockTable,
     Boundaries,
+    ChunkBlocks,
     RingBlocks,
     StateBlocks,
     count_unreferenced,
@@ -109,6 +110,10 @@ class BlockMatcher:
         full = [group for group in groups if isinstance(group, AttentionBlocks)]
         self._full, self._equals = (full[0] if full else None), full[1:]
         self._others = [group for group in groups if not isinstance(group, (AttentionBlocks, RingBlocks))]
+        kinds: dict[Hashable, list[BlockGroup]] = {}
+        for group in self._others:
+            kinds.setdefault((type(group), group.size, getattr(group, "span", 0)), []).append(group)
+        self._kinds = list(kinds.values())  # groups that are looked up together, as in vLLM
         self._has_states = any(isinstance(group, StateBlocks) for group in groups)
         self.unit, self.align = unit_of(rules.layout), alignment_of(rules.layout)
         #: the group whose blocks stand for what is stored: full attention, else the first one.
@@ -191,16 +196,32 @@ class BlockMatcher:
 
     def _find_others(self, chain: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
         """Return what the groups behind full attention reuse of `limit` tokens, and the tokens that all can reuse."""
-        # A group may lack a block that the end that another one found needs, which shortens the
-        # prefix for all: repeat until they agree, as vLLM's coordinator of hybrid caches does. Each
-        # round is shorter or the last.
+        # A kind of groups may lack a block that the end that another one found needs, which shortens
+        # the prefix for all: repeat until they agree, as vLLM's coordinator of hybrid caches does.
+        # One kind beside full attention is looked up once.
+        reused: dict[int, list[Block]] = {}
         while True:
-            blocks = [self._verified(group, chain, length, limit) for group in self._others]
-            ends = [len(reused) * group.size for group, reused in zip(self._others, blocks, strict=True)]
-            deepest = min(ends, default=limit)
-            if all(end == deepest for end in ends):
-                return blocks, deepest
-            limit = deepest
+            end = limit
+            for equal in self._kinds:
+                blocks = self._find_equal(equal, chain, length, end)
+                end = len(blocks[0]) * equal[0].size
+                reused.update(zip([group.index for group in equal], blocks, strict=True))
+            if end == limit or (self._full is not None and len(self._kinds) == 1):
+                return [reused[group.index] for group in self._others], end
+            limit = end
+
+    def _find_equal(self, groups: Sequence[BlockGroup], chain: Chain, length: int, limit: int) -> list[list[Block]]:
+        """Return what groups of one kind reuse of `limit` tokens: equally many blocks, which all of them have."""
+        while True:
+            blocks = [self._verified(group, chain, length, limit) for group in groups]
+            fewest = min(map(len, blocks))
+            if isinstance(
+                groups[0], ChunkBlocks
+            ):  # a beginning of its blocks counts, even if a chunk starts inside one
+                return [reused[:fewest] for reused in blocks]
+            if all(len(reused) == fewest for reused in blocks):
+                return blocks
+            limit = fewest * groups[0].size
 
     def _verified(self, group: BlockGroup, chain: Chain, length: int, limit: int) -> list[Block]:
         """Return the blocks of a group's longest prefix that was computed from these tokens."""
