@@ -198,7 +198,7 @@ class BlockMatcher:
         """Return what the groups behind full attention reuse of `limit` tokens, and the tokens that all can reuse."""
         # A kind of groups may lack a block that the end that another one found needs, which shortens
         # the prefix for all: repeat until they agree, as vLLM's coordinator of hybrid caches does.
-        # One kind beside full attention is looked up once.
+        # A single kind is looked up once.
         reused: dict[int, list[Block]] = {}
         while True:
             end = limit
@@ -206,7 +206,7 @@ class BlockMatcher:
                 blocks = self._find_equal(equal, chain, length, end)
                 end = len(blocks[0]) * equal[0].size
                 reused.update(zip([group.index for group in equal], blocks, strict=True))
-            if end == limit or (self._full is not None and len(self._kinds) == 1):
+            if end == limit or len(self._kinds) == 1:
                 return [reused[group.index] for group in self._others], end
             limit = end
 
