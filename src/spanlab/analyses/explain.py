@@ -157,8 +157,8 @@ def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
         *_causes(rows),
     )
     notes = (
-        "token hit rate: a ratio of sums; mean per request: of the requests' ratios; then shares of the prompt tokens, by "
-        f"why they were not reused; {summary['explained']} is explained",
+        "token hit rate: a ratio of sums; mean per request: of the requests' ratios; then shares of the prompt tokens, "
+        f"by why they were not reused; {summary['explained']} is explained",
         *_first_caveats(caveats),
     )
     return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, notes)
