@@ -60,7 +60,9 @@ def test_random_weights_depend_only_on_the_seed():
     assert not torch.allclose(logits_of(first), logits_of(other), atol=0.1)
 
 
-@pytest.mark.parametrize("name", choices())
+@pytest.mark.parametrize(
+    "name", [name for name in choices() if not (find_spec(name).local or find_spec(name).has_latents)]
+)
 def test_the_engine_counts_as_the_simulator_does(name):
     spec = find_spec(name)
     in_float32 = replace(

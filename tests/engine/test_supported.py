@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from spanlab.engine.load import EXACT_ROPES, Verdict, check_support, named_config, random_model, require_exact, wrap
-from spanlab.model_files import choices
+from spanlab.model_files import choices, find_spec
 
 from . import factories
 from .factories import make_choice
@@ -31,10 +31,19 @@ def reasons(model_type: str, **fields: object) -> list[str]:
     return [verdict.reason for verdict in check_support(make_config(model_type, **fields))]
 
 
-@pytest.mark.parametrize("name", choices())
+#: Choices for the simulator alone: their layers have windows or latents.
+SIMULATED = {name for name in choices() if find_spec(name).local or find_spec(name).has_latents}
+
+
+@pytest.mark.parametrize("name", [name for name in choices() if name not in SIMULATED])
 def test_every_choice_of_conf_model_is_exact_in_every_layer(name):
     config = named_config(name)
     assert check_support(config) == tuple(Verdict(layer) for layer in range(config.num_hidden_layers))
+
+
+@pytest.mark.parametrize("name", sorted(SIMULATED))
+def test_choices_for_the_simulator_alone_are_refused(name):
+    assert any(verdict.reason for verdict in check_support(named_config(name)))
 
 
 EXACT = {

@@ -11,6 +11,7 @@ import numpy as np
 
 from spanlab.analyses.fixes import Facts
 from spanlab.offline.forest import Ints
+from spanlab.offline.replay import sums_before
 from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, word
 from spanlab.report.table import Field, tabulate
 from spanlab.workloads.logs.bodies import Prompt
@@ -58,9 +59,8 @@ def _sections(facts: Facts) -> _Sections:
     log = facts.log
     last = np.flatnonzero(np.append(log.opens[1:], True))[: len(log.pieces)]
     starts = np.searchsorted(last, log.starts)
-    tokens = np.concatenate([[0], np.cumsum(log.lengths, dtype=np.int64)])
-    ends = np.concatenate([[0], tokens[last + 1]])
-    reached = tokens[log.starts[:-1]] + facts.paths.seen_tokens
+    ends = np.concatenate([[0], sums_before(log.lengths, last + 1)])
+    reached = sums_before(log.lengths, log.starts[:-1]) + facts.paths.seen_tokens
     first = np.searchsorted(ends, reached, side="right") - 1
     return _Sections(log.pieces[last].tolist(), starts.tolist(), np.maximum(first, starts[:-1]).tolist())
 

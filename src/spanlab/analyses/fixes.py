@@ -28,6 +28,7 @@ from spanlab.offline.replay import (
     replay,
     span_reuse,
     stack_distances,
+    sums_before,
 )
 from spanlab.report.units import rounded_up
 from spanlab.settings.arms import Strategy
@@ -215,11 +216,10 @@ class Facts:
     def _first_spans(self) -> list[tuple[int, ...]]:
         """Return the end of the first span of each prompt that has several: the end of a system prompt."""
         log = self.log
-        upto = np.concatenate([[0], np.cumsum(log.lengths, dtype=np.int64)])
         begins = np.append(np.flatnonzero(log.opens), len(log.opens))
         second = begins[np.minimum(np.searchsorted(begins, log.starts[:-1], side="right"), len(begins) - 1)]
         ends = np.minimum(second, log.starts[1:])
-        lengths = upto[ends] - upto[log.starts[:-1]]
+        lengths = sums_before(log.lengths, ends) - sums_before(log.lengths, log.starts[:-1])
         inside = ends < log.starts[1:]
         return [(length,) if more else () for length, more in zip(lengths.tolist(), inside.tolist(), strict=True)]
 

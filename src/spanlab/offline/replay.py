@@ -108,6 +108,23 @@ class Paths:
         )
 
 
+_CHUNK = 1 << 20  # pieces that are summed at once; sums of all pieces of a long log take gigabytes
+
+
+def sums_before(values: NDArray[np.int32], indexes: Ints) -> Ints:
+    """Return the sum of the values before each index, as int64; indexes go up to the number of values."""
+    order = np.argsort(indexes, kind="stable")
+    ordered = indexes[order]
+    sums, total = np.empty(len(indexes), dtype=np.int64), 0
+    for start in range(0, len(values) + 1, _CHUNK):
+        chunk = np.zeros(len(values[start : start + _CHUNK]) + 1, dtype=np.int64)
+        np.cumsum(values[start : start + _CHUNK], out=chunk[1:])
+        first, last = np.searchsorted(ordered, [start, start + _CHUNK])
+        sums[order[first:last]] = total + chunk[ordered[first:last] - start]
+        total += int(chunk[-1])
+    return sums
+
+
 def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: Ints) -> Paths:
     """Return the paths of requests with pieces `pieces[starts[r]:starts[r + 1]]` of `lengths` tokens each."""
     tree, bounds = PrefixTree(), starts.tolist()
@@ -123,16 +140,16 @@ def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: I
         firsts += [request] * sum(node not in numbers for node in path)
         nodes += [numbers.setdefault(node, len(numbers)) for node in path]
         path_starts.append(len(nodes))
-    tokens_before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     first_piece = starts[np.array(firsts, dtype=np.int64)]
     depth, above = (np.array([getattr(node, name) for node in numbers], dtype=np.int64) for name in ("depth", "start"))
+    before = sums_before(lengths, first_piece)
     return Paths(
         nodes=np.array(nodes, dtype=np.int64),
         starts=np.array(path_starts, dtype=np.int64),
-        node_start=tokens_before[first_piece + above] - tokens_before[first_piece],
-        node_stop=tokens_before[first_piece + depth] - tokens_before[first_piece],
+        node_start=sums_before(lengths, first_piece + above) - before,
+        node_stop=sums_before(lengths, first_piece + depth) - before,
         pieces=depth - above,
-        prompt_tokens=np.diff(tokens_before[starts]),
+        prompt_tokens=np.diff(sums_before(lengths, starts)),
     )
 
 
@@ -486,11 +503,14 @@ class Contents:
 
     def seen_anywhere(self) -> Ints:
         """Return the tokens of each prompt in pieces that occurred before, in an earlier prompt or in the same one."""
-        first = np.zeros(len(self.pieces), dtype=np.bool_)
-        first[np.unique(self.pieces, return_index=True)[1]] = True
-        tokens = np.where(first, 0, self.lengths)
-        before = np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
-        return np.diff(before[self.starts])
+        tokens = self.lengths.copy()
+        seen = np.zeros(int(self.pieces.max(initial=-1)) + 1, dtype=np.bool_)
+        for start in range(0, len(self.pieces), _CHUNK):
+            chunk = self.pieces[start : start + _CHUNK]
+            fresh = np.flatnonzero(~seen[chunk])
+            tokens[start + fresh[np.unique(chunk[fresh], return_index=True)[1]]] = 0
+            seen[chunk] = True
+        return np.diff(sums_before(tokens, self.starts))
 
     def span_starts(self) -> Ints:
         """Return the start of each span, and the end of the last one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Calls:
     """Requests from the calls of sessions: what stands before the messages, and the waits between calls."""
 
     def __init__(self, file: LogFile) -> None:
-        self._file, self._reader = file, BodyReader(file)
+        self._file, self._reader = file, BodyReader(file, repeats=True)
         self._fronts: dict[str, int] = {}
         self._ends: dict[str, float] = {}
 
@@ -234,6 +235,11 @@ class _Node:
     is_first: bool
     message: _Message | None = None
 
+    @cached_property
+    def as_message(self) -> dict[str, Any]:
+        """The line as a message of the user."""
+        return {"role": "user", "content": self.content}
+
 
 @dataclass(eq=False)
 class _Message:
@@ -244,6 +250,14 @@ class _Message:
     agent: str | None
     model: str | None
     usage: Mapping[str, Any] = field(default_factory=dict)
+    _sent: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def before(self, line: int) -> dict[str, Any]:
+        """Return the message as far as it was written before a line."""
+        nodes = [node for node in self.nodes if node.line < line]
+        if len(nodes) not in self._sent:
+            self._sent[len(nodes)] = {"role": "assistant", "content": _blocks(nodes)}
+        return self._sent[len(nodes)]
 
     def report(self, usage: Any) -> None:
         """Take the usage of a line, unless an earlier one had more output."""
@@ -371,19 +385,19 @@ class _Tree:
             if node.content is None:
                 continue
             if node.message is None:
-                messages.append({"role": "user", "content": node.content})
+                messages.append(node.as_message)
                 continue
             if node.message in taken:
                 continue
             taken.add(node.message)
-            blocks = _blocks([each for each in node.message.nodes if each.line < line])
-            messages.append({"role": "assistant", "content": blocks})
-            for block in blocks:
+            message = node.message.before(line)
+            messages.append(message)
+            for block in message["content"]:
                 name = str(block.get("id")) if isinstance(block, dict) and block.get("type") == "tool_use" else None
                 for result in self.results.get(name, ()) if name is not None else ():
                     if result.line < line and result not in results and result.content is not None:
                         results.add(result)
-                        messages.append({"role": "user", "content": result.content})
+                        messages.append(result.as_message)
         return messages
 
 

@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -227,6 +228,9 @@ def is_body(value: Any) -> bool:
     )
 
 
+_MEMO_SIZE = 16_384  # recently parsed messages
+
+
 @dataclass(frozen=True)
 class BodyParser:
     """Parser of bodies, which counts what it reads and leaves out.
@@ -235,12 +239,14 @@ class BodyParser:
     `image_tokens`   tokens of each image; None: by its size where the body holds it, otherwise unknown
     `not_rendered`   further keys that are known not to be rendered
     `has_template`   whether a chat template renders the prompt, so that the template decides about its arguments
+    `memo`           messages that were parsed, by object and path; None: no message object comes again
     """
 
     unread: Unread
     image_tokens: int | None = None
     not_rendered: frozenset[str] = frozenset()
     has_template: bool = False
+    memo: OrderedDict[tuple[int, str], tuple[Any, list[Message]]] | None = None
 
     def parse(self, body: Mapping[str, Any], *, is_line: bool) -> Prompt:
         """Return the prompt of a body; `is_line`: the body is the line itself, with the log's own keys in it.
@@ -311,7 +317,20 @@ class BodyParser:
         )
 
     def _message(self, message: Mapping[str, Any], path: str) -> list[Message]:
-        """Return a message, and one more for each result of a tool in it."""
+        """Return a message, and one more for each result of a tool in it; the same for the same object and path."""
+        if self.memo is None:
+            return self._parsed(message, path)
+        key, places = (id(message), path), self.unread.places.total()
+        if key in self.memo:
+            return self.memo[key][1]
+        messages = self._parsed(message, path)
+        if self.unread.places.total() == places:  # else each time is counted
+            self.memo[key] = message, messages  # an object in memory keeps its id
+            if len(self.memo) > _MEMO_SIZE:
+                self.memo.popitem(last=False)
+        return messages
+
+    def _parsed(self, message: Mapping[str, Any], path: str) -> list[Message]:
         if not isinstance(message.get("role"), str):
             raise BadFieldError("messages", "a role in each message")
         for key, value in message.items():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b, sha256
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -409,6 +410,7 @@ class Log:
     identity_names: tuple[Identity, ...] = ()
     families: NDArray[np.int32] | None = None
     after: After | None = None
+    _prompt_tokens: Ints | None = field(default=None, init=False, repr=False)
 
     @property
     def requests(self) -> int:
@@ -417,11 +419,15 @@ class Log:
 
     @property
     def prompt_tokens(self) -> Ints:
-        """Prompt lengths, shape (requests,)."""
+        """Prompt lengths, shape (requests,); they are summed once."""
+        if self._prompt_tokens is not None:
+            return self._prompt_tokens
         tokens = np.zeros(self.requests, dtype=np.int64)
         has_pieces = np.diff(self.starts) > 0  # reduceat has no sum of nothing
         if has_pieces.any():
             tokens[has_pieces] = np.add.reduceat(self.lengths, self.starts[:-1][has_pieces], dtype=np.int64)
+        tokens.flags.writeable = False
+        object.__setattr__(self, "_prompt_tokens", tokens)  # the log is frozen, and so is their sum
         return tokens
 
     @property
@@ -484,11 +490,20 @@ class _NameColumn:
         return None if set(self.numbers) <= {None, ()} else np.array(self.column, dtype=np.int32)
 
 
+_SESSIONS_HELD = 512  # of which the last prompt is in memory, since the next one may go on from it
+
+
 class Columns:
-    """Builder of a log from entries; it takes 14 bytes per piece while reading."""
+    """Builder of a log from entries.
+
+    Keys and lengths of a prompt are stored behind the beginning that it shares with the last prompt of its session, so
+    that long conversations take little memory, and few keys are numbered.
+    """
 
     def __init__(self) -> None:
         self._keys, self._lengths = array("q"), array("i")
+        self._shared, self._sources = array("q"), array("q")  # pieces from an earlier prompt, and where that begins
+        self._latest = OrderedDict[Hashable, tuple[Keys, Ints, int]]()
         self._opens, self._free = bytearray(), bytearray()
         self._starts, self._outputs = array("q", [0]), array("i")
         self._times: array[float] = array("d")
@@ -509,11 +524,14 @@ class Columns:
         count, keys = len(entry.keys), entry.keys
         if self._identities.add(entry.identity):
             keys = salt_keys(keys, entry.identity)
-        self._keys.frombytes(keys.astype(np.int64, copy=False).tobytes())
-        self._lengths.frombytes(entry.lengths.astype(np.int32, copy=False).tobytes())
+        shared, source = self._beginning(entry.session, keys, entry.lengths)
+        self._shared.append(shared)
+        self._sources.append(source)
+        self._keys.frombytes(keys[shared:].astype(np.int64, copy=False).tobytes())
+        self._lengths.frombytes(entry.lengths[shared:].astype(np.int32, copy=False).tobytes())
         self._opens += _marked((0, *entry.opens) if count else (), count)
         self._free += _marked(entry.free, count)
-        self._starts.append(len(self._keys))
+        self._starts.append(self._starts[-1] + count)
         self._outputs.append(entry.output_len)
         self._times.append(np.nan if entry.at is None else entry.at)
         self._waits.append(entry.wait)
@@ -529,13 +547,37 @@ class Columns:
             self._names += [*[None] * missing, entry.name]
             self._after += [*[()] * missing, entry.after]
 
+    def _beginning(self, session: Hashable | None, keys: Keys, lengths: Ints) -> tuple[int, int]:
+        """Return the pieces that a prompt shares with the last one of its session, and where that one begins."""
+        last = self._latest.pop(session, None)
+        self._latest[session] = keys, lengths, self._starts[-1]
+        if len(self._latest) > _SESSIONS_HELD:
+            self._latest.popitem(last=False)
+        if last is None:
+            return 0, 0
+        count = min(len(keys), len(last[0]))
+        is_same = (keys[:count] == last[0][:count]) & (lengths[:count] == last[1][:count])
+        return (count if is_same.all() else int(np.argmin(is_same))), last[2]
+
+    def _expanded(self, starts: Ints, ends: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return values of all pieces from those behind the shared beginnings."""
+        values, place = np.empty(int(starts[-1]), dtype=np.int32), 0
+        bounds, shared, sources = starts.tolist(), self._shared.tolist(), self._sources.tolist()
+        for request, (first, stop) in enumerate(pairwise(bounds)):
+            number, source = shared[request], sources[request]
+            values[first : first + number] = values[source : source + number]
+            own = stop - first - number
+            values[first + number : stop] = ends[place : place + own]
+            place += own
+        return values
+
     def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...], subject: str = "log") -> Log:
         """Return the log; `ids` None infers from the ids whether they are chained; errors begin with `subject`.
 
         Content ids are chained within a span. Where each prompt is one span, all ids are therefore chained.
         """
-        pieces = _ranks(np.frombuffer(self._keys, dtype=np.int64))
         starts = np.array(self._starts, dtype=np.int64)
+        pieces = self._expanded(starts, _ranks(np.frombuffer(self._keys, dtype=np.int64)))
         opens = np.frombuffer(self._opens, dtype=np.bool_)
         undivided = ids == Ids.CONTENT and int(opens.sum()) == np.count_nonzero(np.diff(starts))
         if undivided:
@@ -553,7 +595,7 @@ class Columns:
             format=name,
             ids=ids or (Ids.CHAINED if is_chained(pieces, starts) else Ids.CONTENT),
             pieces=pieces,
-            lengths=np.frombuffer(self._lengths, dtype=np.int32),
+            lengths=self._expanded(starts, np.frombuffer(self._lengths, dtype=np.int32)),
             opens=opens,
             free=np.frombuffer(self._free, dtype=np.bool_),
             starts=starts,

@@ -187,17 +187,24 @@ def _tool_for_template(tool: Any) -> Any:
 
 
 class BodyReader:
-    """Pieces of the prompts in the bodies of a log, with a memo of recent texts."""
+    """Pieces of the prompts in the bodies of a log, with a memo of recent texts.
 
-    def __init__(self, file: LogFile) -> None:
-        self._file, self._options = file, file.bodies or BodyOptions()
+    `repeats`  whether bodies share the objects of their messages, which are then parsed once
+    """
+
+    def __init__(self, file: LogFile, *, repeats: bool = False) -> None:
+        self._file, self._options, self._repeats = file, file.bodies or BodyOptions(), repeats
         self._known = OrderedDict[int, tuple[Keys, Ints]]()
 
     @cached_property
     def _parser(self) -> BodyParser:
         options = self._options
         return BodyParser(
-            self._file.unread, options.image_tokens, frozenset(options.not_rendered), options.template is not None
+            self._file.unread,
+            options.image_tokens,
+            frozenset(options.not_rendered),
+            options.template is not None,
+            OrderedDict() if self._repeats else None,
         )
 
     def pieces(self, body: Mapping[str, Any], line: int, *, is_line: bool) -> Pieces:
