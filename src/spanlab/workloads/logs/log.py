@@ -561,14 +561,14 @@ class Columns:
 
     def _expanded(self, starts: Ints, ends: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return values of all pieces from those behind the shared beginnings."""
-        values, place = np.empty(int(starts[-1]), dtype=np.int32), 0
+        values, done = np.empty(int(starts[-1]), dtype=np.int32), 0
         bounds, shared, sources = starts.tolist(), self._shared.tolist(), self._sources.tolist()
         for request, (first, stop) in enumerate(pairwise(bounds)):
             number, source = shared[request], sources[request]
             values[first : first + number] = values[source : source + number]
-            own = stop - first - number
-            values[first + number : stop] = ends[place : place + own]
-            place += own
+            rest = stop - first - number
+            values[first + number : stop] = ends[done : done + rest]
+            done += rest
         return values
 
     def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...], subject: str = "log") -> Log:
