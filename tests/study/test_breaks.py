@@ -117,7 +117,7 @@ def test_template_is_a_cause_of_its_own(tmp_path: Path):
                 message["reasoning_content"] = "dune " * 30
     settings = (f"workload.log.template={folder}",)
     row = explained_bodies(tmp_path / "kept", *bodies, settings=settings)["breaks"][0]
-    assert (row["class"], row["requests"], row["role"]) == ("template", 4, "rendered")
+    assert (row["class"], row["requests"], row["role"]) == ("template_reasoning", 4, "rendered")
     assert "<think>" in row["earlier"]
     assert "<think>" not in row["later"].split("|")[1][:8]
     assert explained_bodies(tmp_path / "plain", *bodies)["breaks"] == []
@@ -356,6 +356,20 @@ def test_calls_of_a_session_show_why_tokens_were_lost(tmp_path: Path):
     assert {point["reported"] for point in points} == {0.5}
     figures = {path.stem for path in (tmp_path / "explain" / "x" / "figures").iterdir()}
     assert figures == {"capacity_curve", "session", "over_time"}
+
+
+def test_excerpts_have_twelve_tokens_with_a_tokenizer(tmp_path: Path):
+    save_word_tokenizer(tmp_path / "tokenizer.json", f"{invented(300)} {invented(300, 9)}")
+    bodies = [chat(f"{invented(100)} {name} {invented(100, 9)}", "go") for name in ("amber", "jetty", "kelp")]
+    settings = (f"workload.tokenizer={tmp_path / 'tokenizer.json'}",)
+    row = explained_bodies(tmp_path / "words", *bodies, settings=settings)["breaks"][0]
+    for side, word in ((row["earlier"], "amber"), (row["later"], "jetty")):
+        head, tail = side.split("|")
+        assert len(head.split()) == 12
+        assert head.split() == invented(100).split()[-12:]
+        assert tail.split() == [word, *invented(100, 9).split()[:11]]
+    plain = explained_bodies(tmp_path / "characters", *bodies)["breaks"][0]
+    assert [len(part) for part in plain["earlier"].split("|")] == [80, 80]
 
 
 def test_terminal_shows_a_page_of_lines(tmp_path: Path, capsys, monkeypatch):

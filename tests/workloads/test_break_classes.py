@@ -19,7 +19,7 @@ from spanlab.workloads.logs.break_classes import (
     without_thoughts,
 )
 from spanlab.workloads.logs.log import Unread
-from spanlab.workloads.logs.rendering import BodyOptions, sections_of
+from spanlab.workloads.logs.rendering import BodyOptions, Section, sections_of
 
 RULES_OF_HOUSE = (
     "You are the assistant of a shop for bicycles. Answer in one paragraph, name the part number, and never promise a "
@@ -271,9 +271,35 @@ def test_parameter_and_template_are_given():
     assert rule_of(Difference(difference.earlier, difference.later, 0, by_template=True)).kind == "template"
 
 
+HEAD = "<|im_start|>user\nMy chain jumps and the bike is new.<|im_end|>\n<|im_start|>assistant\n"
+ANSWER = "Shift to the smallest ring and look at the third link of the chain, it may be bent or dry.<|im_end|>\n"
+#: What a template renders of messages that go on, by the class of the difference.
+RENDERED = {
+    "template_reasoning": (
+        f"{HEAD}<think>\nA link is stiff.\n</think>\n\n{ANSWER}",
+        f"{HEAD}{ANSWER}<|im_start|>user\nOk",
+    ),
+    "template_date": (f"Today Date: 26 Jul 2026\n\n{HEAD}{ANSWER}", f"Today Date: 27 Jul 2026\n\n{HEAD}{ANSWER}"),
+    "template_marks": (f"<|begin_of_text|>{HEAD}{ANSWER}", f"{HEAD}{ANSWER}"),
+    "template": (
+        f"{HEAD}{ANSWER}",
+        f"{HEAD}No. Ask a shop that has a lift, for the chain may be too long.<|im_end|>\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "texts"), RENDERED.items())
+def test_what_a_template_changes_is_a_class_of_its_own(kind: str, texts: tuple[str, str]):
+    place = next(index for index, (first, second) in enumerate(zip(*texts, strict=False)) if first != second)
+    sides = [[Section("rendered prompt", text, "rendered")] for text in texts]
+    assert rule_of(Difference(*sides, place, by_template=True)).kind == kind
+    assert rule_of(Difference(*sides[::-1], place, by_template=True)).kind == kind
+
+
 def test_every_class_has_rule_and_words():
     assert {rule.kind for rule in RULES} | {"other"} == set(CLASSES)
-    assert set(CLASSES) - {"other", "time_stamp", "request_id", "user_name", "changed_parameter"} == set(PAIRS)
+    of_words = {"other", "time_stamp", "request_id", "user_name", "changed_parameter"}
+    assert set(CLASSES) - of_words - set(RENDERED) == set(PAIRS) - set(RENDERED)
 
 
 def test_thoughts_without_an_end_stay():

@@ -25,12 +25,14 @@ from spanlab.workloads.logs.break_classes import (
     shown,
     tool_at,
 )
-from spanlab.workloads.logs.log import Log
+from spanlab.workloads.logs.log import Log, TokensOf
 from spanlab.workloads.logs.rendering import BodyOptions, Section, sections_of
 
 MOST_BREAKS = 6  # rows of the table
 MOST_SHORT = 2  # and of the one in a terminal
-AROUND = 80  # characters of both sides before and after a difference that a report holds
+AROUND = 80  # characters of both sides before and after a difference that a report holds without a tokenizer
+AROUND_TOKENS = 12  # and tokens with one
+_WINDOW = 400  # characters on each side of a difference that are cut into tokens
 MOST_HELD = 1 << 28  # characters of earlier prompts that are in memory until the last prompt that parts from them
 _SAME_TEXT = 256  # characters that two prompts share if they differ in a parameter and not in everything
 _OF_ALL_TOOLS = ("reordered_tools", "reordered_keys")  # classes that no single tool has
@@ -158,7 +160,7 @@ class Break(NamedTuple):
     `role`, `line`    of the message that differs; the line is None where it says nothing
     `tool`            number and name of the tool that differs
     `path`, `character`  section of the body, and the equal characters of it
-    `sides`           excerpts of both sides
+    `sides`           texts around the difference: what both share before it, and what follows in each
     """
 
     kind: str
@@ -168,7 +170,7 @@ class Break(NamedTuple):
     tool: tuple[int, str] | None
     path: str
     character: int
-    sides: tuple[str | None, str | None]
+    sides: tuple[str, str, str] | None
 
 
 @dataclass
@@ -268,7 +270,7 @@ class _Reading:
             None if rule.kind in _OF_ALL_TOOLS else tool_at(difference),
             tails[1][0].path,
             where.character,
-            _excerpts(difference),
+            _around(difference),
         )
 
     def _parameter(self, request: int, other: int, earlier: _Text, later: _Text) -> str:
@@ -291,11 +293,34 @@ def _line(before: Sequence[Section], difference: Difference) -> int | None:
     return (lines - (of_message or [text])[0].startswith(f"{section.role}\n")) or None
 
 
-def _excerpts(difference: Difference) -> tuple[str, str]:
-    start, stop = max(0, difference.character - AROUND), difference.character + AROUND
-    head = difference.texts[0][start : difference.character]
-    first, second = (escaped(f"{head}|{text[difference.character : stop]}") for text in difference.texts)
-    return first, second
+def _around(difference: Difference) -> tuple[str, str, str]:
+    place = difference.character
+    head = difference.texts[0][max(0, place - _WINDOW) : place]
+    first, second = (text[place : place + _WINDOW] for text in difference.texts)
+    return head, first, second
+
+
+def _excerpts(sides: tuple[str, str, str] | None, tokens_of: TokensOf | None) -> tuple[str | None, str | None]:
+    """Return both sides of a difference: 12 tokens before and after it, or 80 characters without a tokenizer."""
+    if sides is None:
+        return None, None
+    head, *tails = sides
+    shown_sides = []
+    for tail in tails:
+        before, behind = len(head) - AROUND, AROUND
+        if tokens_of is not None:
+            before, behind = _within(tokens_of(head + tail), len(head))
+        shown_sides.append(escaped(f"{head[max(0, before) :]}|{tail[:behind]}"))
+    return shown_sides[0], shown_sides[1]
+
+
+def _within(tokens: Sequence[tuple[int, int]], place: int) -> tuple[int, int]:
+    """Return where 12 tokens before a place begin, and how far behind it 12 more end, with the one around it."""
+    before = [start for start, stop in tokens if stop <= place and stop > start]
+    behind = [stop for start, stop in tokens if stop > place and stop > start]
+    first = before[-AROUND_TOKENS:][:1]
+    last = behind[:AROUND_TOKENS][-1:]
+    return first[0] if first else place, (last[0] if last else place) - place
 
 
 def escaped(text: str) -> str:
@@ -410,6 +435,7 @@ def _key(known: Break) -> tuple[Any, ...]:
 def _row(reading: _Reading | None, members: list[int], seen: Ints, behind: Ints) -> dict[str, Any]:
     request = max(members, key=lambda member: int(behind[member]))
     known = reading.breaks.get(request) if reading else None
+    tokens_of = reading.log.source.tokens_of if reading and reading.log.source else None
     row: dict[str, Any] = {
         "class": None,
         "says": "no text on both sides",
@@ -427,6 +453,7 @@ def _row(reading: _Reading | None, members: list[int], seen: Ints, behind: Ints)
     }
     if known is None:
         return row
+    earlier, later = _excerpts(known.sides, tokens_of)
     return row | {
         "class": known.kind,
         "says": f"{CLASSES[known.kind]}{_where(known)}",
@@ -436,8 +463,8 @@ def _row(reading: _Reading | None, members: list[int], seen: Ints, behind: Ints)
         "tool": known.tool and (known.tool[1] or None),
         "path": known.path,
         "character": known.character,
-        "earlier": known.sides[0],
-        "later": known.sides[1],
+        "earlier": earlier,
+        "later": later,
     }
 
 
@@ -457,7 +484,7 @@ def _where(known: Break) -> str:
 def _redacted(known: Break) -> Break:
     """Return a break without any text of the log."""
     role = known.role if known.role in (*_ROLES, "tools", "documents") else "other"
-    return known._replace(role=role, tool=known.tool and (known.tool[0], ""), sides=(None, None))
+    return known._replace(role=role, tool=known.tool and (known.tool[0], ""), sides=None)
 
 
 # ------------------------------------------------------------------------------
@@ -507,8 +534,8 @@ def excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     if not shown_rows:
         return ()
     return (
-        f"this report holds texts of {2 * shown_rows} prompts: those that lose most, up to {AROUND} characters before "
-        "and after |, the break; redact=true leaves them out",
+        f"this report holds texts of {2 * shown_rows} prompts: those that lose most, up to {AROUND_TOKENS} tokens, or "
+        f"{AROUND} characters without a tokenizer, before and after |, the break; redact=true leaves them out",
     )
 
 

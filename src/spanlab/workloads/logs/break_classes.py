@@ -35,6 +35,9 @@ CLASSES = {
     "changed_system_prompt": "another system prompt",
     "changed_parameter": "another parameter",
     "white_space": "white space",
+    "template_reasoning": "reasoning that the chat template drops",
+    "template_date": "a date that the chat template adds",
+    "template_marks": "marks of the chat template, such as that of the beginning",
     "template": "the chat template",
     "new_text": "a new message, as of another conversation",
     "other": "another cause",
@@ -50,6 +53,7 @@ _WINDOW = 400  # characters that are read on each side of a difference
 RECURRING = 64  # characters behind a volatile word that must be equal: the least that a cache of blocks shares
 _LARGEST_JSON = 1 << 16  # characters of JSON that are parsed around a difference
 _LARGEST_TOOLS = 1 << 23
+_LONGEST_REASONING = 1 << 16  # characters of a rendered prompt in which reasoning is looked for
 
 # ------------------------------------------------------------------------------
 # Words that change from request to request.
@@ -307,10 +311,20 @@ def _is_parameter(difference: Difference) -> bool:
     return bool(difference.parameter) or difference.matches(_VALUE, _PARAMETER_CUE) is not None
 
 
-def _is_template(difference: Difference) -> bool:
+def _is_reasoning_of_template(difference: Difference) -> bool:
+    """Return whether what a template renders is equal without its reasoning."""
+    if not difference.by_template:
+        return False
+    start = max(0, difference.character - 40)
+    sides = [text[start:][:_LONGEST_REASONING].rstrip() for text in difference.texts]
+    plain = [_without_reasoning(side) for side in sides]
+    length = min(*map(len, plain), RECURRING + 40)
+    is_longer = length > difference.character - start + 8
+    return plain != sides and is_longer and plain[0][:length] == plain[1][:length]
+
+
+def _is_marks(difference: Difference) -> bool:
     """Return whether texts differ only in the marks around messages."""
-    if difference.by_template:
-        return True
     start = max(0, difference.character - 40)
     sides = [text[start:][:_WINDOW] for text in difference.texts]
     plain = ["".join(_SPECIAL.sub("", side).split())[: 2 * RECURRING] for side in sides]
@@ -505,10 +519,22 @@ class BreakRule(NamedTuple):
     reason: str
 
 
+def _is_stamp_of_template(difference: Difference) -> bool:
+    return difference.by_template and difference.matches(STAMP) is not None
+
+
+def _is_marks_of_template(difference: Difference) -> bool:
+    return difference.by_template and _is_marks(difference)
+
+
+_GOES_ON = "the messages go on, and what is rendered parts"
 _AT = "at the difference, and the texts go on alike behind it"
 #: The first rule that holds gives the class: rules about single words first, then those about whole sections.
 RULES = (
-    BreakRule("template", lambda difference: difference.by_template, "the messages go on, and what is rendered parts"),
+    BreakRule("template_reasoning", _is_reasoning_of_template, f"{_GOES_ON}: it is equal without its reasoning"),
+    BreakRule("template_date", _is_stamp_of_template, f"{_GOES_ON}, at a date or time"),
+    BreakRule("template_marks", _is_marks_of_template, f"{_GOES_ON}: it is equal without the marks around messages"),
+    BreakRule("template", lambda difference: difference.by_template, _GOES_ON),
     BreakRule("changed_parameter", lambda difference: bool(difference.parameter), "the requests differ in a parameter"),
     BreakRule("changed_tools", lambda difference: difference.roles == {"system", "tools"}, "one side has no tools"),
     BreakRule("changed_system_prompt", _has_no_system_prompt, "one side has no system prompt, or a shorter one"),
@@ -523,7 +549,7 @@ RULES = (
     BreakRule("changed_tools", _is_other_tool, "a tool was added, removed or changed"),
     BreakRule("shuffled_documents", _documents_are_shuffled, "the same documents or paragraphs stand in another order"),
     BreakRule("changed_documents", _is_other_document, "the documents differ"),
-    BreakRule("template", _is_template, "the texts are equal without the marks around messages"),
+    BreakRule("template", _is_marks, "the texts are equal without the marks around messages"),
     BreakRule("reordered_keys", _is_reordered_json, "the JSON of both sides has equal values"),
     BreakRule("dropped_reasoning", _has_less_reasoning, "the later text is the earlier one without its reasoning"),
     BreakRule("compaction", _is_compaction, "a shorter prompt has a text that calls itself a summary"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -332,6 +332,10 @@ class Ids(StrEnum):
     NONE = "none"  # lengths only: reuse is unknown
 
 
+#: Returns the first and the last character of each token of a text, half-open.
+TokensOf = Callable[[str], Sequence[tuple[int, int]]]
+
+
 class LogReader(Protocol):
     """Reads the file of a log again, with changed prompts; prompts and sections are those of bodies of requests."""
 
@@ -342,6 +346,11 @@ class LogReader(Protocol):
 
     def rewritten(self, rewrite: Callable[[int, Any], Any]) -> Log:
         """Return the log with changed prompts; `rewrite` gets line and prompt of each body."""
+        ...
+
+    @property
+    def tokens_of(self) -> TokensOf | None:
+        """The tokens of a text by its tokenizer; None without one."""
         ...
 
     @property

@@ -38,7 +38,7 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.call_graph import After
 from spanlab.workloads.logs.formats import CONTENT, entries
-from spanlab.workloads.logs.log import BYTES_PER_TOKEN, Columns, Entry, Ids, Log
+from spanlab.workloads.logs.log import BYTES_PER_TOKEN, Columns, Entry, Ids, Log, TokensOf
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, detect_format
 from spanlab.workloads.selection import Selection, select
@@ -115,6 +115,19 @@ class LogSource:
         """How the bodies of the log are rendered."""
         options: BodyOptions = _file(self.path, self.settings, self.tokenizer, None).bodies
         return options
+
+    @property
+    def tokens_of(self) -> TokensOf | None:
+        """The tokens of a text by the template's tokenizer, or by that of the workload; None without one."""
+        if self.settings.template is not None:
+            backend = _template(self.settings.template).tokenizer
+        elif self.tokenizer is not None:
+            backend = find_tokenizer(self.tokenizer).tokenizer
+        else:
+            return None
+        return lambda text: [
+            (int(first), int(stop)) for first, stop in backend.encode(text, add_special_tokens=False).offsets
+        ]
 
     def rewritten(self, rewrite: Rewrite) -> Log:
         """Return the log with changed prompts; `rewrite` gets line and prompt of each body."""
