@@ -1,0 +1,198 @@
+"""Every format: a line that ends early, fields of later versions, counts that are missing, and repeated lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from spanlab.workloads.logs.log import Log
+from spanlab.workloads.logs.read import LogSettings, read_log
+
+from .agent_samples import claude_session, codex_session
+from .log_samples import SAMPLES
+
+#: Formats whose files are lines of JSON.
+LINES = tuple(name for name, sample in SAMPLES.items() if sample()[:1] == b"{" and sample().rstrip().count(b"\n"))
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_line_that_ends_early_is_named_or_counted(tmp_path: Path, name: str):
+    path, whole = tmp_path / "log.jsonl", SAMPLES[name]()
+    rows = whole.rstrip().split(b"\n")
+    path.write_bytes(b"\n".join([*rows, rows[-1][: len(rows[-1]) // 2]]))
+    if name.partition(" ")[0] == "vllm_bench":
+        pytest.skip("one object with a list for each field is no row")
+    with pytest.raises(ValueError, match=rf"log.jsonl:{len(rows) + 1}: line: expected JSON; "):
+        read_log(path, LogSettings())
+    log = read_log(path, LogSettings(bad_lines="skip"))
+    assert any(f"bad lines (line, first in line {len(rows) + 1})" in note for note in log.notes)
+    path.write_bytes(whole)
+    assert log.requests == read_log(path, LogSettings()).requests
+
+
+def changed(rows: list[dict[str, Any]], change: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """Return copies of rows of which each was changed."""
+    copies = [orjson.loads(orjson.dumps(row)) for row in rows]
+    for row in copies:
+        change(row)
+    return copies
+
+
+def read_rows(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Log:
+    path = folder / "log.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+    return read_log(path, LogSettings(**settings))
+
+
+def _newer_claude(row: dict[str, Any]) -> None:
+    """Give a line of Claude Code the fields that later versions have, in another order."""
+    row |= {"version": "9.1.0", "slug": "a-b-c", "gitBranch": "main", "userType": "external", "entrypoint": "sdk"}
+    row |= {"promptId": "p", "permissionMode": "plan", "toolUseResult": {"stdout": "much text " * 50}}
+    usage = row["message"].get("usage")
+    if usage is not None:
+        usage |= {"service_tier": "standard", "inference_geo": "eu", "speed": "fast", "iterations": []}
+        usage["server_tool_use"] = {"web_search_requests": 0, "web_fetch_requests": 0}
+    for key in sorted(row):
+        row[key] = row.pop(key)
+
+
+def _newer_codex(row: dict[str, Any]) -> None:
+    """Give a line of Codex the fields that later versions have, in another order."""
+    row |= {"ordinal": 7}
+    payload = row["payload"]
+    info = payload.get("info")
+    if info is not None:
+        info["model_context_window"] = 272_000
+        info["last_token_usage"] |= {"total_tokens": 1, "cache_write_input_tokens": 0}
+        payload["rate_limits"] = {"primary": {"used_percent": 4.0}, "credits": None, "plan_type": "pro"}
+    if row["type"] == "turn_context":
+        payload |= {"approval_policy": "never", "effort": "high", "summary": "auto", "truncation_policy": {"mode": "x"}}
+    for key in sorted(row):
+        row[key] = row.pop(key)
+
+
+@pytest.mark.parametrize(
+    ("rows", "change"), [(claude_session(), _newer_claude), (codex_session(), _newer_codex)], ids=["claude", "codex"]
+)
+def test_fields_of_later_versions_change_no_count(tmp_path: Path, rows: list[dict[str, Any]], change: Any):
+    usual, newer = read_rows(tmp_path, rows), read_rows(tmp_path, changed(rows, change))
+    assert usual.usage is not None
+    assert np.array_equal(newer.usage, usual.usage, equal_nan=True)
+    assert newer.pieces.tolist() == usual.pieces.tolist()
+    assert newer.output_lens.tolist() == usual.output_lens.tolist()
+    mixed = read_rows(tmp_path, [*rows[:3], *changed(rows[3:], change)])
+    assert np.array_equal(mixed.usage, usual.usage, equal_nan=True)
+
+
+def _without_usage(row: dict[str, Any]) -> None:
+    if isinstance(row.get("message"), dict):
+        row["message"].pop("usage", None)
+    if row.get("type") == "event_msg":
+        row["payload"]["info"] = None
+
+
+@pytest.mark.parametrize("rows", [claude_session(), codex_session()], ids=["claude", "codex"])
+def test_missing_counts_are_unknown_and_no_verdict_stands(tmp_path: Path, rows: list[dict[str, Any]]):
+    log = read_rows(tmp_path, changed(rows, _without_usage))
+    assert log.usage is None
+    assert log.requests == 2
+    assert not log.unread.allows_verdict
+
+
+def openai_rows() -> list[dict[str, Any]]:
+    """Return two bodies of chat completions with usage."""
+    usage = {"prompt_tokens": 40, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 16}}
+    return [
+        {"messages": [{"role": "user", "content": f"{'a long text ' * 20}{n}"}], "usage": usage, "time": n}
+        for n in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [
+        ({"type": "hologram", "data": "x" * 400}, "hologram"),
+        ({"type": "server_tool_use", "id": "s", "name": "search", "input": {"q": "text"}}, "server_tool_use"),
+        ({"type": "container_upload", "file_id": "f"}, "container_upload"),
+    ],
+)
+def test_unknown_blocks_are_counted_by_type(tmp_path: Path, block: dict[str, Any], kind: str):
+    rows = openai_rows()
+    rows[1]["messages"].append({"role": "assistant", "content": [block]})
+    log = read_rows(tmp_path, rows)
+    assert log.requests == 2
+    known = any(kind in note for note in log.notes)
+    read_as_text = log.prompt_tokens[1] > log.prompt_tokens[0] + 1
+    assert known or read_as_text  # never dropped without a word
+
+
+def _repeated_otel() -> list[dict[str, Any]]:
+    rows = [orjson.loads(line) for line in SAMPLES["otel"]().splitlines()]
+    return [*rows, *rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "note"),
+    [
+        ([*claude_session(), *claude_session()[-2:]], "2 lines that repeat an earlier line"),
+        (_repeated_otel(), "spans that repeat an earlier one"),
+    ],
+    ids=["claude", "otel"],
+)
+def test_repeated_ids_count_once(tmp_path: Path, rows: list[dict[str, Any]], note: str):
+    log = read_rows(tmp_path, rows)
+    assert log.requests == 2
+    assert any(note in each for each in log.notes)
+
+
+def test_skipped_lines_are_counted_by_kind(tmp_path: Path):
+    bad = [
+        {"messages": "text", "time": 5},
+        {"messages": [], "time": 6},
+        {"messages": [{"content": "no role"}], "time": 7},
+        {"prompt": 5, "time": 8},
+    ]
+    with pytest.raises(ValueError, match=r"log.jsonl:3: messages: expected a list of messages"):
+        read_rows(tmp_path, [*openai_rows(), *bad])
+    log = read_rows(tmp_path, [*openai_rows(), *bad], bad_lines="skip")
+    assert log.requests == 2
+    [note] = [note for note in log.notes if note.startswith("left out of")]
+    assert "bad lines (messages, first in line 3) (3 times" in note
+    assert "bad lines (prompt, first in line 6) (1 times" in note
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": 64, "audio_tokens": 0}}, (90, 64)),
+        ({"input_tokens": 90, "input_tokens_details": {"cached_tokens": 64}, "output_tokens": 1}, (90, 64)),
+        ({"prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 26, "prompt_tokens": 90}, (90, 64)),
+        ({"input_tokens": 6, "cache_read_input_tokens": 64, "cache_creation_input_tokens": 20}, (90, 64)),
+        (
+            {
+                "cache_creation": {"ephemeral_1h_input_tokens": 15, "ephemeral_5m_input_tokens": 5},
+                "cache_read_input_tokens": 64,
+                "cache_creation_input_tokens": 20,
+                "input_tokens": 6,
+                "service_tier": "standard",
+            },
+            (90, 64),
+        ),
+        ({"prompt_tokens": 90, "prompt_tokens_details": None}, (90, None)),
+        ({"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": None}}, (90, None)),
+    ],
+)
+def test_counts_of_every_provider_are_exact(tmp_path: Path, usage: dict[str, Any], expected: tuple[int, int | None]):
+    rows = openai_rows()
+    for row in rows:
+        row["usage"] = usage
+    log = read_rows(tmp_path, rows)
+    assert log.usage is not None
+    prompt, cached = log.usage[0, :2].tolist()
+    assert prompt == expected[0]
+    assert np.isnan(cached) if expected[1] is None else cached == expected[1]
