@@ -68,7 +68,7 @@ def _newer_codex(row: dict[str, Any]) -> None:
     info = payload.get("info")
     if info is not None:
         info["model_context_window"] = 272_000
-        info["last_token_usage"] |= {"total_tokens": 1, "cache_write_input_tokens": 0}
+        info["last_token_usage"] |= {"total_tokens": 1}
         payload["rate_limits"] = {"primary": {"used_percent": 4.0}, "credits": None, "plan_type": "pro"}
     if row["type"] == "turn_context":
         payload |= {"approval_policy": "never", "effort": "high", "summary": "auto", "truncation_policy": {"mode": "x"}}
@@ -87,6 +87,16 @@ def test_fields_of_later_versions_change_no_count(tmp_path: Path, rows: list[dic
     assert newer.output_lens.tolist() == usual.output_lens.tolist()
     mixed = read_rows(tmp_path, [*rows[:3], *changed(rows[3:], change)])
     assert np.array_equal(mixed.usage, usual.usage, equal_nan=True)
+
+
+def test_written_tokens_of_codex_are_counted(tmp_path: Path):
+    rows = codex_session()
+    for row in rows:
+        if row["type"] == "event_msg":
+            row["payload"]["info"]["last_token_usage"]["cache_write_input_tokens"] = 30
+    log = read_rows(tmp_path, rows)
+    assert log.usage is not None
+    assert log.usage.tolist() == [[800.0, 0.0, 30.0], [840.0, 768.0, 30.0]]
 
 
 def _without_usage(row: dict[str, Any]) -> None:

@@ -209,7 +209,10 @@ def _difference(totals: Mapping[str, Any], before: Any) -> dict[str, Any]:
 
 def _usage(counts: Mapping[str, Any]) -> Usage:
     prompt = count_of(counts, "input_tokens")
-    return NOT_REPORTED if np.isnan(prompt) else inclusive(prompt, count_of(counts, "cached_input_tokens"))
+    if np.isnan(prompt):
+        return NOT_REPORTED
+    cached, created = (count_of(counts, f"{kind}_input_tokens") for kind in ("cached", "cache_write"))
+    return inclusive(prompt, cached, created)
 
 
 def _codex_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
