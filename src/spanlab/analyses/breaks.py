@@ -294,9 +294,9 @@ def _line(before: Sequence[Section], difference: Difference) -> int | None:
 
 
 def _around(difference: Difference) -> tuple[str, str, str]:
-    place = difference.character
-    head = difference.texts[0][max(0, place - _WINDOW) : place]
-    first, second = (text[place : place + _WINDOW] for text in difference.texts)
+    spot = difference.character
+    head = difference.texts[0][max(0, spot - _WINDOW) : spot]
+    first, second = (text[spot : spot + _WINDOW] for text in difference.texts)
     return head, first, second
 
 
@@ -314,13 +314,13 @@ def _excerpts(sides: tuple[str, str, str] | None, tokens_of: TokensOf | None) ->
     return shown_sides[0], shown_sides[1]
 
 
-def _within(tokens: Sequence[tuple[int, int]], place: int) -> tuple[int, int]:
-    """Return where 12 tokens before a place begin, and how far behind it 12 more end, with the one around it."""
-    before = [start for start, stop in tokens if stop <= place and stop > start]
-    behind = [stop for start, stop in tokens if stop > place and stop > start]
+def _within(tokens: Sequence[tuple[int, int]], spot: int) -> tuple[int, int]:
+    """Return where 12 tokens before a spot begin, and how far behind it 12 more end, with the one around it."""
+    before = [start for start, stop in tokens if stop <= spot and stop > start]
+    behind = [stop for start, stop in tokens if stop > spot and stop > start]
     first = before[-AROUND_TOKENS:][:1]
     last = behind[:AROUND_TOKENS][-1:]
-    return first[0] if first else place, (last[0] if last else place) - place
+    return first[0] if first else spot, (last[0] if last else spot) - spot
 
 
 def escaped(text: str) -> str:
