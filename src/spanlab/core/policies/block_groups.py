@@ -174,14 +174,14 @@ class LocalBlocks:
 
     def skipped(self, computed: int) -> int:
         """Return the leading blocks that the token behind `computed` tokens does not read."""
-        raise NotImplementedError
+        raise NotImplementedError  # every kind has its own
 
     def most_held(self) -> int:
         """Return the most blocks that a request holds at once."""
-        raise NotImplementedError
+        raise NotImplementedError  # every kind has its own
 
     def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        raise NotImplementedError
+        raise NotImplementedError  # every kind has its own
 
     def publish(
         self, table: BlockTable, chain: Sequence[int], tokens: int, boundaries: Boundaries, source: Source
@@ -232,7 +232,7 @@ class LocalBlocks:
 
     def _read_until(self, table: BlockTable) -> int:
         """Return the tokens after which the first block of the table is not read any more."""
-        raise NotImplementedError
+        raise NotImplementedError  # every kind has its own
 
 
 @dataclass(slots=True)

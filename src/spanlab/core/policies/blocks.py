@@ -215,9 +215,8 @@ class BlockMatcher:
         while True:
             blocks = [self._verified(group, chain, length, limit) for group in groups]
             fewest = min(map(len, blocks))
-            if isinstance(
-                groups[0], ChunkBlocks
-            ):  # a beginning of its blocks counts, even if a chunk starts inside one
+            # Of chunks, a beginning of the blocks counts, even if a chunk starts inside one.
+            if isinstance(groups[0], ChunkBlocks):
                 return [reused[:fewest] for reused in blocks]
             if all(len(reused) == fewest for reused in blocks):
                 return blocks
