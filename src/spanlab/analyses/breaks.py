@@ -492,16 +492,23 @@ def _redacted(known: Break) -> Break:
 # ------------------------------------------------------------------------------
 
 
-def breaks_table(summary: Mapping[str, Any]) -> Table:
-    """Return the table of the groups of breaks."""
-    rows = summary["breaks"][:MOST_BREAKS]
+def _group_fields(summary: Mapping[str, Any]) -> tuple[Field, ...]:
+    """Return the columns that both tables of the groups of breaks begin with."""
     total = max(summary["breaks_found"]["requests"], 1)
-    fields = (
+    return (
         Field("says", "why, and where", word, left=True),
         Field("requests", "prompts", count),
         Field("share", "share", percent, lambda row: row["requests"] / total),
         Field("tokens", "tokens\nbehind", count),
         Field("position", "position\n(tokens)", number_format(","), keep=3),
+    )
+
+
+def breaks_table(summary: Mapping[str, Any]) -> Table:
+    """Return the table of the groups of breaks."""
+    rows = summary["breaks"][:MOST_BREAKS]
+    fields = (
+        *_group_fields(summary),
         Field("path", "in", _text, left=True, keep=1, empty=(None,)),
         Field("character", "character", number_format(","), keep=2, empty=(None,)),
         Field("earlier", "an earlier prompt", _text, left=True, keep=4, empty=(None,), explains=True),
@@ -514,14 +521,7 @@ def breaks_table(summary: Mapping[str, Any]) -> Table:
 def top_breaks_table(summary: Mapping[str, Any]) -> Table:
     """Return the largest groups of breaks for a terminal, with the text of the first one that has a cause."""
     rows = summary["breaks"][:MOST_SHORT]
-    total = max(summary["breaks_found"]["requests"], 1)
-    fields = (
-        Field("says", "why, and where", word, left=True),
-        Field("requests", "prompts", count),
-        Field("share", "share", percent, lambda row: row["requests"] / total),
-        Field("tokens", "tokens\nbehind", count),
-        Field("position", "position\n(tokens)", number_format(","), keep=3),
-    )
+    fields = _group_fields(summary)
     first = next((row for row in rows if row["class"] not in (None, "new_text") and row["earlier"] is not None), None)
     sides = [] if first is None else [f"earlier: {first['earlier']}", f"later:   {first['later']}"]
     title = "Why prompts part from earlier ones: most tokens behind the break"
