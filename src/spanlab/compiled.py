@@ -32,7 +32,7 @@ VARIABLE = "SPANLAB_COMPILED"
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
     "ahead ledger plan scheduler step store token_string tree "
-    "policies/block_pool policies/blocks policies/chunks policies/sequences policies/slots "
+    "policies/block_groups policies/block_pool policies/blocks policies/chunks policies/sequences policies/slots "
     "policies/tree policies/tree_variants"
 )
 _SIM = "run server timing"

@@ -1,77 +1,174 @@
-"""A pool of blocks against a slow version with lists."""
+"""A pool of runs against a slow pool of single blocks in a list."""
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from array import array
+from random import Random
 
-from spanlab.core.policies.block_pool import NULL_BLOCK, BlockPool
+import pytest
+
+from spanlab.core.policies.block_groups import AttentionBlocks
+from spanlab.core.policies.block_pool import EMPTY_PREFIX, BlockKey, BlockPool, BlockTable, Source
+from spanlab.core.policies.blocks import NO_BOUNDARIES
+from spanlab.core.token_string import EMPTY
+
+SOURCE = Source("", EMPTY)
 
 
-class PoolMachine(RuleBasedStateMachine):
-    """Takes, publishes, shares and frees blocks; the queue of published free blocks is modelled as a list."""
+class SlowBlock:
+    """One block; `digest` is None while it is not published."""
 
-    @initialize(blocks=st.integers(1, 6))
-    def start(self, blocks):
-        self.pool, self.size = BlockPool(blocks), blocks
-        self.references = []  # one item per reference
-        self.queue = []  # free published blocks, in order of eviction
-        self.without_key = blocks
+    def __init__(self):
+        self.digest, self.users = None, 1
 
-    @precondition(lambda self: self.pool.num_free)
-    @rule()
-    def take(self):
-        (block,) = self.pool.take(1)
-        if self.without_key:
-            self.without_key -= 1
-        else:
-            self.queue.pop(0)
-        assert block.key is None and block.users == 1
-        self.references.append(block)
 
-    @precondition(lambda self: any(block.key is None for block in self.references))
-    @rule(data=st.data(), content=st.integers(0, 2), group=st.integers(0, 1))
-    def publish(self, data, content, group):
-        block = data.draw(st.sampled_from([references for references in self.references if references.key is None]))
-        first = self.pool.find(group, content)
-        self.pool.publish(group, [block], [content])
-        assert block.key == (group, content)
-        assert self.pool.find(group, content) is (first or block), "the first published block is found"
+class SlowPool:
+    """vLLM's rules block by block: a queue of free blocks as a list, and the published blocks of a digest in order."""
 
-    @rule(content=st.integers(0, 2), group=st.integers(0, 1))
-    def share(self, content, group):
-        block = self.pool.find(group, content)
-        if block is None:
-            return
-        if block.users == 0:
-            self.queue = [free for free in self.queue if free is not block]
-        self.pool.use([NULL_BLOCK, block])
-        self.references.append(block)
+    def __init__(self, blocks):
+        self.blank, self.queue, self.stored, self.kept = blocks, [], {}, set()
 
-    @precondition(lambda self: self.references)
-    @rule(data=st.data())
-    def free(self, data):
-        chosen = data.draw(st.permutations(self.references))
-        chosen = chosen[: data.draw(st.integers(1, len(chosen)))]
-        for block in chosen:
-            self.references.remove(block)
-        self.pool.free([NULL_BLOCK, *chosen])
-        for index, block in enumerate(chosen):
-            if block in self.references or block in chosen[index + 1 :]:
+    @property
+    def num_free(self):
+        return self.blank + len(self.queue)
+
+    def take(self, count):
+        for _ in range(count):
+            if self.blank:
+                self.blank -= 1
                 continue
-            if block.key is None:
-                self.without_key += 1
+            block = self.queue.pop(0)
+            self.stored[block.digest].remove(block)
+            if not self.stored[block.digest]:
+                del self.stored[block.digest]
+        return [SlowBlock() for _ in range(count)]
+
+    def find(self, digests):
+        found = []
+        for digest in digests:
+            if digest not in self.stored:
+                break
+            found.append(self.stored[digest][0])
+        return found
+
+    def use(self, blocks):
+        for block in blocks:
+            if not block.users:
+                self.queue.remove(block)
+            block.users += 1
+
+    def publish(self, blocks, digests):
+        for block, digest in zip(blocks, digests, strict=True):
+            block.digest = digest
+            self.stored.setdefault(digest, []).append(block)
+            self.kept.add(digest)
+
+    def free(self, blocks):
+        for block in reversed(blocks):
+            block.users -= 1
+            if block.users:
+                continue
+            if block.digest is None:
+                self.blank += 1
             else:
                 self.queue.append(block)
 
-    @invariant()
-    def agrees(self):
-        if not hasattr(self, "pool"):
-            return
-        assert list(self.pool.waiting()) == self.queue
-        assert self.pool.num_free == self.without_key + len(self.queue)
-        assert self.pool.num_free + len(set(self.references)) == self.size
+    def behind(self, digests):
+        present = sum(digest in self.stored for digest in digests)
+        return present, sum(digest in self.kept and digest not in self.stored for digest in digests)
+
+    def miss(self, digests):
+        self.kept.difference_update(digest for digest in digests if digest not in self.stored)
+
+
+def digests_of(tokens):
+    """Digests of blocks of one token each, that cover all tokens before, as those of a request."""
+    digests, before = array("Q"), 1
+    for token in tokens:
+        before = before * 4 + token
+        digests.append(before)
+    return digests
+
+
+class Holder:
+    """A request in both pools: its table of runs, and its blocks one by one."""
+
+    def __init__(self, digests):
+        self.digests, self.table, self.blocks = digests, BlockTable(), []
+
+
+class Both:
+    """Requests that reuse, allocate, publish and free blocks in both pools, which agree on every count and order."""
+
+    def __init__(self, random, blocks):
+        self.random, self.pool, self.slow = random, BlockPool(blocks), SlowPool(blocks)
+        self.group = AttentionBlocks(self.pool, 1)
+        self.prompts, self.holders = [[]], []
+        for _ in range(random.randint(2, 8)):  # each begins as another one
+            other = random.choice(self.prompts)
+            beginning = other[: random.randint(0, len(other))]
+            self.prompts.append(beginning + random.choices(range(3), k=random.randint(1, 9)))
+
+    def arrive(self):
+        holder = Holder(digests_of(self.random.choice(self.prompts[1:])))
+        found, slow = self.group.find(holder.digests, len(holder.digests)), self.slow.find(holder.digests)
+        assert found.count == len(slow)
+        share = self.random.choice([found.count, self.random.randint(0, found.count)])
+        reused, slow = found.first(share), slow[:share]
+        for first in range(share + 1):
+            assert reused.unreferenced(first) == sum(not block.users for block in slow[first:])
+        for start in range(len(holder.digests) + 1):
+            counted = self.pool.count_behind(0, holder.digests, start, len(holder.digests))
+            assert counted == self.slow.behind(holder.digests[start:])
+        self.group.attach(holder.table, reused)
+        self.slow.use(slow)
+        holder.blocks = list(slow)
+        self.holders.append(holder)
+
+    def miss(self):
+        digests = self.random.choice(self.holders).digests
+        start = self.random.randint(0, len(digests))
+        self.pool.miss(0, digests, start)
+        self.slow.miss(digests[start:])
+
+    def extend(self):
+        holder = self.random.choice(self.holders)
+        held = len(holder.blocks)
+        new = min(held + self.random.randint(1, 5), len(holder.digests) + 1) - held
+        assert self.group.needed(holder.table, held + new, EMPTY_PREFIX) == max(new, 0)
+        if 0 < new <= self.slow.num_free:
+            self.group.extend(holder.table, held + new)
+            holder.blocks += self.slow.take(new)
+
+    def publish(self):
+        holder = self.random.choice(self.holders)
+        start = holder.table.num_visited
+        stop = min(start + self.random.randint(1, 5), len(holder.digests), len(holder.blocks))
+        if stop > start:
+            published = self.group.publish(holder.table, holder.digests, stop, NO_BOUNDARIES, SOURCE)
+            assert list(published) == [*range(start, stop)]
+            self.slow.publish(holder.blocks[start:stop], holder.digests[start:stop])
+
+    def leave(self):
+        holder = self.holders.pop(self.random.randrange(len(self.holders)))
+        self.group.release(holder.table)
+        self.slow.free(holder.blocks)
+
+    def act(self):
+        acts = {self.arrive: 6 - len(self.holders)}
+        if self.holders:
+            acts |= {self.extend: 8, self.publish: 8, self.leave: len(self.holders), self.miss: 1}
+        self.random.choices(list(acts), list(acts.values()))[0]()
+
+    def compare(self):
+        assert list(self.pool.waiting()) == [BlockKey(0, block.digest) for block in self.slow.queue]
+        assert self.pool.num_free == self.slow.num_free
+        assert self.pool.num_keyed(0) == sum(map(len, self.slow.stored.values()))
         self.pool.check()
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestBlockPool = PoolMachine.TestCase
+@pytest.mark.parametrize("blocks", [2, 10, 20, 60])
+def test_runs_are_the_blocks_that_they_hold(blocks):
+    for seed in range(100):
+        both = Both(Random(seed), blocks)
+        for _ in range(200):
+            both.act()
+            both.compare()

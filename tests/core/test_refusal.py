@@ -1,11 +1,13 @@
 """A refused prompt is matched again only when it may fit."""
 
+from array import array
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.admission import BatchRules
-from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
+from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, single_blocks
 from spanlab.core.policies.blocks import BlockPolicy, Refusal
 from spanlab.core.scheduler import Scheduler
 
@@ -62,9 +64,9 @@ def test_a_refused_prompt_is_looked_up_once():
 
 
 EVENTS = {
-    "a matched block is used by another": lambda pool, blocks: pool.use(blocks[:1]),
-    "a matched block is evicted, and its memory is free": lambda pool, blocks: pool.free(pool.take(2)),
-    "the next block is published": lambda pool, blocks: pool.publish(0, blocks[1:2], [9]),
+    "a matched block is used by another": lambda pool, blocks: pool.use(single_blocks(blocks[:1])),
+    "a matched block is evicted, and its memory is free": lambda pool, blocks: pool.free(pool.take_single(2)),
+    "the next block is published": lambda pool, blocks: pool.publish_single(0, blocks[1], 9),
     "there is enough memory": lambda pool, blocks: pool.free(blocks[1:2]),
 }
 
@@ -72,12 +74,12 @@ EVENTS = {
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
 def test_a_refusal_ends_where_the_answer_may_change(event):
     pool = BlockPool(4)
-    blocks = pool.take(3)
-    pool.publish(0, blocks[:1], [7])
+    blocks = pool.take_single(3)
+    pool.publish_single(0, blocks[0], 7)
     pool.free(blocks[:1])
     policy = BlockPolicy(BlockRules(SIZE), BlockStore(pool, 1, 1))
     plan = policy.match(request(0, range(6)), 0)
-    refusal = Refusal(plan, 0, needed=3, unreferenced=1, next_digest=9, revived=0, evicted=0)
+    refusal = Refusal(plan, 0, needed=3, unreferenced=1, digests=array("Q", [7, 9]), revived=0, evicted=0)
     assert refusal.still_applies(pool)
     event(pool, blocks)
     assert not refusal.still_applies(pool)

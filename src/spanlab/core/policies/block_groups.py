@@ -9,43 +9,24 @@ Semantics: vLLM 0.32.0 and 0.33.0, groups with hashes of whole blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from spanlab.core.policies.block_pool import (
+    EMPTY_PREFIX,
     NULL_BLOCK,
-    Block,
     BlockPool,
     BlockRules,
+    BlockTable,
+    Digests,
+    Prefix,
+    Run,
     Source,
     alignment_of,
     blocks_of,
+    single_blocks,
     unit_of,
 )
-
-
-def count_unreferenced(reused: Sequence[Block]) -> int:
-    """Return the number of blocks without references, which leave the free queue when they are reused."""
-    return sum([block.users == 0 for block in reused])
-
-
-@dataclass(slots=True)
-class BlockTable:
-    """Blocks of one request in one group.
-
-    `num_visited`  leading blocks that were published, or skipped
-    `last_state`   index of the state before the last allocation; None without one
-    `num_retired`  leading blocks that were freed or are null, permanently
-    `inner`        whether the chunk that is planned also stores the state at its last boundary
-    `grown`        whether blocks were allocated behind the reused ones
-    """
-
-    blocks: list[Block] = field(default_factory=list)
-    num_visited: int = 0
-    last_state: int | None = None
-    num_retired: int = 0
-    inner: bool = False
-    grown: bool = False
 
 
 class Boundaries(NamedTuple):
@@ -64,18 +45,18 @@ class BlockGroup(Protocol):
     index: int
     size: int
 
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+    def find(self, chain: Digests, limit: int) -> Prefix:
         """Return the blocks of the longest usable prefix of at most `limit` tokens; null where not needed."""
         ...
 
-    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block], whole: bool = False) -> int:
+    def needed(self, table: BlockTable, tokens: int, reused: Prefix, whole: bool = False) -> int:
         """Return the free blocks that a request for `tokens` tokens takes if it reuses `reused`.
 
         `whole`  the tokens are those of a whole prompt: a group that frees blocks on the way never holds all of them
         """
         ...
 
-    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+    def attach(self, table: BlockTable, reused: Prefix) -> None:
         """Add the reused blocks to the table of a new request."""
         ...
 
@@ -83,12 +64,16 @@ class BlockGroup(Protocol):
         """Free blocks that no later token of the request reads after `computed` tokens."""
         ...
 
+    def release(self, table: BlockTable) -> None:
+        """Free all blocks, the last tokens first."""
+        ...
+
     def extend(self, table: BlockTable, tokens: int) -> None:
         """Allocate blocks for `tokens` tokens in total."""
         ...
 
     def publish(
-        self, table: BlockTable, chain: Sequence[int], tokens: int, boundaries: Boundaries, source: Source
+        self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
         """Publish the full blocks of the first `tokens` tokens; return the indices of the newly published.
 
@@ -115,38 +100,46 @@ class AttentionBlocks:
     index: int = 0
     per_block: int = 1
 
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        count, each = limit // self.size, self.per_block
-        return self.pool.find_run(self.index, chain[each - 1 : count * each : each] if count else ())
+    def find(self, chain: Digests, limit: int) -> Prefix:
+        return self.pool.find_run(self.index, self._digests(chain), 0, limit // self.size)
 
-    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block], whole: bool = False) -> int:
-        new = blocks_of(tokens, self.size) - len(table.blocks) - len(reused)
-        return max(new, 0) + count_unreferenced(reused)
+    def _digests(self, chain: Digests) -> Digests:
+        """Return the digests of the group's own blocks."""
+        return chain if self.per_block == 1 else chain[self.per_block - 1 :: self.per_block]
 
-    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+    def needed(self, table: BlockTable, tokens: int, reused: Prefix, whole: bool = False) -> int:
+        new = blocks_of(tokens, self.size) - table.length - reused.count
+        return (new if new > 0 else 0) + (reused.unreferenced() if reused.runs else 0)
+
+    def attach(self, table: BlockTable, reused: Prefix) -> None:
         self.pool.use(reused)
-        table.blocks = list(reused)
-        table.num_visited = len(reused)
+        table.blocks = list(reused.runs)
+        table.counts = [len(run) for run in reused.runs]
+        table.length = table.num_visited = reused.count
 
     def trim(self, table: BlockTable, computed: int) -> None:
         """Do nothing: every token is read again."""
 
     def extend(self, table: BlockTable, tokens: int) -> None:
-        new = blocks_of(tokens, self.size) - len(table.blocks)
+        new = blocks_of(tokens, self.size) - table.length
         if new > 0:
-            table.blocks += self.pool.take(new)
+            self.pool.take(new)
+            table.length += new
 
     def publish(
-        self, table: BlockTable, chain: Sequence[int], tokens: int, boundaries: Boundaries, source: Source
+        self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
-        start, stop, each = table.num_visited, max(table.num_visited, tokens // self.size), self.per_block
-        digests = chain[start:stop] if each == 1 else chain[(start + 1) * each - 1 : stop * each : each]
-        self.pool.publish(self.index, table.blocks[start:stop], digests, source)
-        table.num_visited = stop
-        return range(start, stop)
+        start, stop = table.num_visited, tokens // self.size
+        if stop > start:
+            self.pool.publish(self.index, table, self._digests(chain), stop, source)
+        return range(start, max(start, stop))
+
+    def release(self, table: BlockTable) -> None:
+        self.pool.release(table.length - table.num_visited)
+        self.pool.free(reversed(table.runs()))
 
     def room(self, table: BlockTable) -> int:
-        return min(len(table.blocks) * self.size, (table.num_visited + 1) * self.size - 1)
+        return min(table.length * self.size, (table.num_visited + 1) * self.size - 1)
 
 
 # ------------------------------------------------------------------------------
@@ -155,7 +148,24 @@ class AttentionBlocks:
 
 
 @dataclass(slots=True)
-class LocalBlocks:
+class SingleBlocks:
+    """A group whose blocks are published and freed one by one."""
+
+    pool: BlockPool
+    size: int
+    index: int
+
+    def extend(self, table: BlockTable, tokens: int) -> None:
+        new = blocks_of(tokens, self.size) - len(table.blocks)
+        if new > 0:
+            table.blocks += self.pool.take_single(new)
+
+    def release(self, table: BlockTable) -> None:
+        self.pool.free(reversed(table.blocks))
+
+
+@dataclass(slots=True)
+class LocalBlocks(SingleBlocks):
     """Attention that reads back to a moving start: blocks before it are freed while the request runs.
 
     `span`       tokens of a window, or of a chunk
@@ -164,9 +174,6 @@ class LocalBlocks:
     `in_flight`  tokens that are planned and not yet computed, at most: their blocks cannot be freed yet
     """
 
-    pool: BlockPool
-    size: int
-    index: int
     span: int
     align: int
     per_block: int = 1
@@ -180,16 +187,16 @@ class LocalBlocks:
         """Return the most blocks that a request holds at once."""
         raise NotImplementedError  # every kind has its own
 
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+    def find(self, chain: Digests, limit: int) -> Prefix:
         raise NotImplementedError  # every kind has its own
 
     def publish(
-        self, table: BlockTable, chain: Sequence[int], tokens: int, boundaries: Boundaries, source: Source
+        self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
         stop, published = tokens // self.size, []
         for index in self.kept(table.num_visited, stop, boundaries):
             if table.blocks[index] is not NULL_BLOCK:
-                self.pool.publish(self.index, [table.blocks[index]], [self._digest(chain, index)], source)
+                self.pool.publish_single(self.index, table.blocks[index], self._digest(chain, index), source)
                 published.append(index)
         table.num_visited = max(table.num_visited, stop)
         return published
@@ -198,21 +205,21 @@ class LocalBlocks:
         """Return the blocks of `[start, stop)` that a later request may need, increasing."""
         return range(start, stop)
 
-    def _digest(self, chain: Sequence[int], index: int) -> int:
+    def _digest(self, chain: Digests, index: int) -> int:
         return chain[(index + 1) * self.per_block - 1]
 
-    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block], whole: bool = False) -> int:
-        required, skipped = blocks_of(tokens, self.size), self.skipped(len(reused) * self.size)
+    def needed(self, table: BlockTable, tokens: int, reused: Prefix, whole: bool = False) -> int:
+        required, skipped = blocks_of(tokens, self.size), self.skipped(reused.count * self.size)
         if whole:
             required = min(required, self.most_held())
-        return max(required - len(table.blocks) - len(reused), 0) + count_unreferenced(reused[skipped:])
+        return max(required - len(table.blocks) - reused.count, 0) + reused.unreferenced(skipped)
 
-    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
-        skipped = self.skipped(len(reused) * self.size)
-        read = reused[skipped:]
-        self.pool.use(read)
-        table.blocks = [NULL_BLOCK] * skipped + list(read)
-        table.num_visited, table.num_retired = len(reused), skipped
+    def attach(self, table: BlockTable, reused: Prefix) -> None:
+        skipped = self.skipped(reused.count * self.size)
+        read = reused.runs[skipped:]
+        self.pool.use(single_blocks(read))
+        table.blocks = [NULL_BLOCK] * skipped + read
+        table.num_visited, table.num_retired = reused.count, skipped
 
     def trim(self, table: BlockTable, computed: int) -> None:
         """Free the blocks before the first one that the next token reads, the last of them first."""
@@ -221,11 +228,6 @@ class LocalBlocks:
             self.pool.free(reversed(table.blocks[start:stop]))
             table.blocks[start:stop] = [NULL_BLOCK] * (stop - start)
             table.num_retired = stop
-
-    def extend(self, table: BlockTable, tokens: int) -> None:
-        new = blocks_of(tokens, self.size) - len(table.blocks)
-        if new > 0:
-            table.blocks += self.pool.take(new)
 
     def room(self, table: BlockTable) -> int:
         return min(len(table.blocks) * self.size, (table.num_visited + 1) * self.size - 1, self._read_until(table))
@@ -256,8 +258,8 @@ class WindowBlocks(LocalBlocks):
         # one more, for a window may start inside of a block
         return blocks_of(self.span - 1 + self.in_flight, self.size) + 1
 
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        run: list[Block] = []  # blocks without a gap, the last one first
+    def find(self, chain: Digests, limit: int) -> Prefix:
+        run: list[Run] = []  # blocks without a gap, the last one first
         for index in reversed(range(limit // self.size)):
             block = self.pool.find(self.index, self._digest(chain, index))
             if block is None:
@@ -265,8 +267,9 @@ class WindowBlocks(LocalBlocks):
             elif run or (index + 1 - self.drops) * self.size % self.align == 0:
                 run.append(block)
                 if len(run) >= self.needed_blocks:
-                    return [NULL_BLOCK] * index + run[: self.drops - 1 if self.drops else None : -1]
-        return run[: self.drops - 1 if self.drops else None : -1]  # shorter than a window, from the first token on
+                    return single_blocks([NULL_BLOCK] * index + run[: self.drops - 1 if self.drops else None : -1])
+        # shorter than a window, from the first token on
+        return single_blocks(run[: self.drops - 1 if self.drops else None : -1])
 
     def kept(self, start: int, stop: int, boundaries: Boundaries) -> Iterable[int]:
         retention, tail, drops = boundaries.retention, self.needed_blocks, self.drops
@@ -296,29 +299,26 @@ class ChunkBlocks(LocalBlocks):
     def most_held(self) -> int:
         return blocks_of(self.span + self.in_flight, self.size)
 
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+    def find(self, chain: Digests, limit: int) -> Prefix:
         start = self.skipped(limit)
-        return [NULL_BLOCK] * start + self.pool.find_run(self.index, chain[start : limit // self.size])
+        behind = self.pool.find_run(self.index, chain, start, limit // self.size)
+        return single_blocks([NULL_BLOCK] * start + behind.runs)
 
     def _read_until(self, table: BlockTable) -> int:
         return blocks_of((table.num_retired + 1) * self.size, self.span) * self.span
 
 
 @dataclass(slots=True)
-class RingBlocks:
+class RingBlocks(SingleBlocks):
     """One block of a request, which it writes again and again: no other request reads it, and no prefix needs it."""
 
-    pool: BlockPool
-    size: int
-    index: int
+    def find(self, chain: Digests, limit: int) -> Prefix:
+        return EMPTY_PREFIX
 
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        return []
-
-    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block], whole: bool = False) -> int:
+    def needed(self, table: BlockTable, tokens: int, reused: Prefix, whole: bool = False) -> int:
         return int(not table.blocks)
 
-    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+    def attach(self, table: BlockTable, reused: Prefix) -> None:
         """Do nothing: a ring is not reused."""
 
     def trim(self, table: BlockTable, computed: int) -> None:
@@ -326,10 +326,10 @@ class RingBlocks:
 
     def extend(self, table: BlockTable, tokens: int) -> None:
         if not table.blocks:
-            table.blocks = self.pool.take(1)
+            table.blocks = self.pool.take_single(1)
 
     def publish(
-        self, table: BlockTable, chain: Sequence[int], tokens: int, boundaries: Boundaries, source: Source
+        self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
         return ()
 
@@ -343,37 +343,34 @@ class RingBlocks:
 
 
 @dataclass(slots=True)
-class StateBlocks:
+class StateBlocks(SingleBlocks):
     """Recurrent layers: a request needs its last state; a prefix resumes from any stored state.
 
     Chunks end on block boundaries, and only the state at a chunk's end is written. Behind its block, a request holds a
     block for the state after each of its `drafts`. They move on with the request, and become blocks of its tokens.
     """
 
-    pool: BlockPool
-    size: int
-    index: int = 1
     drafts: int = 0
 
-    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+    def find(self, chain: Digests, limit: int) -> Prefix:
         # From the end, unlike attention, because a recurrent layer needs its last state alone
         # (vLLM, `MambaManager`).
         for index in reversed(range(min(limit // self.size, len(chain)))):
             block = self.pool.find(self.index, chain[index])
             if block is not None:
-                return [NULL_BLOCK] * index + [block]
-        return []
+                return single_blocks([NULL_BLOCK] * index + [block])
+        return EMPTY_PREFIX
 
-    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block], whole: bool = False) -> int:
+    def needed(self, table: BlockTable, tokens: int, reused: Prefix, whole: bool = False) -> int:
         # Blocks before the last new one stay null: only the state at the end of a step is written, and an inner one.
-        new = max(blocks_of(tokens, self.size) + self.drafts - len(table.blocks) - len(reused), 0)
+        new = max(blocks_of(tokens, self.size) + self.drafts - len(table.blocks) - reused.count, 0)
         most = 1 + table.inner + (0 if table.grown else self.drafts)
-        return min(new, most) + count_unreferenced(reused)
+        return min(new, most) + reused.unreferenced()
 
-    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+    def attach(self, table: BlockTable, reused: Prefix) -> None:
         self.pool.use(reused)
-        table.blocks = list(reused)
-        table.num_visited = len(reused)
+        table.blocks = list(reused.runs)
+        table.num_visited = reused.count
 
     def trim(self, table: BlockTable, computed: int) -> None:
         """Free all states but that of the last computed token."""
@@ -400,15 +397,15 @@ class StateBlocks:
         for index in range(allocated - behind, min(allocated, empty)):
             table.blocks.append(table.blocks[index])
             table.blocks[index] = NULL_BLOCK
-        table.blocks += self.pool.take(max(0, needed - len(table.blocks)))
+        table.blocks += self.pool.take_single(max(0, needed - len(table.blocks)))
 
     def publish(
-        self, table: BlockTable, chain: Sequence[int], tokens: int, boundaries: Boundaries, source: Source
+        self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
         published, count = [], tokens // self.size
         for index in range(table.num_visited, count):
             if table.blocks[index] is not NULL_BLOCK and self._retains(index, boundaries):
-                self.pool.publish(self.index, [table.blocks[index]], [chain[index]], source)
+                self.pool.publish_single(self.index, table.blocks[index], chain[index], source)
                 published.append(index)
         table.num_visited = max(table.num_visited, count)
         return published

@@ -1,18 +1,18 @@
 """A pool of blocks of one size: published blocks can be matched until they are evicted (vLLM's block pool).
 
-Free blocks form one queue. Blocks without a key come first, last freed first; then the blocks that
-were never used; then those with a key, in the order in which they were freed.
+Free blocks without a key are taken first; then those with a key, in the order in which they were freed.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter, OrderedDict, defaultdict
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import gcd, lcm
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ from spanlab.core.releases import VLLM_0_32, Release
 from spanlab.core.request import Budget, Request
 from spanlab.core.token_string import Tokens, TokenString
 from spanlab.model_spec import ModelSpec, layers_per_group
+
+#: Digests of consecutive blocks, unsigned integers of 64 bits.
+Digests: TypeAlias = "array[int]"
+NO_DIGESTS: Digests = array("Q")
 
 
 class BlockKey(NamedTuple):
@@ -37,29 +41,65 @@ class Source(NamedTuple):
     tokens: TokenString
 
 
-class Block:
-    """Memory of one block; `digest` is None while the block is not published.
+class Run:
+    """Consecutive blocks of one group that are allocated, shared and freed together; a single block is a run, too.
 
-    `source`  distinguishes equal digests of different tokens; None for a block of a lower tier, which has digests only
+    `digests`  of its published blocks in order; empty for a single block that is not published
+    `source`   distinguishes equal digests of different tokens; None for a block of a lower tier, which has digests only
+    `users`    requests that hold it
+    `stored`   whether it is in memory under its digests; a run that was evicted is remembered
+    `missed`   whether a request has missed it since its eviction
+    `forks`    whether a stored run may follow it: it then stays as long as it is
+    `rest`     blocks that were cut off its end while a request held both
+    `before`, `behind`  neighbours in the queue of free published runs
     """
 
-    __slots__ = ("digest", "group", "source", "users")
+    __slots__ = ("before", "behind", "digests", "forks", "group", "missed", "rest", "source", "stored", "users")
 
-    def __init__(self, group: int = 0, digest: int | None = None) -> None:
-        self.group, self.digest = group, digest
-        self.users = 0
+    def __init__(self, group: int = 0, digests: Digests = NO_DIGESTS, users: int = 1) -> None:
+        self.group, self.digests, self.users = group, digests, users
+        self.stored = self.missed = self.forks = False
         self.source: Source | None = None
+        self.rest: Run | None = None
+        self.before: Run | None = None
+        self.behind: Run | None = None
+
+    def __len__(self) -> int:
+        return max(1, len(self.digests))
 
     @property
     def key(self) -> BlockKey | None:
-        """Key of the block; None while it is not published."""
-        return None if self.digest is None else BlockKey(self.group, self.digest)
+        """Key of the first block; None while a request holds it and it is not published."""
+        return None if self.users and not self.stored else BlockKey(self.group, self.digests[0])
+
+    def common(self, digests: Digests, at: int, stop: int) -> int:
+        """Return how many leading blocks have the digests `[at, stop)`, the first of which is equal."""
+        mine, most = self.digests, min(len(self.digests), stop - at)
+        if mine[most - 1] == digests[at + most - 1]:  # a digest covers all tokens before it
+            return most
+        equal, differs = 0, most - 1
+        while differs - equal > 1:
+            middle = (equal + differs) // 2
+            if mine[middle] == digests[at + middle]:
+                equal = middle
+            else:
+                differs = middle
+        return differs
+
+    def cut(self, count: int) -> Run:
+        """Keep the first `count` blocks; return a run of the others, with the same properties."""
+        tail = Run(self.group, self.digests[count:], self.users)
+        self.digests = self.digests[:count]
+        tail.source, tail.stored, tail.missed = self.source, self.stored, self.missed
+        tail.forks, tail.rest = self.forks, self.rest
+        self.forks, self.rest = True, tail
+        return tail
 
 
 class LowerTiers(Protocol):
     """Lower tiers of a pool: `find` may return blocks that are not in the pool; the others report its changes."""
 
-    def find(self, key: BlockKey) -> Block | None: ...
+    def find(self, key: BlockKey) -> Run | None: ...
 
     def published(self, key: BlockKey) -> None: ...
 
@@ -67,164 +107,392 @@ class LowerTiers(Protocol):
 
 
 #: Placeholder for a block that a request no longer needs, or never had; it is never in the free queue.
-NULL_BLOCK = Block()
-NULL_BLOCK.users = 1
+NULL_BLOCK = Run()
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """The runs that hold the first `count` blocks of a prompt in one group; of the last run, more may be stored."""
+
+    runs: list[Run]
+    count: int
+
+    def first(self, count: int) -> Prefix:
+        """Return the runs of the first `count` blocks."""
+        if count >= self.count:
+            return self
+        covered = number = 0
+        while covered < count:
+            covered += len(self.runs[number])
+            number += 1
+        return Prefix(self.runs[:number], count)
+
+    def unreferenced(self, first: int = 0) -> int:
+        """Return the number of blocks behind the first ones that no request holds: they leave the free queue."""
+        start = free = 0
+        for run in self.runs:
+            stop = min(start + len(run), self.count)
+            if run.users == 0 and stop > first:
+                free += stop - max(start, first)
+            start = stop
+        return free
+
+
+EMPTY_PREFIX = Prefix([], 0)
+
+
+def single_blocks(blocks: list[Run]) -> Prefix:
+    """Return a prefix of single blocks, null blocks among them."""
+    return Prefix(blocks, len(blocks))
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """Blocks of one request in one group.
+
+    `blocks`       single blocks, by index; with `counts`, the published runs in order
+    `counts`       blocks that the request holds of each run, and of the runs that were cut off it since
+    `length`       blocks of all runs, and those that are not published; counted where there are runs
+    `num_visited`  leading blocks that were published, or skipped
+    `last_state`   index of the state before the last allocation; None without one
+    `num_retired`  leading blocks that were freed or are null, permanently
+    `inner`        whether the chunk that is planned also stores the state at its last boundary
+    `grown`        whether blocks were allocated behind the reused ones
+    """
+
+    blocks: list[Run] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    length: int = 0
+    num_visited: int = 0
+    last_state: int | None = None
+    num_retired: int = 0
+    inner: bool = False
+    grown: bool = False
+
+    def runs(self) -> list[Run]:
+        """Return the runs as they are cut now, in order."""
+        runs = []
+        for run, count in zip(self.blocks, self.counts, strict=True):
+            runs.append(run)
+            while len(run) < count:
+                count -= len(run)
+                assert run.rest is not None, "a run that was cut has a rest"
+                run = run.rest
+                runs.append(run)
+        return runs
+
+    def separate_last(self) -> None:
+        """List the parts of the last run one by one."""
+        while self.blocks and self.counts[-1] > len(run := self.blocks[-1]):
+            assert run.rest is not None, "a run that was cut has a rest"
+            self.blocks.append(run.rest)
+            self.counts[-1:] = [len(run), self.counts[-1] - len(run)]
 
 
 class BlockPool:
-    """A fixed number of blocks of one size; several blocks may have the same content."""
+    """A fixed number of blocks of one size; several blocks may have the same content.
 
-    def __init__(self, num_blocks: int) -> None:
-        self._unused = num_blocks
-        self._unkeyed: list[Block] = []
-        self._keyed: OrderedDict[Block, None] = OrderedDict()
-        self._first: defaultdict[int, dict[int, Block]] = defaultdict(dict)  # by group and digest
-        self._copies: dict[BlockKey, list[Block]] = {}  # blocks published after the first one of a key, in order
-        self.num_blocks = num_blocks
+    Published blocks are kept as runs, so that an operation costs the runs that it changes and not their blocks. A run
+    is cut where a prompt matches a part of it, or where memory for fewer blocks is needed. Runs of equal digests have
+    equal ends: all are cut together.
+
+    `remembered`  the group whose evicted runs are remembered
+    """
+
+    def __init__(self, num_blocks: int, remembered: int = 0) -> None:
+        self._blank = num_blocks  # free blocks without a key
+        self._ends = Run()  # of the ring of free published runs, in order of eviction
+        self._ends.before = self._ends.behind = self._ends
+        self._runs: defaultdict[int, dict[int, Run]] = defaultdict(dict)  # by group and first digest
+        self._copies: dict[BlockKey, list[Run]] = {}  # runs published after the stored one of a key, in order
+        self.num_blocks = self.num_free = num_blocks  #: the second: that no request uses, published ones included
+        self.remembered = remembered
         self.lower: LowerTiers | None = None
         self.num_published: Counter[int] = Counter()  #: blocks ever published, by group
         self.num_revived = 0  #: free published blocks that were reused
         self.num_evicted: Counter[int] = Counter()  #: published blocks that were evicted, by group
 
-    @property
-    def num_free(self) -> int:
-        """Blocks that no request uses, published ones included."""
-        return self._unused + len(self._unkeyed) + len(self._keyed)
-
     def num_keyed(self, group: int) -> int:
         """Return the number of published blocks of one group."""
         return self.num_published[group] - self.num_evicted[group]
 
-    def find(self, group: int, digest: int) -> Block | None:
-        """Return the first published block of a key, else the block of a lower tier; None without one."""
-        block = self._first[group].get(digest)
-        if block is None and self.lower is not None:
-            return self.lower.find(BlockKey(group, digest))
-        return block
+    # -- lookup -------------------------------------------------------------------------------------------------------
 
-    def absent(self, group: int, digests: set[int]) -> set[int]:
-        """Return the digests without a block."""
-        missing = digests.difference(self._first[group])
-        return missing if self.lower is None else {digest for digest in missing if self.find(group, digest) is None}
+    def find(self, group: int, digest: int) -> Run | None:
+        """Return the first published run that begins with a digest, else a block of a lower tier; None without one."""
+        run = self._runs[group].get(digest)
+        if run is not None and run.stored:
+            return run
+        return None if self.lower is None else self.lower.find(BlockKey(group, digest))
 
-    def find_run(self, group: int, digests: Iterable[int]) -> list[Block]:
-        """Return the blocks of `digests` up to the first one without a block."""
-        blocks: list[Block] = []
-        first = self._first[group]
-        for digest in digests:
-            block = first.get(digest)
-            if block is None and self.lower is not None:
-                block = self.lower.find(BlockKey(group, digest))
-            if block is None:
+    def find_run(self, group: int, digests: Digests, start: int, stop: int) -> Prefix:
+        """Return the runs of the digests `[start, stop)` up to the first one without a block."""
+        runs: list[Run] = []
+        at = start
+        while at < stop:
+            run = self.find(group, digests[at])
+            if run is None:
                 break
-            blocks.append(block)
-        return blocks
+            runs.append(run)
+            at += run.common(digests, at, stop)
+        return Prefix(runs, at - start)
 
-    def take(self, count: int) -> list[Block]:
-        """Allocate `count` blocks from the head of the free queue; they lose their keys."""
+    def count_behind(self, group: int, digests: Digests, start: int, stop: int) -> tuple[int, int]:
+        """Return how many digests in `[start, stop)` have a block, and how many lost it and were not missed since."""
+        present = evicted = at = 0
+        runs = self._runs[group]
+        while at < stop:
+            run, count = runs.get(digests[at]), 1
+            if run is not None:
+                count = run.common(digests, at, stop)
+            inside = at + count - max(at, start)
+            if inside > 0:
+                if (run is not None and run.stored) or self._is_lower(group, digests[at]):
+                    present += inside
+                elif run is not None and not run.missed:
+                    evicted += inside
+            at += count
+        return present, evicted
+
+    def _is_lower(self, group: int, digest: int) -> bool:
+        return self.lower is not None and self.lower.find(BlockKey(group, digest)) is not None
+
+    def miss(self, group: int, digests: Digests, start: int) -> None:
+        """Note that a request misses the evicted blocks of the digests from `start` on."""
+        at, runs = 0, self._runs[group]
+        while at < len(digests):
+            run, count = runs.get(digests[at]), 1
+            if run is not None:
+                count = run.common(digests, at, len(digests))
+                if at + count > start and not run.stored and not run.missed:
+                    if count < len(run):
+                        self._cut(run, count)
+                    if at < start:
+                        run, count = self._cut(run, start - at), count - (start - at)
+                        at = start
+                    run.missed = True
+            at += count
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def take(self, count: int) -> None:
+        """Allocate `count` blocks: those without a key, then published ones, which are evicted."""
         assert count <= self.num_free, "more blocks were allocated than are free"
-        first = max(0, len(self._unkeyed) - count)
-        blocks = self._unkeyed[first:][::-1]
-        del self._unkeyed[first:]
-        new = min(count - len(blocks), self._unused)
-        self._unused -= new
-        blocks += [Block() for _ in range(new)]
-        blocks += self._evict(count - len(blocks))
-        for block in blocks:
-            block.users = 1
-        return blocks
+        self.num_free -= count
+        blank = min(count, self._blank)
+        self._blank -= blank
+        count -= blank
+        while count:
+            run = self._ends.behind
+            assert run is not None and run is not self._ends, "free blocks are blank, or in the queue"
+            if len(run) > count:  # the last block of a request was freed first
+                whole, forks = run, run.forks
+                run = self._cut(run, len(run) - count)
+                whole.forks = forks
+            self._unlink(run)
+            count -= len(run)
+            self._evict(run)
 
-    def _evict(self, count: int) -> list[Block]:
-        """Take the first `count` published blocks from the free queue, and remove their keys."""
-        plain, pop, evicted = not self._copies and self.lower is None, self._keyed.popitem, []
-        for _ in range(count):
-            block, _ = pop(last=False)
-            digest = block.digest
-            assert digest is not None, "the queue of keyed blocks has only blocks with keys"
-            if plain:
-                del self._first[block.group][digest]
-            else:
-                self._forget(block, BlockKey(block.group, digest))
-            block.digest = block.source = None
-            evicted.append(block)
-        if len(self._first) == 1:
-            self.num_evicted[next(iter(self._first))] += count
+    def take_single(self, count: int) -> list[Run]:
+        """Allocate `count` blocks that are shared and freed one by one."""
+        self.take(count)
+        return [Run() for _ in range(count)]
+
+    def release(self, count: int) -> None:
+        """Free blocks that were not published."""
+        self._blank += count
+        self.num_free += count
+
+    def _evict(self, run: Run) -> None:
+        """Remove a run from its key; if it was the first one of the key, its next copy becomes the first."""
+        group, runs, first = run.group, self._runs[run.group], run.digests[0]
+        self.num_evicted[group] += len(run)
+        run.stored, run.source = False, None
+        if self._copies:
+            key = BlockKey(group, first)
+            if (copies := self._copies.get(key)) is not None:
+                if runs[first] is run:
+                    runs[first] = copies.pop(0)
+                    runs[first].missed = run.missed
+                else:
+                    copies.remove(run)
+                if not copies:
+                    del self._copies[key]
+                return
+        if group == self.remembered:
+            self._join_evicted(run, runs)
         else:
-            self.num_evicted.update([block.group for block in evicted])
-        return evicted
-
-    def _forget(self, block: Block, key: BlockKey) -> None:
-        """Remove a block from its key; if it was the first one, its next copy becomes the first."""
-        copies, first = self._copies.get(key), self._first[key.group]
-        if copies is None:
-            del first[key.digest]
-            if self.lower is not None:
-                self.lower.evicted(key)
-            return
-        if first[key.digest] is block:
-            first[key.digest] = copies.pop(0)
-        else:
-            copies.remove(block)
-        if not copies:
-            del self._copies[key]
-
-    def publish(
-        self, group: int, blocks: Sequence[Block], digests: Sequence[int], source: Source | None = None
-    ) -> None:
-        """Publish full blocks, each under its digest; all are computed from `source`."""
-        first = self._first[group]
-        self.num_published[group] += len(blocks)
-        for block, digest in zip(blocks, digests, strict=True):
-            assert block.digest is None, "a block is published once"
-            block.group, block.digest, block.source = group, digest, source
-            # As in vLLM, two blocks may hold the same tokens: a running request's table is never
-            # changed, so that the second block is kept, and is found once the first one is evicted.
-            if first.setdefault(digest, block) is not block:
-                self._copies.setdefault(BlockKey(group, digest), []).append(block)
+            del runs[first]
         if self.lower is not None:
-            for digest in digests:
-                self.lower.published(BlockKey(group, digest))
+            self.lower.evicted(BlockKey(group, first))
 
-    def use(self, blocks: Iterable[Block]) -> None:
-        """Add one reference to each block; null blocks are not counted."""
-        for block in blocks:
-            if block is NULL_BLOCK:
-                continue
-            if block.users == 0:
-                del self._keyed[block]
-                self.num_revived += 1
-            block.users += 1
+    def _join_evicted(self, run: Run, runs: dict[int, Run]) -> None:
+        """Join an evicted run with the evicted blocks that were cut off its end."""
+        behind = run.rest
+        if behind is None or behind.stored or behind.missed != run.missed or not behind.digests:
+            return
+        if runs.get(behind.digests[0]) is behind:
+            del runs[behind.digests[0]]
+            run.digests += behind.digests
+            run.rest, behind.digests = behind.rest, NO_DIGESTS
 
-    def free(self, blocks: Iterable[Block]) -> None:
-        """Drop one reference to each block; blocks without references join the free queue in this order."""
-        unkeyed = []
-        for block in blocks:
-            if block is NULL_BLOCK:
-                continue
-            block.users -= 1
-            if block.users:
-                continue
-            if block.digest is None:
-                unkeyed.append(block)
+    def _cut(self, run: Run, count: int) -> Run:
+        """Cut a run, and all runs of equal digests, behind `count` blocks; return its second part."""
+        key = BlockKey(run.group, run.digests[0])
+        copies, runs = self._copies.get(key), self._runs[run.group]
+        equal = [run] if copies is None else [runs[key.digest], *copies]
+        tails = [self._cut_one(each, count) for each in equal]
+        first = tails[0]
+        runs[first.digests[0]] = first
+        if copies is not None:
+            self._copies[BlockKey(run.group, first.digests[0])] = tails[1:]
+        return tails[equal.index(run)]
+
+    def _cut_one(self, run: Run, count: int) -> Run:
+        tail = run.cut(count)
+        if run.before is not None:  # the end of a run is evicted before its beginning
+            tail.before, tail.behind = run.before, run
+            run.before.behind = run.before = tail
+        return tail
+
+    # -- publication and references -----------------------------------------------------------------------------------
+
+    def publish(self, group: int, table: BlockTable, digests: Digests, stop: int, source: Source) -> None:
+        """Publish the blocks of a request up to `stop`, each under its digest; all are computed from `source`.
+
+        Blocks of a lower tier are published one by one, for it knows them by their keys.
+        """
+        at, runs = table.num_visited, self._runs[group]
+        self.num_published[group] += stop - at
+        table.separate_last()
+        while at < stop:
+            known, count = runs.get(digests[at]), stop - at
+            if known is not None:
+                count = known.common(digests, at, stop)
+            if self.lower is not None:
+                count = 1
+            if known is not None and count < len(known):
+                self._cut(known, count)
+            new, last = digests[at : at + count], table.blocks[-1] if table.blocks else None
+            copied = known is not None and known.stored
+            if last is not None and not copied and self._may_grow(last):
+                if known is not None:
+                    del runs[digests[at]]
+                last.digests, last.source, last.rest = last.digests + new, source, None
+                table.counts[-1] += count
             else:
-                self._keyed[block] = None
-        # Blocks without a key are of no use to anyone, and are taken before all others, the last
-        # freed one first.
-        self._unkeyed.extend(reversed(unkeyed))
+                if last is not None:
+                    self._note_fork(last)
+                run = Run(group, new)
+                run.source, run.stored = source, True
+                if not copied:
+                    runs[digests[at]] = run
+                else:
+                    # As in vLLM, two blocks may hold the same tokens: a running request's table is never
+                    # changed, so that the second block is kept, and is found once the first one is evicted.
+                    assert known is not None, "the copied run is stored"
+                    known.missed = False
+                    self._copies.setdefault(BlockKey(group, digests[at]), []).append(run)
+                table.blocks.append(run)
+                table.counts.append(count)
+            at += count
+        if self.lower is not None:
+            for digest in digests[table.num_visited : stop]:
+                self.lower.published(BlockKey(group, digest))
+        table.num_visited = stop
 
-    def waiting(self) -> Iterator[Block]:
-        """Return an iterator over published blocks without references, in order of eviction."""
-        return iter(self._keyed)
+    def _may_grow(self, run: Run) -> bool:
+        """Whether further blocks of the only request that holds a run may join it."""
+        return run.users == 1 and not run.forks and self.lower is None and not self._copies_of(run)
+
+    def _copies_of(self, run: Run) -> list[Run]:
+        """Return the runs of equal digests but the first; empty where there is one run."""
+        return self._copies.get(BlockKey(run.group, run.digests[0]), []) if self._copies else []
+
+    def _note_fork(self, run: Run) -> None:
+        """Note that a stored run follows a run, and all that are equal to it."""
+        run.forks = True
+        if copies := self._copies_of(run):
+            for equal in (self._runs[run.group][run.digests[0]], *copies):
+                equal.forks = True
+
+    def publish_single(self, group: int, block: Run, digest: int, source: Source | None = None) -> None:
+        """Publish one block; without a source, of a lower tier, an eviction that was missed stays so."""
+        assert not block.stored, "a block is published once"
+        runs = self._runs[group]
+        known = runs.get(digest)
+        self.num_published[group] += 1
+        block.group, block.digests, block.source, block.stored = group, array("Q", (digest,)), source, True
+        if known is not None and known.stored:
+            self._copies.setdefault(BlockKey(group, digest), []).append(block)
+            known.missed = known.missed and source is None
+        else:
+            block.missed = source is None and (known is None or known.missed)
+            runs[digest] = block
+        if self.lower is not None:
+            self.lower.published(BlockKey(group, digest))
+
+    def use(self, prefix: Prefix) -> None:
+        """Add one reference to each block of a prefix; null blocks are not counted."""
+        start = 0
+        for run in prefix.runs:
+            if start + len(run) > prefix.count:
+                self._cut(run, prefix.count - start)
+            start += len(run)
+            if run is NULL_BLOCK:
+                continue
+            if run.users == 0:
+                self._unlink(run)
+                self.num_revived += len(run)
+                self.num_free -= len(run)
+            run.users += 1
+
+    def free(self, runs: Iterable[Run]) -> None:
+        """Drop one reference to each block; published ones without references join the queue in this order."""
+        for run in runs:
+            if run is NULL_BLOCK:
+                continue
+            run.users -= 1
+            if run.users:
+                continue
+            self.num_free += len(run)
+            if not run.stored:  # of no use to anyone: taken before all others
+                self._blank += 1
+                continue
+            last, ends = self._ends.before, self._ends
+            assert last is not None, "the queue is a ring"
+            run.before, run.behind = last, ends
+            last.behind = ends.before = run
+
+    def _unlink(self, run: Run) -> None:
+        before, behind = run.before, run.behind
+        assert before is not None and behind is not None, "the run is in the queue"
+        before.behind, behind.before = behind, before
+        run.before = run.behind = None
+
+    def waiting(self) -> Iterator[BlockKey]:
+        """Return an iterator over the keys of published blocks without references, in order of eviction."""
+        run = self._ends.behind
+        while run is not None and run is not self._ends:
+            for digest in reversed(run.digests):
+                yield BlockKey(run.group, digest)
+            run = run.behind
 
     def check(self) -> None:
         """Verify the counts and the queue by recounting; slow, for tests."""
-        published = [block for first in self._first.values() for block in first.values()]
-        published += [block for copies in self._copies.values() for block in copies]
-        assert all(block.digest is not None for block in published), "a published block has no key"
-        counted = Counter(block.group for block in published)
+        published = [run for first in self._runs.values() for run in first.values() if run.stored]
+        for key, copies in self._copies.items():
+            assert all(run.digests == self._runs[key.group][key.digest].digests for run in copies), "copies differ"
+            published += copies
+        for group, first in self._runs.items():
+            assert all(run.group == group and run.digests[0] == digest for digest, run in first.items()), "a wrong key"
+        counted: Counter[int] = Counter()
+        for run in published:
+            counted[run.group] += len(run)
         assert self.num_published - self.num_evicted == counted, "published blocks are miscounted"
-        assert all(block.users == 0 for block in self._keyed), "a free block is in use"
-        assert {block for block in published if block.users == 0} == set(self._keyed)
+        free = Counter(BlockKey(run.group, digest) for run in published if not run.users for digest in run.digests)
+        assert free == Counter(self.waiting()), "a free block is in use, or does not wait"
+        assert self.num_free == self._blank + free.total(), "free blocks are miscounted"
         assert 0 <= self.num_free <= self.num_blocks, "the number of blocks changed"
 
 
@@ -561,10 +829,10 @@ class Chain:
         self.prompt = request.string
         self._source, self._reach = Source(request.cache_salt, self.prompt), len(self.prompt)
         self._digest_of_blocks = _seed(request.cache_salt)
-        self.digests: list[int] = []
+        self.digests = array("Q")
         self._partial_block = self._digest(request.tokens)
 
-    def digests_to(self, length: int) -> list[int]:
+    def digests_to(self, length: int) -> Digests:
         """Return digests of at least the full blocks in the first `length` tokens of prompt and output."""
         if length // self._size > len(self.digests):
             generated = length + self.lookahead - len(self.prompt)
@@ -590,22 +858,22 @@ class Chain:
             self._source = Source(self.request.cache_salt, self.string(self._reach))
         return self._source
 
-    def count_verified(self, blocks: Sequence[Block], size: int, length: int) -> int:
-        """Return the number of leading blocks that were computed from these tokens, despite possible collisions.
+    def verified(self, prefix: Prefix, size: int, length: int) -> Prefix:
+        """Return the beginning of a prefix that was computed from these tokens, despite possible collisions.
 
         A block has `size` tokens. Null blocks, and blocks of a lower tier, are not compared.
         """
-        expected, last, common = self.source(length), None, 0
-        for index, block in enumerate(blocks):
-            source = block.source
-            if source is None:
-                continue
-            if source is not last:
+        expected, last, common, start = self.source(length), None, 0, 0
+        for run in prefix.runs:
+            stop = min(start + len(run), prefix.count)
+            source = run.source
+            if source is not None and source is not last:
                 last = source
                 common = expected.tokens.common(0, source.tokens) if source.cache_salt == expected.cache_salt else 0
-            if (index + 1) * size + self.lookahead > common:
-                return index
-        return len(blocks)
+            if source is not None and stop * size + self.lookahead > common:
+                return prefix.first(max(start, (common - self.lookahead) // size))
+            start = stop
+        return prefix
 
     def _digest(self, tokens: Tokens) -> Tokens:
         """Append digests of the full blocks of `tokens`; return the ids after the last full block."""
@@ -620,7 +888,7 @@ class Chain:
                 for ahead in range(self.lookahead):
                     behind = tokens[size + ahead :: size][:count].astype(np.int64).view(np.uint64)
                     digests += _mixed((behind + np.uint64(1)) * np.uint64(2 * ahead + 1) * _STRIDE)
-            self.digests += digests.tolist()
+            self.digests.frombytes(digests.tobytes())
         return tokens[count * size :]
 
 

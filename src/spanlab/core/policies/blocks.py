@@ -15,22 +15,23 @@ from spanlab.core.plan import Losses, Match, Need, PrefillRange, ReusePlan, Work
 from spanlab.core.policies.block_groups import (
     AttentionBlocks,
     BlockGroup,
-    BlockTable,
     Boundaries,
     ChunkBlocks,
     RingBlocks,
     StateBlocks,
-    count_unreferenced,
     make_groups,
 )
 from spanlab.core.policies.block_pool import (
+    EMPTY_PREFIX,
     NULL_BLOCK,
-    Block,
     BlockKey,
     BlockPool,
     BlockRules,
     BlockStore,
+    BlockTable,
     Chain,
+    Digests,
+    Prefix,
     alignment_of,
     blocks_of,
     unit_of,
@@ -55,7 +56,7 @@ class BlockPlan(ReusePlan):
     `declined`       tokens in lower tiers that are computed nevertheless, because that is faster
     """
 
-    reused_blocks: list[list[Block]] = field(default_factory=list)
+    reused_blocks: list[Prefix] = field(default_factory=list)
     junction: int = 0
     declined: int = 0
 
@@ -102,7 +103,6 @@ class BlockMatcher:
     """Looks up prompts, and caches their digests.
 
     `ever_stored`  digests at which a block of the first group behind full attention was ever stored
-    `kept`         digests of blocks that are stored, or were evicted and no request has missed them since
     """
 
     def __init__(self, rules: BlockRules, pool: BlockPool, groups: Sequence[BlockGroup], ledger: Ledger) -> None:
@@ -118,10 +118,10 @@ class BlockMatcher:
         self.unit, self.align = unit_of(rules.layout), alignment_of(rules.layout)
         #: the group whose blocks stand for what is stored: full attention, else the first one.
         self.leading: BlockGroup = self._full or self._others[0]
-        self.first_other = next((group for group in self._others), None)
+        pool.remembered = self.leading.index
+        self.first_other = next(iter(self._others), None)
         self._chains: dict[int, Chain] = {}
         self.ever_stored: set[int] = set()
-        self.kept: set[int] = set()
 
     def chain(self, request: Request) -> Chain:
         """Return the digests of a request, which are cached until `forget`."""
@@ -134,12 +134,10 @@ class BlockMatcher:
         """Drop the cached digests of a request."""
         self._chains.pop(request.id, None)
 
-    def digests(self, chain: Chain, start: int, stop: int) -> list[int]:
-        """Return the digests of the leading group's whole blocks in tokens `[start, stop)`."""
+    def digests(self, chain: Chain) -> Digests:
+        """Return the digests of the leading group's blocks."""
         each = self.leading.size // self.unit
-        if each == 1:
-            return chain.digests[start // self.unit : stop // self.unit]
-        return chain.digests[start // self.unit + each - 1 : stop // self.unit : each]
+        return chain.digests if each == 1 else chain.digests[each - 1 :: each]
 
     def keyed(self, known: int) -> int:
         """Return how many of the first `known` tokens are in blocks with a key, if no further token is known."""
@@ -157,12 +155,12 @@ class BlockMatcher:
             matched = self._find_full(full, chain, digests, keyed, length)
             equal = [self._find_full(group, chain, digests, keyed, length) for group in self._equals]
             if equal:
-                del matched[min([len(blocks) for blocks in equal]) :]
-            end = len(matched) * full.size
-            deepest = self.aligned(self._rules.usable(len(matched)) * full.size)
-            limit = self.aligned(self._rules.reusable(len(matched), length) * full.size)
+                matched = matched.first(min([prefix.count for prefix in equal]))
+            end = matched.count * full.size
+            deepest = self.aligned(self._rules.usable(matched.count) * full.size)
+            limit = self.aligned(self._rules.reusable(matched.count, length) * full.size)
         else:
-            matched, equal = [], []
+            matched, equal = EMPTY_PREFIX, []
             deepest, limit = self.aligned(keyed), self.aligned(min(keyed, length - 1))
         others, resume = self._find_others(chain, length, limit)
         resumable = resume if limit == deepest else self._find_others(chain, length, deepest)[1]
@@ -175,59 +173,55 @@ class BlockMatcher:
             losses = self._losses(length, chain, seen, end, resume)
         sizes = seen, end, resumable, resume
         attention, behind = iter([matched, *equal]), iter(others)
-        reused: list[list[Block]] = []
+        reused: list[Prefix] = []
         for group in self._groups:
             if isinstance(group, AttentionBlocks):
-                reused.append(next(attention)[: resume // group.size])
+                reused.append(next(attention).first(resume // group.size))
             else:
-                reused.append([] if isinstance(group, RingBlocks) else next(behind))
+                reused.append(EMPTY_PREFIX if isinstance(group, RingBlocks) else next(behind))
         return BlockPlan(request, prompt, (), Repair(), *sizes, losses, reused_blocks=reused, junction=junction)
 
-    def _find_full(
-        self, group: AttentionBlocks, chain: Chain, digests: Sequence[int], keyed: int, length: int
-    ) -> list[Block]:
-        blocks = group.find(digests, keyed)
-        del blocks[chain.count_verified(blocks, group.size, length) :]
-        return blocks
+    def _find_full(self, group: AttentionBlocks, chain: Chain, digests: Digests, keyed: int, length: int) -> Prefix:
+        return chain.verified(group.find(digests, keyed), group.size, length)
 
     def aligned(self, tokens: int) -> int:
         """Return the tokens of the longest beginning that is reused in whole blocks of every group."""
         return tokens // self.align * self.align
 
-    def _find_others(self, chain: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
+    def _find_others(self, chain: Chain, length: int, limit: int) -> tuple[list[Prefix], int]:
         """Return what the groups behind full attention reuse of `limit` tokens, and the tokens that all can reuse."""
         # A kind of groups may lack a block that the end that another one found needs, which shortens
         # the prefix for all: repeat until they agree, as vLLM's coordinator of hybrid caches does.
         # A single kind is looked up once.
-        reused: dict[int, list[Block]] = {}
+        reused: dict[int, Prefix] = {}
         while True:
             end = limit
             for equal in self._kinds:
-                blocks = self._find_equal(equal, chain, length, end)
-                end = len(blocks[0]) * equal[0].size
-                reused.update(zip([group.index for group in equal], blocks, strict=True))
+                prefixes = self._find_equal(equal, chain, length, end)
+                end = prefixes[0].count * equal[0].size
+                reused.update(zip([group.index for group in equal], prefixes, strict=True))
             if end == limit or len(self._kinds) == 1:
                 return [reused[group.index] for group in self._others], end
             limit = end
 
-    def _find_equal(self, groups: Sequence[BlockGroup], chain: Chain, length: int, limit: int) -> list[list[Block]]:
+    def _find_equal(self, groups: Sequence[BlockGroup], chain: Chain, length: int, limit: int) -> list[Prefix]:
         """Return what groups of one kind reuse of `limit` tokens: equally many blocks, which all of them have."""
         while True:
-            blocks = [self._verified(group, chain, length, limit) for group in groups]
-            fewest = min(map(len, blocks))
+            prefixes = [self._verified(group, chain, length, limit) for group in groups]
+            fewest = min([prefix.count for prefix in prefixes])
             # Of chunks, a beginning of the blocks counts, even if a chunk starts inside one.
             if isinstance(groups[0], ChunkBlocks):
-                return [reused[:fewest] for reused in blocks]
-            if all(len(reused) == fewest for reused in blocks):
-                return blocks
+                return [prefix.first(fewest) for prefix in prefixes]
+            if all(prefix.count == fewest for prefix in prefixes):
+                return prefixes
             limit = fewest * groups[0].size
 
-    def _verified(self, group: BlockGroup, chain: Chain, length: int, limit: int) -> list[Block]:
+    def _verified(self, group: BlockGroup, chain: Chain, length: int, limit: int) -> Prefix:
         """Return the blocks of a group's longest prefix that was computed from these tokens."""
-        blocks = group.find(chain.digests_to(length), limit)
-        while blocks and (verified := chain.count_verified(blocks, group.size, length)) < len(blocks):
-            blocks = group.find(chain.digests_to(length), verified * group.size)
-        return blocks
+        prefix = group.find(chain.digests_to(length), limit)
+        while (verified := chain.verified(prefix, group.size, length).count) < prefix.count:
+            prefix = group.find(chain.digests_to(length), verified * group.size)
+        return prefix
 
     def _losses(self, length: int, chain: Chain, seen: int, matched: int, resume: int) -> Losses:
         unit, lead = self.align, self.leading.size
@@ -238,16 +232,16 @@ class BlockMatcher:
         once = (end for end in range(present, resume, -unit) if chain.digests[end // each - 1] in self.ever_stored)
         tombstone = next(once, resume) if self._others else present
         # Blocks behind a missing one may still be stored, but a prefix cannot reach them.
-        behind = set(self.digests(chain, matched, usable // lead * lead))
-        absent = self._pool.absent(self.leading.index, behind)
-        stranded = len(behind) - len(absent)
+        index, digests = self.leading.index, self.digests(chain)
+        stranded, evicted = self._pool.count_behind(index, digests, matched // lead, usable // lead)
         ends = min(matched, usable // lead * lead), present, resume, tombstone
         match = Match(length, seen, usable, aligned, *ends, unit)
-        return losses_of(match, len(absent & self.kept) * lead, stranded=stranded * lead)
+        return losses_of(match, evicted * lead, stranded=stranded * lead)
 
-    def evicted(self, digests: Sequence[int]) -> set[int]:
-        """Return the digests whose blocks were evicted and that no request has missed since."""
-        return self._pool.absent(self.leading.index, self.kept.intersection(digests))
+    def missed(self, plan: BlockPlan) -> None:
+        """Note that a request computes again what was evicted: one eviction explains one miss."""
+        digests = self.digests(self.chain(plan.request))
+        self._pool.miss(self.leading.index, digests, plan.matched // self.leading.size)
 
     def checkpoints(self, request: Request) -> list[int]:
         """Return the positions of the stored states along a prompt, increasing."""
@@ -256,7 +250,9 @@ class BlockMatcher:
         # not cached: the request may have finished
         digests, size = Chain(request, self.unit, self._rules.lookahead).digests, self.align
         ends = range(size, len(digests) * self.unit + 1, size)
-        return [end for end in ends if all(len(group.find(digests, end)) * group.size == end for group in self._others)]
+        return [
+            end for end in ends if all(group.find(digests, end).count * group.size == end for group in self._others)
+        ]
 
 
 # ------------------------------------------------------------------------------
@@ -274,7 +270,7 @@ class Refusal:
 
     `needed`        blocks that had to be free
     `unreferenced`  of these, matched blocks that no request used
-    `next_digest`   digest of the block after the matched ones; None where the prompt cannot reuse more
+    `digests`       of the matched blocks and the one behind them; empty where the prompt cannot reuse more
     `revived`, `evicted`  the pool's counts
     """
 
@@ -282,7 +278,7 @@ class Refusal:
     generated: int
     needed: int
     unreferenced: int
-    next_digest: int | None
+    digests: Digests
     revived: int
     evicted: int
 
@@ -295,7 +291,7 @@ class Refusal:
         recomputed = min(self.unreferenced, pool.num_evicted[0] - self.evicted)
         if pool.num_revived != self.revived or self.needed - recomputed <= pool.num_free:
             return False
-        return self.next_digest is None or pool.find(0, self.next_digest) is None
+        return pool.find_run(0, self.digests, 0, len(self.digests)).count < max(1, len(self.digests))
 
 
 class BlockPolicy:
@@ -331,7 +327,7 @@ class BlockPolicy:
             bounded=bounded,
         )
         self._matcher = BlockMatcher(rules, self._pool, self._groups, self.ledger)
-        self._no_blocks: list[list[Block]] = [[] for _ in self._groups]  # reused blocks of a running request
+        self._nothing = [EMPTY_PREFIX] * len(self._groups)  # what a running request reuses
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._step = 0
         self._refusal: Refusal | None = None  # of the last refused request
@@ -376,9 +372,7 @@ class BlockPolicy:
         for group, table, reused in zip(self._groups, tables, plan.reused_blocks, strict=True):
             group.attach(table, reused)
         if plan.losses.kv_evicted:
-            chain = self._matcher.chain(plan.request)
-            digests = self._matcher.digests(chain, plan.matched, len(chain.digests) * self._matcher.unit)
-            self._matcher.kept.difference_update(self._matcher.evicted(digests))
+            self._matcher.missed(plan)
         work = PrefillRange(0, plan.resume, plan.prompt + generated)
         return BlockAllocation(plan, (work,), tables, loads_state=bool(self._states) and plan.resume > 0)
 
@@ -397,7 +391,7 @@ class BlockPolicy:
             fits = self._needed(tables, self._tokens(length, max(0, drafts)), plan.reused_blocks) <= free
         if not (fits and self._states):
             return fits
-        return not any(blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks)
+        return not any(reused.runs and reused.runs[-1].key in self._fresh for reused in plan.reused_blocks)
 
     def _refuse(self, plan: BlockPlan, generated: int) -> None:
         """Record a refused plan, where the state of the pool determines when it may fit."""
@@ -405,25 +399,23 @@ class BlockPolicy:
         if not self._full_only or pool.lower is not None:
             return
         reused, length, size = plan.reused_blocks[0], plan.prompt + generated, self.blocks.size
-        needed = blocks_of(length, size) - len(reused) + (unreferenced := count_unreferenced(reused))
-        matched = len(reused) + self.blocks.drops_last
+        needed = blocks_of(length, size) - reused.count + (unreferenced := reused.unreferenced())
+        matched = reused.count + self.blocks.drops_last
         reuses_more = matched < min((length - 1) // size, self._matcher.keyed(length) // size)
-        next_digest = self._matcher.chain(plan.request).digests_to(length)[matched] if reuses_more else None
-        self._refusal = Refusal(
-            plan, generated, needed, unreferenced, next_digest, pool.num_revived, pool.num_evicted[0]
-        )
+        digests = self._matcher.chain(plan.request).digests_to(length)[: matched + 1 if reuses_more else 0]
+        self._refusal = Refusal(plan, generated, needed, unreferenced, digests, pool.num_revived, pool.num_evicted[0])
 
     def _needed(
         self,
         tables: Sequence[BlockTable],
         tokens: Sequence[int],
-        reused: Sequence[Sequence[Block]],
+        reused: Sequence[Prefix],
         whole: bool = False,
     ) -> int:
         if self._full_only:
             return self._groups[0].needed(tables[0], tokens[0], reused[0])
         groups = zip(self._groups, tables, tokens, reused, strict=True)
-        return sum([group.needed(table, count, blocks, whole) for group, table, count, blocks in groups])
+        return sum([group.needed(table, count, prefix, whole) for group, table, count, prefix in groups])
 
     def _tokens(self, stop: int, drafts: int) -> Sequence[int]:
         """Return the tokens that need blocks by group: a drafter that looks ahead of its drafts has no states."""
@@ -482,7 +474,7 @@ class BlockPolicy:
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.trim(table, num_computed)
         tokens = self._tokens(stop, drafts)
-        if self._needed(allocation.tables, tokens, self._no_blocks) > self._pool.num_free:
+        if self._needed(allocation.tables, tokens, self._nothing) > self._pool.num_free:
             return False
         for group, table, count in zip(self._groups, allocation.tables, tokens, strict=True):
             group.extend(table, count)
@@ -522,12 +514,9 @@ class BlockPolicy:
         for group, table in zip(self._groups, allocation.tables, strict=True):
             reach = of_attention if isinstance(group, AttentionBlocks) else tokens
             stored = group.publish(table, digests, reach, boundaries, source)
-            each = group.size // matcher.unit
-            of_group = [digests[(index + 1) * each - 1] for index in stored]
-            if group is matcher.leading:
-                matcher.kept.update(of_group)
-            elif group is matcher.first_other:
-                matcher.ever_stored.update(of_group)
+            if group is matcher.first_other and group is not matcher.leading:
+                each = group.size // matcher.unit
+                matcher.ever_stored.update([digests[(index + 1) * each - 1] for index in stored])
             if isinstance(group, StateBlocks):
                 self._note_states(allocation, group, table, digests, stored, tokens // group.size)
 
@@ -586,9 +575,9 @@ class BlockPolicy:
 
     def free(self, allocation: BlockAllocation, now: int) -> None:
         """Free all blocks, last tokens first, of a finished or preempted request."""
-        for table in allocation.tables:
+        for group, table in zip(self._groups, allocation.tables, strict=True):
             # The end of a prompt is evicted before its beginning, which more requests share.
-            self._pool.free(reversed(table.blocks))
+            group.release(table)
         self._matcher.forget(allocation.plan.request)
         allocation.tables = []
 
@@ -600,7 +589,7 @@ class BlockPolicy:
             if isinstance(group, StateBlocks):
                 of_states += min(blocks_of(tokens, group.size), 2 + self.blocks.inner_states) + self.blocks.drafts
             else:
-                kv += group.needed(BlockTable(), tokens, (), whole=True)
+                kv += group.needed(BlockTable(), tokens, EMPTY_PREFIX, whole=True)
         return Need(tokens, 0, 1, (kv + null_block) * block_bytes, of_states * block_bytes)
 
     def check(self) -> None:

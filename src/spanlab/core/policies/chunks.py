@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.plan import Losses, Need, PrefillRange, ReusePlan, Work
-from spanlab.core.policies.block_groups import AttentionBlocks, BlockTable, Boundaries
-from spanlab.core.policies.block_pool import BlockRules, BlockStore, Source, blocks_of
+from spanlab.core.policies.block_groups import AttentionBlocks, Boundaries
+from spanlab.core.policies.block_pool import BlockRules, BlockStore, BlockTable, Digests, Source, blocks_of
 from spanlab.core.policies.blocks import BlockAllocation, BlockPolicy
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
@@ -25,14 +25,24 @@ from spanlab.core.rules import ReuseRules
 class Chunks(AttentionBlocks):
     """Attention layers whose content is stored at most once."""
 
+    def extend(self, table: BlockTable, tokens: int) -> None:
+        new = blocks_of(tokens, self.size) - table.length
+        if new > 0:
+            table.blocks += self.pool.take_single(new)
+            table.length += new
+
     def publish(
-        self, table: BlockTable, chain: Sequence[int], tokens: int, boundaries: Boundaries, source: Source
+        self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
         start, stop = table.num_visited, max(table.num_visited, tokens // self.size)
         new = [index for index in range(start, stop) if self.pool.find(self.index, chain[index]) is None]
-        self.pool.publish(self.index, [table.blocks[index] for index in new], [chain[index] for index in new], source)
+        for index in new:
+            self.pool.publish_single(self.index, table.blocks[index], chain[index], source)
         table.num_visited = stop
         return new
+
+    def release(self, table: BlockTable) -> None:
+        self.pool.free(reversed(table.blocks))
 
 
 class ChunkPolicy(BlockPolicy):

@@ -7,6 +7,7 @@ pool is allocated when a load begins, and the blocks are published when it has e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -14,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from spanlab.core.eviction.orders import PathNames
 from spanlab.core.plan import Need, ReusePlan, TreeAllocation, combine_plans
-from spanlab.core.policies.block_pool import Block, BlockKey, BlockStore
+from spanlab.core.policies.block_pool import BlockKey, BlockStore, Prefix, Run, single_blocks
 from spanlab.core.policies.blocks import BlockAllocation, BlockPlan, BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import BeforeChange, unnoticed
@@ -158,7 +159,7 @@ class OverTiers(ABC, Generic[P]):
 class _Arrival:
     """The blocks that a running load fills, and the requests that wait for them."""
 
-    blocks: list[tuple[BlockKey, Block]]
+    blocks: list[tuple[BlockKey, Run]]
     waiting: list[WaitingRequest] = field(default_factory=list)
 
 
@@ -175,7 +176,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         self._pool.lower = self
         self._depth = 0  # number of tiers that `find` searches; 0 outside of `match`
         self._arrivals: dict[Load, _Arrival] = {}
-        self._loading: dict[BlockKey, tuple[Block, Load]] = {}
+        self._loading: dict[BlockKey, tuple[Run, Load]] = {}
         self._layerwise: list[tuple[Load, LoadNote]] = []  # begun in the current step
 
     @property
@@ -184,7 +185,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
 
     # -- callbacks of the pool ----------------------------------------------------------------------------------------
 
-    def find(self, key: BlockKey) -> Block | None:
+    def find(self, key: BlockKey) -> Run | None:
         """Return a block that is being loaded, or a stand-in for one in a searched tier; None without one."""
         if not self._depth:
             return None
@@ -193,7 +194,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
             return loading[0] if loading[1].depth <= self._depth else None
         if self.tiers.holder(key, self._depth) is None:
             return None
-        return Block(key.group, key.digest)
+        return Run(key.group, array("Q", (key.digest,)), users=0)
 
     def published(self, key: BlockKey) -> None:
         """Report a published block to the tiers."""
@@ -223,15 +224,14 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         finally:
             self._depth = 0
 
-    def _absent(self, plan: BlockPlan) -> list[Block]:
+    def _absent(self, plan: BlockPlan) -> list[Run]:
         """Return the stand-ins of a plan for blocks that are only in lower tiers, in order."""
-        blocks = [block for group in plan.reused_blocks for block in group]
-        return [block for block in blocks if block.key is not None and self._pool.find(*block.key) is not block]
+        return [block for block in _blocks_of(plan) if block.key is not None and not block.stored]
 
     def _joined_loads(self, plan: BlockPlan) -> list[Load]:
         """Return the running loads of blocks of a plan."""
         loads = dict(self._loading.values())
-        blocks = [block for group in plan.reused_blocks for block in group] if loads else []
+        blocks = _blocks_of(plan) if loads else []
         return list(dict.fromkeys([loads[block] for block in blocks if block in loads]))
 
     def _ready_ns(self, plan: BlockPlan, steps: PrefillSteps, now: int, generated: int) -> int:
@@ -258,11 +258,11 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         if not self._policy.fits(plan, generated, drafts):
             return None
         absent, loads = self._absent(plan), self._joined_loads(plan)
-        keys = _keys([block for group in plan.reused_blocks for block in group])
+        keys = _keys(_blocks_of(plan))
         resident = _resident_blocks(plan, absent) if absent else []
         note = self._note(plan.request)
         note.declined += plan.declined
-        self._pool.use(resident)  # so that the load cannot evict them
+        self._pool.use(single_blocks(resident))  # so that the load cannot evict them
         if absent:
             loads += self._begin_load(plan, absent, note, now)
         allocation = self._policy.allocate(plan, now, generated, drafts)
@@ -277,7 +277,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         self._arrive()
         return allocation
 
-    def _begin_load(self, plan: BlockPlan, absent: list[Block], note: LoadNote, now: int) -> list[Load]:
+    def _begin_load(self, plan: BlockPlan, absent: list[Run], note: LoadNote, now: int) -> list[Load]:
         """Load blocks into the pool, in place of their stand-ins; return the loads that the request waits for.
 
         The load holds a reference to its blocks until it has ended, in addition to that of the request.
@@ -285,9 +285,12 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         keys = _keys(absent)
         load = self._load(keys, note, now)
         note.tokens += self._policy.blocks.size * sum(key.group == 0 for key in keys)
-        allocated = self._pool.take(len(absent))
+        self._pool.take(len(absent))
+        allocated = [Run(block.group, block.digests) for block in absent]
         filled = dict(zip(absent, allocated, strict=True))
-        plan.reused_blocks = [[filled.get(block, block) for block in group] for group in plan.reused_blocks]
+        plan.reused_blocks = [
+            Prefix([filled.get(block, block) for block in reused.runs], reused.count) for reused in plan.reused_blocks
+        ]
         blocks = list(zip(keys, allocated, strict=True))
         if load.layerwise:
             self._layerwise.append((load, note))
@@ -297,10 +300,10 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         self._loading |= {key: (block, load) for key, block in blocks}
         return [load]
 
-    def _publish(self, blocks: Sequence[tuple[BlockKey, Block]]) -> None:
+    def _publish(self, blocks: Sequence[tuple[BlockKey, Run]]) -> None:
         """Publish loaded blocks, and drop the reference of the load."""
         for key, block in blocks:
-            self._pool.publish(key.group, [block], [key.digest])
+            self._pool.publish_single(key.group, block, key.digest)
         self._pool.free([block for _, block in reversed(blocks)])
 
     def _arrive(self) -> None:
@@ -329,15 +332,19 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         return total_ns
 
 
-def _keys(blocks: Sequence[Block]) -> list[BlockKey]:
+def _keys(blocks: Sequence[Run]) -> list[BlockKey]:
     """Return the keys of the published blocks."""
     return [block.key for block in blocks if block.key is not None]
 
 
-def _resident_blocks(plan: BlockPlan, absent: list[Block]) -> list[Block]:
+def _resident_blocks(plan: BlockPlan, absent: list[Run]) -> list[Run]:
     """Return the blocks of a plan that are in the pool."""
     stand_ins = set(absent)
-    return [block for group in plan.reused_blocks for block in group if block not in stand_ins]
+    return [block for block in _blocks_of(plan) if block not in stand_ins]
+
+
+def _blocks_of(plan: BlockPlan) -> list[Run]:
+    return [block for reused in plan.reused_blocks for block in reused.runs]
 
 
 # ------------------------------------------------------------------------------
