@@ -286,9 +286,9 @@ class BlockPool:
             run = self._ends.behind
             assert run is not None and run is not self._ends, "free blocks are blank, or in the queue"
             if len(run) > count:  # the last block of a request was freed first
-                whole, forks = run, run.forks
+                if self._cut_evicted(run, count):
+                    return
                 run = self._cut(run, len(run) - count)
-                whole.forks = forks
             self._unlink(run)
             count -= len(run)
             self._evict(run)
@@ -325,6 +325,20 @@ class BlockPool:
             del runs[first]
         if self.lower is not None:
             self.lower.evicted(BlockKey(group, first))
+
+    def _cut_evicted(self, run: Run, count: int) -> bool:
+        """Move the last blocks of a free run to those that were evicted behind them; False where there are none."""
+        behind, runs = run.rest, self._runs[run.group]
+        if behind is None or behind.stored or behind.missed or not behind.digests or self._copies_of(run):
+            return False
+        if runs.get(behind.digests[0]) is not behind:
+            return False
+        del runs[behind.digests[0]]
+        behind.digests = run.digests[-count:] + behind.digests
+        del run.digests[-count:]
+        runs[behind.digests[0]] = behind
+        self.num_evicted[run.group] += count
+        return True
 
     def _join_evicted(self, run: Run, runs: dict[int, Run]) -> None:
         """Join an evicted run with the evicted blocks that were cut off its end."""
@@ -378,7 +392,8 @@ class BlockPool:
             if last is not None and not copied and self._may_grow(last):
                 if known is not None:
                     del runs[digests[at]]
-                last.digests, last.source, last.rest = last.digests + new, source, None
+                last.digests.extend(new)
+                last.source, last.rest = source, None
                 table.counts[-1] += count
             else:
                 if last is not None:

@@ -294,6 +294,34 @@ class Refusal:
         return pool.find_run(0, self.digests, 0, len(self.digests)).count < max(1, len(self.digests))
 
 
+class Calendar:
+    """The steps in which decoding sequences change the pool: a step costs the sequences that do, not all of them.
+
+    `due`  by step, counted from that of `starts`: the numbers of these sequences
+    """
+
+    __slots__ = ("_allocations", "due", "starts")
+
+    def __init__(self, allocations: list[BlockAllocation], starts: list[int]) -> None:
+        self._allocations, self.starts = allocations, starts
+        self.due: dict[int, list[int]] = {}
+        for number, (allocation, start) in enumerate(zip(allocations, starts, strict=True)):
+            self.note(number, max(0, allocation.room - start))
+
+    def continues(self, allocations: list[BlockAllocation], starts: list[int]) -> bool:
+        """Whether these are the same sequences, all of them the same number of steps later."""
+        ours = self.starts
+        return self._allocations is allocations and starts[0] - ours[0] == starts[-1] - ours[-1]
+
+    def note(self, number: int, step: int) -> None:
+        """Note the next step in which a sequence changes the pool."""
+        numbers = self.due.get(step)
+        if numbers is None:
+            self.due[step] = [number]
+        else:
+            numbers.append(number)
+
+
 class BlockPolicy:
     """Matches each prompt with the pool, and allocates the blocks that each step writes."""
 
@@ -318,6 +346,10 @@ class BlockPolicy:
         store.kv_groups = frozenset(group.index for group in self._groups if not isinstance(group, StateBlocks))
         self._full_only = len(self._groups) == 1 and layout[0].kind == "full"
         self._trims = any(rule.kind in ("window", "chunk") for rule in layout)
+        # Blocks are only added and published, a block as soon as its last token is planned.
+        self._grows_only = self._full_only and type(self._groups[0]) is AttentionBlocks
+        self._grows_only = self._grows_only and not (rules.drafter or rules.ahead)
+        self._calendar: Calendar | None = None  # of the sequences that decoded last
         self.rules = ReuseRules(
             needs_states=bool(self._states),
             grid=grid,
@@ -464,6 +496,8 @@ class BlockPolicy:
                 self._publish(allocation, stop, stop + 1)
             allocation.begun = stop  # rejected drafts lie before the step that is planned ahead
             return True
+        if self._grows_only and not drafts:
+            return self._grow(allocation, stop)
         num_computed = self._num_computed(allocation, start)
         if self.blocks.inner_states:
             length = allocation.work[-1].stop
@@ -484,6 +518,23 @@ class BlockPolicy:
         if not (self._states or self.blocks.ahead):
             rooms = [group.room(table) for group, table in zip(self._groups, allocation.tables, strict=True)]
             allocation.room = min(rooms)
+        return True
+
+    def _grow(self, allocation: BlockAllocation, stop: int) -> bool:
+        """Append as below, in fewer operations: decoding does little else in a simulation of long outputs."""
+        table, size = allocation.tables[0], self.blocks.size
+        new = blocks_of(stop, size) - table.length
+        if new > 0:
+            if new > self._pool.num_free:
+                return False
+            self._pool.take(new)
+            table.length += new
+        full = stop // size
+        if full > table.num_visited:
+            chain = self._matcher.chain(allocation.plan.request)
+            self._pool.publish(0, table, chain.digests_to(stop), full, chain.source(stop))
+        room, unpublished = table.length * size, (table.num_visited + 1) * size - 1
+        allocation.room = room if room < unpublished else unpublished
         return True
 
     def _num_computed(self, allocation: BlockAllocation, start: int) -> int:
@@ -546,15 +597,21 @@ class BlockPolicy:
         self, allocations: list[BlockAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
     ) -> None:
         """Append step by step, so that blocks are published and states freed as if each step were scheduled."""
-        for step in range(times):
-            changes = False
-            for allocation, start in zip(allocations, starts, strict=True):
-                if start + step >= allocation.room:
-                    if not changes:
-                        changes = True
-                        before(step)
-                    granted = self.append(allocation, start + step, start + step + 1)
+        if not allocations:
+            return
+        calendar = self._calendar
+        if calendar is None or not calendar.continues(allocations, starts):
+            calendar = self._calendar = Calendar(allocations, starts)
+        first = starts[0] - calendar.starts[0]
+        for step in range(first, first + times):
+            if numbers := calendar.due.pop(step, None):
+                before(step - first)
+                numbers.sort()  # of equal blocks, the one of the first request is found
+                for number in numbers:
+                    allocation, start = allocations[number], calendar.starts[number] + step
+                    granted = self.append(allocation, start, start + 1)
                     assert granted, "more steps were scheduled than memory allows"
+                    calendar.note(number, max(step + 1, allocation.room - calendar.starts[number]))
 
     def spare_steps(self, allocations: list[BlockAllocation]) -> int:
         """Return a number of decode steps for which memory of all `allocations` certainly suffices."""
