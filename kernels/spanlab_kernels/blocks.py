@@ -28,6 +28,12 @@ def scatter_reference(pages: Tensor, slots: Tensor, values: Tensor) -> None:
     pages.flatten(0, 1)[slots.long()] = values
 
 
+def write_reference(key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Write keys and values to `slots`; see `spanlab_kernels.blocks.write`."""
+    scatter_reference(key_pages, slots, keys)
+    scatter_reference(value_pages, slots, values)
+
+
 def copy_reference(pages: Tensor, source_slots: Tensor, target_slots: Tensor) -> None:
     """Copy rows within the pages; see `spanlab_kernels.blocks.copy`."""
     rows = pages.flatten(0, 1)
@@ -69,6 +75,26 @@ def scatter(pages: Tensor, slots: Tensor, values: Tensor) -> None:
 
         return row_kernels.scatter(pages, slots, values)
     return scatter_reference(pages, slots, values)
+
+
+def write(key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Write `keys` and `values` [N, H, D], of any strides, to the same distinct `slots` of two equal sets of pages.
+
+    As two calls of `scatter`, in one launch. ValueError for arguments that do not match.
+    """
+    _check_pages(key_pages)
+    _check_slots("slots", slots, key_pages)
+    _check_rows("keys", keys, slots, key_pages)
+    if (value_pages.shape, value_pages.stride()) != (key_pages.shape, key_pages.stride()):
+        raise ValueError(
+            f"value_pages must be like key_pages, {tuple(key_pages.shape)}, not {tuple(value_pages.shape)}."
+        )
+    _check_rows("values", values, slots, value_pages)
+    if uses_triton(key_pages):
+        from spanlab_kernels import row_kernels
+
+        return row_kernels.write(key_pages, value_pages, slots, keys, values)
+    return write_reference(key_pages, value_pages, slots, keys, values)
 
 
 def copy(pages: Tensor, source_slots: Tensor, target_slots: Tensor) -> None:

@@ -118,7 +118,7 @@ def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bo
 BLOCK = 2048  # elements of a row that one program copies
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["source_rows", "target_rows"])
 def _move(
     source,
     target,
@@ -166,6 +166,60 @@ def copy(pages: Tensor, source_slots: Tensor, target_slots: Tensor) -> None:
     """Launch for `spanlab_kernels.blocks.copy`, whose checks come first."""
     rows = pages.flatten(0, 1)
     _launch(rows, rows, source_slots, target_slots)
+
+
+@triton.jit(do_not_specialize=["target_rows"])
+def _write(
+    keys,
+    values,
+    to_keys,
+    to_values,
+    slots,
+    target_rows,
+    key_row,
+    key_head,
+    key_channel,
+    value_row,
+    value_head,
+    value_channel,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(slots + row).to(tl.int64)
+    in_row = element < HEADS * HEAD_DIM
+    # a slot outside the pages must access no memory
+    is_target = in_row & (slot >= 0) & (slot < target_rows)
+    head, channel = element // HEAD_DIM, element % HEAD_DIM
+    target = slot * (HEADS * HEAD_DIM) + element
+    key = tl.load(keys + row * key_row + head * key_head + channel * key_channel, mask=in_row)
+    value = tl.load(values + row * value_row + head * value_head + channel * value_channel, mask=in_row)
+    tl.store(to_keys + target, key, mask=is_target)
+    tl.store(to_values + target, value, mask=is_target)
+
+
+def write(key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Launch for `spanlab_kernels.blocks.write`, whose checks come first."""
+    _, heads, head_dim = keys.shape
+    width = heads * head_dim
+    if not len(slots) or not width:
+        return
+    block = min(BLOCK, triton.next_power_of_2(width))
+    _write[(len(slots), triton.cdiv(width, block))](
+        keys,
+        values,
+        key_pages,
+        value_pages,
+        slots,
+        key_pages.shape[0] * key_pages.shape[1],
+        *keys.stride(),
+        *values.stride(),
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK=block,
+    )
 
 
 def _launch(source: Tensor, target: Tensor, source_slots: Tensor | None, target_slots: Tensor | None) -> None:

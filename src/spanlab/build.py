@@ -316,6 +316,7 @@ def build_engine(
     sampler = Sampler(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.longest_output for request in requests)
     more |= {"positions": positions, "sampler": sampler, "decode": study.engine.decode}
+    more["prefill"] = study.engine.prefill
     return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, **more)
 
 

@@ -358,6 +358,7 @@ def start(
     sampler: Sampler | None = None,
     at_once: bool = False,
     decode: str = "plain",
+    prefill: str = "plain",
 ) -> Run:
     """An engine with poisoned pools just large enough for `requests` in any order, and nothing served yet."""
     rules = rules or BatchRules(max_num_batched_tokens=4096, max_num_seqs=4)
@@ -379,6 +380,7 @@ def start(
         maps=make_maps(model, policy),
         at_once=at_once,
         decode=decode,
+        prefill=prefill,
     )
     run = Run(engine, rules)
     notes.append(run.note)

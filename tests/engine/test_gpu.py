@@ -36,6 +36,26 @@ def test_graphs_have_the_outputs_of_plain_decoding(name):
     assert all(far(plain.of(request), graphs.of(request)) < 1e-3 for request in requests)
 
 
+@pytest.mark.parametrize("name", ["none", "pic", "pic_raw", "pic_turned", "ape", "cache_blend_15"])
+def test_pieces_have_the_outputs_of_plain_prefills(name):
+    requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], (20, 5, 33), output=3, at=0)
+    model, rules = make_small(device="cuda"), BatchRules(max_num_batched_tokens=96, max_num_seqs=3)
+    plain, pieces = (
+        run(model, arm(name, 16), requests, rules=rules, prefill=prefill) for prefill in ("plain", "graphs")
+    )
+    assert all(far(plain.of(request), pieces.of(request)) < 1e-3 for request in requests)
+
+
+def test_hybrid_pieces_have_the_outputs_of_plain_prefills():
+    requests, rules = crowd(20), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
+    model = make_hybrid(device="cuda")
+    plain, pieces = (
+        run(model, checkpoint("block_64"), requests, rules=rules, prefill=each, decode=each)
+        for each in ("plain", "graphs")
+    )
+    assert all(far(plain.of(request), pieces.of(request)) < 1e-3 for request in requests)
+
+
 @pytest.mark.parametrize("name", ["none", "block_64"])
 def test_hybrid_graphs_have_the_outputs_of_plain_decoding(name):
     requests, rules = crowd(20), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)

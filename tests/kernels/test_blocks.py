@@ -7,12 +7,15 @@ import torch
 
 from spanlab_kernels import blocks
 from spanlab_kernels import row_kernels as compiled
-from spanlab_kernels.blocks import copy, gather, scatter
+from spanlab_kernels.blocks import copy, gather, scatter, write
 from spanlab_kernels.testing import BLOCK_CASES, BlockCase, fresh, random_tensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REFERENCE = SimpleNamespace(
-    gather=blocks.gather_reference, scatter=blocks.scatter_reference, copy=blocks.copy_reference
+    gather=blocks.gather_reference,
+    scatter=blocks.scatter_reference,
+    write=blocks.write_reference,
+    copy=blocks.copy_reference,
 )
 SERVERS = pytest.mark.parametrize("server", [REFERENCE, compiled], ids=["reference", "kernel"])
 CASES = pytest.mark.parametrize("case", BLOCK_CASES, ids=str)
@@ -48,6 +51,22 @@ def test_scatter_fills_its_slots_and_no_other(server, case, device):
         assert torch.equal(pages[row(case, slot)], values[i])
         pages[row(case, slot)] = torch.nan
     assert pages.isnan().all()
+
+
+@SERVERS
+@CASES
+def test_write_fills_its_slots_of_both_sets_and_no_other(server, case, device):
+    shape, (slots, _) = (case.num_pages, case.page_size, case.heads, case.head_dim), case.two_sets(device)
+    key_pages, value_pages = (fresh(*shape, device=device) for _ in "kv")
+    # as a model projects them: heads before tokens; and channels first
+    keys = random_tensor(case.heads, case.slots, case.head_dim, device=device, seed=2).transpose(0, 1)
+    values = random_tensor(case.head_dim, case.heads, case.slots, device=device, seed=3).permute(2, 1, 0)
+    server.write(key_pages, value_pages, slots, keys, values)
+    for pages, written in ((key_pages, keys), (value_pages, values)):
+        for i, slot in enumerate(slots.tolist()):
+            assert torch.equal(pages[row(case, slot)], written[i])
+            pages[row(case, slot)] = torch.nan
+        assert pages.isnan().all()
 
 
 @SERVERS
@@ -95,6 +114,9 @@ def test_public_operations_agree_with_indexing():
     scatter(pages, source, 2 * out)
     rows[source] = 2 * out
     assert torch.equal(pages.flatten(0, 1), rows)
+    key_pages, value_pages = pages.clone(), pages.clone()
+    write(key_pages, value_pages, target, out, 3 * out)
+    assert torch.equal(gather(key_pages, target), out) and torch.equal(gather(value_pages, target), 3 * out)
 
 
 def test_no_slots_are_fine():
@@ -117,11 +139,13 @@ def test_kernel_reads_nan_and_writes_nothing_beyond_the_pages(device):
     out = compiled.gather(pages, slots, torch.zeros(3, 1, 8, device=device))
     assert out.isnan().all(dim=(1, 2)).tolist() == [True, False, True]
     compiled.scatter(pages, slots[[0, 2]], torch.zeros(2, 1, 8, device=device))
+    compiled.write(pages, pages, slots[[0, 2]], *torch.zeros(2, 2, 1, 8, device=device))
     torch.testing.assert_close(memory, before, rtol=0, atol=0, equal_nan=True)
 
 
 PAGES = torch.zeros(3, 4, 2, 8)
 SLOTS = torch.tensor([1, 2])
+ROWS = torch.zeros(2, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +161,9 @@ SLOTS = torch.tensor([1, 2])
         (lambda: gather(PAGES, SLOTS, out=torch.zeros(8, 2, 2).permute(2, 1, 0)), "out must be contiguous"),
         (lambda: scatter(PAGES, SLOTS, torch.zeros(3, 2, 8)), r"values must be \(2, 2, 8\)"),
         (lambda: scatter(PAGES, SLOTS, torch.zeros(2, 2, 8).half()), "values must be .* not .* torch.float16"),
+        (lambda: write(PAGES, PAGES, SLOTS, ROWS[:1], ROWS), r"keys must be \(2, 2, 8\)"),
+        (lambda: write(PAGES, PAGES[:2], SLOTS, ROWS, ROWS), r"value_pages must be like key_pages, \(3, 4, 2, 8\)"),
+        (lambda: write(PAGES, PAGES.double(), SLOTS, ROWS, ROWS), "values must be .* torch.float64"),
         (
             lambda: copy(PAGES, SLOTS, torch.tensor([3])),
             "target_slots must be as many as source_slots, 2, not 1",

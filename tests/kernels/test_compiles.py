@@ -49,6 +49,7 @@ for case, dtype in zip(BLOCK_CASES[1:3], (torch.float32, torch.bfloat16)):
     row_kernels.gather(pages, source, out)
     row_kernels.scatter(pages, source.int(), out)
     row_kernels.copy(pages, source, target)
+    row_kernels.write(pages, pages, source, out, out)
 """
 # every head_dim and form, each target, one and several rows; all combinations are in the slow tests
 FEW = {
@@ -63,8 +64,8 @@ def test_every_head_dim_compiles_somewhere_and_other_kernels_for_hopper(compile_
     compiled = dict(zip(FEW, compile_for(*chain(*programs)), strict=True))
     for target, launches in FEW.items():
         assert [name for name, _ in compiled[target]].count("attend_tiles") == len(launches)
-    assert [name for name, _ in compiled[90][-10:-6]] == ["_rotate"] * 4
-    assert compiled[90][-6:] == [("_move", 0)] * 6
+    assert [name for name, _ in compiled[90][-12:-8]] == ["_rotate"] * 4
+    assert compiled[90][-8:] == [*[("_move", 0)] * 3, ("_write", 0)] * 2
 
 
 @pytest.mark.slow

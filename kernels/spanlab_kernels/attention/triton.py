@@ -70,13 +70,18 @@ class Library(ABC):
 
     def serves(self, query: Tensor) -> bool:
         """Whether the library is installed and accepts such queries."""
-        return query.is_cuda and query.dtype in HALF and importlib.util.find_spec(self.module) is not None
+        return query.is_cuda and query.dtype in HALF and _is_installed(self.module)
 
     @abstractmethod
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Out [T, Hq, D] and natural log-sum-exps, float32 [T, Hq], of keys and values [K, Hkv, D]."""
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None  # searches folders, which takes longer than a launch
 
 
 class FlashAttention(Library):

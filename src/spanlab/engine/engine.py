@@ -32,6 +32,7 @@ from spanlab.engine.model import AttentionContext, SpanModel
 from spanlab.engine.oracle import check_components, check_memory
 from spanlab.engine.outputs import DueToken, OnLogits, Sampler, StepTokens
 from spanlab.engine.pages import MIN_BYTES, NodePages, PageList, PagePool, PageTable, TransferBatch
+from spanlab.engine.pieces import LARGEST
 from spanlab.engine.repair import MeasuredRepair
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.rows import (
@@ -289,6 +290,7 @@ class Forwards:
     `memory`          states and maps of recurrent layers, if the model has any
     `request_states`  states of all requests that have rows
     `decode`          launch mode of decode-only forwards, see `EngineSettings`
+    `prefill`         launch mode of all other forwards, see `EngineSettings`
     """
 
     def __init__(
@@ -298,12 +300,16 @@ class Forwards:
         packer: Packer,
         request_states: Mapping[ScheduledSequence, RequestState],
         decode: str,
+        prefill: str,
     ) -> None:
         self._context, self._memory, self._packer, self._request_states = context, memory, packer, request_states
         self._device = context.model.device
         self._decodes: DecodeRows | None = None
         self._launch = Plain(self._device)
         self._decoder = new_decoder(decode, self._device, context.pages, context.pool)
+        self._pieces = context.model.pieces if prefill == GRAPHS else None
+        if self._pieces is not None:
+            self._pieces.prepare()
 
     def run(
         self,
@@ -367,7 +373,10 @@ class Forwards:
             pool.write(layer, rows.slots, keys, values)
             return attention.attend(layer, query)
 
-        return key, lambda: model.forward(rows.ids, rows.rotations, attend, rows.logits_rows, recur=recur)
+        forward = model.forward
+        if self._pieces is not None and not for_replay and len(rows.ids) <= LARGEST:
+            forward = self._pieces.forward
+        return key, lambda: forward(rows.ids, rows.rotations, attend, rows.logits_rows, recur=recur)
 
     def _state_rows(
         self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int
@@ -439,6 +448,7 @@ class Engine:
                  `Forwards.answer_logits`; its time counts for no step
     `at_once`    whether the remaining tokens of known answers are computed in one step while no arrival is due
     `decode`     launch mode of decode-only forwards, see `EngineSettings`
+    `prefill`    launch mode of all other forwards, see `EngineSettings`
     `counter`    nanoseconds of a monotonic clock
     """
 
@@ -457,6 +467,7 @@ class Engine:
         maps: SpanMaps | None = None,
         at_once: bool = False,
         decode: str = PLAIN,
+        prefill: str = PLAIN,
         counter: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.model, self.pool, self.policy, self.key_layout = model, pool, policy, key_layout
@@ -476,7 +487,7 @@ class Engine:
         self._copier = Copier(context)
         self._request_states: dict[ScheduledSequence, RequestState] = {}
         packer = Packer(self._request_states, self.outputs, self._copier, model.device)
-        self._forwards = Forwards(context, self.memory, packer, self._request_states, decode)
+        self._forwards = Forwards(context, self.memory, packer, self._request_states, decode, prefill)
         self._measured = MeasuredRepair(policy.rules.repair, context, packer)
         self.steps = 0
         self._at_once = at_once

@@ -17,7 +17,7 @@ from torch import Tensor
 from spanlab.core.repair import SpanSettings
 from spanlab.core.tree import CacheSpan, Node
 from spanlab.errors import OutOfMemoryError
-from spanlab_kernels.blocks import copy, scatter
+from spanlab_kernels.blocks import copy, write
 
 # ------------------------------------------------------------------------------
 # Paged KV memory: one allocation for all layers, integer page ids.
@@ -98,8 +98,7 @@ class PagePool:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [N, Hkv, D] of one layer to slots [N]."""
-        scatter(self.keys(layer), slots, keys)
-        scatter(self.values(layer), slots, values)
+        write(self.keys(layer), self.values(layer), slots, keys, values)
 
     def copy(self, source_slots: Tensor, target_slots: Tensor) -> None:
         """Copy keys and values of all layers from slots [N] to other slots [N]: copy-on-write."""

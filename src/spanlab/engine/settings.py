@@ -17,6 +17,7 @@ CLOCKS = ("virtual", "wall")
 RECORDS = ("nothing", "tokens", "first_logits", "logits", "scores")
 BASELINE, GOLD = TEACHERS = ("baseline", "gold")
 DECODES = PLAIN, PADDED, GRAPHS = ("plain", "padded", "graphs")
+PREFILLS = PLAIN, GRAPHS
 DTYPES = {2: "bfloat16", 4: "float32"}
 
 
@@ -38,6 +39,8 @@ class EngineSettings:
     `threads`      threads of torch on the CPU; null: torch's choice
     `decode`       how steps are launched in which every request decodes: plain; padded, to powers of two of requests
                    and spans; graphs, padded and replayed as CUDA graphs
+    `prefill`      how all other steps are launched: plain; graphs, with up to 512 rows padded to a multiple of 64, and
+                   what lies between attentions and recurrent layers replayed as CUDA graphs
     `clock`        virtual: steps last as measured and idle time is skipped; wall: requests arrive in real time
     `alternate`    arms take turns, request by request where one client sends them: each serves until no request is in
                    flight, so that drift of the machine affects all arms alike; the caches of all arms are in memory
@@ -56,6 +59,7 @@ class EngineSettings:
     temperature: float = 0.0
     threads: int | None = None
     decode: str = PLAIN
+    prefill: str = PLAIN
     clock: str = "virtual"
     alternate: bool = False
     record: str = "nothing"
@@ -67,6 +71,9 @@ class EngineSettings:
         one_of("engine.decode", self.decode, DECODES)
         if self.decode == GRAPHS and self.device == "cpu":
             raise ValueError(f"engine.decode={self.decode} with engine.device=cpu: expected plain or padded")
+        one_of("engine.prefill", self.prefill, PREFILLS)
+        if self.prefill == GRAPHS and self.device == "cpu":
+            raise ValueError(f"engine.prefill={self.prefill} with engine.device=cpu: expected plain")
         one_of("engine.clock", self.clock, CLOCKS)
         one_of("engine.record", self.record, RECORDS)
         if self.teacher is not None:

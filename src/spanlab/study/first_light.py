@@ -52,6 +52,7 @@ class FirstLight:
     `only`           names of the stages to run; empty: all
     `engine_device`  cuda or cpu
     `pic_model`      model of calibration and of `pic_bench`, with random weights
+    `prefill`        `engine.prefill` of the studies with random weights
     `answers_model`  hub name of the model that answers, with trained weights
     `minutes`        time limit of all stages together; later stages do not start
     `name`           folder of the results; null: the name of the card
@@ -63,6 +64,7 @@ class FirstLight:
     only: list[str] = field(default_factory=list)
     engine_device: str = "cuda"
     pic_model: str = "llama-3.1-8b"
+    prefill: str = "graphs"
     answers_model: str = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
     minutes: float = 60.0
     name: str | None = None
