@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spanlab.core.admission import BatchRules
+from spanlab.engine import pieces
 from spanlab.engine.pieces import ROWS, Pieces
 from spanlab.engine.settings import EngineSettings
 
@@ -86,23 +87,21 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 @pytest.fixture
-def recorded(monkeypatch) -> OperationRecorder:
+def recorded(monkeypatch) -> Iterator[OperationRecorder]:
     """Pieces are recorded on the CPU, of up to two numbers of rows."""
     recorder = OperationRecorder()
-    monkeypatch.setattr("spanlab.engine.pieces.LARGEST", 2 * ROWS)
+    monkeypatch.setattr(pieces, "GraphRecorder", lambda: recorder)
+    monkeypatch.setattr(pieces, "LARGEST", 2 * ROWS)
     monkeypatch.setattr("spanlab.engine.engine.LARGEST", 2 * ROWS)
-    return recorder
+    pieces.pieces_of.cache_clear()
+    yield recorder
+    pieces.pieces_of.cache_clear()
 
 
 def both(recorded, model, strategy, requests, **options):
     """A plain run, and one in pieces with the same logits up to rounding."""
     plain = run_plain(model, strategy, requests, **options)
-    pieces = Pieces(model, recorded)
-    model.__dict__["pieces"] = pieces
-    try:
-        result = start(model, strategy, requests, prefill="graphs", **options).serve(requests)
-    finally:
-        del model.__dict__["pieces"]
+    result = start(model, strategy, requests, prefill="graphs", **options).serve(requests)
     assert plain.engine.outputs == result.engine.outputs
     assert all(far(plain.of(request), result.of(request)) < 2e-5 for request in requests)
     assert nothing_leaks(result)
@@ -112,7 +111,7 @@ def both(recorded, model, strategy, requests, **options):
 def test_a_number_of_rows_is_captured_once(recorded, monkeypatch):
     captured = []
     capture = Pieces._capture
-    monkeypatch.setattr(Pieces, "_capture", lambda pieces, *size: captured.append(size) or capture(pieces, *size))
+    monkeypatch.setattr(Pieces, "_capture", lambda self, *size: captured.append(size) or capture(self, *size))
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=6, at=0)
     both(recorded, make_small(), arm("pic", 16), requests, rules=RULES)
     assert captured[:2] == [(64, 1), (128, 1)] and len(captured) == len(set(captured))

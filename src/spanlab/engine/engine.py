@@ -32,7 +32,7 @@ from spanlab.engine.model import AttentionContext, SpanModel
 from spanlab.engine.oracle import check_components, check_memory
 from spanlab.engine.outputs import DueToken, OnLogits, Sampler, StepTokens
 from spanlab.engine.pages import MIN_BYTES, NodePages, PageList, PagePool, PageTable, TransferBatch
-from spanlab.engine.pieces import LARGEST
+from spanlab.engine.pieces import LARGEST, pieces_of
 from spanlab.engine.repair import MeasuredRepair
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.rows import (
@@ -307,9 +307,7 @@ class Forwards:
         self._decodes: DecodeRows | None = None
         self._launch = Plain(self._device)
         self._decoder = new_decoder(decode, self._device, context.pages, context.pool)
-        self._pieces = context.model.pieces if prefill == GRAPHS else None
-        if self._pieces is not None:
-            self._pieces.prepare()
+        self._pieces = pieces_of(context.model) if prefill == GRAPHS else None
 
     def run(
         self,
@@ -373,9 +371,8 @@ class Forwards:
             pool.write(layer, rows.slots, keys, values)
             return attention.attend(layer, query)
 
-        forward = model.forward
-        if self._pieces is not None and not for_replay and len(rows.ids) <= LARGEST:
-            forward = self._pieces.forward
+        pieces = None if for_replay or len(rows.ids) > LARGEST else self._pieces
+        forward = model.forward if pieces is None else pieces.forward
         return key, lambda: forward(rows.ids, rows.rotations, attend, rows.logits_rows, recur=recur)
 
     def _state_rows(

@@ -14,7 +14,6 @@ from spanlab import model_types
 from spanlab.core.repair import SpanSettings
 from spanlab.engine.hook import Attend, Forward, Keep, Project, Recur, Rotation, decoder_layers
 from spanlab.engine.pages import PagePool, PageTable
-from spanlab.engine.pieces import GraphRecorder, Pieces
 from spanlab.engine.recurrent import MIXER
 from spanlab.engine.slots import StateShape
 from spanlab.model_spec import ModelSpec
@@ -61,11 +60,6 @@ class SpanModel:
         """For each decoder layer, its index among the layers of the same kind, attention or recurrent."""
         kinds = [hasattr(layer, MIXER) for layer in decoder_layers(self.hf)]
         return tuple(kinds[:layer].count(kind) for layer, kind in enumerate(kinds))
-
-    @cached_property
-    def pieces(self) -> Pieces:
-        """Forwards of this model as CUDA graphs; all engines share the captures."""
-        return Pieces(self, GraphRecorder())
 
     @property
     def state_shape(self) -> StateShape | None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from spanlab.engine.hook import Attend, Recur
-
-if TYPE_CHECKING:
-    from spanlab.engine.model import SpanModel
+from spanlab.engine.model import SpanModel
 
 ROWS = 64  # a device computes up to so many rows in about the time of one: it reads the same weights
 LARGEST = 512  # rows; the device needs more time for more of them than the host does without graphs
@@ -159,3 +158,11 @@ class Pieces:
             logits = self._model.forward(ids, rotations, attend, logits_rows, recur=recur)
             last = self._recorder.end()
         return _Captured(ids, rotations, logits_rows, breaks, last, logits)
+
+
+@lru_cache(maxsize=1)
+def pieces_of(model: SpanModel) -> Pieces:
+    """The pieces of a model as CUDA graphs, all captured; every engine of the model gets the same."""
+    pieces = Pieces(model, GraphRecorder())
+    pieces.prepare()
+    return pieces
