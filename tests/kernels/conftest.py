@@ -16,7 +16,7 @@ import pytest
 import torch
 
 VARIABLE = "TRITON_INTERPRET"
-LAUNCHERS = ("spanlab_kernels.attention.triton", "spanlab_kernels.row_kernels")
+LAUNCHERS = ("spanlab_kernels.attention.triton", "spanlab_kernels.row_kernels", "spanlab_kernels.chunk_kernels")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,7 +36,7 @@ def calls(*launches):
 
 
 OTHERS = """
-from spanlab_kernels import row_kernels
+from spanlab_kernels import chunk_kernels, row_kernels
 from spanlab_kernels.testing import BLOCK_CASES, ROPE_CASES
 for case, dtype in zip(ROPE_CASES[2:6], (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16)):
     x = torch.zeros(case.tokens, case.heads, case.head_dim, dtype=dtype)
@@ -50,6 +50,12 @@ for case, dtype in zip(BLOCK_CASES[1:3], (torch.float32, torch.bfloat16)):
     row_kernels.scatter(pages, source.int(), out)
     row_kernels.copy(pages, source, target)
     row_kernels.write(pages, pages, source, out, out)
+for width, key_dim, further in ((32, 128, 128), (8, 128, 0), (1, 128, 0), (32, 24, 0)):
+    sizes = (width, key_dim), (width, key_dim), (width, key_dim), (width, width), (key_dim, width), (1, 1)
+    numbers = (torch.tensor(values) for values in ([0, 2], [2, 1], [-1, 0, -1]))
+    prepared = [torch.zeros(3, 16, *size) for size in sizes]
+    states = torch.zeros(2, 16, key_dim, key_dim + further)
+    chunk_kernels.scan(prepared, *numbers, 1, states)
 """
 # every head_dim and form, each target, one and several rows; all combinations are in the slow tests
 FEW = {
@@ -64,8 +70,10 @@ def test_every_head_dim_compiles_somewhere_and_other_kernels_for_hopper(compile_
     compiled = dict(zip(FEW, compile_for(*chain(*programs)), strict=True))
     for target, launches in FEW.items():
         assert [name for name, _ in compiled[target]].count("attend_tiles") == len(launches)
-    assert [name for name, _ in compiled[90][-12:-8]] == ["_rotate"] * 4
-    assert compiled[90][-8:] == [*[("_move", 0)] * 3, ("_write", 0)] * 2
+    assert [name for name, _ in compiled[90][-16:-12]] == ["_rotate"] * 4
+    assert compiled[90][-12:-4] == [*[("_move", 0)] * 3, ("_write", 0)] * 2
+    assert [name for name, _ in compiled[90][-4:]] == ["_scan"] * 4
+    assert all(shared <= 227 << 10 for _, shared in compiled[90][-4:]), "a multiprocessor of Hopper has 227 KiB"
 
 
 @pytest.mark.slow

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab_kernels.attention.batch import Send, to_device
+from spanlab_kernels.chunk_scan import Chunks, Steps, scan
 
 # ------------------------------------------------------------------------------
-# The gated delta rule over packed rows of many sequences, in chunks, in plain torch.
+# The gated delta rule over packed rows of many sequences, in chunks.
 #
 # S_t = exp(g_t) (I - b_t k_t k_tᵀ) S_{t-1} + b_t k_t v_tᵀ and o_t = S_tᵀ q_t. A chunk of rows
 # is a triangular system (the UT transform of DeltaNet, arXiv 2406.06484; gated: arXiv
 # 2412.06464) and products with the state before it. Chunks of all sequences are prepared
-# together; then the first chunks of all sequences run in one batch, then the second chunks.
+# together; then states advance from chunk to chunk, in plain torch or by a kernel.
 # ------------------------------------------------------------------------------
 
 WIDTHS = (1, 8, 32)  # rows per chunk: the smallest that fits the longest run between stops, else the last
@@ -52,18 +53,12 @@ class ScanInputs(NamedTuple):
 
 
 class _Stop(NamedTuple):
-    """A stop of a segment; `rank` is the segment's position in its batch."""
+    """A stop of a segment, at the end of a chunk of its block; `rank` is the segment's position in its batch."""
 
+    chunk: int
     rank: int
     segment: int
     stop: int
-
-
-class _Step(NamedTuple):
-    """One chunk of each of the first `segments` segments of a batch, and the stops at their ends."""
-
-    segments: int
-    stops: list[_Stop]
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,8 @@ class _Block:
     rows: Tensor
     valid: Tensor
     valid_indices: Tensor
-    steps: list[_Step]
+    steps: Steps
+    stops: list[_Stop]
 
 
 @dataclass(frozen=True)
@@ -109,8 +105,11 @@ class ChunkScan:
             plans = list(_plan_blocks({index: chunks[index] for index in order}, width, limit))
             arrays = [np.array(order), *(array for plan in plans for array in plan.arrays)]
             indexes, *flat = send(arrays, torch.int64, device)
-            parts = zip(flat[::3], flat[1::3], flat[2::3], plans, strict=True)
-            blocks = [_Block(rows, valid, valid_indices, plan.steps) for rows, valid, valid_indices, plan in parts]
+            blocks = []
+            for plan, first in zip(plans, range(0, len(flat), _ARRAYS), strict=True):
+                rows, valid, valid_indices, *of_steps = flat[first : first + _ARRAYS]
+                reported = [(stop.chunk, stop.rank) for stop in plan.stops]
+                blocks.append(_Block(rows, valid, valid_indices, Steps(plan.counts, reported, *of_steps), plan.stops))
             self._batches.append(_Batch(width, indexes, order == list(range(len(segments))), blocks))
 
     def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, on_stop: OnStop) -> None:
@@ -146,11 +145,15 @@ def _width(segment: Segment) -> int:
     return next((width for width in WIDTHS if longest <= width), WIDTHS[-1])
 
 
+_ARRAYS = 6
+
+
 class _BlockPlan(NamedTuple):
-    """The arrays of a block (rows, valid, valid_indices) and its steps."""
+    """The `_ARRAYS` arrays of a block: three of its own, then those of its `Steps`; chunks of each step, and stops."""
 
     arrays: tuple[NDArray[np.int64], ...]
-    steps: list[_Step]
+    counts: list[int]
+    stops: list[_Stop]
 
 
 def _plan_blocks(chunks: Mapping[int, Sequence[_Chunk]], width: int, limit: int | None) -> Iterator[_BlockPlan]:
@@ -161,12 +164,18 @@ def _plan_blocks(chunks: Mapping[int, Sequence[_Chunk]], width: int, limit: int 
         ends = np.array([[chunk.end] for chunk in selected])
         rows = np.array([[chunk.start] for chunk in selected]) + np.arange(width)
         valid = (rows < ends).ravel()
+        counts = np.array([len(column) for column in columns[first:last]])
+        firsts, ranks = np.cumsum(counts) - counts, np.concatenate([np.arange(count) for count in counts])
+        stops = [
+            _Stop(at, rank, names[rank], chunk.stop)
+            for at, (rank, chunk) in enumerate(zip(ranks.tolist(), selected, strict=True))
+            if chunk.stop is not None
+        ]
+        reports = np.full(len(selected), -1)
+        reports[[stop.chunk for stop in stops]] = np.arange(len(stops))
+        lengths = np.bincount(ranks, minlength=len(names))
         arrays = np.minimum(rows, ends - 1).ravel(), valid.astype(np.int64), np.flatnonzero(valid)
-        yield _BlockPlan(arrays, [_Step(len(column), _stops(names, column)) for column in columns[first:last]])
-
-
-def _stops(names: Sequence[int], column: Sequence[_Chunk]) -> list[_Stop]:
-    return [_Stop(rank, names[rank], chunk.stop) for rank, chunk in enumerate(column) if chunk.stop is not None]
+        yield _BlockPlan((*arrays, firsts, lengths, reports), counts.tolist(), stops)
 
 
 def _group_steps(counts: Sequence[int], width: int, limit: int | None) -> Iterator[tuple[int, int]]:
@@ -181,42 +190,19 @@ def _group_steps(counts: Sequence[int], width: int, limit: int | None) -> Iterat
 
 
 def _run_block(block: _Block, width: int, inputs: ScanInputs, state: Tensor, out: Tensor, on_stop: OnStop) -> None:
-    chunks = _prepare(block, width, inputs)
-    heads, computed, first = state.shape[1], [], 0
-    for count, stops in block.steps:
-        selected = slice(first * heads, (first + count) * heads)
-        moving = state[:count].view(count * heads, *state.shape[2:])
-        computed.append(_step(_ChunkTensors(*(tensor[selected] for tensor in chunks)), moving))
-        for rank, segment, stop in stops:
-            on_stop(segment, stop, state[rank])
-        first += count
-    outputs = torch.cat(computed).view(-1, heads, width, out.shape[-1]).transpose(1, 2).reshape(-1, *out.shape[1:])
+    def report(index: int, after: Tensor) -> None:
+        _, _, segment, stop = block.stops[index]
+        on_stop(segment, stop, after)
+
+    outputs = scan(_prepare(block, width, inputs), block.steps, state, report)
+    outputs = outputs.transpose(1, 2).reshape(-1, *out.shape[1:])
     rows = block.rows
     if len(block.valid_indices) < len(rows):
         rows, outputs = rows[block.valid_indices], outputs[block.valid_indices]
     out.index_copy_(0, rows, outputs.to(out.dtype))
 
 
-class _ChunkTensors(NamedTuple):
-    """Tensors [chunks · heads, …] of the chunkwise form of the rule.
-
-    `values`      [width, d_v], values that the chunk writes to an empty state
-    `erase_keys`  [width, d_k], keys whose product with the previous state is subtracted from `values`
-    `queries`     [width, d_k], queries to the previous state
-    `scores`      [width, width], queries times keys within the chunk
-    `keys`        [d_k, width], keys of the written values, decayed to the end of the chunk
-    `decay`       [1, 1], decay of the state over the chunk
-    """
-
-    values: Tensor
-    erase_keys: Tensor
-    queries: Tensor
-    scores: Tensor
-    keys: Tensor
-    decay: Tensor
-
-
-def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _ChunkTensors:
+def _prepare(block: _Block, width: int, inputs: ScanInputs) -> Chunks:
     query, key, value = (_gather(tensor, block.rows, width) for tensor in inputs[:3])
     g, beta = (_gather(tensor[..., None], block.rows, width)[..., 0] for tensor in inputs[3:])
     if len(block.valid_indices) < len(block.rows):
@@ -232,7 +218,7 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _ChunkTensors:
     query, key, factor = per_head(query, groups), per_head(key, groups), decay.exp()
     solved = _inverse(system) * beta[..., None, :]
     last = decay[..., -1:]
-    chunks = (
+    return Chunks(
         solved @ value,
         (solved * factor[..., None, :]) @ key,
         query * (factor[..., None] * size),
@@ -240,7 +226,6 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _ChunkTensors:
         (key * (last - decay).exp()[..., None]).mT,
         last.exp()[..., None],
     )
-    return _ChunkTensors(*(tensor.flatten(0, 1) for tensor in chunks))
 
 
 def _inverse(system: Tensor) -> Tensor:
@@ -263,17 +248,6 @@ def inverse_norm(vectors: Tensor) -> Tensor:
 def per_head(tensor: Tensor, groups: int) -> Tensor:
     """Repeat key heads [T, key heads, …] for the value heads; each serves `groups` consecutive heads."""
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
-
-
-def _step(chunks: _ChunkTensors, state: Tensor) -> Tensor:
-    """Outputs [sequences · heads, width, d_v] of one chunk of each sequence; updates `state` in place."""
-    channels = chunks.values.shape[-1]
-    written = torch.bmm(chunks.erase_keys, state).neg_()
-    written[..., :channels] += chunks.values
-    outputs = torch.bmm(chunks.queries, state[..., :channels])
-    outputs.baddbmm_(chunks.scores, written[..., :channels])
-    state.mul_(chunks.decay).baddbmm_(chunks.keys, written)
-    return outputs
 
 
 # ------------------------------------------------------------------------------
