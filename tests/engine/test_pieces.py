@@ -93,9 +93,9 @@ def recorded(monkeypatch) -> Iterator[OperationRecorder]:
     monkeypatch.setattr(pieces, "GraphRecorder", lambda: recorder)
     monkeypatch.setattr(pieces, "LARGEST", 2 * ROWS)
     monkeypatch.setattr("spanlab.engine.engine.LARGEST", 2 * ROWS)
-    pieces.pieces_of.cache_clear()
+    pieces._SHARED.clear()
     yield recorder
-    pieces.pieces_of.cache_clear()
+    pieces._SHARED.clear()
 
 
 def both(recorded, model, strategy, requests, **options):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -43,16 +43,16 @@ class GraphRecorder:
     """Records CUDA graphs that share one memory pool, since one is replayed at a time, in the order of capture."""
 
     def __init__(self) -> None:
-        self._memory, self._graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        self._memory, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        self._graph = torch.cuda.CUDAGraph()
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """See `Recorder`; a capture needs a stream of its own."""
         torch.cuda.synchronize()
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._stream):
             yield
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
 
     def begin(self) -> None:
         """See `Recorder`."""
@@ -94,7 +94,7 @@ class Pieces:
     """
 
     def __init__(self, model: SpanModel, recorder: Recorder) -> None:
-        self._model, self._recorder = model, recorder
+        self._model, self._recorder = ref(model), recorder  # weak, so that a model that is no longer used is freed
         self._captured: dict[tuple[int, int], _Captured] = {}
         heads = model.query_heads, model.head_dim
         self._attended = torch.zeros(LARGEST, *heads, dtype=model.dtype, device=model.device)
@@ -105,6 +105,7 @@ class Pieces:
         for rows in range(ROWS, LARGEST + 1, ROWS):
             self._of(rows, 1)
 
+    @torch.no_grad()
     def forward(
         self, ids: Tensor, rotations: Tensor, attend: Attend, logits_rows: Tensor, recur: Recur | None = None
     ) -> Tensor:
@@ -126,10 +127,9 @@ class Pieces:
         return self._captured[rows, chosen]
 
     def _capture(self, rows: int, chosen: int) -> _Captured:
-        counts = rows, rows, chosen
-        ids, rotations, logits_rows = (
-            torch.zeros(count, dtype=torch.int64, device=self._model.device) for count in counts
-        )
+        model, counts = self._model(), (rows, rows, chosen)
+        assert model is not None, "a model is kept by its engines"
+        ids, rotations, logits_rows = (torch.zeros(count, dtype=torch.int64, device=model.device) for count in counts)
         attended, recurred = self._attended[:rows], self._recurred[:, :rows]
         breaks: list[_Break] = []
 
@@ -153,16 +153,20 @@ class Pieces:
 
         with self._recorder.session():
             # once without a capture, in which libraries may not be initialised
-            self._model.forward(ids, rotations, lambda *given: attended, logits_rows, recur=lambda *given: recurred)
+            model.forward(ids, rotations, lambda *given: attended, logits_rows, recur=lambda *given: recurred)
             self._recorder.begin()
-            logits = self._model.forward(ids, rotations, attend, logits_rows, recur=recur)
+            logits = model.forward(ids, rotations, attend, logits_rows, recur=recur)
             last = self._recorder.end()
         return _Captured(ids, rotations, logits_rows, breaks, last, logits)
 
 
-@lru_cache(maxsize=1)
+_SHARED: WeakKeyDictionary[SpanModel, Pieces] = WeakKeyDictionary()
+
+
 def pieces_of(model: SpanModel) -> Pieces:
     """The pieces of a model as CUDA graphs, all captured; every engine of the model gets the same."""
-    pieces = Pieces(model, GraphRecorder())
-    pieces.prepare()
-    return pieces
+    if model not in _SHARED:
+        pieces = Pieces(model, GraphRecorder())
+        pieces.prepare()
+        _SHARED[model] = pieces
+    return _SHARED[model]
