@@ -39,7 +39,8 @@ class CacheUsage:
         """
         store = self.stores[number]
         if len(self.stores) == 1:
-            self._add(now, store.kv_cached, store.state_cached)
+            if now != self._last:  # reading a store takes longer than the rest
+                self._add(now, store.kv_cached, store.state_cached)
             return
         if not self._ahead:
             self._ahead = [deque() for _ in self.stores]

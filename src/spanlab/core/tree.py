@@ -11,6 +11,8 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import groupby
+from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from spanlab.core.request import Request
@@ -67,19 +69,22 @@ def token_runs(request: Request) -> list[TokenRun]:
 
     The last token is always ordered text: the output starts from it, so it must attend to the whole prompt.
     """
-    parts = [(span.independent, string_of([span.tokens])) for span in request.spans if len(span.tokens)]
-    if parts and parts[-1][0]:
-        tokens = parts.pop()[1]
-        last = len(tokens) - 1
-        parts += [(True, tokens.cut(0, last)), (False, tokens.cut(last, last + 1))]
     runs: list[TokenRun] = []
     position = 0
-    for independent, tokens in parts:
-        start, position = position, position + len(tokens)
-        if runs and not (independent or runs[-1].independent):
-            start, tokens = runs[-1].start, runs.pop().tokens + tokens
-        if len(tokens):
-            runs.append(TokenRun(start, position, independent, tokens))
+    spans = [span for span in request.spans if len(span.tokens)]
+    for independent, group in groupby(spans, key=attrgetter("independent")):
+        arrays = [span.tokens for span in group]
+        for together in [[tokens] for tokens in arrays] if independent else [arrays]:
+            start, position = position, position + sum([len(tokens) for tokens in together])
+            runs.append(TokenRun(start, position, independent, string_of(together)))
+    if runs and runs[-1].independent:
+        start, stop, _, tokens = runs.pop()
+        begin, last = stop - 1, tokens.cut(len(tokens) - 1, len(tokens))
+        if start < begin:
+            runs.append(TokenRun(start, begin, True, tokens.cut(0, len(tokens) - 1)))
+        elif runs and not runs[-1].independent:
+            begin, last = runs[-1].start, runs.pop().tokens + last
+        runs.append(TokenRun(begin, stop, False, last))
     return runs
 
 

@@ -234,11 +234,15 @@ class StudyBounds:
         options = storage.last_token, storage.rules().outputs
         prefix = Storage(("prefix", options), lambda: prefix_rules(*options), view=storage.view)
         anywhere = Storage(("any position", options), lambda: any_position_rules(*options), view=storage.view)
-        tokens = [self._reuses(kind, order).infinite_tokens for kind in (prefix, anywhere)]
-        return {
-            "infinite_prefix_tokens": tokens[0],
-            "infinite_any_position_tokens": max(tokens),
-        }
+        tokens = self._reuses(prefix, order).infinite_tokens
+        most = tokens
+        if self._has_independent:  # else the ordered text is all of a prompt, and only prefixes are shared
+            most = max(tokens, self._reuses(anywhere, order).infinite_tokens)
+        return {"infinite_prefix_tokens": tokens, "infinite_any_position_tokens": most}
+
+    @cached_property
+    def _has_independent(self) -> bool:
+        return any(span.independent for request in self._served for span in request.spans)
 
     def _storage(self, arm: str) -> Storage:
         study = self.runtime.jobs.study
