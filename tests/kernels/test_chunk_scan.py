@@ -62,6 +62,8 @@ def test_outputs_and_states_at_every_stop(server, stops, key_dim, channels, furt
 
 @pytest.mark.gpu
 def test_sizes_of_a_model(server, device):
+    if device == "cpu" and server is chunk_scan.scan_by_kernel:
+        pytest.skip("a compiled kernel reads tensors of the card alone")
     check([(64, 128, 500, 512), (300,)], 128, 128, 0, device)
 
 
