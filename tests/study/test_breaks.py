@@ -372,12 +372,37 @@ def test_excerpts_have_twelve_tokens_with_a_tokenizer(tmp_path: Path):
     assert [len(part) for part in plain["earlier"].split("|")] == [80, 80]
 
 
-def test_terminal_shows_a_page_of_lines(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)  # a narrow terminal wraps lines
-    bodies = [shuffled(number) for number in range(24)]
+PRICES = ("price.input=3", "price.cached=0.3", "price.write=3.75", "price.output=15")
+
+
+def counted(number: int) -> dict[str, Any]:
+    """Return a call with shuffled tools and documents, whose provider loses what is older than 300 s."""
+    at = 1000 + 100 * number + 400 * (number // 3)
+    system = {"role": "system", "content": invented(1500)}
+    body = shuffled(number) | {"timestamp": at, "messages": [system, *shuffled(number)["messages"]]}
+    tokens = {"prompt_tokens": 6000, "completion_tokens": 9}
+    usage = tokens | {"prompt_tokens_details": {"cached_tokens": 3000 if number % 3 else 0}}
+    return body | ({"usage": usage} if number != 16 else {})
+
+
+@pytest.mark.parametrize("columns", ["", "160"])
+@pytest.mark.parametrize("kind", [shuffled, counted])
+def test_terminal_shows_a_page_of_lines(kind, columns: str, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    bodies = [kind(number) for number in range(32)]
     log = write_lines(tmp_path / "log.jsonl", *({"timestamp": n, **body} for n, body in enumerate(bodies)))
-    study = compose("explain", [f"log={log}", "output.figures=false"])
+    fixed = f"write_fixed={tmp_path / 'mended.jsonl'}"
+    overrides = (*PRICES, fixed, "workload.log.tools=after_system") if kind is counted else ()
+    study = compose("explain", [f"log={log}", "output.figures=false", *overrides])
     run_study(study, "explain", tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 40
-    assert any("the same tools in another order" in line for line in lines)
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 40
+    assert ("the same tools in another order" if kind is shuffled else "a time stamp or date in line 3") in text
+    parts = [
+        "entries live between",
+        "by price.*, the log cost",
+        "are possible as",
+        "times those of the log",
+        "earlier: ",
+    ]
+    assert kind is shuffled or not [part for part in [*parts, "are reused"] if part not in text]

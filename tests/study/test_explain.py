@@ -172,7 +172,10 @@ def test_limit_ends_with_a_sentence_and_a_report(tmp_path: Path):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["store.total_gib=0.01"], r"^store.total_gib=0.01: expected at least 0\.\d+ GiB, for request \d+ of the log"),
+        (
+            ["store.total_gib=0.01"],
+            r"^store.total_gib=0.01 with arms\.vllm_0_32: expected at least 0\.\d+ GiB, for request \d+ of the log",
+        ),
         (["fail_on=hits"], r"^fail_on=hits: expected METRIC<SHARE"),
         (["fail_on='token_hit_rate<60'"], r"^fail_on=token_hit_rate<60: expected METRIC<SHARE"),
         (["arrivals=poisson"], r"^arrivals.kind=poisson with analyses=explain: expected as_given"),

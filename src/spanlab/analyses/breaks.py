@@ -32,6 +32,7 @@ MOST_BREAKS = 6  # rows of the table
 MOST_SHORT = 2  # and of the one in a terminal
 AROUND = 80  # characters of both sides before and after a difference that a report holds without a tokenizer
 AROUND_TOKENS = 12  # and tokens with one
+_SHORT, _BEFORE = 150, 60  # characters of a side in a terminal, and those of them before the difference
 _WINDOW = 400  # characters on each side of a difference that are cut into tokens
 MOST_HELD = 1 << 28  # characters of earlier prompts that are in memory until the last prompt that parts from them
 _SAME_TEXT = 256  # characters that two prompts share if they differ in a parameter and not in everything
@@ -500,7 +501,6 @@ def _group_fields(summary: Mapping[str, Any]) -> tuple[Field, ...]:
         Field("requests", "prompts", count),
         Field("share", "share", percent, lambda row: row["requests"] / total),
         Field("tokens", "tokens\nbehind", count),
-        Field("position", "position\n(tokens)", number_format(","), keep=3),
     )
 
 
@@ -509,13 +509,14 @@ def breaks_table(summary: Mapping[str, Any]) -> Table:
     rows = summary["breaks"][:MOST_BREAKS]
     fields = (
         *_group_fields(summary),
+        Field("position", "position\n(tokens)", number_format(","), keep=3),
         Field("path", "in", _text, left=True, keep=1, empty=(None,)),
         Field("character", "character", number_format(","), keep=2, empty=(None,)),
         Field("earlier", "an earlier prompt", _text, left=True, keep=4, empty=(None,), explains=True),
         Field("later", "a later prompt", _text, left=True, keep=4, empty=(None,), explains=True),
     )
     title = "Why prompts part from earlier ones, with their texts"
-    return tabulate("breaks", title, fields, rows, (*excerpts_note(rows), *summary["breaks_found"]["notes"]))
+    return tabulate("breaks", title, fields, rows, (*_excerpts_note(rows), *summary["breaks_found"]["notes"]))
 
 
 def top_breaks_table(summary: Mapping[str, Any]) -> Table:
@@ -523,12 +524,19 @@ def top_breaks_table(summary: Mapping[str, Any]) -> Table:
     rows = summary["breaks"][:MOST_SHORT]
     fields = _group_fields(summary)
     first = next((row for row in rows if row["class"] not in (None, "new_text") and row["earlier"] is not None), None)
-    sides = [] if first is None else [f"earlier: {first['earlier']}", f"later:   {first['later']}"]
+    sides = [] if first is None else _short_sides(first["earlier"], first["later"])
     title = "Why prompts part from earlier ones: most tokens behind the break"
-    return tabulate("top_breaks", title, fields, rows, (*sides, *excerpts_note(summary["breaks"][:MOST_BREAKS])))
+    return tabulate("top_breaks", title, fields, rows, sides)
 
 
-def excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _short_sides(earlier: str, later: str) -> list[str]:
+    """Return both sides of a break for a terminal: from at most `_BEFORE` characters before their first difference."""
+    pairs = enumerate(zip(earlier, later, strict=False))
+    cut = max(0, next((spot for spot, (one, other) in pairs if one != other), 0) - _BEFORE)
+    return [f"{name} {side[cut : cut + _SHORT]}" for name, side in (("earlier:", earlier), ("later:  ", later))]
+
+
+def _excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return what of the log's texts a report holds."""
     shown_rows = sum(row["earlier"] is not None for row in rows)
     if not shown_rows:

@@ -157,8 +157,7 @@ def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
         *_causes(rows),
     )
     notes = (
-        "token hit rate: a ratio of sums; mean per request: of the requests' ratios; then shares of the prompt tokens, "
-        f"by why they were not reused; {summary['explained']} is explained",
+        f"{summary['explained']} is explained; mean per request: of the requests' ratios; then shares of tokens by cause",
         *_first_caveats(caveats),
     )
     return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, notes)
@@ -216,10 +215,9 @@ def _best_fixes(summary: Summary) -> Table:
         Field("extra_gib", "more\nGiB", number_format(".4g"), keep=1),
     )
     helpful = [fix for fix in summary["fixes"] if fix["helps"]]
-    prefill = units.seconds(summary["prefill_s"])
-    notes = (f"prefill: mean time in which a prompt is computed, by the timing model; now {prefill}",)
-    title = f"What would help most; {len(summary['fixes'])} fixes were simulated, and the page describes them"
-    return tabulate("best_fixes", title, fields, helpful[:MOST_FIXES], notes)
+    now = f"the timing model computes a prompt in {units.seconds(summary['prefill_s'])} now"
+    title = f"What would help most of {len(summary['fixes'])} simulated fixes; {now}"
+    return tabulate("best_fixes", title, fields, helpful[:MOST_FIXES])
 
 
 def _fixes(summary: Summary) -> Table:
@@ -365,22 +363,22 @@ def reported_lines(reported: dict[str, Any] | None, arm: str, log: Log) -> list[
     if reported is None:
         return lines
     if reported["token_hit_rate"] is not None:
+        fewer = f" ({reported['requests']:,} of {log.requests:,} requests report it)"
         lines.append(
             f"the server reports {100 * reported['token_hit_rate']:.1f} % of the prompt tokens as cached, and "
-            f"{100 * reported['possible']:.1f} % are possible as {arm} "
-            f"({reported['requests']:,} of {log.requests:,} requests report it)"
+            f"{100 * reported['possible']:.1f} % are possible as {arm}{fewer * (reported['requests'] < log.requests)}"
         )
     if reported["sums"] is not None:
-        lines.append(_sums_line(reported["sums"]))
-    if reported["counted_tokens"] and reported["prompt_tokens"] not in (None, reported["counted_tokens"]):
-        ratio = reported["prompt_tokens"] / reported["counted_tokens"]
-        if abs(ratio - 1) < SAME_LENGTH:
-            return lines
-        lines.append(
-            f"it reports {reported['prompt_tokens']:,.0f} prompt tokens per request, and the log gives "
-            f"{reported['counted_tokens']:,.0f}: {ratio:.2f} times"
-        )
+        lines.append(_sums_line(reported["sums"]) + _length_clause(reported))
     return lines
+
+
+def _length_clause(reported: dict[str, Any]) -> str:
+    """Return how often the reported lengths exceed the counted ones; empty where they are alike."""
+    if not reported["counted_tokens"] or reported["prompt_tokens"] is None:
+        return ""
+    ratio = reported["prompt_tokens"] / reported["counted_tokens"]
+    return "" if abs(ratio - 1) < SAME_LENGTH else f"; its lengths are {ratio:.2f} times those of the log"
 
 
 def is_surprising(reported: dict[str, Any] | None) -> bool:
@@ -593,7 +591,7 @@ def _verdict(unread: Unread, reported: dict[str, Any] | None, sentence: str) -> 
     if not unread.allows_verdict:
         return f"no verdict stands, because too much of the log is unknown: {unread.reason}"
     if is_surprising(reported):
-        return f"first find out why the server reuses less than it can, such as a prefix cache that is off; {sentence}"
+        return f"first find out why the server reuses less than it can, as with its prefix cache off; {sentence}"
     return sentence
 
 
@@ -606,7 +604,7 @@ def _rules(study: Study, log: Log, name: str) -> Rules:
     longest = int(np.argmax(log.prompt_tokens))
     tokens = int(log.prompt_tokens[longest])
     rules = rules_of(study, name, tokens)
-    check_fits(study, rules, tokens, longest)
+    check_fits(study, name, rules, tokens, longest)
     return rules
 
 

@@ -153,15 +153,15 @@ def _tree(study: Study, name: str, longest: int) -> CacheRules:
     )
 
 
-def check_fits(study: Study, rules: Rules, tokens: int, request: int) -> None:
-    """Raise ValueError where the memory is too small for the longest prompt alone."""
+def check_fits(study: Study, name: str, rules: Rules, tokens: int, request: int) -> None:
+    """Raise ValueError where the memory of an arm is too small for the longest prompt alone."""
     if not isinstance(rules, CacheRules):
         return
     need = -(-tokens // rules.block) * rules.block_bytes + rules.state_bytes
     if need > rules.capacity_bytes:
         raise ValueError(
-            f"store.total_gib={study.store.total_gib}: expected at least {need / GIB:.3g} GiB, for request {request} "
-            f"of the log alone has {tokens:,} tokens of {study.model.name}"
+            f"store.total_gib={study.store.total_gib} with arms.{name}: expected at least {need / GIB:.3g} GiB, for "
+            f"request {request} of the log alone has {tokens:,} tokens of {study.model.name}"
         )
 
 

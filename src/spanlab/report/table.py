@@ -196,12 +196,12 @@ _SHORTEST_NAME = 4
 
 
 def as_renderable(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> Group:
-    """Title and rows of each table, then the notes of all, each note once."""
+    """Title and rows of each table, then the notes of all, each note once; a title of one line stands on its table."""
     parts: list[RenderableType] = []
     notes: dict[str, None] = {}
     for table in tables:
         shown, dropped = fitted(table, width)
-        parts += [Text(table.title), Text(), _rich(shown, width), Text()]
+        parts += [Text(table.title), *[Text()] * ("\n" in table.title), _rich(shown, width), Text()]
         names = [column.heading.replace("\n", " ") for column in dropped if not column.explains]
         too_narrow = [f"too narrow for: {', '.join(names)}"] if names else []
         notes |= dict.fromkeys([*table.notes, *too_narrow, *_explanations(table, dropped)])
