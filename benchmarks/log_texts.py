@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from pages import table
 
+from spanlab.analyses.breaks import short_sides
+
 Summary = Mapping[str, Any]
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 COMPARED = ("ttft", "e2e")  # metrics by which a twin is compared with predictors without a model
@@ -20,12 +22,20 @@ def explain_claim(summary: Summary) -> str:
     bounds, first = summary["bounds"], summary["fixes"][0]
     fix = f"`{first['name']}` reuses {percent(first['token_hit_rate'])}" if first["helps"] else summary["verdict"]
     return (
-        f"- The log has {summary['requests']:,} requests.\n"
-        f"- `{summary['explained']}` reuses {percent(rate)} of the prompt tokens.\n"
-        f"- A prefix cache without limit reuses {percent(bounds['prefix'])}.\n"
-        f"- {percent(bounds['any_position'])} of the tokens occur again at any position.\n"
-        f"- The fix with the largest gain for its memory: {fix}.\n"
+        f"The log has {summary['requests']:,} requests. "
+        f"`{summary['explained']}` reuses {percent(rate)} of the prompt tokens. "
+        f"A prefix cache without limit reuses {percent(bounds['prefix'])}.\n"
+        f"{percent(bounds['any_position'])} of the tokens occur again at any position. "
+        f"The fix with the largest gain for its memory: {fix}.\n"
     )
+
+
+def break_claim(summary: Summary) -> str:
+    """Return the largest group of breaks, with the texts on both sides of one."""
+    row = summary["breaks"][0]
+    parted = f"{row['requests']:,} of {summary['breaks_found']['requests']:,} prompts that part from earlier ones"
+    sides = "\n".join(short_sides(row["earlier"], row["later"]))
+    return f"```text\n{parted}: {row['says']}\n{sides}\n```\n"
 
 
 def percent(share: float, sign: str = "") -> str:

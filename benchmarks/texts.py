@@ -11,7 +11,7 @@ from typing import Any
 from answer_texts import answers_claim, methods_of_answers
 from headline import read_data
 from limit_texts import coverage_table, in_turns, limits_table, million, sweep_speed
-from log_texts import explain_claim, plan_claim, twin_claim, twin_errors, twin_margins
+from log_texts import break_claim, explain_claim, plan_claim, twin_claim, twin_errors, twin_margins
 from pages import table
 from policy_texts import policies_claim, policies_table
 
@@ -318,6 +318,7 @@ TEXTS = {
     "policies_table": Text(("hybrid_policies_sim/rules_by_seed.csv",), policies_table),
     "policies_claim": Text(("hybrid_policies_sim/rules_by_seed.csv",), policies_claim),
     "explain_claim": Text(("explain/headline.json",), explain_claim),
+    "break_claim": Text(("explain/agent/headline.json",), break_claim),
     "plan_claim": Text(("plan/headline.json",), plan_claim),
     "twin_errors": Text(TWIN_HEADLINES, twin_errors),
     "twin_margins": Text(TWIN_HEADLINES, twin_margins),

@@ -524,12 +524,12 @@ def top_breaks_table(summary: Mapping[str, Any]) -> Table:
     rows = summary["breaks"][:MOST_SHORT]
     fields = _group_fields(summary)
     first = next((row for row in rows if row["class"] not in (None, "new_text") and row["earlier"] is not None), None)
-    sides = [] if first is None else _short_sides(first["earlier"], first["later"])
+    sides = [] if first is None else short_sides(first["earlier"], first["later"])
     title = "Why prompts part from earlier ones: most tokens behind the break"
     return tabulate("top_breaks", title, fields, rows, sides)
 
 
-def _short_sides(earlier: str, later: str) -> list[str]:
+def short_sides(earlier: str, later: str) -> list[str]:
     """Return both sides of a break for a terminal: from at most `_BEFORE` characters before their first difference."""
     pairs = enumerate(zip(earlier, later, strict=False))
     cut = max(0, next((spot for spot, (one, other) in pairs if one != other), 0) - _BEFORE)

@@ -157,7 +157,7 @@ def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
         *_causes(rows),
     )
     notes = (
-        f"{summary['explained']} is explained; mean per request: of the requests' ratios; then shares of tokens by cause",
+        f"{summary['explained']} is explained; mean per request: of all ratios; then shares of the tokens by cause",
         *_first_caveats(caveats),
     )
     return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, notes)
