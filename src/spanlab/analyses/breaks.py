@@ -439,7 +439,7 @@ def _row(reading: _Reading | None, members: list[int], seen: Ints, behind: Ints)
     tokens_of = reading.log.source.tokens_of if reading and reading.log.source else None
     row: dict[str, Any] = {
         "class": None,
-        "says": "no text on both sides",
+        "says": f"no text on both sides, at token {seen[request]:,}",
         "reason": None,
         "role": None,
         "line": None,
