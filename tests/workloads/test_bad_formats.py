@@ -12,6 +12,7 @@ import pytest
 
 from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.read import LogSettings, read_log
+from spanlab.workloads.logs.source import LOG_FORMATS
 
 from .agent_samples import claude_session, codex_session
 from .log_samples import SAMPLES
@@ -112,6 +113,153 @@ def test_missing_counts_are_unknown_and_no_verdict_stands(tmp_path: Path, rows: 
     assert log.usage is None
     assert log.requests == 2
     assert not log.unread.allows_verdict
+
+
+# ------------------------------------------------------------------------------
+# Every format: files that end early, fields of later versions, counts that are missing, copies of lines, unknown types.
+# ------------------------------------------------------------------------------
+
+COUNTS = ("usage", "usageDetails", "usage_object", "cached_tokens", "total_token_usage", "last_token_usage")
+TYPES = ("type", "kind", "event", "event_type")
+#: Whole files that are one value: a part of one is no log, also where bad lines are skipped.
+ONE_VALUE = ("parquet", "openai document", "agent_sessions", "vllm_bench", "trajectory", "guidellm")
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in SAMPLES[name]().splitlines()]
+
+
+def mapped(value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a value with each of its objects changed, from the inside."""
+    if isinstance(value, dict):
+        return change({key: mapped(item, change) for key, item in value.items()})
+    return [mapped(item, change) for item in value] if isinstance(value, list) else value
+
+
+def read_bytes(folder: Path, data: bytes, **settings: Any) -> Log:
+    path = folder / "log.jsonl"
+    path.write_bytes(data)
+    return read_log(path, LogSettings(**settings))
+
+
+def outcome(folder: Path, data: bytes, **settings: Any) -> Log | str:
+    """Return the log, or the sentence with which it is refused."""
+    try:
+        return read_bytes(folder, data, **settings)
+    except ValueError as error:
+        return str(error)
+
+
+def test_every_format_has_a_sample():
+    assert {name.partition(" ")[0] for name in SAMPLES} == set(LOG_FORMATS) - {"ragpulse"}  # which is a folder
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_file_that_ends_early_is_refused_with_its_place(tmp_path: Path, name: str):
+    data = SAMPLES[name]()
+    cut = data[: -len(data) // 5] if name != "burstgpt" else data[: data.rstrip().rindex(b",", 0, -20)]
+    place = "log.jsonl:[0-9]+: |line 1 |byte [0-9]+|complete JSON value|readable Parquet"
+    with pytest.raises(ValueError, match=place):
+        read_bytes(tmp_path, cut)
+    log = outcome(tmp_path, cut, bad_lines="skip")
+    if name in ONE_VALUE:
+        assert isinstance(log, str)
+    else:  # if nothing is left but bad lines, the sentence says so
+        notes = log if isinstance(log, str) else " ".join(log.notes)
+        assert "bad lines (" in notes or "within which the capture ends" in notes
+
+
+@pytest.mark.parametrize("name", [name for name in LINES if name != "otel"])
+def test_fields_of_later_versions_are_no_content(tmp_path: Path, name: str):
+    rows, usual = rows_of(name), read_bytes(tmp_path, SAMPLES[name]())
+    later = {"zz_later": {"a": 1, "b": [1, 2]}, "aa_flag": True, "mm_count": 7}
+    half = max(1, len(rows) // 2)  # a file of two versions
+    mixed = read_rows(tmp_path, [*rows[:half], *mapped(rows[half:], lambda row: dict(sorted((row | later).items())))])
+    assert mixed.pieces.tolist() == usual.pieces.tolist()
+    assert mixed.lengths.tolist() == usual.lengths.tolist()
+    assert mixed.output_lens.tolist() == usual.output_lens.tolist()
+    assert np.array_equal(mixed.arrived_ns, usual.arrived_ns)
+    if usual.usage is not None:
+        assert np.array_equal(mixed.usage, usual.usage, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_counts_that_are_missing_are_unknown(tmp_path: Path, name: str):
+    rows, usual = rows_of(name), read_bytes(tmp_path, SAMPLES[name]())
+    less = mapped(rows, lambda row: {key: value for key, value in row.items() if key not in COUNTS})
+    if name == "openai_answers":  # whose prompts have no other length
+        with pytest.raises(ValueError, match="2 requests without a length of their prompt"):
+            read_rows(tmp_path, less)
+        return
+    log = read_rows(tmp_path, less)
+    assert log.requests == usual.requests
+    if log.usage is not None and usual.usage is not None:  # counts outside usage, and no others, are as before
+        known = ~np.isnan(log.usage)
+        assert np.array_equal(log.usage[known], usual.usage[known])
+
+
+#: Of formats whose records have ids: an id in each record, by format.
+_IDS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "openai": lambda number: {"request_id": f"r{number}"},
+    "openai proxy": lambda number: {"id": f"r{number}"},
+    "openai_answers": lambda number: {"id": f"r{number}"},
+    "sglang": lambda number: {"rid": f"r{number}"},
+    "aiperf": lambda number: {"metadata": {"x_request_id": f"r{number}"}},
+} | dict.fromkeys(("claude_code", "codex", "otel", "langfuse", "litellm", "sagemaker", "tracelab lines"), lambda _: {})
+
+
+@pytest.mark.parametrize("name", _IDS)
+def test_copies_of_a_record_count_once(tmp_path: Path, name: str):
+    rows = rows_of(name)
+    for number, row in enumerate(rows):
+        for key, value in _IDS[name](number).items():
+            row[key] = row[key] | value if isinstance(row.get(key), dict) else value
+    once, twice = read_rows(tmp_path, rows), read_rows(tmp_path, [*rows, *rows])
+    assert twice.requests == once.requests
+    assert twice.pieces.tolist() == once.pieces.tolist()
+    assert any("repeat an earlier" in note or "another file has too" in note for note in twice.notes)
+
+
+#: Of those without ids in their records; calls of agentic_mooncake have names, and a capture has its settings once.
+@pytest.mark.parametrize("name", [name for name in LINES if name not in (*_IDS, "agentic_mooncake", "vllm_vcr")])
+def test_other_formats_keep_equal_records(tmp_path: Path, name: str):
+    rows = rows_of(name)
+    once, twice = read_rows(tmp_path, rows), read_rows(tmp_path, [*rows, *rows], backwards="sort")
+    assert twice.requests == 2 * once.requests  # without an id, an equal record is another request
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "kind"),
+    [
+        ("openai", "timestamp", "timestamp"),
+        ("sglang", "timestamp", "timestamp"),
+        ("lmcache", "timestamp", "timestamp"),
+        ("litellm", "endTime", "last_token_ts"),
+        ("langfuse", "endTime", "last_token_ts"),
+        ("openai proxy", "endTime", "last_token_ts"),
+    ],
+)
+def test_time_of_no_request_is_a_bad_line(tmp_path: Path, name: str, key: str, kind: str):
+    rows = rows_of(name)
+    rows[-1][key] = 1e30 if kind == "timestamp" else 5.0
+    with pytest.raises(ValueError, match=f"log.jsonl:{len(rows)}: {kind}: expected a time within"):
+        read_rows(tmp_path, rows)
+    log = read_rows(tmp_path, rows, bad_lines="skip")
+    assert log.requests == 1
+    assert any(f"bad lines ({kind}, first in line {len(rows)})" in note for note in log.notes)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_unknown_types_are_refused_or_counted(tmp_path: Path, name: str):
+    rows = rows_of(name)
+    odd = mapped(rows[-1], lambda row: row | {key: "hologram" for key in TYPES if isinstance(row.get(key), str)})
+    usual = read_rows(tmp_path, rows)
+    log = outcome(tmp_path, b"\n".join(map(orjson.dumps, [*rows[:-1], odd])))
+    if isinstance(log, str):
+        assert f"log.jsonl:{len(rows)}: " in log
+    else:
+        is_alike = log.requests == usual.requests and log.lengths.tolist() == usual.lengths.tolist()
+        assert is_alike or set(log.notes) - set(usual.notes)  # never dropped without a word
 
 
 def openai_rows() -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ def test_unknown_format_names_the_nearest(tmp_path: Path, data: bytes, nearest: 
         ),
         (gzip.compress(b"x", mtime=0)[:3] + b"\xff" * 9, "expected a complete compressed file, but it is damaged"),
         (
-            b'{"input_ids": [1], "time": 0}\n{"input_ids": [1], "time": 1e17}',
+            b'{"input_ids": [1], "time": -8e9}\n{"input_ids": [1], "time": 8e9}',
             "timestamp: expected a range of at most 9e",
         ),
         (b'{"input_ids": []}\n' * 2, "expected prompts with tokens, but all 2 requests are empty"),
@@ -198,7 +198,7 @@ def test_times_far_from_arrival_are_refused(tmp_path: Path, times: dict, name: s
     path = tmp_path / "log.jsonl"
     rows = [{"input_toks": 5, "output_toks": 5, "arrival_time": 0.0, "queued_ts": 0.0}, {"input_toks": 5} | times]
     path.write_bytes(lines(*rows))
-    with pytest.raises(ValueError, match=f"log.jsonl, line 2: {name}: expected a time within 30 days"):
+    with pytest.raises(ValueError, match=f"log.jsonl(:|, line )2: {name}: expected a time within 30 days"):
         read_log(path, LogSettings())
 
 

@@ -348,11 +348,11 @@ def test_bad_line_is_named_or_skipped(tmp_path: Path, row: Any, problem: str):
     assert any(f"bad lines ({problem.partition(':')[0]}, first in line 6) (1 times" in note for note in log.notes)
 
 
-def test_content_of_another_type_names_the_line_of_its_call(tmp_path: Path):
+def test_content_of_another_type_names_its_line(tmp_path: Path):
     session = ClaudeSession()
     session.user([7])
     session.model("m1", text("x"), counts(1, 2, 3, 4))
-    with pytest.raises(ValueError, match=r"session:2: messages\[0\]: expected content as a text or a list"):
+    with pytest.raises(ValueError, match=r"session:1: message.content: expected content as a text or a list"):
         read(tmp_path, session.lines)
 
 

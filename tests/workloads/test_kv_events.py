@@ -79,14 +79,18 @@ def test_every_truncation_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("unfinished", [b"\x93", b"\x81", b"\xc4\x05ab", b"\xdd\x00\x00\x00\x02\x01", b"\xa5ab"])
-def test_unfinished_container_is_refused(tmp_path: Path, unfinished: bytes):
+def test_unfinished_container_is_refused_or_counted(tmp_path: Path, unfinished: bytes):
     path = write_sample(tmp_path, "vllm_events")
-    size = path.stat().st_size
+    size, whole = path.stat().st_size, read_log(path, LogSettings())
     path.write_bytes(path.read_bytes() + unfinished)
     with pytest.raises(
         ValueError, match=f"ends within message 4, which begins at byte {size}: {len(unfinished)} bytes"
     ):
-        read_log(path, LogSettings(bad_lines="skip"))
+        read_log(path, LogSettings())
+    log = read_log(path, LogSettings(bad_lines="skip"))
+    assert log.requests == whole.requests
+    left = f"the bytes of message 4, within which the capture ends (1 times, {len(unfinished)} bytes"
+    assert any(left in note for note in log.notes)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from spanlab.workloads.logs.source import (
     actual,
     first_row,
     head_rows,
+    header_count,
     identity_of,
     parse_object,
 )
@@ -53,7 +54,7 @@ def _recognises(file: LogFile) -> bool:
 
 def _block_size(file: LogFile) -> int:
     header = Row(first_row(file))
-    return header.count("block_size", least=1) if "schema" in header.fields else find_block_size(file)
+    return header_count(file, header, "block_size") if "schema" in header.fields else find_block_size(file)
 
 
 @dataclass

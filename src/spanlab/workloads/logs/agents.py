@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.bodies import is_body, usage_of
+from spanlab.workloads.logs.bodies import check_block, is_body, usage_of
 from spanlab.workloads.logs.log import (
     BYTES_PER_TOKEN,
     NOT_REPORTED,
@@ -324,6 +324,8 @@ class _Tree:
         if content is None:
             raise BadFieldError("message.content", "a text or a list of blocks, and it is missing")
         node.content = content if isinstance(content, list) else [content]
+        for block in node.content:
+            check_block(block, "message.content")
         if node.role == "user":
             for block in node.content:
                 if isinstance(block, dict) and block.get("type") == "tool_result":

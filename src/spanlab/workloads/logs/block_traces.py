@@ -29,6 +29,7 @@ from spanlab.workloads.logs.source import (
     Row,
     actual,
     head_rows,
+    header_count,
     identity_of,
     json_lines,
     parse_object,
@@ -201,7 +202,7 @@ def _vcr_size(file: LogFile) -> int | None:
     rows = [*map(Row, head_rows(file))]
     for row in rows:
         if row.get("meta.block_size") is not None:
-            return row.count("meta.block_size", least=1)
+            return header_count(file, row, "meta.block_size")
     return _fitting_size(file, ("prompt_tokens",), "block_hashes")
 
 

@@ -41,6 +41,14 @@ OPAQUE_TYPES = {
     "document": "file",
     "redacted_thinking": "encrypted reasoning",
 }
+
+
+def check_block(block: object, path: str) -> None:
+    """Raise BadFieldError for a block of a message that is no text and no object."""
+    if not isinstance(block, (str, dict)):
+        raise BadFieldError(path, f"content as a text or a list of objects with a type, not {block!r:.40}")
+
+
 PATCH = 28  # pixels of a side that become one token: 14-pixel patches, merged 2 x 2
 _PNG = b"\x89PNG\r\n\x1a\n"
 _DATA_URL = re.compile(r"data:[^,]{0,100},")
@@ -353,8 +361,8 @@ class BodyParser:
 
     def _blocks(self, content: Any, path: str) -> tuple[tuple[Block, ...], dict[str, Any]]:
         """Return the texts and opaque parts of a content, and the fields that its calls and thoughts become."""
-        if isinstance(content, str):
-            return (content,), {}
+        if content is None or isinstance(content, str):
+            return (content or "",), {}
         if not isinstance(content, list):
             content = [content]
         blocks: list[Block] = []
@@ -363,8 +371,7 @@ class BodyParser:
             if isinstance(block, str):
                 blocks.append(block)
                 continue
-            if not isinstance(block, dict):
-                raise BadFieldError(path, f"content as a text or a list of objects with a type, not {block!r:.40}")
+            check_block(block, path)
             self._add_block(block, blocks, fields)
         return tuple(blocks), fields
 

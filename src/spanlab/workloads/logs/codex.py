@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.logs.agents import REPEATED_CALLS, Call, output_of, read_sessions
-from spanlab.workloads.logs.bodies import count_of, inclusive
+from spanlab.workloads.logs.bodies import check_block, count_of, inclusive
 from spanlab.workloads.logs.log import NOT_REPORTED, Ids, Usage
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, folder_has, parse_object
 
@@ -125,6 +125,9 @@ class _Rollout:
         if kind in _NOT_SENT:
             self._file.set_aside(f"items of the type {kind}, which are not sent")
             return []
+        content = item.get("content")
+        for block in content if isinstance(content, list) else () if content is None else (content,):
+            check_block(block, "payload.content")
         calls: list[Call] = []
         if _is_of_model(item):
             if self._is_answered:

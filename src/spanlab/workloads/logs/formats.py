@@ -26,6 +26,7 @@ from spanlab.workloads.logs.source import (
     json_lines,
     lengths_only,
     parse_object,
+    record_of,
 )
 from spanlab.workloads.ragpulse import TRACE, read_trace
 from spanlab.workloads.shape import INDEPENDENT, Shape
@@ -344,6 +345,7 @@ def token_entry(row: Row, number: int, file: LogFile) -> Entry:
         row.label("session_id", "obj.session_params.id", "obj.session_id"),
         row.label("tenant", "user", "obj.user"),
         identity=identity_of(row, "obj.", ""),
+        record=record_of(row, "rid", "obj.rid", "out.meta_info.id"),
     )
 
 

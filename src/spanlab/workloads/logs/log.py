@@ -165,6 +165,11 @@ def _note(requests: str) -> str:
     return f"arrivals and tokens have clocks of their own: they are aligned by {smallest}, which counts as none"
 
 
+def away_from_arrival(moment: float) -> str:
+    """Return what is expected in place of a time that is days away from its request's arrival."""
+    return f"a time within {LONGEST_REQUEST_S / 86_400:g} days of the request's arrival, not {moment:g}"
+
+
 def align_times(
     arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.int64], subject: str = "log"
 ) -> Observed | None:
@@ -182,10 +187,8 @@ def align_times(
     away = np.abs(aligned - arrived[:, None]) > LONGEST_REQUEST_S
     if away.any():
         request, column = np.argwhere(away)[0]
-        raise ValueError(
-            f"{subject}, line {lines[request]}: {Moments._fields[column]}_ts: expected a time within "
-            f"{LONGEST_REQUEST_S / 86_400:g} days of the request's arrival, not {moments[request, column]:g}"
-        )
+        expected = away_from_arrival(moments[request, column])
+        raise ValueError(f"{subject}, line {lines[request]}: {Moments._fields[column]}_ts: expected {expected}")
     queued, scheduled, first, last = (aligned - arrived[0]).T
     return Observed(queued, scheduled, first, last, lines, own_clock, (_note("all"),) if own_clock else ())
 
@@ -463,6 +466,7 @@ class Entry:
     `usage`    reported tokens of the prompt, cached and created ones; NaN if unknown
     `caller`   session of the agent that started the agent of this one; None if there is none
     `name`     name of the request, by which others name it in `after`: those that it waited for
+    `record`   id that the log gives the request: another one with the same id, time and lengths is a copy
     """
 
     keys: Keys
@@ -481,6 +485,7 @@ class Entry:
     caller: Hashable | None = None
     name: Hashable | None = None
     after: tuple[Hashable, ...] = ()
+    record: Hashable | None = None
 
 
 @dataclass
@@ -591,7 +596,7 @@ class Columns:
         undivided = ids == Ids.CONTENT and int(opens.sum()) == np.count_nonzero(np.diff(starts))
         if undivided:
             ids = Ids.CHAINED
-        waits = np.rint(np.array(self._waits) * 1e9).astype(np.int64)
+        waits = np.rint(np.minimum(self._waits, LONGEST_S) * 1e9).astype(np.int64)
         times = np.array(self._times, dtype=np.float64)
         arrived, spread = arrival_times(times, subject)
         usage = np.array(self._usage, dtype=np.float64).reshape(-1, len(NOT_REPORTED))

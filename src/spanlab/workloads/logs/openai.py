@@ -29,6 +29,7 @@ from spanlab.workloads.logs.source import (
     lengths_only,
     moments_of,
     parse_object,
+    record_of,
 )
 
 PREFIXES = (
@@ -83,6 +84,7 @@ def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
             moments=moments_of(row),
             usage=usage_of(row),
             identity=identity_of(row, *PREFIXES),
+            record=record_of(row, "request_id", "response.id", "id", "custom_id"),
         )
 
     return json_lines(parse)(file)
@@ -215,7 +217,14 @@ def _latest(row: Row, kinds: tuple[str, ...]) -> float | None:
 
 def _rounds_of_lines(file: LogFile) -> Iterator[Entry]:
     """Yield the rounds by time; contents are generated one round at a time, so only counts are in memory."""
-    lines = list(file.parsed(lambda item, number: _line(parse_object(item), number)))
+    lines, seen = list[_Line](), set[str]()
+    for item in file.parsed(lambda item, number: _line(parse_object(item), number)):
+        key = repr((replace(item.round_, line=0), item.index, item.end_s))
+        if item.round_.arrived_s is not None and key in seen:
+            file.set_aside("requests that repeat an earlier one")
+            continue
+        seen.add(key)
+        lines.append(item)
     file.notes.append(REPORTED)
     is_timed = all(item.round_.arrived_s is not None for item in lines)
     if is_timed:

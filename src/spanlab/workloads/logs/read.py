@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -38,9 +38,20 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.call_graph import After
 from spanlab.workloads.logs.formats import CONTENT, entries
-from spanlab.workloads.logs.log import BYTES_PER_TOKEN, Columns, Entry, Ids, Log, TokensOf
+from spanlab.workloads.logs.log import (
+    BYTES_PER_TOKEN,
+    LONGEST_REQUEST_S,
+    LONGEST_S,
+    Columns,
+    Entry,
+    Ids,
+    Log,
+    Moments,
+    TokensOf,
+    away_from_arrival,
+)
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, detect_format
+from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, actual, detect_format
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import committed
 from spanlab.workloads.text import find_tokenizer
@@ -237,14 +248,38 @@ def _columns(file: LogFile, log_format: LogFormat, settings: LogSettings) -> Col
 
 
 def _accepted(file: LogFile, log_format: LogFormat) -> Iterator[Entry]:
-    """Yield the requests of a file; refuse prompts above the limit."""
+    """Yield the requests of a file; leave out copies, refuse prompts above the limit and times that no request has."""
+    seen = set[Hashable]()
     for entry in log_format.read(file):
+        if entry.record is not None:
+            copy = entry.record, entry.at, int(entry.lengths.sum()), entry.output_len
+            if copy in seen:
+                file.set_aside("requests that repeat an earlier one")
+                continue
+            seen.add(copy)
         try:
             file.check_length(int(entry.lengths.sum()), "tokens")
+            _check_times(entry)
         except BadFieldError as error:
             file.refuse(entry.line, str(error))
         else:
             yield entry
+
+
+def _check_times(entry: Entry) -> None:
+    """Raise BadFieldError for a time that no clock has, or that is days away from the request's arrival.
+
+    A server's own clock, which times of queueing show, is compared when all requests are known.
+    """
+    if entry.at is None:
+        return
+    if not abs(entry.at) <= LONGEST_S:
+        raise BadFieldError("timestamp", f"a time within {LONGEST_S:.0e} s of 1970{actual(entry.at)}")
+    if not np.isnan(entry.moments.queued):
+        return
+    for name, moment in zip(Moments._fields, entry.moments, strict=True):
+        if abs(moment - entry.at) > LONGEST_REQUEST_S:
+            raise BadFieldError(f"{name}_ts", away_from_arrival(moment))
 
 
 class _TimeOrder:

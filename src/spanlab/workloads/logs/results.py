@@ -21,6 +21,7 @@ from spanlab.workloads.logs.source import (
     head_rows,
     lengths_only,
     parse_object,
+    record_of,
 )
 
 NO_LENGTH = "requests without a length of their prompt"
@@ -117,7 +118,14 @@ def _guided_request(request: Any, path: str, line: int, file: LogFile) -> Iterat
     cached = count_of(request, "cached_tokens")
     usage = NOT_REPORTED if np.isnan(cached) else inclusive(float(length), cached)
     session = row.label("info.conversation_id")
-    yield replace(lengths_only(length, 0, start, output), line=line, moments=moments, usage=usage, session=session)
+    yield replace(
+        lengths_only(length, 0, start, output),
+        line=line,
+        moments=moments,
+        usage=usage,
+        session=session,
+        record=record_of(row, "request_id"),
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -169,6 +177,7 @@ def _record_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
         moments=moments,
         usage=_metric_usage(row),
         session=row.label("metadata.x_correlation_id", "metadata.conversation_id"),
+        record=record_of(row, "metadata.x_request_id"),
     )
 
 
@@ -243,6 +252,7 @@ def _answer_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
         line=line,
         usage=usage,
         identity=() if model is None else (("model", model),),
+        record=record_of(row, "id", "response.request_id", "custom_id"),
     )
 
 

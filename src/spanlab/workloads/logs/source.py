@@ -181,6 +181,12 @@ _IDENTITY: dict[str, tuple[str, ...]] = {
 }
 
 
+def record_of(row: Row, *names: str) -> str | int | None:
+    """Return the id that a log gives a request; None if it has none."""
+    value = row.get(*names)
+    return value if isinstance(value, (str, int)) else None
+
+
 def identity_of(row: Row, *prefixes: str) -> Identity:
     """Return what a server caches apart: model, adapter, salt, data-parallel rank, and media with its content.
 
@@ -411,6 +417,14 @@ class LogFormat:
     fields: tuple[str, ...] = ()
 
 
+def header_count(file: LogFile, header: Row, name: str) -> int:
+    """Return a whole number from 1 up of a file's first line; ValueError names that line."""
+    try:
+        return header.count(name, least=1)
+    except BadFieldError as error:
+        raise ValueError(f"{file.path}:1: {error}") from error
+
+
 def first_row(file: LogFile) -> dict[str, Any]:
     """Return the first JSON object among the first lines; empty if there is none."""
     rows = head_rows(file)
@@ -553,6 +567,8 @@ def _nearest(file: LogFile) -> str:
     if rows and {"case", "ranks", "median_us"} <= rows[0].fields.keys():
         return "this looks like a result of vllm bench forward, which has steps and no requests: twin.forward reads it"
     header = file.head.partition(b"\n")[0].decode(errors="replace").strip()
+    if header[:1] in ("{", "[") and not any(row.fields for row in rows):
+        return "line 1 begins like JSON and is no complete JSON value, and neither is the whole file"
     columns = {key for row in rows for key in row.fields} or set(header.split(","))
     formats = {name: fields for name in LOG_FORMATS if (fields := LOG_FORMATS.make(name, {}, {}).fields)}
     shares = {name: sum(field in columns for field in fields) / len(fields) for name, fields in formats.items()}

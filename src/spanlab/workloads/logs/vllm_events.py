@@ -94,10 +94,14 @@ def _messages(file: LogFile) -> Iterator[_Message]:
                     f"({type(error).__name__}: {error})"
                 ) from error
             if content is None:
-                if left := reader.total - position:
+                left = reader.total - position
+                if left and file.skips:
+                    file.unread.leave(f"the bytes of message {number}, within which the capture ends", left)
+                elif left:
                     raise ValueError(
                         f"log={file.path}: expected complete messages, but it ends within message {number}, which "
-                        f"begins at byte {position:,}: {left:,} bytes are left over"
+                        f"begins at byte {position:,}: {left:,} bytes are left over; workload.log.bad_lines=skip skips "
+                        "them"
                     )
                 return
             size = unpacker.tell() - position
