@@ -94,6 +94,22 @@ def test_log_without_counts_has_caches_and_no_fit(tmp_path: Path):
         assert cache["token_hit_rate"] + cache["expired"] + cache["too_short"] <= summary["bounds"]["prefix"] + 1e-9
 
 
+def test_time_to_live_within_a_store(tmp_path: Path):
+    rows = [orjson.loads(line) for line in provider_log(tmp_path, None).read_bytes().splitlines()]
+    for row in rows:
+        row["timestamp"] -= 7190 * int(row["session_id"])  # sessions side by side
+    log = write_lines(tmp_path / "log.jsonl", *sorted(rows, key=lambda row: row["timestamp"]))
+    small, large = (
+        explained(tmp_path / gib, f"log={log}", "analyses.explain.ttl_s=450", f"store.total_gib={gib}")
+        for gib in ("2", "64")
+    )
+    rates = [summary["expiry"]["caches"]["ttl"] for summary in (small, large)]
+    assert rates[0]["token_hit_rate"] == rates[1]["token_hit_rate"]  # of a cache without a limit
+    assert rates[0]["in_store"] < rates[1]["in_store"] <= rates[1]["token_hit_rate"]
+    assert rates[0]["in_store"] <= small["presets"]["vllm_0_32"]["token_hit_rate"]
+    assert small["expiry"]["caches"]["anthropic_5m"]["in_store"] is None
+
+
 def test_chosen_providers_alone_are_shown(tmp_path: Path):
     log = provider_log(tmp_path, None, sessions=2)
     summary = explained(tmp_path, f"log={log}", "analyses.explain.providers=[anthropic_1h]")

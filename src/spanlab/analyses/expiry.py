@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from spanlab.analyses.fixes import Facts
 from spanlab.offline.expiry import NS, Expiry, expiring_reuse, gaps_s
 from spanlab.offline.forest import Flags, Floats, Ints
+from spanlab.offline.replay import CacheRules, replay
 from spanlab.report import units
 from spanlab.report.cells import Cell, Table, percent, placeholder, word
 from spanlab.report.table import Field, tabulate
@@ -36,12 +37,16 @@ def caches_of(settings: ExplainSettings, fitted: Mapping[str, Any] | None) -> di
     return caches
 
 
-def expiry_of(facts: Facts, settings: ExplainSettings) -> tuple[dict[str, Any] | None, dict[str, Ints]]:
+def expiry_of(
+    facts: Facts, settings: ExplainSettings, rules: CacheRules
+) -> tuple[dict[str, Any] | None, dict[str, Ints]]:
     """Return caches that expire and the time to live that the log shows, and the reused tokens of each prompt by cache.
 
     The first is None for a log without times.
 
-    `caches`  by name: `ttl_s`, `refreshes`, `token_hit_rate`, and `expired` and `too_short`, shares of the tokens
+    `caches`  by name: `ttl_s`, `refreshes`, `token_hit_rate`, and `expired` and `too_short`, shares of the tokens;
+              `in_store` is the hit rate of a cache by `rules` whose entries also expire, for the time of the settings
+              and for fitted ones; None for the others
     `fitted`  as `fitted_ttl` returns it; None if the log has no counts of cached tokens
     """
     log = facts.log
@@ -59,7 +64,11 @@ def expiry_of(facts: Facts, settings: ExplainSettings) -> tuple[dict[str, Any] |
             "token_hit_rate": int(reuse.reused.sum()) / total,
             "expired": int(reuse.expired.sum()) / total,
             "too_short": int(reuse.too_short.sum()) / total,
+            "in_store": None,
         }
+        if name in (OWN, *FITTED):
+            limited = replay(facts.in_logged_order, replace(rules, ttl_ns=cache.ttl_ns))
+            caches[name]["in_store"] = int(limited.reused.sum()) / total
     return {"caches": caches, "fitted": fitted}, reused
 
 
@@ -250,10 +259,12 @@ def expiry_table(summary: Mapping[str, Any]) -> Table:
         Field("token_hit_rate", "token\nhit rate", percent),
         Field("expired", "expired", percent, empty=(None,)),
         Field("too_short", "too short", percent, empty=(None,)),
+        Field("in_store", "also within\nthe store", percent, empty=(None,)),
     )
     notes = (
         "caches that expire have no limit of memory; expired and too short are shares of the prompt tokens; a cache of "
-        "Anthropic stores what the client marks, and counts here as if all were marked",
+        "Anthropic stores what the client marks, and counts here as if all were marked; the last column is the hit "
+        f"rate of {summary['explained']} whose entries expire, too",
         *expiry_lines(expiry),
     )
     return tabulate("expiry", "What caches find on these calls", fields, rows, notes)
@@ -266,6 +277,7 @@ def _row(
     refreshes: bool | None = None,
     expired: float | None = None,
     too_short: float | None = None,
+    in_store: float | None = None,
 ) -> dict[str, Any]:
     return {
         "cache": cache,
@@ -274,6 +286,7 @@ def _row(
         "token_hit_rate": token_hit_rate,
         "expired": expired,
         "too_short": too_short,
+        "in_store": in_store,
     }
 
 

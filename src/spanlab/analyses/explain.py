@@ -504,7 +504,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     }
     _check_bounds(study, presets, bounds)
     reported = reported_of(facts, baseline.replayed.reused)
-    expiry, expiring = expiry_of(facts, study.analyses.explain)
+    expiry, expiring = expiry_of(facts, study.analyses.explain, explained.rules)
     fitted = expiry and expiry["fitted"]
     price = study.analyses.explain.price
     money = money_of(price, reported and reported["sums"], _uses(facts, presets, bounds, expiry), log)

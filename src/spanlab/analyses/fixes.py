@@ -194,7 +194,8 @@ class Facts:
     @cached_property
     def in_logged_order(self) -> ReplayRequests:
         """The requests with passages in the order of the log."""
-        return ReplayRequests(self.paths, self.log.output_lens.astype(np.int64), self._first_spans())
+        outputs = self.log.output_lens.astype(np.int64)
+        return ReplayRequests(self.paths, outputs, self._first_spans(), self.log.arrived_ns)
 
     @cached_property
     def reordered(self) -> ReplayRequests:

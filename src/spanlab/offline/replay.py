@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -155,6 +155,8 @@ def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: I
 
 #: Causes of `spanlab.records` that occur in a replay, which stores all, locks nothing and repairs nothing.
 CAUSES = ("never_seen", "never_stored", "kv_evicted", "state_evicted", "state_never_placed", "alignment", "last_token")
+_EVICTED = CAUSES.index("kv_evicted")
+EXPIRED = "expired"  # tokens whose entry was unused for longer than its time to live
 Entry = int | tuple[int, int]  # KV of a node; output of a request, below zero; a node's state at a position
 
 
@@ -171,6 +173,7 @@ class CacheRules:
     `pooled`          memory is allocated in whole blocks, not by the token
     `outputs`         output tokens stay until they are evicted, though no request reuses them
     `to_state`        KV behind a prompt's deepest state is not stored
+    `ttl_ns`          entries also end so many nanoseconds after their last use; None: only to make room
     """
 
     block: int
@@ -182,6 +185,7 @@ class CacheRules:
     pooled: bool = False
     outputs: bool = True
     to_state: bool = False
+    ttl_ns: int | None = None
 
     def output_blocks(self, prompt: Ints, output: Ints) -> Ints:
         """Return the full blocks of output tokens, which are stored behind those of the prompt."""
@@ -203,16 +207,20 @@ class ReplayRequests:
 
     `output_lens`  tokens of each answer, 0 where unknown
     `boundaries`   positions in each prompt that a workload could mark: the end of its first span
+    `arrived_ns`   arrivals, which never decrease; None: unknown, so that no entry expires
     """
 
     paths: Paths
     output_lens: Ints
     boundaries: Sequence[tuple[int, ...]]
+    arrived_ns: Ints | None = None
 
 
 @dataclass(frozen=True)
 class ReplayResult:
     """Tokens by request, shape (requests,): `reused`, and `lost` by cause; their sum is the prompt length.
+
+    The cause `expired` is there if entries have a time to live.
 
     `states`  number of stored states
     """
@@ -228,8 +236,13 @@ def replay(requests: ReplayRequests, rules: CacheRules) -> ReplayResult:
     nodes, starts, seen = paths.nodes.tolist(), paths.starts.tolist(), paths.seen_tokens.tolist()
     lengths = paths.prompt_tokens, requests.output_lens
     outputs, transient = rules.output_blocks(*lengths).tolist(), rules.transient_bytes(*lengths).tolist()
+    arrived = requests.arrived_ns
+    if rules.ttl_ns is not None and (arrived is None or (np.diff(arrived) < 0).any()):
+        raise ValueError("rules.ttl_ns: expected arrivals that never decrease")
+    times = [0] * paths.requests if arrived is None else arrived.tolist()
     rows = []
     for request, prompt in enumerate(paths.prompt_tokens.tolist()):
+        cache.expire(times[request])
         path = nodes[starts[request] : starts[request + 1]]
         prefill = cache.match(path, prompt, seen[request], requests.boundaries[request])
         rows.append((prefill.resume, *cache.losses(path, prefill)))
@@ -237,8 +250,12 @@ def replay(requests: ReplayRequests, rules: CacheRules) -> ReplayResult:
             cache.use_output(request, outputs[request])
         cache.use(path, prefill)
         cache.evict(transient[request])
-    columns = np.array(rows, dtype=np.int64).reshape(len(rows), 1 + len(CAUSES)).T
-    return ReplayResult(columns[0], dict(zip(CAUSES, columns[1:], strict=True)), cache.states)
+    causes = (*CAUSES, EXPIRED)
+    columns = np.array(rows, dtype=np.int64).reshape(len(rows), 1 + len(causes)).T
+    lost = dict(zip(causes, columns[1:], strict=True))
+    if rules.ttl_ns is None:
+        del lost[EXPIRED]
+    return ReplayResult(columns[0], lost, cache.states)
 
 
 class _Cache:
@@ -251,6 +268,8 @@ class _Cache:
         self._bytes, self._entries = 0, OrderedDict[Entry, int]()
         self._ever: dict[int, list[int]] = {}  # positions of a node at which a state was ever stored
         self._kept: dict[int, int] = {}  # blocks of a node after its last use
+        self._now, self._used = 0, dict[Entry, int]()  # time of each entry's last use, if entries expire
+        self._ended = set[Entry]()  # entries that expired and were not stored again
 
     def match(self, path: list[int], prompt: int, seen: int, boundaries: tuple[int, ...]) -> PrefillInfo:
         """Return the stored and reusable prefix of a prompt; read-only."""
@@ -260,8 +279,18 @@ class _Cache:
         resume = limit if rules.placer is None else self._resume(path, limit)
         return PrefillInfo(prompt, matched, max(seen, matched), resume, boundaries)
 
+    def expire(self, now: int) -> None:
+        """Remove the entries whose time to live has ended; the order of entries is that of their last use."""
+        self._now, ttl = now, self.rules.ttl_ns
+        while ttl is not None and self._entries:
+            entry = next(iter(self._entries))
+            if now - self._used[entry] <= ttl:
+                break
+            self._bytes -= self._entries.pop(entry)
+            self._ended.add(entry)
+
     def losses(self, path: list[int], prefill: PrefillInfo) -> tuple[int, ...]:
-        """Return the tokens lost to each of `CAUSES`, from the prompt's end to the resume position."""
+        """Return the tokens lost to each of `CAUSES` and to expiry, from the prompt's end to the resume position."""
         unit = self.rules.block if self.rules.placer is None else max(self.rules.unit, self.rules.block)
         usable = min(prefill.seen, max(prefill.prompt - 1, 0))
         aligned = usable // unit * unit
@@ -269,12 +298,15 @@ class _Cache:
         present, resume = min(matched // unit * unit, aligned), prefill.resume
         tombstone = resume if self.rules.placer is None else self._tombstone(path, resume, present)
         lengths = prefill.prompt, prefill.seen, usable, aligned, matched, present, resume, tombstone
-        return losses_of(Match(*lengths, unit), self._evicted(path, usable))[: len(CAUSES)]
+        lost = losses_of(Match(*lengths, unit), self._evicted(path, usable))[: len(CAUSES)]
+        ended = [node for node in path if node in self._ended]
+        expired = min(lost[_EVICTED], self._evicted(ended, usable))
+        return (*lost[:_EVICTED], lost[_EVICTED] - expired, *lost[_EVICTED + 1 :], expired)
 
-    def _evicted(self, path: list[int], limit: int) -> int:
-        """Return the tokens up to `limit` that the last use of their node stored, and that were evicted since."""
+    def _evicted(self, nodes: Iterable[int], limit: int) -> int:
+        """Return the tokens of nodes up to `limit` that their last use stored, and that left the cache since."""
         tokens, block = 0, self.rules.block
-        for node in path:
+        for node in nodes:
             begin = self._start[node] // block
             once, stored = self._kept.get(node, 0), self._entries.get(node, 0) // self.rules.block_bytes
             tokens += max(0, min(begin + once, limit // block) - (begin + stored)) * block
@@ -295,7 +327,7 @@ class _Cache:
                 blocks = max(0, stop // block - self._start[node] // block)
             size, stored = blocks * self.rules.block_bytes, self._entries.get(node, 0)
             if stored and stored >= size:
-                self._entries.move_to_end(node)
+                self._touch(node)
             elif size:
                 self._store(node, size)
             self._kept[node] = self._entries.get(node, 0) // self.rules.block_bytes
@@ -305,6 +337,13 @@ class _Cache:
     def _store(self, entry: Entry, size: int) -> None:
         self._bytes += size - self._entries.pop(entry, 0)
         self._entries[entry] = size
+        self._ended.discard(entry)
+        self._touch(entry)
+
+    def _touch(self, entry: Entry) -> None:
+        self._entries.move_to_end(entry)
+        if self.rules.ttl_ns is not None:
+            self._used[entry] = self._now
 
     def _matched(self, path: list[int]) -> int:
         blocks = 0
@@ -346,7 +385,7 @@ class _Cache:
         positions = self._ever.get(node, [])
         for position in positions:
             if position >= refresh_from and (node, position) in self._entries:
-                self._entries.move_to_end((node, position))
+                self._touch((node, position))
         for position in states:
             if self._start[node] < position <= self._stop[node]:
                 self.states += (node, position) not in self._entries
