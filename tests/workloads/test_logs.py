@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +210,13 @@ def test_served_log_shares_what_the_log_shares(tmp_path: Path):
 def test_recorded_trace_is_read(path: str, name: str, requests: int, ids: Ids):
     log = read_log(TRACES / path, LogSettings())
     assert (log.format, log.requests, log.ids) == (name, requests, ids)
+
+
+def test_page_names_the_truth_test_of_every_format():
+    root = Path(__file__).resolve().parents[2]
+    section = (root / "docs" / "logs.md").read_text().partition("## Truth of formats")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| .* \| `(test_\w+\.py)::(test_\w+)` \|$", section, re.MULTILINE)
+    named = [name for names, _, _ in rows for name in re.findall(r"`(\w+)`", names)]
+    assert sorted(named) == sorted(LOG_FORMATS)
+    for _, file, test in rows:
+        assert f"def {test}(" in (root / "tests" / "workloads" / file).read_text()

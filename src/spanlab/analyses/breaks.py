@@ -532,7 +532,7 @@ def top_breaks_table(summary: Mapping[str, Any]) -> Table:
 def short_sides(earlier: str, later: str) -> list[str]:
     """Return both sides of a break for a terminal: from at most `_BEFORE` characters before their first difference."""
     pairs = enumerate(zip(earlier, later, strict=False))
-    cut = max(0, next((spot for spot, (one, other) in pairs if one != other), 0) - _BEFORE)
+    cut = max(0, next((spot for spot, (first, second) in pairs if first != second), 0) - _BEFORE)
     return [f"{name} {side[cut : cut + _SHORT]}" for name, side in (("earlier:", earlier), ("later:  ", later))]
 
 
