@@ -40,6 +40,7 @@ MAKERS = {
     "make_drafted_hybrid_case": "hybrid, drafts",
     "make_local_case": "windows, chunks, rings and states",
     "make_modules_case": "attention, drafts of several modules",
+    "make_local_modules_case": "windows, chunks and rings, drafts of several modules",
     "make_async_case": "all, async scheduling",
     "make_async_drafted_case": "attention, drafts, async scheduling",
     "make_async_drafted_hybrid_case": "hybrid, drafts, async scheduling",

@@ -46,7 +46,6 @@ from spanlab.typed_json import first_mistake, shown
 FIRST_OUTPUT_ID, OUTPUT_IDS = 7, 13
 _LARGEST = 2**31 - 1
 _LAST_STEP = 2**53 - 1  # whole numbers up to it are exact in every reader of JSON
-_MODULES = "how windows keep the tokens that several modules read again is not modelled"
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Size = Annotated[int, Field(ge=1, le=_LARGEST)]
 Few = Annotated[int, Field(ge=0, le=1024)]
@@ -230,7 +229,6 @@ class Case(_Keys):
             (0 < threshold < reach, "long_prefill_token_threshold", f"at least {reach}, {read}"),
             (self.block_size < reach, "block_size", f"at least {reach}, {read}"),
             (self.draft_modules > 1 and self.draft_method != "eagle", "draft_modules", "draft_method=eagle beside it"),
-            (self.draft_modules > 1 and self.groups is not None, "draft_modules", f"1 with groups, for {_MODULES}"),
             ("draft_method" in self.model_fields_set and not drafts, "draft_method", "draft_tokens beside it"),
             (not chunked and mode is not None, "enable_chunked_prefill", f"true with mamba_mode={mode}, as in vLLM"),
             (not chunked and longest > self.max_num_batched_tokens, "max_num_batched_tokens", f"{whole}, as in vLLM"),

@@ -33,6 +33,7 @@ from .vllm_cases import (
     make_inner_case,
     make_limited_case,
     make_local_case,
+    make_local_modules_case,
     make_modules_case,
     make_priority_case,
     make_salted_case,
@@ -170,7 +171,7 @@ def test_request_alone_is_preempted_while_a_step_holds_its_states(tmp_path, num_
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("release", PRESETS)
-@pytest.mark.parametrize("make", [*MAKERS.values(), make_inner_case])
+@pytest.mark.parametrize("make", [*MAKERS.values(), make_inner_case, make_local_modules_case])
 def test_schedule_equals_vllms_on_random_cases(tmp_path, make, release):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
     cases = {str(seed): make(seed) for seed in range(first, stop)}

@@ -341,6 +341,28 @@ def make_modules_case(seed: int) -> Case:
     return case | {"draft_method": "eagle", "draft_modules": draw.choice(modules)}
 
 
+def make_local_modules_case(seed: int) -> Case:
+    """A case of groups with drafts of several modules of multi-token prediction.
+
+    Full attention is among them, for vLLM 0.33 fails without. Hybrids are left out as in `make_modules_case`.
+    """
+    draw = random.Random(f"modules beside windows {seed}")
+    tried = (make_local_case(one) for one in count(seed, 1_000_000))
+    plain = (one for one in tried if not one.get("mamba_mode") and one["block_size"] > 1)
+    case = next(one for one in plain if any(group["kind"] == "full" for group in one["groups"]))
+    case["draft_tokens"] = draw.randint(2, min(5, case["block_size"]))
+    least = {"max_num_batched_tokens": case["draft_tokens"]}
+    if case.get("long_prefill_token_threshold"):
+        least["long_prefill_token_threshold"] = case["draft_tokens"]
+    case |= {key: max(case[key], tokens) for key, tokens in least.items()}
+    if not case.get("enable_chunked_prefill", True):
+        case["max_num_batched_tokens"] += 4 * case["draft_tokens"] + 1
+    modules = [many for many in (2, 3, 5) if case["draft_tokens"] <= many or case["draft_tokens"] % many == 0]
+    case |= {"draft_method": "eagle", "draft_modules": draw.choice(modules)}
+    case["num_blocks"] = _memory_of_groups(draw, case)
+    return case
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

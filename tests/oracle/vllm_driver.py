@@ -93,8 +93,11 @@ def state_spec(case: dict) -> MambaSpec:
     )
 
 
-def groups(case: dict) -> list[KVCacheGroupSpec]:
-    """The groups of the case; without any, full attention and, in a hybrid, `state_groups` of recurrent layers."""
+def groups(case: dict, ahead: int) -> list[KVCacheGroupSpec]:
+    """The groups of the case; without any, full attention and, in a hybrid, `state_groups` of recurrent layers.
+
+    `ahead`  tokens that a drafter reads ahead; windows keep those that it may write again, as vLLM's workers tell
+    """
     states = [{"kind": "state", "count": case.get("state_groups", 1)}] if case.get("mamba_mode") else []
     has_drafter = case.get("draft_method", "ngram") != "ngram"  # its layers are in the group of full attention
     made: list[KVCacheGroupSpec] = []
@@ -106,7 +109,7 @@ def groups(case: dict) -> list[KVCacheGroupSpec]:
             if kind == "state":
                 spec = state_spec(case)
             elif kind == "window":
-                spec = SlidingWindowSpec(**sizes, sliding_window=span)
+                spec = SlidingWindowSpec(**sizes, sliding_window=span, extra_retained_tokens=max(0, ahead - 1))
             elif kind == "chunk":
                 spec = ChunkedLocalAttentionSpec(**sizes, attention_chunk_size=span)
             else:
@@ -176,7 +179,7 @@ def make_scheduler(case: dict) -> tuple[Scheduler, int]:
     kept = {}
     if case.get("retention") is not None:
         kept["prefix_cache_retention_interval"] = case["retention"]
-    kv = KVCacheConfig(case["num_blocks"], [], groups(case), **kept)
+    kv = KVCacheConfig(case["num_blocks"], [], groups(case, config.num_prefill_lookahead_tokens), **kept)
     size, hashed = resolve_kv_cache_block_sizes(kv, config)
     kind = AsyncScheduler if case.get("async_scheduling") else Scheduler
     scheduler = kind(config, kv, StructuredOutputManager(config), size, hash_block_size=hashed)

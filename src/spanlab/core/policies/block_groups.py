@@ -242,9 +242,11 @@ class WindowBlocks(LocalBlocks):
     """Sliding windows: a prefix needs the blocks of the window before its end.
 
     `drops`  1 where the last block of a match is computed again, for a drafter's keys and values; else 0
+    `again`  tokens before a window that are kept beside it: several modules of a drafter write their keys again
     """
 
     drops: int = 0
+    again: int = 0
 
     @property
     def needed_blocks(self) -> int:
@@ -252,11 +254,11 @@ class WindowBlocks(LocalBlocks):
         return blocks_of(self.span - 1, self.size) + self.drops
 
     def skipped(self, computed: int) -> int:
-        return max(0, computed - self.span + 1) // self.size
+        return max(0, computed - self.span + 1 - self.again) // self.size
 
     def most_held(self) -> int:
         # one more, for a window may start inside of a block
-        return blocks_of(self.span - 1 + self.in_flight, self.size) + 1
+        return blocks_of(self.span - 1 + self.again + self.in_flight, self.size) + 1
 
     def find(self, chain: Digests, limit: int) -> Prefix:
         run: list[Run] = []  # blocks without a gap, the last one first
@@ -285,7 +287,7 @@ class WindowBlocks(LocalBlocks):
         return sorted(needed)
 
     def _read_until(self, table: BlockTable) -> int:
-        return (table.num_retired + 1) * self.size + self.span - 1
+        return (table.num_retired + 1) * self.size + self.span - 1 + self.again
 
 
 class ChunkBlocks(LocalBlocks):
@@ -426,6 +428,7 @@ def make_groups(pool: BlockPool, rules: BlockRules) -> list[BlockGroup]:
     layout, ahead = rules.layout, rules.in_flight
     unit, align = unit_of(layout), alignment_of(layout)
     drops = int(rules.drops_last and all(rule.kind != "full" for rule in layout))
+    again = max(0, rules.drafter - 1)
     groups: list[BlockGroup] = []
     full, others = iter([0]), iter(range(1, len(layout) + 1))
     for rule in layout:
@@ -440,5 +443,5 @@ def make_groups(pool: BlockPool, rules: BlockRules) -> list[BlockGroup]:
         elif rule.kind == "chunk":
             groups.append(ChunkBlocks(pool, rule.size, next(others), rule.span, align, each, ahead))
         else:
-            groups.append(WindowBlocks(pool, rule.size, next(others), rule.span, align, each, ahead, drops))
+            groups.append(WindowBlocks(pool, rule.size, next(others), rule.span, align, each, ahead, drops, again))
     return groups

@@ -742,12 +742,15 @@ class BlockRules:
                     f"groups of kinds {', '.join(kinds)} with a drafter's KV: expected one of kind=full, or a release "
                     "with lookahead; which groups drop a block is not modelled"
                 )
+            if self.lookahead > 1 and "full" not in kinds:
+                reason = "vLLM fails at a prompt that ends among the tokens that they read ahead"
+                raise ValueError(
+                    f"groups of kinds {', '.join(kinds)} with several modules of a drafter: expected one of kind=full, "
+                    f"one module, or a release without lookahead, for {reason}"
+                )
         if self.inner_states and self.drops_last:
             reason = "the state inside a chunk is then stored a block earlier, which is not modelled"
             raise ValueError(f"inner_states=true with a drafter's KV: expected a release with lookahead, for {reason}")
-        if self.drafter > 1 and any(rule.kind in ("window", "chunk") for rule in self.groups):
-            reason = "how windows keep the tokens that they read again is not modelled"
-            raise ValueError(f"a drafter of several modules with windows or chunks: expected one module, for {reason}")
         if self.drafter > self.size:
             expected = f"expected {self.drafter} or more, for its modules read as many tokens ahead, as in vLLM"
             raise ValueError(f"block_size={self.size} with a drafter's KV: {expected}")
@@ -771,9 +774,9 @@ class BlockRules:
     def final(self, computed: int) -> int:
         """Return how many of `computed` tokens have KV of attention that no later step computes again.
 
-        Several modules write the keys of the last ones again. In hybrids with lookahead, keys cover them anyway.
+        Several modules write the keys of the last ones again. Keys with lookahead cover them beside other groups.
         """
-        return computed if self.lookahead and self.states != "none" else max(0, computed - max(0, self.drafter - 1))
+        return computed if self.lookahead and len(self.layout) > 1 else max(0, computed - max(0, self.drafter - 1))
 
     def usable(self, matched: int) -> int:
         """Return how many of the matched blocks are reused."""
@@ -800,7 +803,8 @@ class BlockRules:
         A prompt that continues it resumes from its last whole block, and an equal one computes its last token again.
         """
         if not self.drops_last:
-            return (length - 1, self._resumed(length)) if self.lookahead > 1 else (length - 1,)
+            of_states = self.lookahead > 1 and self.states != "none"
+            return (length - 1, self._resumed(length)) if of_states else (length - 1,)
         unit = alignment_of(self.layout)
         return tuple(max(0, end // unit - 1) * unit for end in (length - 1, length))
 

@@ -563,7 +563,8 @@ class BlockPolicy:
         digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
         boundaries = NO_BOUNDARIES if self._full_only else self._boundaries(plan)
         for group, table in zip(self._groups, allocation.tables, strict=True):
-            reach = of_attention if isinstance(group, AttentionBlocks) else tokens
+            rewritten = isinstance(group, AttentionBlocks) or len(self._groups) == 1  # by several modules
+            reach = of_attention if rewritten else tokens
             stored = group.publish(table, digests, reach, boundaries, source)
             if group is matcher.first_other and group is not matcher.leading:
                 each = group.size // matcher.unit
