@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from functools import cached_property
+from math import ceil
 from typing import Annotated, Any, Protocol, overload
 
 import numpy as np
@@ -140,6 +142,54 @@ class LocalLayers:
 
 # Not frozen, for the same reason.
 @dataclass
+class PackedEntries:
+    """Equal tables of entries in some layers; a block has the entries of several such tables side by side (vLLM).
+
+    `layers`      number of layers that have the table.
+    `span`        tokens before each whose entries are kept, itself among them; 0: all.
+    `tokens`      tokens that an entry stands for.
+    `entry_bytes`  bytes of an entry.
+    `block_size`  tokens of a block.
+    `alignment`   bytes of which a block's entries of one layer are a multiple.
+    `pair_size`   multiplications per query and entry; 0: queries do not read it, as the open entry of a compressor.
+    `chosen`      entries that a query reads at most; 0: all that are kept.
+    `parameters`  of one layer's projections to the entries.
+    """
+
+    layers: int = 0
+    span: int = 0
+    tokens: int = 1
+    entry_bytes: int = 0
+    block_size: int = 0
+    alignment: int = 1
+    pair_size: int = 0
+    chosen: int = 0
+    parameters: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("layers", "tokens", "entry_bytes", "block_size", "alignment"):
+            if isinstance(value := getattr(self, key), int) and value < 1:
+                raise ValueError(f"model.packed.{key} is {value}, expected a positive integer.")
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a block's entries of one layer."""
+        entries = self.block_size // self.tokens * self.entry_bytes
+        return -(-entries // self.alignment) * self.alignment
+
+    @property
+    def bytes_per_token(self) -> Fraction:
+        """Bytes per token of all layers."""
+        return Fraction(self.layers * self.page_bytes, self.block_size)
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOPs per query and token that the entries stand for, of all layers."""
+        return 2 * self.layers * self.pair_size // self.tokens
+
+
+# Not frozen, for the same reason.
+@dataclass
 class ModelSpec:
     """Geometry of a decoder of attention layers and, if hybrid, recurrent layers, each with SwiGLU blocks.
 
@@ -147,6 +197,7 @@ class ModelSpec:
     `attention_layers`     number of attention layers that read all tokens before each.
     `recurrent_layers`     number of recurrent layers (GatedDeltaNet, KDA, Mamba-2); 0 for an attention-only model.
     `local`                attention layers that read a window or a chunk.
+    `packed`               tables of entries of all attention layers, where blocks pack several of them (DeepSeek-V4).
     `hidden_size`          width of the residual stream.
     `intermediate_size`    width of the SwiGLU block (three matrices); 0 if all layers have experts.
     `vocab_size`           rows of the embedding table.
@@ -198,6 +249,7 @@ class ModelSpec:
     index_parameters: int = 0
     selected: int = 0
     local: list[LocalLayers] = field(default_factory=list)
+    packed: list[PackedEntries] = field(default_factory=list)
     gated_attention: bool = False
     tied_embeddings: bool = False
     recurrent_key_heads: int = 0
@@ -244,6 +296,8 @@ class ModelSpec:
                 f"model.{other} is {getattr(self, other)} beside model.local, expected one of both: the sizes of their "
                 "blocks are not modelled together."
             )
+        if self.packed and (self.local or self.is_hybrid or self.indexed_layers):
+            raise ValueError("model.packed beside model.local, recurrent or indexed layers: expected one of them.")
         self._check_at_most("experts_per_token", "experts")
 
     def _check_at_most(self, key: str, limit_key: str) -> None:
@@ -269,7 +323,12 @@ class ModelSpec:
     @property
     def has_latents(self) -> bool:
         """Whether attention layers store something other than keys and values of every KV head."""
-        return self.kv_size > 0 or self.indexed_layers > 0
+        return self.kv_size > 0 or self.indexed_layers > 0 or bool(self.packed)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers keep the KV of a window or a chunk alone."""
+        return bool(self.local or self.packed)
 
     # Bytes in a cache.
 
@@ -281,6 +340,8 @@ class ModelSpec:
     @cached_property
     def full_bytes_per_token(self) -> int:
         """Bytes per token of the layers that read all tokens, and of the keys by which they choose them."""
+        if self.packed:
+            return ceil(sum(entries.bytes_per_token for entries in self.packed if not entries.span))
         return self.attention_layers * self.layer_kv_bytes + self.index_layers * self.index_bytes
 
     @cached_property
@@ -289,12 +350,21 @@ class ModelSpec:
 
         Layers of windows and chunks hold them for a while only.
         """
+        if self.packed:
+            return ceil(sum(entries.bytes_per_token for entries in self.packed if entries.pair_size))
         return self.full_bytes_per_token + self.kv_itemsize * sum(kind.layers * kind.kv_size for kind in self.local)
 
     @property
     def context_bytes_per_token(self) -> int:
         """Bytes that a decode reads per token before it, however many there are."""
+        if self.packed:
+            return ceil(sum(entries.bytes_per_token for entries in self._read_whole))
         return self.full_bytes_per_token - self.indexed_layers * self.layer_kv_bytes
+
+    @property
+    def _read_whole(self) -> list[PackedEntries]:
+        """Tables of which a query reads the entries of all tokens before it."""
+        return [entries for entries in self.packed if entries.pair_size and not (entries.span or entries.chosen)]
 
     @cached_property
     def state_bytes(self) -> int:
@@ -360,7 +430,9 @@ class ModelSpec:
     def layer_parameters(self) -> int:
         """Parameters of all layers that can multiply an activation; norms and biases, under 0.1 %, are left out."""
         mixers = self.attention_layers * self._attention_parameters + self.recurrent_layers * self._recurrent_parameters
-        mixers += sum(kind.layers * kind.parameters for kind in self.local) + self.index_layers * self.index_parameters
+        mixers += sum(kind.layers * kind.parameters for kind in self.local)
+        mixers += sum(entries.layers * entries.parameters for entries in self.packed)
+        mixers += self.index_layers * self.index_parameters
         dense = (self.num_layers - self.expert_layers) * 3 * self.hidden_size * self.intermediate_size
         return mixers + dense + self.expert_layers * self._shared_parameters + self.expert_parameters
 
@@ -461,6 +533,8 @@ class ModelSpec:
 
         2 · (pair_size or 2 · attention_heads · head_dim) · layers; those that choose tokens score all of them.
         """
+        if self.packed:
+            return sum(entries.flops_per_pair for entries in self._read_whole)
         dense = (self.attention_layers - self.indexed_layers) * self.layer_pair_size
         return 2 * (dense + self.index_layers * self.index_pair_size)
 
@@ -476,6 +550,9 @@ class ModelSpec:
         for kind in self.local:
             read = kind.layers * kind.kv_size * self.kv_itemsize
             kinds.append(BoundedReads(kind.reach, kind.span, 2 * kind.pair_size * kind.layers, read))
+        for entries in self.packed:
+            if entries.pair_size and (reach := entries.span or entries.chosen * entries.tokens):
+                kinds.append(BoundedReads("window", reach, entries.flops_per_pair, ceil(entries.bytes_per_token)))
         if self.indexed_layers:
             flops, read = 2 * self.layer_pair_size * self.indexed_layers, self.indexed_layers * self.layer_kv_bytes
             kinds.append(BoundedReads("window", self.selected, flops, read))

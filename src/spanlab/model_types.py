@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spanlab.model_spec import LocalLayers, ModelSpec
+from spanlab.model_spec import LocalLayers, ModelSpec, PackedEntries
 from spanlab.registry import among
 
 # ------------------------------------------------------------------------------
@@ -107,6 +107,7 @@ class ModelConfig:
 # ------------------------------------------------------------------------------
 
 FULL, RECURRENT, WINDOW, CHUNK, INDEXED = "full", "recurrent", "window", "chunk", "indexed"
+COMPRESSED, HEAVY = "compressed", "heavily compressed"
 #: Kinds of layers by the names that transformers gives them in `layer_types`.
 KINDS = {
     "full_attention": FULL,
@@ -115,11 +116,18 @@ KINDS = {
     "chunked_attention": CHUNK,
     "indexed_attention": INDEXED,
     "minimax_m3_sparse": INDEXED,
+    "compressed_sparse_attention": COMPRESSED,
+    "heavily_compressed_attention": HEAVY,
 }
 SCAN_CHUNK = 64
 """Scan chunk, in tokens, of transformers and of flash-linear-attention; states are stored at multiples of it."""
 LATENT_BLOCK = 64
 """Tokens of a block of latents in vLLM's FlashMLA and FlashInfer; CUTLASS MLA takes 128."""
+#: Tokens of an entry by kind of a layer of DeepSeek-V4, and tokens of a block of its compressor's states, in vLLM.
+COMPRESSION = {WINDOW: (0, 0), COMPRESSED: (4, 4), HEAVY: (128, 8)}
+PACKED_BLOCK, PACKED_WINDOW = 256, 64  # tokens of a block of entries, and of latents of a window
+#: Bytes beside the numbers of one byte in an entry of vLLM's fp8_ds_mla: rotated numbers take two, and scales eight.
+PACKED_SCALES, PACKED_ALIGNMENT = 8, 576
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Bytes of a weight of an expert, and of another weight, by the method in `quantization_config`; None: by dtype. Scales
 #: of fp8, four bytes for 128 x 128 weights, are left out; those of mxfp4 are one byte for 32 weights.
@@ -185,6 +193,19 @@ def _chunks(config: ModelConfig, layers: int) -> list[str]:
     return _every(config.integer_or("no_rope_layer_interval", 4), others=CHUNK)(config, layers)
 
 
+_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+
+
+def _compressed(config: ModelConfig, layers: int) -> list[str]:
+    """The layers by the tokens of an entry that `compress_ratios` lists, also of layers that draft."""
+    config.check_value("compress_rates", [None, _RATES], f"{_RATES}, as in vLLM")
+    listed, kinds = config.get("compress_ratios"), {tokens: kind for kind, (tokens, _) in COMPRESSION.items()}
+    kinds[1] = WINDOW
+    if not isinstance(listed, list) or len(listed) < layers or any(one not in kinds for one in listed):
+        raise config.error("compress_ratios", f"a list of 0, 1, 4 and 128, for num_hidden_layers={layers} or more")
+    return [kinds[one] for one in listed[:layers]]
+
+
 def _sparse(config: ModelConfig, layers: int) -> list[str]:
     """The layers that `sparse_attention_config` marks choose the tokens that they read."""
     listed = config.get("sparse_attention_config")
@@ -246,6 +267,9 @@ _MINIMAX_M3 = ModelType(
     dense_width="dense_intermediate_size",
     shared_width="shared_intermediate_size",
 )
+_DEEPSEEK_V4 = ModelType(
+    (COMPRESSED, HEAVY, WINDOW), _compressed, own_head_dim=True, experts="every", shared_width="n_shared_experts"
+)
 MODEL_TYPES = {
     "llama": ModelType(),
     "mistral": _WINDOWED,
@@ -275,6 +299,7 @@ MODEL_TYPES = {
     "deepseek_v3": _LATENT,
     "kimi_k2": _LATENT,
     "glm4_moe_lite": _LATENT,
+    "deepseek_v4": _DEEPSEEK_V4,
     "deepseek_v32": _INDEXED,
     "glm_moe_dsa": _INDEXED,
     "kimi_linear": replace(_LATENT, kinds=_HYBRID, pattern=_kimi, delta_keys=True),
@@ -283,11 +308,7 @@ MODEL_TYPES = {
     "minimax_m3_vl": _MINIMAX_M3,
     "minimax_m3_vl_text": _MINIMAX_M3,
 }
-#: Families that share or compress keys and values in a way that no rule here describes, and why.
-_UNKNOWN = {
-    "deepseek_v4": "its layers share compressed entries of 4 and of 128 tokens, whose blocks are packed together",
-    "gemma3n": "its last layers read the keys and values of others",
-}
+_SHARING = "its last layers read the keys and values of others, which is not modelled"
 
 
 def spec_of(config: ModelConfig) -> ModelSpec:
@@ -304,7 +325,7 @@ def spec_of(config: ModelConfig) -> ModelSpec:
     sparse = _expert_layers(config, kind, layers)
     attention = _attention(config, kind)
     counts = {name: kinds.count(name) for name in KINDS.values()}
-    full = counts[FULL] + counts[INDEXED]
+    full = layers if kind is _DEEPSEEK_V4 else counts[FULL] + counts[INDEXED]
     return ModelSpec(
         name=config.name,
         attention_layers=full,
@@ -313,7 +334,8 @@ def spec_of(config: ModelConfig) -> ModelSpec:
         vocab_size=config.integer("vocab_size"),
         attention_heads=config.integer("num_attention_heads"),
         **attention,
-        local=_local(config, kind, kinds),
+        local=[] if kind is _DEEPSEEK_V4 else _local(config, kind, kinds),
+        packed=_packed(config, kinds) if kind is _DEEPSEEK_V4 else [],
         gated_attention=kind.gated,
         tied_embeddings=_tied(config),
         weight_itemsize=weight_itemsize,
@@ -333,12 +355,12 @@ def _names(kinds: Iterable[str]) -> str:
 
 def _model_type(config: ModelConfig) -> ModelType:
     name = config.get("model_type")
-    if name in _UNKNOWN:
-        raise config.error("model_type", f"another one, for {_UNKNOWN[name]}, which is not modelled")
+    if name == "gemma3n":
+        raise config.error("model_type", f"another one, for {_SHARING}")
     if name not in MODEL_TYPES:
         raise config.error("model_type", among(str(name), MODEL_TYPES))
     if config.get("num_kv_shared_layers"):
-        raise config.error("num_kv_shared_layers", f"0, for {_UNKNOWN['gemma3n']}, which is not modelled")
+        raise config.error("num_kv_shared_layers", f"0, for {_SHARING}")
     if not MODEL_TYPES[name].latent:
         config.check_value("kv_lora_rank", [None], "none, for this type has no latents")
     return MODEL_TYPES[name]
@@ -359,6 +381,8 @@ def _quantised(config: ModelConfig, itemsize: int) -> tuple[float, int]:
     if method not in QUANTISED:
         raise config.error("quantization_config", f"quant_method {' or '.join(QUANTISED)}; other sizes are not derived")
     of_experts, of_others = QUANTISED[method]
+    if config.get("model_type") == "deepseek_v4" and method == "fp8" and config.get("expert_dtype") in (None, "fp4"):
+        of_experts = QUANTISED["mxfp4"][0]  # as in vLLM, unless the file says fp8
     return (0.0 if of_experts == of_others else of_experts), (of_others or itemsize)
 
 
@@ -378,6 +402,8 @@ def _attention(config: ModelConfig, kind: ModelType) -> dict[str, Any]:
     if kind.latent:
         return _latent(config, heads)
     sizes = {"kv_heads": _kv_heads(config, heads), "head_dim": _head_dim(config, kind, heads)}
+    if kind is _DEEPSEEK_V4:
+        return sizes | {"attention_parameters": _packed_projections(config), "block_size": PACKED_BLOCK}
     if kind is not _GEMMA4:
         return sizes
     # wider heads, and fewer of keys; without projections of values, they are the keys before rotation
@@ -493,6 +519,80 @@ def _local(config: ModelConfig, kind: ModelType, kinds: list[str]) -> list[Local
                 )
             )
     return local
+
+
+# Layers whose entries share blocks (DeepSeek-V4).
+
+
+def _packed_projections(config: ModelConfig) -> int:
+    """Parameters of a layer beside its entries: queries, latents, outputs in groups, and hyper-connections."""
+    hidden, rank, width = (config.integer(key) for key in ("hidden_size", "q_lora_rank", "head_dim"))
+    heads, groups, out = (config.integer(key) for key in ("num_attention_heads", "o_groups", "o_lora_rank"))
+    streams = config.integer("hc_mult")
+    mixed = 2 * (2 + streams) * streams * streams * hidden
+    return hidden * rank + rank * heads * width + hidden * width + heads * width * out + groups * out * hidden + mixed
+
+
+def _packed(config: ModelConfig, kinds: list[str]) -> list[PackedEntries]:
+    """The tables of entries in the order of vLLM's groups: of the first layer that has each."""
+    width, heads, span = (config.integer(key) for key in ("head_dim", "num_attention_heads", "sliding_window"))
+    latent = width + _rotated(config, width) + PACKED_SCALES
+    aligned = {"alignment": PACKED_ALIGNMENT}
+    read = {"entry_bytes": latent, "pair_size": 2 * heads * width, **aligned}
+    tables = {"window": PackedEntries(layers=len(kinds), span=span, block_size=PACKED_WINDOW, **read)}
+    order = []
+    for kind in dict.fromkeys(kinds):
+        layers, (tokens, block) = kinds.count(kind), COMPRESSION[kind]
+        if not tokens:
+            order += ["window"]
+            continue
+        overlap = 2 if kind == COMPRESSED else 1  # entries of 4 tokens also have those of the 4 before
+        state = {"layers": layers, "span": overlap * tokens, "block_size": block, **aligned}
+        entries = {"layers": layers, "tokens": tokens, "block_size": PACKED_BLOCK}
+        made = {"states": PackedEntries(**state, **_compressor(config, overlap, width))}
+        if kind == COMPRESSED:
+            made |= {"index": _index_entries(config, entries | aligned)}
+            made |= {"index states": PackedEntries(**state, **_compressor(config, overlap, _index_width(config)))}
+        made["entries"] = PackedEntries(
+            **entries, **read, chosen=config.integer("index_topk") if kind == COMPRESSED else 0
+        )
+        tables |= {f"{kind} {name}": table for name, table in made.items()}
+        # an index is made before the window of its layer, and entries and states behind it
+        first = ["index", "index states"] if kind == COMPRESSED else []
+        order += [f"{kind} {name}" for name in first] + ["window"]
+        order += [f"{kind} {name}" for name in ("entries", "states")]
+    return [tables[name] for name in dict.fromkeys(order)]
+
+
+def _rotated(config: ModelConfig, width: int) -> int:
+    """Rotated numbers of a latent, which keep two bytes each."""
+    if config.get("qk_rope_head_dim") is not None:
+        return config.integer("qk_rope_head_dim")
+    share = config.get("partial_rotary_factor")
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise config.error("qk_rope_head_dim", "a whole number from 1 on, or partial_rotary_factor")
+    return int(width * share)
+
+
+def _compressor(config: ModelConfig, overlap: int, width: int) -> dict[str, int]:
+    """Bytes per token of a compressor's states, numbers and weights of four bytes, and its parameters."""
+    numbers = 2 * overlap * width
+    return {"entry_bytes": 4 * numbers, "parameters": config.integer("hidden_size") * numbers}
+
+
+def _index_width(config: ModelConfig) -> int:
+    return config.integer("index_head_dim")
+
+
+def _index_entries(config: ModelConfig, sizes: dict[str, int]) -> PackedEntries:
+    """Keys of an index: a byte per number, and a scale of four bytes for each 128 of them."""
+    width, heads = _index_width(config), config.integer("index_n_heads")
+    return PackedEntries(
+        **sizes,
+        entry_bytes=width + width // 128 * 4,
+        pair_size=heads * width,
+        parameters=config.integer("q_lora_rank") * heads * width + config.integer("hidden_size") * heads,
+    )
 
 
 # Recurrent layers.

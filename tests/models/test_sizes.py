@@ -66,6 +66,11 @@ BASES = {
     "deepseek_v3": LATENT | {"model_type": "deepseek_v3"},
     "glm_moe_dsa": LATENT
     | {"model_type": "glm_moe_dsa", "index_n_heads": 2, "index_head_dim": 8, "index_topk": 16, "q_lora_rank": 24},
+    "deepseek_v4": {key: value for key, value in LLAMA.items() if key != "intermediate_size"}
+    | {"model_type": "deepseek_v4", "head_dim": 16, "qk_rope_head_dim": 4, "q_lora_rank": 24, "o_groups": 2}
+    | {"o_lora_rank": 8, "hc_mult": 2, "sliding_window": 64, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 16}
+    | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1}
+    | {"compress_ratios": [0, 0, 4, 128, 4, 128, 4, 128, 0]},
     "kimi_linear": {key: value for key, value in LATENT.items() if key != "n_shared_experts"}
     | {"model_type": "kimi_linear", "num_shared_experts": 1}
     | {"linear_attn_config": {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4, "full_attn_layers": [4, 8]}},
@@ -137,10 +142,15 @@ def test_a_window_of_the_whole_context_is_none():
 
 USER_ERRORS = {
     "an unknown type": ("llama", {"model_type": "lama"}, r"model_type=lama: expected one of .* \(did you mean llama\?"),
-    "a type whose blocks are packed": (
-        "llama",
-        {"model_type": "deepseek_v4"},
-        "model_type=deepseek_v4: expected another one, for its layers share compressed entries of 4 and of 128 tokens",
+    "entries of two tokens": (
+        "deepseek_v4",
+        {"compress_ratios": [0, 2, 4, 128, 4, 128, 4, 128]},
+        r"compress_ratios=.*: expected a list of 0, 1, 4 and 128, for num_hidden_layers=8 or more",
+    ),
+    "other tokens of an entry": (
+        "deepseek_v4",
+        {"compress_rates": {"compressed_sparse_attention": 8}},
+        "compress_rates=.*: expected {'compressed_sparse_attention': 4, 'heavily_compressed_attention': 128}, as in",
     ),
     "layers that read those of others": (
         "gemma4_text",
@@ -217,7 +227,7 @@ DERIVED = {
 #: Keys with several names, and the one that an error names.
 NAMED = {"dtype": "torch_dtype", "n_routed_experts": "num_experts", "num_shared_experts": "n_shared_experts"}
 SPARSE = ("qwen3_moe", "qwen3_next")
-NEEDED = {"gpt_oss", "gemma3_text", "gemma4_text"}  # types whose window must be there
+NEEDED = {"deepseek_v4", "gpt_oss", "gemma3_text", "gemma4_text"}  # types whose window must be there
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -260,6 +270,26 @@ def test_an_index_is_stored_beside_latents_and_chooses_what_is_read():
     assert spec.context_bytes_per_token == 2 * (8 + 4)
     shared = ["full", *["shared"] * 7]
     assert spec_with("glm_moe_dsa", indexer_types=shared).index_layers == 1
+
+
+def test_entries_of_several_tokens_are_tables_of_their_own():
+    """An entry has 16 + 4 + 8 bytes, and the entries of a block are multiples of 576 bytes."""
+    spec = spec_with("deepseek_v4")
+    spans = [(table.layers, table.span, table.tokens, table.page_bytes) for table in spec.packed]
+    assert spans == [
+        (8, 64, 1, 2304),  # 64 · 28 bytes, in multiples of 576
+        (3, 0, 4, 576),  # index: 64 · 8
+        (3, 8, 1, 576),  # its states: 4 · 2 · 2 · 8 · 4
+        (3, 0, 4, 2304),
+        (3, 8, 1, 1152),  # 4 · 2 · 2 · 16 · 4
+        (3, 0, 128, 576),  # 2 · 28
+        (3, 128, 1, 1152),
+    ]
+    assert spec.full_bytes_per_token == -(-3 * (576 + 2304 + 576) // 256)
+    assert spec.kv_bytes_per_token == -(-3 * (576 + 2304 + 576) // 256 + -8 * 2304 // 64)
+    assert spec.attention_flops_per_pair == 2 * 3 * (2 * 8) // 4 + 2 * 3 * (2 * 4 * 16) // 128
+    chosen = [(reads.span, reads.pair_flops) for reads in spec.bounded]
+    assert chosen == [(64, 2 * 8 * 2 * 4 * 16), (16 * 4, 2 * 3 * 2 * 4 * 16 // 4)]
 
 
 def test_quantised_weights_are_smaller_and_keys_are_not():

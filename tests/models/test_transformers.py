@@ -82,6 +82,21 @@ MINIMAX_M3 = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "full_attention"],
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
 }
+DEEPSEEK_V4 = {
+    "num_hidden_layers": 5,
+    "head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 20,
+    "o_groups": 2,
+    "o_lora_rank": 12,
+    "hc_mult": 2,
+    "num_key_value_heads": 1,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "sliding_window": 16,
+    "compress_ratios": [0, 128, 4, 128, 4],
+} | INDEX
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with biases, tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -123,6 +138,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2", LATENT | {"q_lora_rank": None}),
     "glm4_moe_lite": ("glm4_moe_lite", LATENT | {"q_lora_rank": 24}),
     "deepseek_v32": ("deepseek_v32", LATENT | INDEX | {"q_lora_rank": 24}),
+    "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
     "glm_moe_dsa": ("glm_moe_dsa", LATENT | INDEX | {"q_lora_rank": 24, "index_topk_freq": 2}),
     "kimi_linear": (
         "kimi_linear",
@@ -149,11 +165,12 @@ def written_spec(config: PreTrainedConfig) -> ModelSpec:
 
 
 def matrices(config: PreTrainedConfig) -> int:
-    """Parameters of the modules, without norms, biases and the numbers per head of decay."""
+    """Parameters of the modules, without norms, biases, numbers per head of decay and the sum of streams."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     weights = [weight for name, weight in model.named_parameters() if not name.endswith(("bias", "A_log"))]
-    return sum(weight.numel() for weight in weights if weight.ndim > 1)
+    mixed = sum(weight.numel() for name, weight in model.named_parameters() if name.endswith("hc_head.hc_fn"))
+    return sum(weight.numel() for weight in weights if weight.ndim > 1) - mixed
 
 
 @pytest.mark.parametrize("name", MODELS)

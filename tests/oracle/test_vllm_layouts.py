@@ -25,6 +25,11 @@ LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, 
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1}
 
 
+#: DeepSeek-V4: windows, entries of 4 tokens with an index, and entries of 128.
+PACKED = ROUTED | {"q_lora_rank": 1024, "qk_rope_head_dim": 64, "o_groups": 8, "o_lora_rank": 1024, "hc_mult": 4}
+PACKED |= {"sliding_window": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512}
+
+
 def sizes(
     kind: str, layers: int, hidden: int, heads: int, kv_heads: int, width: int | None, **more: Any
 ) -> dict[str, Any]:
@@ -72,6 +77,17 @@ MODELS = {
         *("deepseek_v32", 61, 7168, 128, 128, None),
         **(LATENT | ROUTED | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}),
     ),
+    "deepseek-v4, 43 layers": sizes(
+        *("deepseek_v4", 43, 4096, 64, 1, 512), **(PACKED | {"compress_ratios": [0, 0, *[4, 128] * 20, 4]})
+    ),
+    "deepseek-v4, 61 layers": sizes(
+        *("deepseek_v4", 61, 7168, 128, 1, 512),
+        **(PACKED | {"q_lora_rank": 1536, "o_groups": 16, "index_topk": 1024}),
+        compress_ratios=[128, 128, *[4, 128] * 29, 4],
+    ),
+    "deepseek-v4, entries of 128 alone": sizes(
+        *("deepseek_v4", 30, 4096, 64, 1, 512), **(PACKED | {"compress_ratios": [0, *[128] * 9] * 3})
+    ),
     "kimi-linear-48b": sizes(
         *("kimi_linear", 27, 2304, 32, 32, None),
         **(LATENT | ROUTED | {"q_lora_rank": None, "num_shared_experts": 1}),
@@ -107,9 +123,11 @@ def test_groups_and_bytes_are_vllms(name: str):
     assert shape.block_bytes == EXPECTED[name]["block_bytes"]
 
 
-def layers_of(name: str) -> list[list[Any]]:
+def layers_of(name: str) -> list[list[Any]] | dict[str, Any]:
     """Kind, block size, KV heads, head size, span and bytes of state of each layer, in order; not by our reader."""
     keys, size = MODELS[name], EXPECTED[name]["block_size"]
+    if keys["model_type"] == "deepseek_v4":
+        return keys
     count, heads, kv = (keys[key] for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"))
     width, kind = keys.get("head_dim") or keys["hidden_size"] // heads, keys["model_type"]
     full = ["full", size, kv, width, 0, 0]

@@ -3,7 +3,9 @@
 usage: PYTHON_OF_VLLM vllm_layout_driver.py LAYERS.json OUT.json
 
 LAYERS.json has layers by name of a model, in order: `[kind, block size, KV heads, head size, span, bytes]`, where bytes
-are those of a recurrent state. OUT.json has its groups, as kind, tokens per block and span, and the bytes of a block.
+are those of a recurrent state. A model whose layers pack their entries has one object of its sizes instead, and vLLM's
+own modules give the tables of its layers. OUT.json has its groups, as kind, tokens per block and span, and the bytes of
+a block.
 """
 
 from __future__ import annotations
@@ -17,9 +19,17 @@ from types import SimpleNamespace
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 
 try:
-    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups, get_uniform_page_size
+    from vllm.models.deepseek_v4 import attention as packed_attention
+    from vllm.models.deepseek_v4.compressor import CompressorStateCache
+    from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
+    from vllm.v1.core.kv_cache_planning import (
+        _get_kv_cache_bytes_per_block,
+        get_kv_cache_groups,
+        get_uniform_page_size,
+    )
 except ImportError:  # before 0.33
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups, get_uniform_page_size
 from vllm.v1.kv_cache_interface import (
@@ -40,6 +50,58 @@ CONFIG = SimpleNamespace(
     attention_config=SimpleNamespace(hisparse_config=None),
     kv_transfer_config=None,
 )
+
+
+#: A layout whose outermost dimension is the block, as entries of several sizes need.
+BLOCKS = SimpleNamespace(is_block_outermost=True)
+PACKED = SimpleNamespace(
+    **vars(CONFIG)
+    | {
+        "cache_config": SimpleNamespace(
+            get_resolved_kv_cache_layout=lambda: BLOCKS, kv_cache_layout=None, cache_dtype="fp8_ds_mla", block_size=256
+        )
+    }
+)
+
+
+def packed_specs(sizes: dict) -> dict[str, object]:
+    """The specs of DeepSeek-V4's caches, from vLLM's own modules, in the order in which its layers make them."""
+    cache, width = PACKED.cache_config, sizes["head_dim"]
+    specs = {}
+    config = VllmConfig(device_config=DeviceConfig(device="cpu"))
+    with set_current_vllm_config(config):
+        for layer, ratio in enumerate(sizes["compress_ratios"]):
+            made = {}
+            if ratio == 4:
+                made["index"] = packed_attention.DeepseekV4IndexerCache(
+                    sizes["index_head_dim"] + sizes["index_head_dim"] // 128 * 4, torch.uint8, f"i{layer}", cache, ratio
+                )
+                made["index states"] = CompressorStateCache(
+                    4 * sizes["index_head_dim"], torch.float32, ratio, f"j{layer}"
+                )
+            made["window"] = DeepseekV4SWACache(width, sizes["sliding_window"], torch.uint8, f"w{layer}", cache)
+            if ratio:
+                made["entries"] = SimpleNamespace(
+                    compress_ratio=ratio, kv_cache_dtype=cache.cache_dtype, head_dim=width, kv_cache_torch_dtype=None
+                )
+                numbers = (4 if ratio == 4 else 2) * width
+                made["states"] = CompressorStateCache(numbers, torch.float32, ratio, f"s{layer}")
+            for name, one in made.items():
+                specs[f"{layer} {name}"] = (
+                    packed_attention.DeepseekV4Attention.get_kv_cache_spec(one, PACKED)
+                    if name == "entries"
+                    else one.get_kv_cache_spec(PACKED)
+                )
+    return specs
+
+
+def group_packed(sizes: dict) -> dict:
+    """The groups of a model whose blocks pack entries of several sizes."""
+    made = get_kv_cache_groups(PACKED, packed_specs(sizes))
+    firsts = [one.kv_cache_spec.first_spec for one in made]
+    spans = [getattr(spec, "sliding_window", None) or 0 for spec in firsts]
+    listed = [["window" if span else "full", spec.block_size, span] for spec, span in zip(firsts, spans, strict=True)]
+    return {"groups": listed, "block_bytes": _get_kv_cache_bytes_per_block(made, BLOCKS)}
 
 
 def spec_of(kind: str, block_size: int, heads: int, width: int, span: int, state_bytes: int, page: int) -> object:
@@ -77,4 +139,5 @@ def group(layers: list) -> dict:
 
 if __name__ == "__main__":
     models = json.loads(Path(sys.argv[1]).read_text())
-    Path(sys.argv[2]).write_text(json.dumps({name: group(layers) for name, layers in models.items()}))
+    made = {name: (group_packed if isinstance(one, dict) else group)(one) for name, one in models.items()}
+    Path(sys.argv[2]).write_text(json.dumps(made))

@@ -102,7 +102,7 @@ def _pool(study: Study, name: str) -> CacheRules:
     """Return the rules of vLLM's pool: blocks of one size for KV and, in hybrid models, for states."""
     pool, model = study.arms[name].pool, study.model
     assert pool is not None, "called for arms with a pool"
-    if pool.retention != 0 and (model.is_hybrid or model.local):
+    if pool.retention != 0 and (model.is_hybrid or model.has_windows):
         raise ValueError(f"arms.{name}.pool.retention={pool.retention} with analyses=explain: expected 0")
     return pool_rules(model, capacity_of(study), pool.block_size)
 

@@ -459,7 +459,7 @@ def check_tiers(study: Study) -> None:
     if study.replicas.count > 1:
         count = f"replicas.count={study.replicas.count}"
         raise ValueError(f"store.tiers={_names(study)} with {count}: expected 1, for tiers belong to one engine")
-    if study.model.local:
+    if study.model.has_windows:
         reason = "which blocks of a window go to lower tiers is not modelled"
         raise ValueError(f"store.tiers={_names(study)} with model.name={study.model.name}: expected none, for {reason}")
     if study.backend != "sim":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import gcd, lcm
@@ -647,6 +647,8 @@ def block_shape(
     include the layers of their drafter.
     """
     more = (token_bytes - model.kv_bytes_per_token) // drafter_layer_bytes(model)
+    if model.packed:
+        return _packed_shape(model, more, block_size)
     if model.local:
         return _local_shape(model, more, block_size or model.block_size)
     if not model.is_hybrid:
@@ -685,6 +687,50 @@ def _local_shape(model: ModelSpec, more: int, size: int) -> BlockShape:
     ]
     each, layout = _grouped(widened)
     return BlockShape(block_of(layout), each * largest, 0, layout)
+
+
+def _packed_shape(model: ModelSpec, more: int, block_size: int | None) -> BlockShape:
+    """Return the blocks of a model whose entries are packed: as large as the widest of its groups needs.
+
+    Tables of one rule and of several sizes stay together, and others are split into groups of about as many layers.
+    """
+    if more:
+        reason = "which groups a drafter's layers join is not modelled"
+        raise ValueError(f"model.name={model.name} with a drafter's KV: expected method=ngram or none, for {reason}")
+    if block_size not in (None, model.block_size):
+        reason = "its entries are packed into blocks of this size"
+        raise ValueError(f"block_size={block_size} with model.name={model.name}: expected {model.block_size}, {reason}")
+    buckets: dict[GroupRule, dict[int, int]] = {}  # layers by the bytes of their entries in a block
+    for table in model.packed:
+        rule = GroupRule("window" if table.span else "full", table.block_size, table.span)
+        pages = buckets.setdefault(rule, {})
+        pages[table.page_bytes] = pages.get(table.page_bytes, 0) + table.layers
+    balanced = [pages for pages in buckets.values() if len(set(pages.values())) == 1]
+    fewest = max([max(pages.values()) for pages in balanced if len(pages) > 1], default=0)
+    each = _least_padding([max(pages.values()) for pages in balanced], fewest) if fewest else 0
+    counts = {
+        rule: blocks_of(max(pages.values()), each) if each and pages in balanced else 1
+        for rule, pages in buckets.items()
+    }
+    if not each and len(buckets) > 1:  # windows take no more than the widest other group, or one layer of theirs
+        anchor = max(
+            _widest(pages, sum(pages.values()) if rule.kind == "window" else 1) for rule, pages in buckets.items()
+        )
+        for rule, pages in buckets.items():
+            if rule.kind == "window":
+                counts[rule] = blocks_of(sum(pages.values()), max(anchor // next(iter(pages)), 1))
+    layout = tuple(rule for rule, count in counts.items() for _ in range(count))
+    return BlockShape(block_of(layout), max(_widest(buckets[rule], count) for rule, count in counts.items()), 0, layout)
+
+
+def _widest(pages: Mapping[int, int], groups: int) -> int:
+    """Return the bytes of the largest of the groups into which layers of these page sizes are split."""
+    return sum(blocks_of(layers, groups) * page for page, layers in pages.items())
+
+
+def _least_padding(layers: Sequence[int], fewest: int) -> int:
+    """Return the layers per group, `fewest` or more, that leave the fewest places empty; of equals the most."""
+    return min(range(fewest, max(layers) + 1), key=lambda each: (sum(-count % each for count in layers), -each))
 
 
 def _grouped(kinds: Sequence[_Layers]) -> tuple[int, tuple[GroupRule, ...]]:

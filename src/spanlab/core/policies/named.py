@@ -121,7 +121,7 @@ def blocks(
 @POLICIES.register("unshared")
 def unshared(model: ModelSpec, budget: Budget, token_bytes: int, block_size: BlockSize = BLOCK) -> Policy:
     """The pool of `blocks` for requests without common tokens, as in logs of lengths; for models of attention alone."""
-    if model.is_hybrid or model.local:
+    if model.is_hybrid or model.has_windows:
         expected = "expected a model whose layers all read all tokens"
         raise ValueError(f"policy=unshared with model.name={model.name}: {expected}")
     shape = BlockShape(block_size, block_size * token_bytes, 0)
