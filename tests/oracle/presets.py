@@ -39,6 +39,7 @@ def build(
         recurrent_layers=int(state > 0),
         exports_states=False,
         local=(),
+        packed=[],
         bounded=(),
         prefill_flops=lambda start, stop: stop - start,
     )
