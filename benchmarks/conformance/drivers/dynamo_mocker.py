@@ -22,8 +22,8 @@ ANSWER_TOKENS = 20  # smaller ids are those of answers
 APART_MS = 10_000_000
 KEY = ("arrival_time_ms", "input_length", "requested_output_length")
 #: Settings of a case without which it is plain, with the values that the mocker has.
-PLAIN = {"mamba_mode": None, "draft_tokens": 0, "async_scheduling": False, "policy": "fcfs", "retention": None,
-         "enable_chunked_prefill": True, "long_prefill_token_threshold": 0,
+PLAIN = {"mamba_mode": None, "groups": None, "draft_tokens": 0, "async_scheduling": False, "policy": "fcfs",
+         "retention": None, "enable_chunked_prefill": True, "long_prefill_token_threshold": 0,
          "long_prefill_token_threshold_adaptive": False}  # fmt: skip
 
 
