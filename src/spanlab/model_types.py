@@ -201,9 +201,9 @@ def _compressed(config: ModelConfig, layers: int) -> list[str]:
     config.check_value("compress_rates", [None, _RATES], f"{_RATES}, as in vLLM")
     listed, kinds = config.get("compress_ratios"), {tokens: kind for kind, (tokens, _) in COMPRESSION.items()}
     kinds[1] = WINDOW
-    if not isinstance(listed, list) or len(listed) < layers or any(one not in kinds for one in listed):
+    if not isinstance(listed, list) or len(listed) < layers or any(tokens not in kinds for tokens in listed):
         raise config.error("compress_ratios", f"a list of 0, 1, 4 and 128, for num_hidden_layers={layers} or more")
-    return [kinds[one] for one in listed[:layers]]
+    return [kinds[tokens] for tokens in listed[:layers]]
 
 
 def _sparse(config: ModelConfig, layers: int) -> list[str]:
