@@ -61,10 +61,8 @@ def test_outputs_and_states_at_every_stop(server, stops, key_dim, channels, furt
 
 
 @pytest.mark.gpu
-def test_sizes_of_a_model(server, device):
-    if device == "cpu" and server is chunk_scan.scan_by_kernel:
-        pytest.skip("a compiled kernel reads tensors of the card alone")
-    check([(64, 128, 500, 512), (300,)], 128, 128, 0, device)
+def test_sizes_of_a_model(server):
+    check([(64, 128, 500, 512), (300,)], 128, 128, 0, "cuda")
 
 
 def check(stops: list[tuple[int, ...]], key_dim: int, channels: int, further: int, device: str) -> None:
@@ -81,14 +79,15 @@ def check(stops: list[tuple[int, ...]], key_dim: int, channels: int, further: in
         found[segment, stop] = state.cpu().clone()
 
     ChunkScan(segments, states.device).run(inputs, states, out, on_stop)
+    atol = 1e-5 if device == "cpu" else 1e-4  # three products of TF32 are a little less exact than one of float32
     assert len(found) == sum(map(len, stops))
     for index, segment in enumerate(segments):
         state = before[index]
         for number, (start, stop) in enumerate(pairwise((segment.start, *segment.stops))):
             outputs, state = recurrence(inputs, start, stop, state)
-            assert torch.allclose(out[start:stop].cpu().double(), outputs, atol=1e-5)
-            assert torch.allclose(found[index, number].double(), state, atol=1e-5)
-        assert torch.allclose(states[index].cpu().double(), state, atol=1e-5)
+            assert torch.allclose(out[start:stop].cpu().double(), outputs, atol=atol)
+            assert torch.allclose(found[index, number].double(), state, atol=atol)
+        assert torch.allclose(states[index].cpu().double(), state, atol=atol)
 
 
 def test_the_kernel_is_launched_once_for_all_chunks(monkeypatch, device):
