@@ -61,6 +61,7 @@ def test_outputs_and_states_at_every_stop(server, stops, key_dim, channels, furt
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_sizes_of_a_model(server):
     check([(64, 128, 500, 512), (300,)], 128, 128, 0, "cuda")
 
