@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -32,23 +32,16 @@ sys.path[:0] = [str(HERE.parent)]
 from measurements import clean_commit, facts, write_results
 from pages import ROOT, fill_page, table
 
+from spanlab.compiled import VARIABLE, ensure_build
+
 OUT = ROOT / "outputs" / "peers" / "simulators"
 GIB_OF_TOKENS = 1 / 8192  # llama-3.1-8b in bfloat16: 128 KiB of KV a token
 TRACE_BLOCK = 512
 SPANLAB = str(Path(sys.executable).with_name("spanlab"))
-SETTINGS = [
-    "-cn",
-    "explain",
-    "analyses=[summary]",
-    "only=[vllm_0_32]",
-    "output.figures=false",
-    "tracking=none",
-    "workers=1",
-    "hardware.memory_gib=1024",
-    "batch.max_num_seqs=256",
-    "batch.max_num_batched_tokens=8192",
-    "output.if_exists=replace",
-]
+SETTINGS = """
+    -cn explain analyses=[summary] only=[vllm_0_32] output.figures=false tracking=none workers=1
+    hardware.memory_gib=1024 batch.max_num_seqs=256 batch.max_num_batched_tokens=8192 output.if_exists=replace
+"""
 MISSING = "–"
 
 
@@ -182,11 +175,11 @@ def packages() -> Path:
         subprocess.run(["bash", "-c", script], check=True)
     worker = [sys.executable, str(HERE / "simulators_worker.py"), "prepare"]
     subprocess.run(worker, check=True, env=os.environ | {"PYTHONPATH": str(folder)})
-    subprocess.run(["bash", str(ROOT / "requirements" / "compile.sh")], check=True)
+    ensure_build()
     return folder
 
 
-def measured(command: list[str], environment: Mapping[str, str] = os.environ) -> tuple[dict[str, float], str]:
+def measured(command: list[str], environment: dict[str, str]) -> tuple[dict[str, float], str]:
     """Run a command, and return what it took, children included, and what it printed."""
     load, began = os.getloadavg()[0], time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -237,11 +230,11 @@ def run(name: str, workload: Workload, foreign: Path) -> dict[str, Any]:
         took, printed = measured([*worker, *map(str, numbers)], os.environ | {"PYTHONPATH": str(foreign)})
         return took | json.loads(printed)
     folder = OUT / "runs"
-    command = [SPANLAB, *SETTINGS, f"log={workload.path}", f"compiled={system.compiled}"]
+    command = [SPANLAB, *SETTINGS.split(), f"log={workload.path}", f"compiled={system.compiled}"]
     # one block more: vLLM's null block, which the mocker does not count
     command += [f"store.total_gib={(workload.pool_tokens + block) * GIB_OF_TOKENS}", f"output.root={folder}"]
     command += [f"arms.vllm_0_32.pool.block_size={block}", f"output.run={name}"]
-    took, _ = measured(command)
+    took, _ = measured(command, os.environ | {VARIABLE: system.compiled})  # set beforehand, it needs no restart
     return took | counts_of(folder / "log" / name)
 
 
