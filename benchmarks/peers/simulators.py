@@ -84,12 +84,13 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Workload:
-    """A trace in Mooncake's format, its block size, and the tokens of the pool that serves it."""
+    """A trace in Mooncake's format, its block size, the tokens of the pool that serves it, and turns to measure."""
 
     title: str
     path: Path
     trace_block: int
     pool_tokens: int
+    turns: int = 1
 
 
 def generated(requests: int, seed: int = 0, documents: int = 10_000) -> Iterator[dict[str, Any]]:
@@ -149,7 +150,7 @@ def workloads(given: argparse.Namespace) -> dict[str, Workload]:
     found = {}
     if given.mooncake is not None:
         pool = 10_000 * 512
-        found["conversation"] = Workload("Mooncake conversation", given.mooncake.resolve(), TRACE_BLOCK, pool)
+        found["conversation"] = Workload("Mooncake conversation", given.mooncake.resolve(), TRACE_BLOCK, pool, 3)
         with given.mooncake.open() as lines:
             path = written("apart", apart(lines))
         found["apart"] = Workload("Mooncake conversation, requests ten minutes apart", path, TRACE_BLOCK, pool)
@@ -360,12 +361,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000_000, help="generated requests")
     parser.add_argument("--workloads", nargs="+", help="conversation, apart, ragpulse, generated_REQUESTS")
     parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=tuple(SYSTEMS))
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3, help="most turns of a workload")
     given = parser.parse_args()
     commit, foreign, kept = clean_commit(), packages(), Kept()
     found = workloads(given)
     for name, workload in found.items():
-        for turn in range(given.turns):
+        for turn in range(min(workload.turns, given.turns)):
             for system in given.systems:
                 if len(kept.rows.get(name, {}).get(system, [])) <= turn:
                     kept.add(name, system, row := run(system, workload, foreign))
