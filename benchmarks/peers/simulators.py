@@ -43,6 +43,7 @@ SETTINGS = """
     hardware.memory_gib=1024 batch.max_num_seqs=256 batch.max_num_batched_tokens=8192 output.if_exists=replace
 """
 MISSING = "–"
+ORDER = ("conversation", "apart", "ragpulse")  # of the tables; generated requests come last
 
 
 # ------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ class Kept:
 # ------------------------------------------------------------------------------
 
 Rows = dict[str, list[dict[str, Any]]]
-HEAD = ("simulator", "block", "CPU s: median [least, most]", "÷ mocker, same turn", "wall s", "peak MiB", "reused")
+HEAD = ("simulator", "block", "turns", "CPU s: median [least, most]", "÷ mocker", "wall s", "peak MiB", "reused")
 HEAD = (*HEAD, "reused, last half")
 
 
@@ -287,9 +288,15 @@ def share(counts: list[int] | None) -> str:
     return MISSING if counts is None else f"{100 * counts[0] / counts[1]:.2f} %"
 
 
+def spread(values: list[float]) -> str:
+    """Return the median, and the least and the most of several values."""
+    ends = f" [{min(values):.1f}, {max(values):.1f}]" if len(values) > 1 else ""
+    return f"{median(values):.1f}{ends}"
+
+
 def ratios(rows: Rows, name: str) -> list[float]:
-    """Return processor seconds ÷ those of the mocker with the same blocks, turn by turn."""
-    mocker = f"mocker_{SYSTEMS[name].block or 512}"
+    """Return processor seconds ÷ those of the mocker with the same blocks in the same turn."""
+    mocker = f"mocker_{SYSTEMS[name].block}"
     pairs = zip(rows[name], rows.get(mocker, []), strict=False)
     return [own["cpu_s"] / other["cpu_s"] for own, other in pairs if name != mocker]
 
@@ -304,7 +311,8 @@ def lines_of(title: str, rows: Rows) -> str:
                 (
                     system.title,
                     system.block or "trace's",
-                    f"{median(seconds):.1f} [{min(seconds):.1f}, {max(seconds):.1f}]",
+                    len(runs),
+                    spread(seconds),
                     f"{median(each):.1f} ×" if each else MISSING,
                     f"{median(row['wall_s'] for row in runs):.0f}",
                     f"{max(row['mib'] for row in runs):,.0f}",
@@ -312,9 +320,8 @@ def lines_of(title: str, rows: Rows) -> str:
                     share(runs[-1]["half"]),
                 )
             )
-    turns = sorted({len(runs) for runs in rows.values()})
     loads = [row["load"] for runs in rows.values() for row in runs]
-    note = f"Turns: {' or '.join(map(str, turns))}. Load average before a run: {min(loads):.1f} to {max(loads):.1f}."
+    note = f"Load average of the machine before a run: {min(loads):.1f} to {max(loads):.1f}."
     return "\n".join((f"**{title}**", "", table(HEAD, cells), *agreements(rows), f"\n{note}", ""))
 
 
@@ -336,20 +343,18 @@ def agreement(block: int, mocker: list[int], ours: list[int]) -> str:
     points = 100 * abs(own - theirs) / all_own
     return (
         f"- Blocks of {block}: the mocker reuses {theirs:,} tokens, spanlab {own:,}: "
-        f"{points:.3f} points {'more' if own > theirs else 'fewer'} of {all_own:,}."
+        f"{points:.2g} points {'more' if own > theirs else 'fewer'} of {all_own:,}."
     )
 
 
-def publish(kept: Kept, titles: dict[str, str], commit: str) -> None:
-    """Write the results, and the tables of the page."""
-    results = {"commit": commit, "machine": facts()["machine"], "titles": titles, "rows": kept.rows}
-    write_results(HERE / "simulators.json", results)
+def publish(results: dict[str, Any]) -> None:
+    """Write the tables of the page."""
     computed = table(
         ("simulator", "what it computes"),
         {system.title: (system.title, system.computes) for system in SYSTEMS.values()}.values(),
     )
-    parts = [lines_of(title, kept.rows[name]) for name, title in titles.items() if name in kept.rows]
-    note = f"{results['machine']}, shared with other processes; commit {commit}."
+    parts = [lines_of(title, results["rows"][name]) for name, title in results["titles"].items()]
+    note = f"{results['machine']}, shared with other processes; commit {results['commit']}."
     fill_page(HERE / "simulators.md", "simulators", "\n".join((computed, *parts, f"{note}\n")))
 
 
@@ -362,7 +367,11 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", help="conversation, apart, ragpulse, generated_REQUESTS")
     parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=tuple(SYSTEMS))
     parser.add_argument("--turns", type=int, default=3, help="most turns of a workload")
+    parser.add_argument("--tables", action="store_true", help="measure nothing, and write the tables again")
     given = parser.parse_args()
+    if given.tables:
+        publish(json.loads((HERE / "simulators.json").read_text()))
+        return
     commit, foreign, kept = clean_commit(), packages(), Kept()
     found = workloads(given)
     for name, workload in found.items():
@@ -373,8 +382,11 @@ def main() -> None:
                     print(f"{name} {system}: {row}", flush=True)
     titles = json.loads((OUT / "titles.json").read_text()) if (OUT / "titles.json").is_file() else {}
     titles |= {name: workload.title for name, workload in found.items()}
+    titles = {name: titles[name] for name in sorted(kept.rows, key=lambda name: [*ORDER, name].index(name))}
     write_results(OUT / "titles.json", titles)
-    publish(kept, titles, commit)
+    results = {"commit": commit, "machine": facts()["machine"], "titles": titles, "rows": kept.rows}
+    write_results(HERE / "simulators.json", results)
+    publish(results)
 
 
 if __name__ == "__main__":

@@ -36,14 +36,14 @@ def test_ratios_are_those_of_one_turn_and_one_block_size():
     assert simulators.ratios(rows, "compiled_512") == [3.0, 2.0]
     assert simulators.ratios(rows, "mocker_512") == []
     text = simulators.lines_of("A trace", rows)
-    assert "| spanlab, compiled | 512 | 5.5 [3.0, 8.0] | 2.5 × | 2 | 50 | 21.00 % | – |" in text
-    assert "Turns: 1 or 2." in text
+    assert "| spanlab, compiled | 512 | 2 | 5.5 [3.0, 8.0] | 2.5 × | 2 | 50 | 21.00 % | – |" in text
+    assert "| mocker | 16 | 1 | 10.0 | – |" in text
     assert "0 tokens, spanlab 210" in text
 
 
 def test_agreement_tells_equal_reuse_from_a_difference_and_from_other_prompts():
     assert "reuse the same 300 of 1,000" in simulators.agreement(16, [300, 1000], [300, 1000])
-    assert "1.000 points fewer of 1,000" in simulators.agreement(16, [300, 1000], [290, 1000])
+    assert "1 points fewer of 1,000" in simulators.agreement(16, [300, 1000], [290, 1000])
     assert "the prompts differ" in simulators.agreement(16, [300, 1000], [300, 999])
 
 
