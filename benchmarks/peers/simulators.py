@@ -382,7 +382,8 @@ def main() -> None:
                     print(f"{name} {system}: {row}", flush=True)
     titles = json.loads((OUT / "titles.json").read_text()) if (OUT / "titles.json").is_file() else {}
     titles |= {name: workload.title for name, workload in found.items()}
-    titles = {name: titles[name] for name in sorted(kept.rows, key=lambda name: [*ORDER, name].index(name))}
+    shown = sorted(kept.rows.keys() & titles.keys(), key=lambda name: [*ORDER, name].index(name))
+    titles = {name: titles[name] for name in shown}
     write_results(OUT / "titles.json", titles)
     results = {"commit": commit, "machine": facts()["machine"], "titles": titles, "rows": kept.rows}
     write_results(HERE / "simulators.json", results)
