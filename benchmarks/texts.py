@@ -10,7 +10,7 @@ from typing import Any
 
 from answer_texts import answers_claim, methods_of_answers
 from headline import read_data
-from limit_texts import coverage_table, in_turns, limits_table, million, sweep_speed
+from limit_texts import coverage_table, in_turns, limits_table, million, simulators_claim, sweep_speed
 from log_texts import break_claim, explain_claim, plan_claim, twin_claim, twin_errors, twin_margins
 from pages import table
 from policy_texts import policies_claim, policies_table
@@ -343,5 +343,6 @@ TEXTS = {
     "must_hold": Text(("must_hold/results.json",), limits_table),
     "in_turns": Text(("must_hold/in_turns.json",), in_turns),
     "million": Text(("must_hold/million.json",), million),
+    "simulators_claim": Text(("peers/simulators.json",), simulators_claim),
     "sweep_speed": Text(("must_hold/sweep_speed.json",), sweep_speed),
 }
