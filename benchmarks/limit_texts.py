@@ -90,9 +90,9 @@ def simulators_claim(results: Summary) -> str:
         times.append(median(ours["cpu_s"] / theirs["cpu_s"] for ours, theirs in turns))
     compiled, pure = seconds["compiled_16"], seconds["pure_16"]
     return (
-        f"The Mooncake conversation (12,031 requests) takes {compiled:.0f} processor seconds compiled and {pure:.0f} in "
-        "pure Python, with records, causes, bounds and intervals. NVIDIA's mocker in Rust computes a schedule alone: we "
-        f"take {times[0]:.1f} times as long with blocks of 16 tokens, and {times[1]:.1f} times with 512 "
+        f"`explain` takes {compiled:.0f} processor seconds for the 12,031 requests of the Mooncake conversation, "
+        f"{pure:.0f} uncompiled. NVIDIA's mocker in Rust computes the schedule alone. "
+        f"We take {times[0]:.1f} times as long with blocks of 16 tokens, and {times[1]:.1f} times with 512 "
         "([table](benchmarks/peers/simulators.md)).\n"
     )
 
