@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,8 @@ def test_the_sample_is_of_the_contract():
 @pytest.mark.parametrize("release", PRESETS)
 def test_every_stored_case_is_decided_as_the_release_did(release):
     stored = list(read_stored(CASES / f"{release}.jsonl.zst"))
-    assert [case.name for case in stored] == [case.name for case in SAMPLE]
+    # a release refuses some cases, which others stand for
+    assert Counter(case.kind for case in stored) == Counter(case.kind for case in SAMPLE)
     for case in stored:
         given = Case.model_validate(case.settings | {"requests": case.requests})
         made = schedule(given, PRESETS[release](given))
