@@ -70,7 +70,11 @@ def test_dry_checks_what_a_run_checks(typed, spanlab, one_sentence):
     [
         ("explain", "log={here}/none.jsonl", "none.jsonl"),
         ("explain", "log={here}/one.jsonl store.kv_gib=1", "store.kv_gib=1.0 with analyses=explain"),
-        ("explain", "log={here}/one.jsonl store.total_gib=0.00001", "store.total_gib=1e-05 with arms.vllm_0_32: expected"),
+        (
+            "explain",
+            "log={here}/one.jsonl store.total_gib=0.00001",
+            "store.total_gib=1e-05 with arms.vllm_0_32: expected",
+        ),
         ("twin", "log={here}/one.jsonl", "one.jsonl"),
         ("plan", "log={here}/one.jsonl slo.ttft_p50_s=1 plan.search=[tier]", "store.tiers={} with plan.search=tier"),
         ("smoke", "output.if_exists=resume output.run=x", "output.if_exists=resume: "),
