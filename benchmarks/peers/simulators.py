@@ -354,7 +354,7 @@ def publish(results: dict[str, Any]) -> None:
         {system.title: (system.title, system.computes) for system in SYSTEMS.values()}.values(),
     )
     parts = [lines_of(title, results["rows"][name]) for name, title in results["titles"].items()]
-    note = f"{results['machine']}, shared with other processes; commit {results['commit']}."
+    note = f"{results['machine']}; commit {results['commit']}."
     fill_page(HERE / "simulators.md", "simulators", "\n".join((computed, *parts, f"{note}\n")))
 
 
