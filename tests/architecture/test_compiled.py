@@ -16,7 +16,9 @@ RECORDS = "records/*.jsonl", "runs/*.jsonl"
 @pytest.fixture
 def no_build(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "BUILDS", tmp_path)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    # this checkout may have a build, which the process then uses
+    others = [finder for finder in sys.meta_path if not isinstance(finder, compiled._Finder)]
+    monkeypatch.setattr(sys, "meta_path", others)
     monkeypatch.setenv(compiled.VARIABLE, "auto")
     compiled.build_folder.cache_clear()  # an earlier test may have found the build of this checkout
     yield
