@@ -5,8 +5,8 @@ share, and each full block has the recurrent state after its last token. A sched
 all running requests, evicts unused blocks and preempts the newest request. Its argument is JSON with options:
 block, blocks (of the pool), chunk (tokens), noise (of logits), step (logits are rounded to it), drafts, salts, cached,
 metrics (whether they work), ids (whether tokens are reported by id), decoded (whether blocks of answers are shared),
-dies_after (requests), gate (number of a request that waits for others, and how many are computed together), and fault,
-one of
+dies_after (requests), gate (number of a request that waits for others, how many are computed together, and the output
+tokens from which a request counts), and fault, one of
 
 stale_block        a block that was evicted is still found, with its new content
 early_state        the stored state of a block lacks its last token
@@ -126,13 +126,14 @@ class Engine:
         with self.work:
             sequence.prompt = len(sequence.tokens)
             self.waiting.append(sequence)
-            self.added += 1
+            _, _, least = OPTIONS["gate"] or (0, 0, 0)
+            self.added += sequence.end - sequence.prompt >= least
             self.work.notify()
         sequence.done.wait()
 
     def gated(self) -> bool:
         """Whether requests wait until all of them have arrived."""
-        first, count = OPTIONS["gate"] or (0, 0)
+        first, count, _ = OPTIONS["gate"] or (0, 0, 0)
         return first < self.added < first + count
 
     def admit(self) -> None:

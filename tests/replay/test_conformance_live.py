@@ -30,6 +30,8 @@ spanlab = _spanlab  # a fixture
 SMALL = ["prompts=2", "output_tokens=6", "live.concurrency=4", "live.largest_prompt=150", "live.fill_tokens=1000"]
 SCRIPT = "caching_server.py"
 BLOCK = 8
+#: Only preemption asks for long answers. The first four are computed together, so that they always overlap.
+OVERLAP = {"gate": [0, 4, 50]}
 
 
 def settings(url: str, *overrides: str) -> Conformance:
@@ -52,7 +54,7 @@ def verdicts(summary: dict) -> dict[str, str]:
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_a_right_server_passes_every_property(serve, tmp_path: Path, noise: float):
-    server = serve(SCRIPT, noise=noise, drafts=True, blocks=60, chunk=64)
+    server = serve(SCRIPT, noise=noise, drafts=True, blocks=60, chunk=64, **OVERLAP)
     passed, summary = run(server, tmp_path, "live.chunk_tokens=64")
     assert verdicts(summary) == dict.fromkeys((NOISE, *LIVE), PASSED)
     assert passed
@@ -119,7 +121,7 @@ FAULTS = {
     "whole_prompt": ("full_hit", {}),
     "decoded": ("turns", {}),
     "chunk_position": ("chunked", {"chunk": 64}),
-    "resumed": ("preemption", {"blocks": 40}),
+    "resumed": ("preemption", {"blocks": 40, **OVERLAP}),
     "unverified": ("drafts", {"drafts": True}),
 }
 
@@ -158,7 +160,7 @@ def test_a_property_without_the_fault_passes(serve, tmp_path: Path, fault: str, 
 def test_blocks_that_are_shared_too_early_fail_siblings(serve, tmp_path: Path):
     """The server computes siblings only when all have arrived, so that they always overlap."""
     _, before = run(serve(SCRIPT, chunk=BLOCK), tmp_path, "properties=[chunked]")  # not applicable: no calls of its own
-    server = serve(SCRIPT, chunk=BLOCK, fault="published_early", gate=[before["calls"], 4])
+    server = serve(SCRIPT, chunk=BLOCK, fault="published_early", gate=[before["calls"], 4, 0])
     _, summary = run(server, tmp_path, "properties=[siblings]", "live.shrink=0")
     assert verdicts(summary) == {NOISE: PASSED, "siblings": FAILED}
 
