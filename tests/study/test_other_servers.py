@@ -20,10 +20,10 @@ import httpx
 import numpy as np
 import pytest
 
-from spanlab.analyses import rendezvous_requests
 from spanlab.cli import compose
 from spanlab.core.request import Request, Span
 from spanlab.study.servers import base, llama_cpp, mistralrs
+from spanlab.study.servers.base import as_served
 
 SERVERS = Path(base.__file__).parent
 FAKE = """
@@ -267,7 +267,7 @@ def test_requests_are_simulated_as_the_server_gets_them(engine, salts):
     study = study_of("mistralrs_0_9", engine, *address)
     tokens = np.arange(5000, 5010, dtype=np.int32)  # beyond the vocabulary of the model
     given = [Request(number, 0, (Span(tokens),), 3, cache_salt=salt, output=tokens) for number, salt in enumerate("ab")]
-    requests = rendezvous_requests.as_served(study, given)
+    requests = as_served(study, given)
     assert {request.cache_salt for request in requests} == salts
     assert max(request.tokens.max() for request in requests) < study.model.vocab_size
     assert all(request.output is None for request in requests)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from spanlab.analyses.rendezvous_requests import as_served
 from spanlab.build import build_workload
 from spanlab.cli import compose
 from spanlab.core.ahead import make_scheduler
@@ -29,6 +28,7 @@ from spanlab.settings.study import Study
 from spanlab.study.folder import as_yaml
 from spanlab.study.jobs import Jobs
 from spanlab.study.numbers import RunCell
+from spanlab.study.servers.base import as_served
 from spanlab_sim.timings import Deployment, FittedTiming, Rates
 
 from .twin_logs import DEVICE, MODEL, RATES

@@ -7,32 +7,36 @@ several clients, that depends on when each answer came.
 
 from __future__ import annotations
 
-import re
+import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
-from spanlab.analyses.rendezvous_engine import EngineBeside, check_engine
-from spanlab.analyses.rendezvous_requests import as_served
+from spanlab.build import held_token_bytes
+from spanlab.core.policies.block_pool import block_shape
 from spanlab.records import Record, delays_of
 from spanlab.registry import one_of
 from spanlab.report.cells import Table, count, hidden, percent, seconds, signed_percent, word
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES
+from spanlab.settings.arms import Strategy
 from spanlab.settings.server import SERVER, ServerSettings
 from spanlab.settings.study import Study
-from spanlab.study.backends import Simulator
+from spanlab.study.backends import RealEngine, Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
+from spanlab.study.servers.base import as_served
 from spanlab.study.servers.steps import FAULTS, LiveRun, Rendezvous, Served, meet, read_run, write_case
 
 Floats = NDArray[np.float64]
 COMPARED = ("reuse", "course", "steps", "engine")
-_ID = re.compile(r"-(\d+)-0(?:-[0-9a-f]+)?$")  # vLLM's id of a request that the client has numbered
+_ENGINE = "analyses.rendezvous.engine=true"
 _SHOWN_DIFFERENCES = 5
 _SEVERAL = "with several requests at once, what is stored when one arrives depends on the server's times"
 
@@ -72,7 +76,25 @@ def _check(study: Study) -> None:
         raise ValueError(f"analyses=rendezvous with backend={study.backend}: expected backend={SERVER}")
     one_of("analyses.rendezvous.preset", study.analyses.rendezvous.preset, PRESETS)
     if study.analyses.rendezvous.engine:
-        check_engine(study)
+        _check_engine(study)
+
+
+def _check_engine(study: Study) -> None:
+    """Raise ValueError for a server whose cache the engine does not have: it keeps blocks in a tree."""
+    (name,) = study.chosen()
+    pool = study.arms[name].pool
+    if pool is None:
+        policy = study.arms[name].policy_name
+        raise ValueError(
+            f"{_ENGINE} with arms.{name}, policy={policy}: expected an arm with a pool of blocks, as vLLM has"
+        )
+    if study.model.is_hybrid:
+        raise ValueError(
+            f"{_ENGINE} with model.name={study.model.name}: expected layers of attention alone, because the engine "
+            "places states of recurrent layers by other rules than vLLM"
+        )
+    if pool.block_size is None:
+        raise ValueError(f"{_ENGINE} with arms.{name}.pool.block_size=null: expected the size of the server's blocks")
 
 
 # ------------------------------------------------------------------------------
@@ -158,7 +180,7 @@ class Compared:
 def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Compared:
     """Compare a run whose steps the server wrote."""
     both = meet(run, study.analyses.rendezvous.preset)
-    numbers = {request_number(served): at for at, served in enumerate(run.requests)}
+    numbers = {served.number: at for at, served in enumerate(run.requests)}
     order = [numbers[int(request)] for request in columns["request_id"]]
     ours = [both.decided[at] for at in order]
     served = [run.requests[at] for at in order]
@@ -176,14 +198,6 @@ def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Co
         tuple(_causes(both, columns, served)),
         tuple(name for name, fault in FAULTS.items() if both.differences and fault.applies(run)),
     )
-
-
-def request_number(served: Served) -> int:
-    """Return the number that the client gave a request of the server's log; ValueError where it gave none."""
-    match = _ID.search(served.id)
-    if match is None:
-        raise ValueError(f"steps of a server: request id {served.id}: expected the number that the client sent")
-    return int(match[1])
 
 
 def _client_delays(columns: Columns) -> Delays:
@@ -249,7 +263,7 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
 def _compared(finished: Finished) -> Iterator[Compared]:
     study = finished.study
     jobs = Jobs(study, finished.workload.requests)
-    engine = EngineBeside(study) if study.analyses.rendezvous.engine else None
+    engine = _EngineBeside(study) if study.analyses.rendezvous.engine else None
     for arm, files in finished.files.items():
         columns = files.columns()
         for cell in run_cells(study, arm):
@@ -259,7 +273,7 @@ def _compared(finished: Finished) -> Iterator[Compared]:
             yield run
 
 
-def _with_engine(run: Compared, columns: Columns, job: Job, engine: EngineBeside) -> Compared:
+def _with_engine(run: Compared, columns: Columns, job: Job, engine: _EngineBeside) -> Compared:
     """Return a run with what our engine reused; a difference with several requests at once depends on times."""
     reused = engine.reused(job)
     computed = np.array([reused[int(request)] for request in columns["request_id"]], float)
@@ -276,6 +290,38 @@ def _of_run(study: Study, jobs: Jobs, arm: str, files: ArmFiles, cell: RunCell, 
     if compared.broken():  # so that it can be sent, and decided again without a server
         write_case(run, path.with_suffix(".case.json"))
     return compared
+
+
+# ------------------------------------------------------------------------------
+# Our engine beside a running server: the same model, requests and blocks.
+# ------------------------------------------------------------------------------
+
+
+class _EngineBeside:
+    """Serves runs of a server on our engine; the model is loaded once."""
+
+    def __init__(self, study: Study) -> None:
+        (name,) = study.chosen()
+        pool = study.arms[name].pool
+        assert pool is not None, "checked with the settings"
+        size = block_shape(study.model, held_token_bytes(study), pool.block_size).size
+        self._study = study
+        self._strategy = Strategy(family="block_hash", match="block_hash", block_size=size)
+        alone = replace(study, backend="engine", server=ServerSettings(), analyses=ANALYSES.section()())
+        self._engine = RealEngine(replace(alone, arms={name: self._strategy}))
+
+    def reused(self, job: Job) -> dict[int, int]:
+        """Return the reused prompt tokens of each request of a run, from an empty cache."""
+        reused: dict[int, int] = {}
+
+        def finished(record: Record) -> None:
+            reused[record.request_id] = record.reused_tokens
+
+        requests, nowhere = as_served(self._study, job.requests), Path(os.devnull)
+        unlogged = replace(job, readings=None, outputs=None, serving=None, trace=None, steps=nowhere)
+        served = replace(unlogged, strategy=self._strategy, requests=requests, seen=None)
+        deque(self._engine.run(served, finished), maxlen=0)
+        return reused
 
 
 # ------------------------------------------------------------------------------

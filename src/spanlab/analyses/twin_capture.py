@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from spanlab.analyses.rendezvous import request_number
-from spanlab.analyses.rendezvous_requests import as_served
 from spanlab.analyses.twin_log import LIMITS, Described, Floats, Outside, Steps, TimedLog, check_split
 from spanlab.build import build_budget, build_workload, held_token_bytes
 from spanlab.core.admission import BatchRules
@@ -32,6 +30,7 @@ from spanlab.settings.study import Study
 from spanlab.study.folder import CONFIG, fingerprint, read_settings
 from spanlab.study.jobs import Jobs
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
+from spanlab.study.servers.base import as_served
 from spanlab.study.servers.steps import LiveRun, Rendezvous, Served, Start, meet, read_run
 
 _SAME = ("workload", "arrivals", "model", "batch", "data")  # settings that repeats of a run have in common
@@ -202,7 +201,7 @@ class _Run:
         """Return the log with what the server wrote of its steps: reuse, outputs, durations and delays outside."""
         if live.start.draft_tokens:
             raise ValueError(f"{self.subject}: the server verified drafts; expected one without speculative decoding")
-        at = {request_number(served): served for served in live.requests}
+        at = {served.number: served for served in live.requests}
         served = [at[int(number)] for number in ids]
         requests = tuple(map(self._answered, log.requests, served))
         reused = np.array([other.reused or 0 for other in served], np.int64)

@@ -12,16 +12,19 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, ClassVar
 
 import httpx
 
 from spanlab.compiled import HOME
+from spanlab.core.request import Request
+from spanlab.engine.settings import remap_tokens
 from spanlab.registry import Registry
+from spanlab.settings.server import NO_ENGINE
 from spanlab.settings.study import Study
 from spanlab.study.servers import guard
 
@@ -103,6 +106,15 @@ class EmbeddedServer(ABC):
 
 #: Servers by the name that `server.engine` takes.
 SERVERS: Registry[EmbeddedServer] = Registry("server")
+
+
+def as_served(study: Study, requests: Sequence[Request]) -> Sequence[Request]:
+    """Return requests as the server gets them: its own ids and answers, and no salts where it ignores them."""
+    engine = study.server.engine
+    knows_salts = engine == NO_ENGINE or SERVERS.make(engine, {}, {}).knows_salts
+    mapped = remap_tokens(requests, study.model.vocab_size)
+    salts = [request.cache_salt if knows_salts else "" for request in mapped]
+    return [replace(request, output=None, cache_salt=salt) for request, salt in zip(mapped, salts, strict=True)]
 
 
 @dataclass(frozen=True)

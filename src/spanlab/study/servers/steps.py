@@ -7,6 +7,7 @@ which the server's got it. Equality is then decidable, however the clients' timi
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from spanlab.typed_json import first_mistake
 # ------------------------------------------------------------------------------
 
 TokensById = dict[str, int]
+_CLIENT_ID = re.compile(r"-(\d+)-0(?:-[0-9a-f]+)?$")  # vLLM's id of a request that the client has numbered
 
 
 class _Event(BaseModel):
@@ -201,6 +203,14 @@ class Served:
     last: int | None = None
     preemptions: int = 0
     abort_step: int | None = None
+
+    @property
+    def number(self) -> int:
+        """The number that the client gave the request; ValueError where it gave none."""
+        match = _CLIENT_ID.search(self.id)
+        if match is None:
+            raise ValueError(f"steps of a server: request id {self.id}: expected the number that the client sent")
+        return int(match[1])
 
 
 class LiveRun:
