@@ -15,7 +15,7 @@ from spanlab.study.run import run_study
 from .twin_logs import DEVICE, HYBRID, MODEL, RATES
 from .twin_runs import Server, write_run
 
-GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}", "twin.draws=20")
+GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}", "twin.draws=8")
 SLOW, FAST = (("arrivals=poisson", f"arrivals.rate_rps={rate}") for rate in (6, 11))
 OTHER_PROMPTS = ("workload.synthetic.groups=20", "workload.synthetic.requests_per_group=6", "workload.output_tokens=20")
 SMALL = Server(blocks=500)
@@ -103,7 +103,7 @@ def test_intervals_cover_drawn_step_times(tmp_path: Path):
     draws = [Server(noise=0.08, seed=seed) for seed in range(4)]
     fitted = write_run(tmp_path / "fitted", draws[0], *SLOW)
     others = tuple(write_run(tmp_path / f"load{seed}", draws[seed], *FAST) for seed in (1, 2, 3))
-    summary = twin(tmp_path, fitted, "twin.draws=60", predict=others)
+    summary = twin(tmp_path, fitted, "twin.draws=20", predict=others)
     covered = [run["covered"][metric] for run in summary["predictions"] for metric in ("ttft", "e2e")]
     assert 0.8 < sum(covered) / len(covered) < 0.99
     for run in summary["predictions"]:
