@@ -95,7 +95,7 @@ def test_requests_that_come_together_meet_at_no_load(tmp_path: Path):
 
 
 def test_highest_load_of_md1_meets_closed_form(tmp_path: Path):
-    log = lengths(tmp_path, 1500, gap_s=1.0)
+    log = lengths(tmp_path, 600, gap_s=1.0)
     drawn = "arrivals=poisson", "arrivals.rate_rps=1.0", "plan.search=[load]", "plan.resolution=0.02"
     summary = planned(tmp_path, f"log={log}", *drawn, "slo.queue_mean_s=0.2")
     highest = 2 * 0.2 / (SERVICE_S + 2 * 0.2) / SERVICE_S  # W = ρ S / 2 (1 − ρ) solved for the rate

@@ -55,7 +55,7 @@ def plans(study: Study, requests: tuple[Request, ...], arm: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("size", "store"),
     [
-        pytest.param((*SOME_ARMS, "workload.documents=12"), "store.total_gib=3", id="12 articles, much is evicted"),
+        pytest.param((*SOME_ARMS, "workload.documents=5"), "store.total_gib=1.5", id="5 articles, much is evicted"),
         pytest.param(ALL_ARMS, "store.total_gib=3", id="48 articles, much is evicted", marks=pytest.mark.slow),
         pytest.param(ALL_ARMS, "store.total_gib=64", id="48 articles, little is evicted", marks=pytest.mark.slow),
     ],
@@ -72,15 +72,15 @@ def test_records_are_equal_byte_for_byte(size, store, shared, cache, run_here, f
 @pytest.mark.parametrize(
     ("arm", "prompts"),
     [
-        ("dp_8", ()),
-        ("radix_branch_last", ()),
+        pytest.param("dp_8", (), marks=pytest.mark.slow),
+        pytest.param("radix_branch_last", (), marks=pytest.mark.slow),
         ("block_hash_align", ()),
         ("dp_8", ("workload.documents_per_prompt=2", "workload.documents_order=own_first")),
     ],
     ids=["dp_8", "radix_branch_last", "block_hash_align", "two documents"],
 )
 def test_every_step_plan_is_equal(arm: str, prompts: tuple[str, ...], shared, cache):
-    size = (*ONE_SEED, *prompts, "workload.documents=6", "batch.max_num_batched_tokens=2048")
+    size = (*ONE_SEED, *prompts, "workload.documents=3", "batch.max_num_batched_tokens=2048")
     shape = compose("quality_sim", size)
     text = compose("quality_sim", [*size, *local(shared), cache])
     found = [plans(study, build_workload(study.workload, "unused").requests, arm) for study in (shape, text)]

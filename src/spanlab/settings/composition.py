@@ -76,7 +76,7 @@ def _compose(entry: str, overrides: Sequence[str], searched: str | None, **optio
         path.prepend("command-line", f"file://{Path(searched).absolute()}", anchor="schema")  # which stays last
         loader.repository.initialize_sources(path)
     config = hydra.compose(entry, with_sections(full_words(entry, overrides, searched)), **options)
-    _check_paths(overrides, config)
+    check_paths(overrides, config)
     return config
 
 
@@ -265,7 +265,7 @@ def short_words(overrides: str) -> str:
     return re.sub(r"(^|,)([+~]*)([\w.]+)(?==)", lambda word: word[1] + word[2] + short_key(word[3]), overrides)
 
 
-def _check_paths(overrides: Sequence[str], config: DictConfig) -> None:
+def check_paths(overrides: Sequence[str], config: DictConfig) -> None:
     """Raise ValueError for `log=` or `local=` in an entry whose workload does not read such a file."""
     kind = OmegaConf.select(config, "workload.kind", default=None)
     for word in overrides:
