@@ -29,21 +29,18 @@ class Compositions:
     def __call__(self, entry: str, overrides: Sequence[str], searched: str | None = None, **options: Any) -> DictConfig:
         """As `compose_entry`, which composes whatever is new, reads other folders, or is wrong."""
         if searched or options or not _reads_ours_alone():
-            open("/tmp/comp.log","a").write(f"OTHER {entry} {searched} {options}\n")
             return compose_entry(entry, overrides, searched, **options)
         try:
             parsed = OverridesParser.create().parse_overrides(with_sections(full_words(entry, overrides)))
             values = [override for override in parsed if self._sets_value(override)]
             key = (entry, *(str(override.input_line) for override in parsed if override not in values))
-            open("/tmp/comp.log","a").write(("MISS" if key not in self.composed else "HIT")+f" {key}\n")
             if key not in self.composed:
                 self.composed[key] = pickle.dumps(compose_entry(entry, key[1:]))
             config = pickle.loads(self.composed[key])
             for override in values:
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
             check_paths(overrides, config)
-        except Exception as e:  # of any kind: the whole composition says what is wrong
-            open("/tmp/comp.log","a").write(f"FAIL {entry} {type(e).__name__} {str(e)[:150]!r} {list(overrides)} \n")
+        except Exception:  # of any kind: the whole composition says what is wrong
             return compose_entry(entry, overrides)
         return config
 
