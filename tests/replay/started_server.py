@@ -1,6 +1,7 @@
 """Plugin: a small server that a study starts, `server.engine=small`. Run as a script, it is that server: PORT WORD…
 
-Words: ends_before (exit at once), ends_at=N (exit at the N-th request), stays (a descendant that outlives SIGTERM).
+Words: ends_before (exit at once), ends_at=N (exit at the N-th request), stays (a descendant that outlives SIGTERM),
+says_goodbye (at SIGTERM).
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ class Handler(BaseHTTPRequestHandler):
 def main(port: str, *words: str) -> None:
     if "stays" in words:
         ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-        subprocess.Popen([sys.executable, "-c", ignore], start_new_session=True)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen([sys.executable, "-c", ignore, *words], start_new_session=True)
+    if "says_goodbye" in words:
+        signal.signal(signal.SIGTERM, lambda number, frame: (print("goodbye", flush=True), os._exit(0)))
     if "ends_before" in words:
         print("no memory for the model", flush=True)
         sys.exit(3)

@@ -191,7 +191,9 @@ def test_ranks_that_share_experts_are_fitted(tmp_path: Path):
     assert summary["unseen"]["e2e"]["p50_error"] < 0.02
 
 
-@pytest.mark.parametrize("caches", [True, False], ids=["states on boundaries", "no prefix caching"])
+@pytest.mark.parametrize(
+    "caches", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["states on boundaries", "no prefix caching"]
+)
 def test_hybrids_are_fitted_in_either_layout_of_their_states(caches, tmp_path: Path):
     """With few blocks, so that requests wait for the memory that states take."""
     settings = (f"model={HYBRID}", f"hardware={DEVICE}")

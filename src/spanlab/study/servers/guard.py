@@ -43,18 +43,27 @@ def descendants(ancestor: int) -> list[int]:
     return below
 
 
+def send(processes: list[int], number: int) -> None:
+    """Send a signal to processes, those that have ended meanwhile left out."""
+    for process in processes:
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            continue
+
+
 def end(server: subprocess.Popen[bytes]) -> None:
-    """Ask the server to end, then kill what is left of it."""
+    """Ask the server to end, then what it leaves behind; kill what has not ended after the time of grace."""
     server.terminate()
     deadline = time.monotonic() + GRACE_S
+    asked = False
     while time.monotonic() < deadline and (server.poll() is None or descendants(os.getpid())):
+        if server.returncode is not None and not asked:
+            send(descendants(os.getpid()), signal.SIGTERM)
+            asked = True
         time.sleep(_PERIOD_S)
     while left := descendants(os.getpid()):
-        for process in left:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:  # it has ended meanwhile
-                continue
+        send(left, signal.SIGKILL)
         time.sleep(_PERIOD_S)
     server.kill()
     server.wait()
@@ -62,6 +71,8 @@ def end(server: subprocess.Popen[bytes]) -> None:
 
 def main(command: list[str]) -> int:
     """Run the command until it ends or standard input closes; return its exit status."""
+    # the study's worker blocks SIGTERM; a server that inherits that would end by the kill alone
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides; the terminal interrupts both
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     adopt_orphans()
