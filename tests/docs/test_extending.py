@@ -82,6 +82,7 @@ ADDED = [
 ]
 
 
+@pytest.mark.slow  # the next test adds all of them in one file
 @pytest.mark.parametrize(("file", "key", "name", "told"), ADDED, ids=[name for _, _, name, _ in ADDED])
 def test_one_file_adds_a_name_to_list_docs_and_tables(
     file: str, key: str, name: str, told: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys
