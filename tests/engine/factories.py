@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -92,7 +92,7 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
 
 
 @cache
-def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu", layers: int = 4) -> SpanModel:
+def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu", layers: int = 3) -> SpanModel:
     """A small hybrid: recurrent layers and at last one of attention, two value heads to a key head."""
     model = random_model(f"small {architecture} {layers}", _hybrid_config(architecture, layers), device=device)
     if device != "cpu":
@@ -115,7 +115,7 @@ def make_choice(name: str, **options: object) -> SpanModel:
 @cache
 def make_slow_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
     """A small hybrid with slow decay, as in trained models: with fast decay no state would pass a span."""
-    model = random_model(f"slow {architecture}", _hybrid_config(architecture, 4, linear_key_head_dim=24))
+    model = random_model(f"slow {architecture}", _hybrid_config(architecture, 3, linear_key_head_dim=24))
     steps = torch.tensor([1e-4, 1e-3, 3e-3, 1e-2])  # per value head; Mamba-2 draws them from [1e-3, 1e-1]
     for name, weight in model.hf.named_parameters():
         if name.endswith("A_log"):
@@ -210,7 +210,7 @@ def _study() -> Study:
 
 def study_of(model: SpanModel) -> Study:
     """All methods for a model."""
-    study = deepcopy(_study())
+    study = copy(_study())
     study.model = spec_of(model.name, model.config, model.dtype)
     return study
 
@@ -272,6 +272,12 @@ def make_policy(
     state = UNLIMITED if states is None else states * max(policy.store.state_bytes, policy.rules.map_bytes)
     policy.store.budget = Budget(kv_bytes=kv, state_bytes=state)
     return policy
+
+
+def least_budget(model: SpanModel, strategy: Strategy, requests: Iterable[Request]) -> int:
+    """Tokens of a store in which any one of the requests can just be served."""
+    policy = make_policy(model, strategy)
+    return max(policy.need(request).tokens for request in requests)
 
 
 @dataclass

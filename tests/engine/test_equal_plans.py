@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -23,12 +22,14 @@ from spanlab.settings import Strategy
 from spanlab_sim.run import serve, simulate
 from spanlab_sim.timing import ConstantTiming, RooflineTiming
 
+from ..support.products import in_turn
 from .factories import (
     Paced,
     arm,
     checkpoint,
     document,
     hybrid_pic,
+    least_budget,
     make_hybrid,
     make_maps,
     make_policy,
@@ -60,28 +61,41 @@ RULES = {
 }
 
 
-def trace(count: int = 12, gap_ns: float = 4e6) -> list[Request]:
+LENGTHS = (20, 5, 33, 17, 30)
+
+
+def trace(count: int = 12, gap_ns: float = 4e6, seed: int = 3, longest: int = 24) -> list[Request]:
     """Poisson arrivals of prompts with shuffled documents, some asked again, two tenants, text between documents."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     times = np.rint(rng.exponential(gap_ns, count).cumsum()).astype(int).tolist()
-    lengths, requests = (20, 5, 33, 17, 30), []
+    requests = []
     for rank, at in enumerate(times):
         order = rng.choice(5, rng.integers(1, 4), replace=rank % 3 == 0)
-        spans = [text(90, 11), *(document(int(name), lengths[name]) for name in order)]
+        spans = [text(90, 11), *(document(int(name), LENGTHS[name]) for name in order)]
         if rank % 4 == 1:
             spans.insert(2, text(91, 6))
         spans.append(text(100 + rank % 5, 7))
         cache_salt = "other" if rank % 5 == 4 else ""
-        requests.append(make_request(rank, *spans, output=int(rng.integers(1, 25)), at=at, cache_salt=cache_salt))
+        requests.append(
+            make_request(rank, *spans, output=int(rng.integers(1, longest + 1)), at=at, cache_salt=cache_salt)
+        )
     same = requests[-2:]  # two arrive at one moment
     return [*requests[:-2], *(replace(request, arrived_at=same[0].arrived_at) for request in same)]
 
 
 def hybrid_trace() -> list[Request]:
-    """The same with a long document before, so that states have somewhere to stand."""
-    long = [replace(document(80 + at, 66 + 32 * at), reusable=True) for at in range(3)]
-    together = [replace(one, output_len=3 * one.output_len, arrived_at=one.arrived_at // 4) for one in trace()]
-    return [replace(one, spans=(long[rank % 3], *one.spans)) for rank, one in enumerate(together)]
+    """The like with a long document before, so that states have somewhere to stand.
+
+    The first prompt is long and soon done: where it alone has room, several others begin and grow out of it.
+    """
+    first, *rest = trace(9, 1e6, seed=13, longest=19)
+    every = (first.spans[0], *(document(name, length) for name, length in enumerate(LENGTHS)), first.spans[-1])
+    long = [replace(document(80 + at, length), reusable=True) for at, length in enumerate((130, 66, 66))]
+    together = [replace(first, spans=every, output_len=1), *rest]
+    return [
+        replace(one, spans=(long[rank % 3], *one.spans), arrived_at=one.arrived_at // 4)
+        for rank, one in enumerate(together)
+    ]
 
 
 def model_for(strategy: Strategy) -> SpanModel:
@@ -138,22 +152,14 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     return run_result
 
 
-QUICK = [("chunked", True), ("whole prompts", False)]  # of the default tests, arm by arm in turn
-CASES = [
-    pytest.param(name, *case, marks=() if case == QUICK[rank % 2] else pytest.mark.slow)
-    for rank, name in enumerate(ARMS)
-    for case in product(RULES, (False, True))
-]
-
-
-@pytest.mark.parametrize(("name", "rules", "tight"), CASES)
+@pytest.mark.parametrize(("name", "rules", "tight"), in_turn(ARMS, RULES, (False, True)))
 def test_plans_records_and_rows_are_equal(name, rules, tight):
     strategy, requests = ARMS[name], hybrid_trace() if name in HYBRID | SPANS else trace()
     model = model_for(strategy)
     study = study_of(model)
-    needs = [make_policy(model, strategy).need(request).tokens for request in requests]
     timing = RooflineTiming(study.model, study.hardware)
-    run_result = both(strategy, RULES[rules], requests, timing, max(needs) if tight else None)
+    budget = least_budget(model, strategy, requests) if tight else None
+    run_result = both(strategy, RULES[rules], requests, timing, budget)
     assert run_result.agree()
     records, row = run_result.records["engine"], run_result.rows["engine"]
     assert len(records) == len(requests)

@@ -26,8 +26,8 @@ from .factories import (
     arm,
     checkpoint,
     hybrid_pic,
+    least_budget,
     make_hybrid,
-    make_policy,
     make_slow_hybrid,
     make_small,
     nothing_leaks,
@@ -78,7 +78,7 @@ def test_padded_logits_of_a_hybrid_resumed_from_checkpoints(kind, name):
 
 def test_padded_logits_of_a_hybrid_that_is_preempted():
     requests, strategy, model = crowd(60, longest=150, apart_ns=0), checkpoint("block_64"), make_hybrid()
-    budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
+    budget = least_budget(model, strategy, requests)
     result = both(model, strategy, requests, rules=BatchRules(75, 7), budget=budget, states=6)
     assert result.rows[0].preemptions > 0
     assert off(result, *requests) < 1e-5

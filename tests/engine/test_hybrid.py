@@ -22,12 +22,13 @@ from spanlab.engine.settings import EngineSettings
 from spanlab.engine.slots import StatePool
 from spanlab.model_files import find_spec
 
+from ..support.products import in_turn
 from .factories import (
     APART,
     Run,
     checkpoint,
+    least_budget,
     make_hybrid,
-    make_policy,
     make_request,
     nothing_leaks,
     random_tokens,
@@ -168,10 +169,9 @@ def crowd(output: int, longest: int = 260, apart_ns: int = 2_500_000) -> list[Re
     return requests
 
 
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(("name", "rules"), in_turn(ARMS, RULES))
 def test_packed_chunked_and_warm(name, rules):
-    requests = crowd(12)
+    requests = crowd(6)
     strategy = checkpoint(name, block_size=1 if rules == "chunked" and name != "block_hash_align" else 16)
     result = start(make_hybrid(), strategy, requests, rules=RULES[rules])
     for _ in range(2):
@@ -182,8 +182,8 @@ def test_packed_chunked_and_warm(name, rules):
 
 @pytest.mark.parametrize("name", ARMS)
 def test_preempted_and_evicted(name):
-    requests, strategy, model = crowd(60, longest=150, apart_ns=0), checkpoint(name), make_hybrid()
-    budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
+    requests, strategy, model = crowd(40, longest=100, apart_ns=0), checkpoint(name), make_hybrid()
+    budget = least_budget(model, strategy, requests)
     result = run(model, strategy, requests, rules=RULES["chunked"], budget=budget, states=6)
     assert result.rows[0].preemptions > 0
     assert off(result, *requests) < 1e-5

@@ -22,7 +22,7 @@ from .factories import (
     beginnings,
     document,
     hybrid_pic,
-    make_policy,
+    least_budget,
     make_request,
     make_slow_hybrid,
     nothing_leaks,
@@ -202,7 +202,7 @@ def test_packed_chunked_and_warm(rules, block_size, placement):
 def test_preempted_and_evicted(block_size, form):
     requests, model = crowd(10, 40, 120, 0), make_slow_hybrid()
     strategy = hybrid_pic(form, block_size, placement="block_64")
-    budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
+    budget = least_budget(model, strategy, requests)
     result = run(model, strategy, requests, rules=CROWDED["chunked"], budget=budget, states=7)
     assert result.rows[0].preemptions > 0
     assert result.engine.policy.store.evicted_bytes > 0

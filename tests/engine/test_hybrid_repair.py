@@ -17,7 +17,7 @@ from .factories import (
     beginnings,
     document,
     hybrid_pic,
-    make_policy,
+    least_budget,
     make_request,
     make_slow_hybrid,
     nothing_leaks,
@@ -95,7 +95,7 @@ def test_maps_within_repaired_spans_start_after_the_repair(repaired):
 def test_repaired_spans_survive_preemption_and_eviction():
     requests = questions([(0, 1, 2), (2, 0), (1, 2), (0, 1)], (8, 14, 20), output=30, at=0)
     strategy, model = hybrid_pic(repaired=6), make_slow_hybrid()
-    budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
+    budget = least_budget(model, strategy, requests)
     result = run(model, strategy, requests, rules=CHUNKED, budget=budget, states=8)
     assert result.rows[0].preemptions > 0
     assert result.engine.policy.store.evicted_bytes > 0

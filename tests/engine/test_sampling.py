@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from spanlab.core.admission import BatchRules
 from spanlab.engine.outputs import Draw, Sampler
 
-from .factories import arm, make_policy, make_small, questions, run
+from .factories import arm, least_budget, make_small, questions, run
 
 LENGTHS = (20, 9, 33)
 
@@ -51,7 +51,7 @@ def test_no_rows_no_tokens():
 def test_outputs_do_not_depend_on_batch_or_memory():
     requests = questions([(0, 1), (1, 2), (2, 0), (1, 0)], LENGTHS, output=20, at=0)
     model, strategy = make_small(), arm("pic")
-    tight = max(make_policy(model, strategy).need(request).tokens for request in requests)
+    tight = least_budget(model, strategy, requests)
     tokens = []
     for seats, budget in ((1, None), (4, None), (4, tight)):
         rules = BatchRules(max_num_batched_tokens=32, max_num_seqs=seats)

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from spanlab.core.admission import BatchRules
 from spanlab.engine.load import pool_pages, stored_tokens
 
-from .factories import APART, HEAD, arm, document, make_policy, make_request, make_small, questions, run, text
+from .factories import (
+    APART,
+    HEAD,
+    arm,
+    document,
+    least_budget,
+    make_policy,
+    make_request,
+    make_small,
+    questions,
+    run,
+    text,
+)
 
 LENGTHS = (20, 9, 33)
 
@@ -86,7 +98,7 @@ def test_the_pool_never_runs_dry(data):
         enable_chunked_prefill=data.draw(st.booleans()),
         prefill_first=data.draw(st.booleans()),
     )
-    least = max(make_policy(make_small(), strategy).need(request).tokens for request in requests)
+    least = least_budget(make_small(), strategy, requests)
     budget = data.draw(st.sampled_from([None, least, least + 30]))
     result = run(make_small(), strategy, requests, rules=rules, budget=budget)
     assert len(result.records) == len(requests)
