@@ -7,6 +7,7 @@ import torch
 
 from spanlab.engine.repair import RowChooser
 
+from ..support.products import every_pair
 from .factories import HEAD, arm, document, make_request, make_small, permutations, questions, rows_of_layers, run, text
 from .oracles import blending, run_checked
 
@@ -53,10 +54,9 @@ def watched(monkeypatch) -> list[RowChooser]:
     return seen
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-@forms
-@pytest.mark.parametrize(("ratio", "check_layer"), [(0.15, 1), (0.4, 2), (0.01, 1)])
-def test_logits_are_those_of_the_recomputation(form, ratio, check_layer, block_size):
+@pytest.mark.parametrize(("name", "share", "block_size"), every_pair(FORMS, ((0.15, 1), (0.4, 2), (0.01, 1)), (1, 16)))
+def test_logits_are_those_of_the_recomputation(name, share, block_size):
+    form, (ratio, check_layer) = FORMS[name], share
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
     strategy = blend(ratio, block_size, check_layer=check_layer, **form)
     result = run_checked(make_small(layers=LAYERS), strategy, requests)

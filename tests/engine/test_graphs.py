@@ -21,6 +21,7 @@ from spanlab.engine.rows import TailRows
 from spanlab.engine.settings import EngineSettings
 from spanlab.engine.slots import PADDING_ROW
 
+from ..support.products import in_turn
 from .composed import worst
 from .factories import (
     arm,
@@ -51,8 +52,7 @@ CASES = {  # on a device that is not there: model, arm, requests
 }
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(("name", "block_size"), in_turn(ARMS, (1, 16)))
 def test_padded_logits_are_those_of_plain_decoding(name, block_size):
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=6, at=0)
     both(make_small(), arm(name, block_size), requests, rules=RULES)
@@ -68,16 +68,17 @@ def both(model, strategy, requests: list[Request], **options):
     return padded
 
 
-@pytest.mark.parametrize("name", ["none", "block_64", "dp_3", "branch"])
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "kind"), in_turn(("none", "block_64", "dp_3", "branch"), ("qwen3_5_text", "qwen3_next"))
+)
 def test_padded_logits_of_a_hybrid_resumed_from_checkpoints(kind, name):
-    requests, rules = crowd(12), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
+    requests, rules = crowd(6), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
     result = both(make_hybrid(kind), checkpoint(name), requests, rules=rules)
     assert off(result, *requests) < 1e-5
 
 
 def test_padded_logits_of_a_hybrid_that_is_preempted():
-    requests, strategy, model = crowd(60, longest=150, apart_ns=0), checkpoint("block_64"), make_hybrid()
+    requests, strategy, model = crowd(40, longest=100, apart_ns=0), checkpoint("block_64"), make_hybrid()
     budget = least_budget(model, strategy, requests)
     result = both(model, strategy, requests, rules=BatchRules(75, 7), budget=budget, states=6)
     assert result.rows[0].preemptions > 0

@@ -182,7 +182,7 @@ def test_packed_chunked_and_warm(name, rules):
 
 @pytest.mark.parametrize("name", ARMS)
 def test_preempted_and_evicted(name):
-    requests, strategy, model = crowd(40, longest=100, apart_ns=0), checkpoint(name), make_hybrid()
+    requests, strategy, model = crowd(40, longest=100, apart_ns=0), checkpoint(name), make_hybrid(layers=2)
     budget = least_budget(model, strategy, requests)
     result = run(model, strategy, requests, rules=RULES["chunked"], budget=budget, states=6)
     assert result.rows[0].preemptions > 0

@@ -13,6 +13,7 @@ from spanlab.core.request import Request
 from spanlab.engine.oracle import check_maps
 from spanlab.engine.states import MapScan
 
+from ..support.products import every_pair, in_turn
 from . import composed as oracle
 from .composed import FORMS, composed, worst
 from .factories import (
@@ -53,21 +54,19 @@ def test_these_models_depend_on_text_before_a_span():
     assert apart(composed(model, request, [0], oracle.last), composed(model, request, [0])) > 0.1
 
 
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("kernel", ["rotate_queries", "rotate_keys"])
+@pytest.mark.parametrize(
+    ("kernel", "block_size", "rules"), every_pair(("rotate_queries", "rotate_keys"), (1, 16), RULES)
+)
 def test_every_order_of_three_documents_cold_and_warm(kernel, block_size, rules):
     lengths = (20, 1, 33)
     requests = questions(permutations(3), lengths, output=2)
-    result = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, kernel=kernel), requests, rules=rules)
+    result = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, kernel=kernel), requests, rules=RULES[rules])
     assert worst(result, requests) < 1e-5
     assert nothing_leaks(result)
     assert result.reused(requests) == [0] + [sum(length // block_size * block_size for length in lengths)] * 5
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "form", "block_size"), every_pair(KINDS, FORMS, (1, 16)))
 def test_every_form_is_that_form_composed(kind, form, block_size):
     requests = questions([(0, 1, 2), (2, 0, 1), (1, 1, 0)], (20, 32, 33), output=2)
     result = run(make_slow_hybrid(kind), hybrid_pic(form, block_size), requests)
@@ -178,15 +177,9 @@ CROWDED = {
 PAGED = [(1, "kv_only"), (1, "block_64"), (16, "block_64"), (16, "last")]
 
 
-@pytest.mark.parametrize(
-    ("rules", "block_size", "placement"),
-    [
-        pytest.param(rules, *paged, marks=[] if rules == "chunked" or paged == PAGED[1] else pytest.mark.slow)
-        for rules, paged in product(CROWDED, PAGED)
-    ],
-)
-def test_packed_chunked_and_warm(rules, block_size, placement):
-    requests = crowd(10, 60, 8, 2_500_000)
+@pytest.mark.parametrize(("rules", "paged"), in_turn(CROWDED, PAGED))
+def test_packed_chunked_and_warm(rules, paged):
+    requests, (block_size, placement) = crowd(10, 60, 8, 2_500_000), paged
     strategy = hybrid_pic(block_size=block_size, placement=placement)
     result = start(make_slow_hybrid(), strategy, requests, rules=CROWDED[rules])
     for _ in range(2):
@@ -200,7 +193,7 @@ def test_packed_chunked_and_warm(rules, block_size, placement):
     [(1, "exact"), (16, "scalar"), *(pytest.param(*case, marks=pytest.mark.slow) for case in product((1, 16), FORMS))],
 )
 def test_preempted_and_evicted(block_size, form):
-    requests, model = crowd(10, 40, 120, 0), make_slow_hybrid()
+    requests, model = crowd(10, 40, 80, 0), make_slow_hybrid()
     strategy = hybrid_pic(form, block_size, placement="block_64")
     budget = least_budget(model, strategy, requests)
     result = run(model, strategy, requests, rules=CROWDED["chunked"], budget=budget, states=7)

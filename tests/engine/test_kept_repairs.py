@@ -10,6 +10,7 @@ import torch
 
 from spanlab.core.admission import BatchRules
 
+from ..support.products import every_pair
 from .factories import arm, make_small, nothing_leaks, questions, start
 
 LENGTHS = (20, 9, 33, 3)
@@ -22,9 +23,9 @@ def methods(block_size: int, **spans):
     return plain, replace(plain, policy="kept_repairs")
 
 
-@pytest.mark.parametrize("block_size", [1, 4])
-@pytest.mark.parametrize("spans", [{}, {"keys": "raw", "kernel": "rotate_keys"}])
-@pytest.mark.parametrize("at", [None, 0])
+@pytest.mark.parametrize(
+    ("block_size", "spans", "at"), every_pair((1, 4), ({}, {"keys": "raw", "kernel": "rotate_keys"}), (None, 0))
+)
 def test_kept_repairs_change_no_logit(block_size: int, spans: dict, at: int | None):
     requests = questions(ORDERS, LENGTHS, output=3, at=at)
     rules = BatchRules(max_num_batched_tokens=24, max_num_seqs=3)
@@ -41,7 +42,7 @@ def test_kept_repairs_change_no_logit(block_size: int, spans: dict, at: int | No
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_kept_repairs_survive_a_tight_store(block_size: int):
     """Spans are evicted and their repairs are not, and the other way round."""
-    requests = questions([ORDERS[at % len(ORDERS)] for at in range(24)], LENGTHS, output=9, at=0)
+    requests = questions([ORDERS[at % len(ORDERS)] for at in range(16)], LENGTHS, output=4, at=0)
     plain, kept = (
         start(make_small(), one, requests, budget=230, rules=BatchRules(max_num_batched_tokens=40, max_num_seqs=4))
         for one in methods(block_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ..support.products import every_pair
 from .factories import KERNELS, arm, make_small, nothing_leaks, permutations, questions, run
 from .oracles import error, far, repaired, run_checked
 
@@ -15,9 +16,7 @@ def lego(k: int, block_size: int, kernel: str):
     return arm("lego_link_16", block_size, {"kind": "first", "k": k}, **KERNELS[kernel])
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("k", [1, 4, 16])
+@pytest.mark.parametrize(("k", "block_size", "kernel"), every_pair((1, 4, 16), (1, 16), KERNELS))
 def test_logits_are_those_of_a_prompt_with_its_tokens_twice(k, block_size, kernel):
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
     strategy = lego(k, block_size, kernel)

@@ -17,6 +17,7 @@ from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import block_mask, causal_mask
 
+from ..support.products import in_turn
 from . import factories
 from .factories import (
     APART,
@@ -105,8 +106,7 @@ def assert_is_dense(model: SpanModel, name: str, block_size: int, **spans: objec
     assert apart(result.of(requests()[1]), truth) < 1e-5
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(("name", "block_size"), in_turn(ARMS, (1, 16)))
 def test_random_weights(name, block_size):
     assert_is_dense(make_small(layers=6), name, block_size)
 

@@ -6,6 +6,7 @@ import pytest
 
 from spanlab.core.admission import BatchRules
 
+from ..support.products import every_pair, in_turn
 from .factories import APART, HEAD, arm, document, make_request, make_small, permutations, questions, run, text
 from .oracles import dense, error, far, run_checked
 
@@ -17,13 +18,11 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "block_size", "rules"), every_pair(FORMS, (1, 16), RULES))
 def test_every_order_of_three_documents_cold_and_warm(form, block_size, rules):
     lengths = (20, 1, 33)
     requests = questions(permutations(3), lengths, output=2)
-    result = run_checked(make_small(), arm(FORMS[form], block_size), requests, rules=rules)
+    result = run_checked(make_small(), arm(FORMS[form], block_size), requests, rules=RULES[rules])
     reused_tokens = sum(length // block_size * block_size for length in (11, *lengths))
     for request in requests:
         record = result.records[request.id]
@@ -40,14 +39,13 @@ def test_every_order_of_four_documents_packed(form, block_size):
     run_checked(make_small(), arm(FORMS[form], block_size), requests, rules=rules)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("family", "rope"),
-    [*((family, "default") for family in ("qwen2", "qwen3", "mistral")), ("llama", "llama3"), ("llama", "yarn")],
-)
-def test_every_family_and_rotation(family, rope, form):
+FAMILIES = [*((family, "default") for family in ("qwen2", "qwen3", "mistral")), ("llama", "llama3"), ("llama", "yarn")]
+
+
+@pytest.mark.parametrize(("family_and_rope", "form"), in_turn(FAMILIES, FORMS))
+def test_every_family_and_rotation(family_and_rope, form):
     requests = questions(permutations(3)[3:], (60, 5, 93), output=2, at=0)
-    run_checked(make_small(family, rope), arm(FORMS[form], 16), requests, rules=RULES["chunked"])
+    run_checked(make_small(*family_and_rope), arm(FORMS[form], 16), requests, rules=RULES["chunked"])
 
 
 @pytest.mark.parametrize("block_size", [1, 16])

@@ -7,6 +7,7 @@ import torch
 
 from spanlab.core.admission import BatchRules
 
+from ..support.products import in_turn
 from .factories import HEAD, arm, make_request, make_small, nothing_leaks, questions, run, start, text
 from .oracles import error
 
@@ -21,11 +22,10 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("name", ["none", "block_hash_16", "radix"])
-def test_logits_are_those_of_a_dense_forward(name, rules):
+@pytest.mark.parametrize(("rules", "name"), in_turn(RULES, ("none", "block_hash_16", "radix")))
+def test_logits_are_those_of_a_dense_forward(rules, name):
     requests = questions(ORDERS, LENGTHS, output=4, at=0)
-    result = run(make_small(), arm(name), requests, rules=rules)
+    result = run(make_small(), arm(name), requests, rules=RULES[rules])
     assert error(result, *requests, blocks=False) < 1e-4
     assert nothing_leaks(result)
 

@@ -27,7 +27,7 @@ def layers_for(strategy) -> int:
 
 @PAGED
 def test_preempted_evicted_and_chunked(name, block_size):
-    strategy, requests = arm(name, block_size), questions(ORDERS, LENGTHS, output=20, at=0)
+    strategy, requests = arm(name, block_size), questions(ORDERS, LENGTHS, output=24, at=0)
     model = make_small(layers=layers_for(strategy))
     budget = least_budget(model, strategy, requests)
     result = run_checked(model, strategy, requests, rules=TIGHT, budget=budget)

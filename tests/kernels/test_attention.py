@@ -12,6 +12,7 @@ from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.attention.batch import FORMS
 from spanlab_kernels.attention.reference import attend
 
+from ..support.products import in_turn
 from .attention_layouts import (
     LAYOUTS,
     SCALE,
@@ -31,9 +32,10 @@ from .attention_layouts import (
 PATHS = {"reference": direct(attend), "cpu": attention.attend, "kernel": direct(compiled.attend)}
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(  # the interpreter is slow
+    ("layout", "form", "path"),
+    [*product(LAYOUTS, FORMS, ("reference", "cpu")), *in_turn(LAYOUTS, FORMS, ["kernel"])],
+)
 def test_every_layout_is_dense(path, layout, form):
     shape = SHAPES[0] if path == "kernel" else SHAPES[list(LAYOUTS).index(layout) % len(SHAPES)]
     assert_is_dense(fill(LAYOUTS[layout], shape), form, PATHS[path])
