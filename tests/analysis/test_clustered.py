@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.stats import SHARE, Interval, interval_of_ratio, mean_interval, separated
+from spanlab.stats import MOST_DRAWN, SHARE, Interval, interval_of_ratio, mean_interval, separated
 
 DOCUMENTS, QUESTIONS = 25, 4
 
@@ -42,6 +42,15 @@ def test_a_ratio_of_means_by_hand():
     interval = interval_of_ratio(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 4.0]), np.array([0, 1, 2]))
     assert interval.mean == 6 / 8
     assert interval.low < 6 / 8 < interval.high
+
+
+def test_more_documents_than_are_drawn_one_by_one_give_the_same_width():
+    rng, documents = np.random.default_rng(2), 3 * MOST_DRAWN + 5
+    below = rng.gamma(1.0, 1.0, documents)
+    above = below * rng.uniform(0, 1, documents)
+    interval = interval_of_ratio(above, below, np.arange(documents))
+    error = np.std(above - interval.mean * below, ddof=1) / below.mean() / documents**0.5
+    assert (interval.high - interval.low) / 2 == pytest.approx(1.96 * error, rel=0.1)
 
 
 def test_one_document_has_no_bounds():
