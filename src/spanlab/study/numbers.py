@@ -82,7 +82,22 @@ def read_records(source: Path | IO[bytes]) -> Columns:
     incomplete = [name for name in names if nulls[name] and name not in optional]
     if incomplete:
         raise ValueError(f"a record has no {incomplete[0]}")
-    return {name: table.column(name).to_numpy() for name in names}
+    return {name: _values(table.column(name)) for name in names}
+
+
+def _values(column: Any) -> NDArray[Any]:
+    """Return a column of pyarrow, NaN where it has no value."""
+    import pyarrow as pa
+
+    # Not column.to_numpy(), nor anything that makes a scalar: both import pandas, which takes longer than reading.
+    if column.null_count:
+        values = np.full(len(column), np.nan)
+        values[_values(column.is_valid())] = _values(column.drop_null())
+        return values
+    if pa.types.is_boolean(column.type):
+        return _values(column.cast(pa.uint8())).astype(np.bool_)
+    values: NDArray[Any] = np.from_dlpack(column.combine_chunks())
+    return values
 
 
 def select(columns: Columns, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:
