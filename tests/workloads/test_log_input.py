@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from spanlab.workloads.logs.read import LogSettings, local, read_log
+from spanlab.workloads.logs.read import LogSettings, local, read_log, served
 from spanlab.workloads.selection import Selection
 
 from .log_samples import SAMPLES, lines, write_sample
@@ -74,6 +74,17 @@ here = read_log(*arguments).fingerprint
 with get_context("spawn").Pool(1) as pool:
     assert pool.apply(read_log, arguments).fingerprint == here
 """
+
+
+def test_served_log_is_known_by_its_requests_and_their_groups(tmp_path: Path):
+    def origin(*sessions: str) -> str:
+        row = {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [7]}
+        path = tmp_path / "log.jsonl"
+        path.write_bytes(lines(*(row | {"session_id": session} for session in sessions)))
+        return served(local(path, LogSettings(), Selection()), Selection()).origin
+
+    assert origin("a", "b") == origin("c", "d") != origin("a", "a")
+    assert origin("a", "b", "b") not in (origin("a", "b", "a"), origin("a", "b"))
 
 
 def test_workers_read_the_copy_of_a_pipe(tmp_path: Path):

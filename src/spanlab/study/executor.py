@@ -194,6 +194,8 @@ class Local(Executor[W]):
         self._processes: list[_Process] = []
         self._idle = SimpleQueue[_Process | None]()  # None: start one
         forks = _can_fork()
+        if forks and processes > 1:
+            import scipy.optimize  # noqa: F401 - of the offline bounds: once here, not in each process
         try:
             for _ in range(processes):
                 self._idle.put(self._start(partial(_fork, worker)) if forks else None)
@@ -247,11 +249,7 @@ def _can_fork() -> bool:
     Threads of torch do not: a forked process lacks them, and its matrix products wait for ever.
     """
     torch = sys.modules.get("torch")
-    if sys.platform != "linux" or (torch is not None and torch.get_num_threads() > 1):
-        return False
-    import scipy.optimize  # noqa: F401 - of the offline bounds: once here, not in each process
-
-    return True
+    return sys.platform == "linux" and (torch is None or torch.get_num_threads() <= 1)
 
 
 def _fork(worker: object, pipe: Connection) -> tuple[Any, Any]:

@@ -138,8 +138,8 @@ def read_settings(text: str) -> dict[str, Any]:
 def fingerprint(workload: Workload) -> str:
     """Hash of the requests' contents, or of the log that they come from; computed once for each workload."""
     if workload not in _FINGERPRINTS:
-        log = workload.log
-        _FINGERPRINTS[workload] = _requests_fingerprint(workload.requests) if log is None else log.fingerprint
+        source = workload.origin if workload.log is None else workload.log.fingerprint
+        _FINGERPRINTS[workload] = source or _requests_fingerprint(workload.requests)
     return _FINGERPRINTS[workload]
 
 

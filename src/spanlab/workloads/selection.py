@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -74,14 +74,6 @@ class _SelectedRow(NamedTuple):
     row: int
     document: int
     length: int
-
-    def spans(self, corpus: Corpus) -> list[tuple[int, int]]:
-        """Return its spans as (span number, length)."""
-        spans = corpus.rows[self.row].spans
-        lengths = corpus.lengths[list(spans)].tolist()
-        return [
-            (span, self.length if span == self.document else size) for span, size in zip(spans, lengths, strict=True)
-        ]
 
 
 def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_SelectedRow], int, int]:
@@ -161,33 +153,46 @@ def _document_span(corpus: Corpus, row: Row) -> int:
     return next((span for span in row.spans if corpus.reusable[span]), row.spans[-1])
 
 
-def _selection_spans(corpus: Corpus, rows: Iterable[_SelectedRow]) -> dict[tuple[int, int], Span]:
-    used = sorted({span for row in rows for span in row.spans(corpus)})
+def _spans_of(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Span, ...]]:
+    """Yield the spans of each row; all rows share one object per span, and one per length of a cut document."""
+    lengths, whole, cut = corpus.lengths.tolist(), set[int](), set[tuple[int, int]]()
+    for row in rows:
+        numbers = corpus.rows[row.row].spans
+        if row.length < lengths[row.document]:
+            cut.add((row.document, row.length))
+            numbers = tuple([number for number in numbers if number != row.document])
+        whole.update(numbers)
     # Lengths ascend, so the dictionary keeps the longest one of each span.
-    tokens = corpus.expand(dict(used))
-    return {
-        (span, length): Span(tokens[span][:length], bool(corpus.independent[span]), bool(corpus.reusable[span]))
-        for span, length in used
-    }
+    counts = dict(sorted(cut)) | {span: lengths[span] for span in whole}
+    tokens = corpus.expand(dict(sorted(counts.items())))
+    independent, reusable = corpus.independent.tolist(), corpus.reusable.tolist()
+    made = {span: Span(tokens[span][: lengths[span]], independent[span], reusable[span]) for span in whole}
+    made_cut = {(span, length): Span(tokens[span][:length], independent[span], reusable[span]) for span, length in cut}
+    for row in rows:
+        spans, document = corpus.rows[row.row].spans, made_cut.get((row.document, row.length))
+        if document is None:
+            yield tuple([made[span] for span in spans])
+        else:
+            yield tuple([document if span == row.document else made[span] for span in spans])
 
 
 def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: Selection) -> tuple[Request, ...]:
-    spans = _selection_spans(corpus, selected_rows)
     numbers: dict[int, int] = {}
     after = _awaited(corpus, [selected.row for selected in selected_rows])
     return tuple(
         Request(
             id=number,
             group_id=numbers.setdefault(row.group_id, len(numbers)),
-            spans=tuple([spans[span] for span in selected.spans(corpus)]),
+            spans=spans,
             output_len=selection.output_tokens or row.output_len or selection.unknown_output,
             arrived_at=0 if corpus.arrived_at is None else corpus.arrived_at[index],
             answer=row.answer,
             wait_ns=0 if corpus.waits_ns is None else corpus.waits_ns[index],
             after=after.get(index, ()),
         )
-        for number, (index, row, selected) in enumerate(
-            (selected.row, corpus.rows[selected.row], selected) for selected in selected_rows
+        for number, (index, row, spans) in enumerate(
+            (selected.row, corpus.rows[selected.row], spans)
+            for selected, spans in zip(selected_rows, _spans_of(corpus, selected_rows), strict=True)
         )
     )
 

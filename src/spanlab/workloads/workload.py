@@ -64,6 +64,7 @@ class Workload:
     `labels`  label names that analyses group requests by, each with a value per request, in request order.
     `log`     the log of a workload from a log, in columns; `requests` is empty until a study serves it.
     `notes`   caveats about requests that a log was read into, one sentence each.
+    `origin`  fingerprint of the log that decides the requests, with the settings; empty: they do not come from one.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Workload:
     labels: Mapping[str, tuple[Label, ...]] = field(default_factory=dict)
     log: Log | None = None
     notes: tuple[str, ...] = ()
+    origin: str = ""
 
     @property
     def size(self) -> int:
@@ -86,7 +88,7 @@ class Workload:
     def with_requests(self, requests: Sequence[Request], change: str) -> Workload:
         """Return the workload with changed requests, and add the change to the provenance."""
         provenance = replace(self.provenance, detail=f"{self.provenance.detail}; {change}")
-        return replace(self, requests=tuple(requests), provenance=provenance)
+        return replace(self, requests=tuple(requests), provenance=provenance, origin="")
 
 
 @dataclass(frozen=True, slots=True)

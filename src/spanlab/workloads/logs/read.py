@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import overload
@@ -365,8 +366,12 @@ def _workload(log: Log, name: str, kind: ProvenanceKind) -> Workload:
 
 def served(workload: Workload, selection: Selection) -> Workload:
     """Return the selected requests of a log with token ids; its sessions count as documents."""
-    assert workload.log is not None, "the workload was read from a log"
-    return replace(select(_corpus(workload.log, workload.provenance), selection), notes=workload.log.notes)
+    log = workload.log
+    assert log is not None, "the workload was read from a log"
+    selected = select(_corpus(log, workload.provenance), selection)
+    groups = np.array([request.group_id for request in selected.requests])
+    origin = sha256(log.fingerprint.encode() + groups.tobytes()).hexdigest()
+    return replace(selected, notes=log.notes, origin=origin)
 
 
 class _Rows(Sequence[Row]):
@@ -398,7 +403,7 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
     np.maximum.at(longest, log.pieces, log.lengths)
     if longest.sum() > np.iinfo(np.int32).max:
         raise ValueError(f"log: {longest.sum():,} different tokens; expected fewer than 2^31 to serve them")
-    first = np.cumsum(longest) - longest
+    first = (np.cumsum(longest) - longest).tolist()
     with_tokens = np.flatnonzero(log.prompt_tokens)
     rows = _Rows(log, with_tokens)
     empty = log.requests - len(with_tokens)
