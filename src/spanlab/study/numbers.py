@@ -86,17 +86,20 @@ def read_records(source: Path | IO[bytes]) -> Columns:
 
 
 def _values(column: Any) -> NDArray[Any]:
-    """Return a column of pyarrow, NaN where it has no value."""
+    """Return a column of pyarrow: numbers with NaN where there is none, or objects."""
     import pyarrow as pa
 
-    # Not column.to_numpy(), nor anything that makes a scalar: both import pandas, which takes longer than reading.
-    if column.null_count:
+    values: NDArray[Any]
+    # Numbers not by column.to_numpy(), nor with a scalar: both import pandas, which takes longer than reading.
+    if not pa.types.is_primitive(column.type):
+        values = column.to_numpy()
+    elif column.null_count:
         values = np.full(len(column), np.nan)
         values[_values(column.is_valid())] = _values(column.drop_null())
-        return values
-    if pa.types.is_boolean(column.type):
-        return _values(column.cast(pa.uint8())).astype(np.bool_)
-    values: NDArray[Any] = np.from_dlpack(column.combine_chunks())
+    elif pa.types.is_boolean(column.type):
+        values = _values(column.cast(pa.uint8())).astype(np.bool_)
+    else:
+        values = np.from_dlpack(column.combine_chunks())
     return values
 
 
