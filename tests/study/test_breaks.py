@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from spanlab.analyses import breaks
 from spanlab.analyses.breaks import AROUND
 from spanlab.cli import compose
 from spanlab.study.run import run_study
+from spanlab.workloads.logs import mends, prompts
 from spanlab.workloads.logs.mends import MENDS
 
 from ..support.files import write_lines
@@ -308,15 +308,30 @@ def test_redacted_run_holds_no_text_of_the_log(tmp_path: Path):
     assert tool.encode() in (tmp_path / "shown" / "explain" / "x" / "report.html").read_bytes()
 
 
-def test_breaks_beyond_the_memory_are_counted(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(breaks, "MOST_HELD", 1000)
+def test_memory_for_prompts_changes_no_result(tmp_path: Path, monkeypatch):
     bodies = [chat(stamped(number), invented(30, number)) for number in range(12)]
-    short = [chat("\n".join(RULES), invented(30, number)) for number in range(12)]
-    summary = explained_bodies(tmp_path, *bodies, *short)
+    usual = explained_bodies(tmp_path / "usual", *bodies)
+    monkeypatch.setattr(prompts, "_BYTES_IN_MEMORY", 1)
+    monkeypatch.setattr(prompts, "_NAMES_IN_MEMORY", 1)
+    monkeypatch.setattr(mends, "_UNITS_IN_MEMORY", 1)
+    small = explained_bodies(tmp_path / "small", *bodies)
+    assert {key: small[key] for key in ("breaks", "fixes")} == {key: usual[key] for key in ("breaks", "fixes")}
+
+
+def test_breaks_of_unknown_prompts_are_counted(tmp_path: Path):
+    rows = [
+        {
+            "startTime": number,
+            "prompt_tokens": 900,
+            "call_type": "completion",
+            "messages": chat("a" * 400, "b")["messages"],
+        }
+        for number in range(9)
+    ]
+    rows[4]["messages"] = rows[7]["messages"] = "redacted-by-litellm"
+    summary = explained_bodies(tmp_path, *rows)
     (note,) = summary["breaks_found"]["notes"]
-    known = summary["breaks_found"]["with_class"]
-    assert note.startswith(f"{23 - known} breaks have no class")
-    assert 0 < known < 23
+    assert note.startswith("2 breaks have no class")
     assert note in (tmp_path / "explain" / "x" / "report.html").read_text()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.read import LogSettings, read_log
-from spanlab.workloads.logs.rendering import Section, sections_of
+from spanlab.workloads.logs.rendering import sections_of
 
 from ..support.files import write_lines
 from .agent_samples import ClaudeSession, claude_session, clock, counts, result, text, tool
@@ -32,11 +32,10 @@ def sums(log: Log) -> tuple[int, int, int, int]:
 
 def texts(log: Log) -> list[str]:
     """Return the text of each prompt, parts joined by a bar."""
-    sections: dict[int, list[Section]] = {}
-    log.source.visit(lambda line, prompt: sections.update({line: sections_of(prompt, log.source.options)}))
+    sections = [[] if prompt is None else sections_of(prompt, log.source.options) for prompt in log.source.prompts]
     return [
-        "|".join(part.content if isinstance(part.content, str) else f"<{part.content.kind}>" for part in sections[line])
-        for line in log.lines.tolist()
+        "|".join(part.content if isinstance(part.content, str) else f"<{part.content.kind}>" for part in parts)
+        for parts in sections
     ]
 
 

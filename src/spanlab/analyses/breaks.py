@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,7 +34,6 @@ AROUND = 80  # characters of both sides before and after a difference that a rep
 AROUND_TOKENS = 12  # and tokens with one
 _SHORT, _BEFORE = 150, 60  # characters of a side in a terminal, and those of them before the difference
 _WINDOW = 400  # characters on each side of a difference that are cut into tokens
-MOST_HELD = 1 << 28  # characters of earlier prompts that are in memory until the last prompt that parts from them
 _SAME_TEXT = 256  # characters that two prompts share if they differ in a parameter and not in everything
 _OF_ALL_TOOLS = ("reordered_tools", "reordered_keys")  # classes that no single tool has
 _ROLE_OF = {"changed_system_prompt": "system", "changed_tools": "tools"}  # also where a side has another part there
@@ -123,35 +122,16 @@ def _earlier(facts: Facts, sections: _Sections, parting: Ints) -> dict[int, int]
 
 
 # ------------------------------------------------------------------------------
-# Classes of all breaks, from one reading of the log.
+# Classes of all breaks.
 # ------------------------------------------------------------------------------
 
 
-@dataclass
-class _Text:
-    """Sections of a prompt behind the first `skipped` ones, which every prompt that parts from it has too.
-
-    `plain` are those without a chat template, and `arguments` the variables of a template.
-    """
+class _Text(NamedTuple):
+    """Sections of a prompt; `plain` are those without a chat template, and `arguments` the variables of a template."""
 
     sections: list[Section]
     plain: list[Section]
     arguments: Mapping[str, Any]
-    skipped: int = 0
-
-    def behind(self, sections: int) -> _Text:
-        """Return the text without its first sections."""
-        rest = self.sections[sections - self.skipped :]
-        return _Text(rest, rest, self.arguments, sections)
-
-    @property
-    def size(self) -> int:
-        return sum(len(content) for content in self._contents())
-
-    def _contents(self) -> Iterator[str]:
-        lists = [self.sections] if self.plain is self.sections else [self.sections, self.plain]
-        for sections in lists:
-            yield from (section.content for section in sections if isinstance(section.content, str))
 
 
 class Break(NamedTuple):
@@ -175,89 +155,48 @@ class Break(NamedTuple):
 
 
 @dataclass
-class _Reading:
-    """Reads the prompts of a log once, and compares each with its earlier one.
+class _Comparison:
+    """Compares prompts of a log with earlier ones.
 
-    `earlier`   the earlier request of each request that parts
-    `uses`      number of requests that part from a request, and `common` the whole sections that all of them share
-    `texts`     prompts from which later ones part, until the last of these
-    `is_full`   whether a text was not kept, since too many were in memory
+    `breaks`  of each request that was compared; None if its prompt only continues the earlier one
     """
 
     log: Log
-    earlier: Mapping[int, int]
     options: BodyOptions
-    uses: dict[int, int]
-    common: Mapping[int, int]
-    requests: dict[int, int]
-    sessions: Sequence[int] | None
-    texts: dict[int, _Text] = field(default_factory=dict)
-    waiting: dict[int, list[tuple[int, _Text]]] = field(default_factory=lambda: defaultdict(list))
+    prompts: Sequence[Prompt | None]
     breaks: dict[int, Break | None] = field(default_factory=dict)
-    in_memory: int = 0
-    is_full: bool = False
 
-    def see(self, line: int, prompt: Prompt) -> None:
-        """Compare a prompt with its earlier one, and keep it for those that part from it."""
-        request = self.requests.get(line)
-        if request is None or not (request in self.earlier or request in self.uses):
-            return
-        text = self._text(prompt)
-        if request in self.earlier:
-            other = self.earlier[request]
-            if other in self.texts:
-                self._compare(request, text, self.texts[other])
-            elif self._takes(text):
-                self.waiting[other].append((request, text))
-        for later, waiting in self.waiting.pop(request, ()):
-            self.in_memory -= waiting.size
-            self._compare(later, waiting, text)
-        if self.uses.get(request):
-            text = text.behind(self.common[request]) if self.options.template is None else text
-            if self._takes(text):
-                self.texts[request] = text
+    def compare(self, request: int, other: int) -> None:
+        """Compare a prompt with an earlier one, if the log has both."""
+        earlier, later = self.prompts[other], self.prompts[request]
+        if earlier is not None and later is not None:
+            self.breaks[request] = self._break(request, other, self._text(earlier), self._text(later))
 
     def _text(self, prompt: Prompt) -> _Text:
         sections = sections_of(prompt, self.options)
-        plain = sections
-        if self.options.template is not None:
-            plain = sections_of(prompt, BodyOptions(self.options.tools))
-        return _Text(sections, plain, prompt.arguments if self.options.template is not None else {})
-
-    def _takes(self, text: _Text) -> bool:
-        size = text.size
-        if self.in_memory + size > MOST_HELD:
-            self.is_full = True
-            return False
-        self.in_memory += size
-        return True
-
-    def _compare(self, request: int, later: _Text, earlier: _Text) -> None:
-        other = self.earlier[request]
-        self.breaks[request] = self._break(request, other, earlier, later)
-        self.uses[other] -= 1
-        if not self.uses[other] and (done := self.texts.pop(other, None)) is not None:
-            self.in_memory -= done.size
+        if self.options.template is None:
+            return _Text(sections, sections, {})
+        return _Text(sections, sections_of(prompt, BodyOptions(self.options.tools)), prompt.arguments)
 
     def _break(self, request: int, other: int, earlier: _Text, later: _Text) -> Break | None:
-        whole, later = later, later.behind(earlier.skipped) if earlier.skipped else later
         where = divergence_of(earlier.sections, later.sections)
         parameter = self._parameter(request, other, earlier, later)
-        if where is not None and not earlier.skipped and where < (0, _SAME_TEXT):
+        if where is not None and where < (0, _SAME_TEXT):
             parameter = ""  # two prompts that have nothing in common
         if where is None and not parameter:
             return None
-        sides, before, by_template = (earlier.sections, later.sections), whole.sections, False
+        sides, before, by_template = (earlier.sections, later.sections), later.sections, False
         if self.options.template is not None and where is not None:
             plain = divergence_of(earlier.plain, later.plain)
             by_template = plain is None
             if plain is not None:
                 sides, before, where = (earlier.plain, later.plain), later.plain, plain
         where = where or Divergence(0, 0)
-        before = before[: earlier.skipped + where.section]
+        before = before[: where.section]
         tails = sides[0][where.section :], sides[1][where.section :]
-        same_session = self.sessions is not None and self.sessions[request] == self.sessions[other]
-        goes_on = (same_session or self.sessions is None) and any(section.role == "assistant" for section in before)
+        sessions = self.log.sessions
+        same_session = sessions is not None and bool(sessions[request] == sessions[other])
+        goes_on = (same_session or sessions is None) and any(section.role == "assistant" for section in before)
         difference = Difference(*tails, where.character, goes_on, same_session, parameter, by_template)
         rule = rule_of(difference)
         line = None
@@ -400,32 +339,19 @@ def breaks_of(facts: Facts, *, redact: bool = False) -> Breaks:
     rows = [_row(reading, members, seen, behind) for members in groups.values()]
     rows.sort(key=lambda row: -row["tokens"])
     classes = {request: known.kind for request, known in (reading.breaks if reading else {}).items() if known}
-    notes: tuple[str, ...] = ()
-    if reading is not None and reading.is_full:
-        unknown = len(parting) - len(reading.breaks)
-        notes = (f"{unknown:,} breaks have no class: too many texts would have been in memory",)
+    unknown = 0 if reading is None else len(parting) - len(reading.breaks)
+    notes = (f"{unknown:,} breaks have no class: the log does not have the texts of both prompts",) if unknown else ()
     return Breaks(rows, sum(row["requests"] for row in rows), len(classes), classes, notes)
 
 
-def _read(facts: Facts, parting: Ints) -> _Reading | None:
+def _read(facts: Facts, parting: Ints) -> _Comparison | None:
     """Return the breaks of a log that has texts; None without any."""
     log = facts.log
-    if log.source is None or log.lines is None or not len(parting):
+    if log.source is None or not len(parting):
         return None
-    lines, first, counts = np.unique(log.lines, return_index=True, return_counts=True)
-    single = counts == 1
-    requests = dict(zip(lines[single].tolist(), first[single].tolist(), strict=True))
-    sections = _sections(facts)
-    earlier = _earlier(facts, sections, parting)
-    uses: dict[int, int] = defaultdict(int)
-    common: dict[int, int] = {}
-    for request, other in earlier.items():
-        uses[other] += 1
-        shared = sections.first[request] - sections.starts[request]
-        common[other] = min(shared, common.get(other, shared))
-    of_session = None if log.sessions is None else log.sessions.tolist()
-    reading = _Reading(log, earlier, log.source.options, uses, common, requests, of_session)
-    log.source.visit(reading.see)
+    reading = _Comparison(log, log.source.options, log.source.prompts)
+    for request, other in _earlier(facts, _sections(facts), parting).items():
+        reading.compare(request, other)
     return reading
 
 
@@ -433,7 +359,7 @@ def _key(known: Break) -> tuple[Any, ...]:
     return known.kind, known.role, known.line, known.tool and (known.tool[1] or known.tool[0])
 
 
-def _row(reading: _Reading | None, members: list[int], seen: Ints, behind: Ints) -> dict[str, Any]:
+def _row(reading: _Comparison | None, members: list[int], seen: Ints, behind: Ints) -> dict[str, Any]:
     request = max(members, key=lambda member: int(behind[member]))
     known = reading.breaks.get(request) if reading else None
     tokens_of = reading.log.source.tokens_of if reading and reading.log.source else None

@@ -34,7 +34,7 @@ from spanlab.report.units import rounded_up
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.prepare import room_gib
-from spanlab.workloads.logs.bodies import Prompt, Rewrite
+from spanlab.workloads.logs.bodies import Rewrite
 from spanlab.workloads.logs.log import Ids, Log
 from spanlab.workloads.logs.mends import MENDS, TOGETHER, Survey, Together
 
@@ -546,21 +546,17 @@ def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rew
     The last one is all of `TOGETHER` that change prompts, if they are several.
     """
     log = arm.facts.log
-    if log.source is None or log.lines is None:
+    if log.source is None:
         return []
-    survey = Survey(frozenset(log.lines.tolist()))
-    log.source.visit(survey.add)
+    survey = Survey.of(log.source.prompts)
     if not survey.requests:
         return []
     tried = {name: mend for name, mend in MENDS.items() if not mend.classes or mend.classes & set(classes)}
     rewrites = {name: mend.make(survey) for name, mend in tried.items()}
     changed = dict.fromkeys(rewrites, 0)
-
-    def count_changes(line: int, prompt: Prompt) -> None:
+    for prompt in log.source.prompts:
         for name, rewrite in rewrites.items():
-            changed[name] += line in survey.lines and rewrite(line, prompt) is not prompt
-
-    log.source.visit(count_changes)
+            changed[name] += prompt is not None and rewrite(prompt) is not prompt
     says = {name: f"{tried[name].says}; it changes {changed[name]:,} prompts" for name in rewrites if changed[name]}
     together = [name for name in TOGETHER if name in says]
     if len(together) > 1:
@@ -572,7 +568,7 @@ def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rew
 def _mended(arm: ExplainedArm, name: str, says: str, rewrite: Rewrite) -> Fix:
     """Return the replay of the log with changed prompts; its prompts may be shorter or longer."""
     assert arm.facts.log.source is not None, "it has prompts"
-    facts = Facts(arm.facts.log.source.rewritten(rewrite))
+    facts = Facts(arm.facts.log.source.rewritten(arm.facts.log, rewrite))
     reused = replay(facts.in_logged_order, arm.rules).reused
     rate, total = int(reused.sum()) / facts.prompt_tokens, arm.facts.prompt_tokens
     computed = facts.prompt_tokens - int(reused.sum())

@@ -111,7 +111,7 @@ class Paths:
 _CHUNK = 1 << 20  # pieces that are summed at once; sums of all pieces of a long log take gigabytes
 
 
-def sums_before(values: NDArray[np.int32], indexes: Ints) -> Ints:
+def sums_before(values: NDArray[np.integer], indexes: Ints) -> Ints:
     """Return the sum of the values before each index, as int64; indexes go up to the number of values."""
     order = np.argsort(indexes, kind="stable")
     ordered = indexes[order]
@@ -125,7 +125,7 @@ def sums_before(values: NDArray[np.int32], indexes: Ints) -> Ints:
     return sums
 
 
-def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: Ints) -> Paths:
+def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.integer], starts: Ints) -> Paths:
     """Return the paths of requests with pieces `pieces[starts[r]:starts[r + 1]]` of `lengths` tokens each."""
     tree, bounds = PrefixTree(), starts.tolist()
     root = tree.new_root()
@@ -531,7 +531,7 @@ class Contents:
     """
 
     pieces: NDArray[np.int32]
-    lengths: NDArray[np.int32]
+    lengths: NDArray[np.uint16] | NDArray[np.int32]
     opens: Flags
     free: Flags
     starts: Ints

@@ -76,9 +76,9 @@ class Calls:
         """Return the request of a call; calls of a session come in order of time."""
         unread, endless = self._file.unread, self._file.unread.endless
         if any(call.body.get(key) for key in ("messages", "input")):
-            keys, lengths, opens = self._reader.pieces(call.body, call.line, is_line=False)
+            keys, lengths, opens, prompt = self._reader.pieces(call.body, is_line=False)
         else:
-            keys, lengths, opens = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ()
+            keys, lengths, opens, prompt = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), (), -1
             unread.finish()
         known, counted = call.session in self._fronts, int(lengths.sum())
         if not known and not np.isnan(call.usage.prompt):
@@ -111,6 +111,8 @@ class Calls:
             usage=call.usage,
             identity=call.identity,
             caller=call.caller,
+            prompt=prompt,
+            front=int(tokens > 0),
         )
 
 

@@ -13,7 +13,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -168,7 +168,7 @@ _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "sum
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Message:
     """One message of a prompt.
 
@@ -187,6 +187,18 @@ class Message:
     def is_system(self) -> bool:
         """Whether the message belongs to the system prompt."""
         return self.role in ("system", "developer") or self.path in ("system", "instructions")
+
+    @cached_property
+    def rendered(self) -> tuple[Block, ...]:
+        """Its blocks as a prompt has them: the role precedes the first, and further fields follow the last."""
+        blocks = list(self.blocks) or [""]
+        if self.role:
+            head = f"{self.role}\n"
+            blocks = [head + blocks[0], *blocks[1:]] if isinstance(blocks[0], str) else [head, *blocks]
+        if self.fields:
+            fields, last = orjson.dumps(dict(self.fields)).decode(), blocks[-1]
+            blocks = [*blocks[:-1], last + fields] if isinstance(last, str) else [*blocks, fields]
+        return tuple(block for block in blocks if block != "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +229,7 @@ class Prompt:
             yield from (block for block in message.blocks if isinstance(block, Opaque))
 
 
-Rewrite = Callable[[int, Prompt], Prompt | None]
+Rewrite = Callable[[Prompt], Prompt]
 
 
 def is_body(value: Any) -> bool:
@@ -463,7 +475,12 @@ def _size(value: Any) -> int:
 
 def as_json(value: Any) -> str:
     """Return JSON as chat templates write it."""
-    return json.dumps(value, ensure_ascii=False)
+    return _json_text(orjson.dumps(value))
+
+
+@lru_cache(maxsize=256)
+def _json_text(data: bytes) -> str:
+    return json.dumps(orjson.loads(data), ensure_ascii=False)
 
 
 # ------------------------------------------------------------------------------

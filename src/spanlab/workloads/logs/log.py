@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -340,15 +340,20 @@ TokensOf = Callable[[str], Sequence[tuple[int, int]]]
 
 
 class LogReader(Protocol):
-    """Reads the file of a log again, with changed prompts; prompts and sections are those of bodies of requests."""
+    """Reads the file of a log again, for its prompts."""
 
     @property
     def settings(self) -> Any:
         """The settings with which the log was read."""
         ...
 
-    def rewritten(self, rewrite: Callable[[int, Any], Any]) -> Log:
-        """Return the log with changed prompts; `rewrite` gets line and prompt of each body."""
+    @property
+    def prompts(self) -> Sequence[Any]:
+        """The prompt of each request; None where the log has none."""
+        ...
+
+    def rewritten(self, log: Log, rewrite: Callable[[Any], Any]) -> Log:
+        """Return the log, as it was read, with changed prompts."""
         ...
 
     @property
@@ -361,17 +366,13 @@ class LogReader(Protocol):
         """How the bodies of the log are rendered."""
         ...
 
-    def visit(self, visitor: Callable[[int, Any], None]) -> None:
-        """Call `visitor` with line and prompt of each body."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Log:
     """Requests in order of arrival; request r consists of the pieces `starts[r]:starts[r + 1]`.
 
     `pieces`       int32 content numbers of all requests, end to end
-    `lengths`      int32, tokens of each piece
+    `lengths`      uint16, or int32 if one is longer: tokens of each piece
     `opens`        whether a piece begins a span: a message, a passage
     `free`         whether a piece belongs to a span that can be reordered among its neighbours: a passage
     `starts`       int64, shape (requests + 1,)
@@ -392,6 +393,7 @@ class Log:
     `counters`     the server's own counters over the time of the log; None if the log has none
     `identities`   numbers of the requests' cache identities, shape (requests,); None if the log names none
     `identity_names`  the identities by number
+    `fronts`       int32, shape (requests,): first pieces of each request that are of no body
     `families`     numbers of the trees of sessions, shape (requests,): agents with those that they started; None if
                    each session is one
     `after`        the requests that each request waited for; None if each session is a line of calls
@@ -400,7 +402,7 @@ class Log:
     format: str
     ids: Ids
     pieces: NDArray[np.int32]
-    lengths: NDArray[np.int32]
+    lengths: NDArray[np.uint16] | NDArray[np.int32]
     opens: NDArray[np.bool_]
     free: NDArray[np.bool_]
     starts: Ints
@@ -420,6 +422,7 @@ class Log:
     counters: Counters | None = None
     identities: NDArray[np.int32] | None = None
     identity_names: tuple[Identity, ...] = ()
+    fronts: NDArray[np.int32] | None = None
     families: NDArray[np.int32] | None = None
     after: After | None = None
     _prompt_tokens: Ints | None = field(default=None, init=False, repr=False)
@@ -446,7 +449,8 @@ class Log:
     def fingerprint(self) -> str:
         """Hash of the prompts, arrival times and output lengths of all requests."""
         digest = sha256()
-        for column in (self.pieces, self.lengths, self.opens, self.starts, self.arrived_ns, self.output_lens):
+        lengths = self.lengths.astype(np.int32, copy=False)
+        for column in (self.pieces, lengths, self.opens, self.starts, self.arrived_ns, self.output_lens):
             digest.update(column.tobytes())
         return digest.hexdigest()
 
@@ -467,6 +471,8 @@ class Entry:
     `caller`   session of the agent that started the agent of this one; None if there is none
     `name`     name of the request, by which others name it in `after`: those that it waited for
     `record`   id that the log gives the request: another one with the same id, time and lengths is a copy
+    `prompt`   number of its prompt, as the reader of bodies gives it; -1 if the log has none
+    `front`    pieces before the prompt that no body holds
     """
 
     keys: Keys
@@ -486,6 +492,8 @@ class Entry:
     name: Hashable | None = None
     after: tuple[Hashable, ...] = ()
     record: Hashable | None = None
+    prompt: int = -1
+    front: int = 0
 
 
 @dataclass
@@ -518,12 +526,13 @@ class Columns:
         self._keys, self._lengths = array("q"), array("i")
         self._shared, self._sources = array("q"), array("q")  # pieces from an earlier prompt, and where that begins
         self._latest = OrderedDict[Hashable, tuple[Keys, Ints, int]]()
-        self._opens, self._free = bytearray(), bytearray()
+        self._opens, self._free = array("q"), array("q")  # the pieces that are marked
         self._starts, self._outputs = array("q", [0]), array("i")
         self._times: array[float] = array("d")
         self._waits: array[float] = array("d")
         self._moments, self._lines = array("d"), array("q")
         self._usage = array("d")
+        self._fronts, self._prompts = array("i"), array("q")
         self._sessions, self._tenants = _NameColumn(), _NameColumn()
         self._identities = _NameColumn()
         self._callers: dict[Hashable, Hashable] = {}
@@ -543,8 +552,9 @@ class Columns:
         self._sources.append(source)
         self._keys.frombytes(keys[shared:].astype(np.int64, copy=False).tobytes())
         self._lengths.frombytes(entry.lengths[shared:].astype(np.int32, copy=False).tobytes())
-        self._opens += _marked((0, *entry.opens) if count else (), count)
-        self._free += _marked(entry.free, count)
+        begin = self._starts[-1]
+        self._opens.extend([begin + index for index in ((0, *entry.opens) if count else ())])
+        self._free.extend([begin + index for index in entry.free])
         self._starts.append(self._starts[-1] + count)
         self._outputs.append(entry.output_len)
         self._times.append(np.nan if entry.at is None else entry.at)
@@ -552,6 +562,8 @@ class Columns:
         self._moments.extend(entry.moments)
         self._lines.append(entry.line)
         self._usage.extend(entry.usage)
+        self._fronts.append(entry.front)
+        self._prompts.append(entry.prompt)
         self._sessions.add(entry.session)
         self._tenants.add(entry.tenant)
         if entry.caller is not None and entry.session is not None:
@@ -560,6 +572,11 @@ class Columns:
             missing = len(self) - 1 - len(self._names)
             self._names += [*[None] * missing, entry.name]
             self._after += [*[()] * missing, entry.after]
+
+    @property
+    def prompts(self) -> Ints:
+        """Number of the prompt of each request; -1 if it has none."""
+        return np.array(self._prompts, dtype=np.int64)
 
     def _beginning(self, session: Hashable | None, keys: Keys, lengths: Ints) -> tuple[int, int]:
         """Return the pieces that a prompt shares with the last one of its session, and where that one begins."""
@@ -573,9 +590,9 @@ class Columns:
         is_same = (keys[:count] == last[0][:count]) & (lengths[:count] == last[1][:count])
         return (count if is_same.all() else int(np.argmin(is_same))), last[2]
 
-    def _expanded(self, starts: Ints, ends: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _expanded(self, starts: Ints, ends: NDArray[Any]) -> NDArray[Any]:
         """Return values of all pieces from those behind the shared beginnings."""
-        values, done = np.empty(int(starts[-1]), dtype=np.int32), 0
+        values, done = np.empty(int(starts[-1]), dtype=ends.dtype), 0
         bounds, shared, sources = starts.tolist(), self._shared.tolist(), self._sources.tolist()
         for request, (first, stop) in enumerate(pairwise(bounds)):
             number, source = shared[request], sources[request]
@@ -592,7 +609,10 @@ class Columns:
         """
         starts = np.array(self._starts, dtype=np.int64)
         pieces = self._expanded(starts, _ranks(np.frombuffer(self._keys, dtype=np.int64)))
-        opens = np.frombuffer(self._opens, dtype=np.bool_)
+        lengths = np.frombuffer(self._lengths, dtype=np.int32)
+        if lengths.max(initial=0) <= np.iinfo(np.uint16).max:
+            lengths = lengths.astype(np.uint16)
+        opens = _marked(self._opens, len(pieces))
         undivided = ids == Ids.CONTENT and int(opens.sum()) == np.count_nonzero(np.diff(starts))
         if undivided:
             ids = Ids.CHAINED
@@ -609,9 +629,9 @@ class Columns:
             format=name,
             ids=ids or (Ids.CHAINED if is_chained(pieces, starts) else Ids.CONTENT),
             pieces=pieces,
-            lengths=self._expanded(starts, np.frombuffer(self._lengths, dtype=np.int32)),
+            lengths=self._expanded(starts, lengths),
             opens=opens,
-            free=np.frombuffer(self._free, dtype=np.bool_),
+            free=_marked(self._free, len(pieces)),
             starts=starts,
             arrived_ns=arrived,
             output_lens=np.array(self._outputs, dtype=np.int32),
@@ -626,6 +646,7 @@ class Columns:
             usage=None if np.isnan(usage).all() else usage,
             identities=self._identities.to_array(),
             identity_names=self._identity_names,
+            fronts=np.array(self._fronts, dtype=np.int32),
             families=None if graph is None else graph.families,
             after=None if graph is None else graph.after,
         )
@@ -679,10 +700,9 @@ def _ranks(keys: Keys) -> NDArray[np.int32]:
     return ranks
 
 
-def _marked(indexes: Iterable[int], count: int) -> bytearray:
-    marks = bytearray(count)
-    for index in indexes:
-        marks[index] = 1
+def _marked(indexes: array[int], count: int) -> NDArray[np.bool_]:
+    marks = np.zeros(count, dtype=np.bool_)
+    marks[np.frombuffer(indexes, dtype=np.int64)] = True
     return marks
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json
 from spanlab.workloads.logs.break_classes import CLOCK, STAMP, without_thoughts
@@ -28,15 +29,21 @@ from spanlab.workloads.logs.break_classes import CLOCK, STAMP, without_thoughts
 LONGEST_LINE = 400  # characters; longer lines are divided into sentences
 FOLLOWING_BYTES = 64  # of recurring text that must follow a volatile line: one block of 16 tokens
 RATIO = 2  # a line that is in at most this fraction of the requests of what follows it is volatile
+_LOOKED_BACK = 16  # messages at the end of a prompt, of which one ended an earlier prompt that it goes on from
+_UNITS_IN_MEMORY = 1 << 18  # of the last prompts of conversations
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SENTENCE = re.compile(r".+?(?:[.!?]\s+|$)", re.DOTALL)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _lines(text: str) -> tuple[str, ...]:
     """Return the lines of a text with their ends; long lines as sentences."""
     lines = _LINE.findall(text)
     return tuple(piece for line in lines for piece in (_SENTENCE.findall(line) if len(line) > LONGEST_LINE else [line]))
+
+
+def _size(unit: Block) -> int:
+    return 4 * (unit.tokens or 0) if isinstance(unit, Opaque) else len(unit)
 
 
 def _units(message: Message) -> list[Block]:
@@ -44,32 +51,95 @@ def _units(message: Message) -> list[Block]:
     return [unit for block in message.blocks for unit in ((block,) if isinstance(block, Opaque) else _lines(block))]
 
 
-def _size(unit: Block) -> int:
-    return 4 * (unit.tokens or 0) if isinstance(unit, Opaque) else len(unit)
-
-
 def _stripped(unit: Block) -> Block:
     """Return a unit without its line end, which it has or not by its position."""
     return unit.rstrip("\n") if isinstance(unit, str) else unit
 
 
-@dataclass
-class Survey:
-    """Number of requests with each unit and each tool.
+class _Part:
+    """A message, or all tools of a prompt, with the names of its units."""
 
-    `lines`  the lines of the log that count
+    def __init__(self, content: Message | tuple[Any, ...]) -> None:
+        self.content = content
+        units = map(_stripped, _units(content)) if isinstance(content, Message) else map(as_json, content)
+        self.names = frozenset(map(hash, units))
+
+
+class _Chain:
+    """The last prompt of a conversation, and for each of its units the number of prompts without a break that have it.
+
+    `since`  by name of a unit: parts that have it, and prompts of the chain before it came
     """
 
-    lines: frozenset[int]
-    requests: Counter[int] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.parts: list[_Part] = []
+        self.since: dict[int, list[int]] = {}
+        self.prompts = 0
 
-    def add(self, line: int, prompt: Prompt) -> None:
-        """Count the units of a prompt, each once."""
-        if line in self.lines:
-            units = {hash(_stripped(unit)) for message in prompt.messages for unit in _units(message)}
-            self.requests.update(units | {hash(as_json(tool)) for tool in prompt.tools})
+    def go_on(self, contents: Sequence[Message | tuple[Any, ...]], counts: Counter[int]) -> None:
+        """Take the next prompt; units that it does not have are counted."""
+        same = 0
+        for part, content in zip(self.parts, contents, strict=False):
+            if part.content is not content:
+                break
+            same += 1
+        gone, self.parts[same:] = self.parts[same:], [_Part(content) for content in contents[same:]]
+        for part in self.parts[same:]:
+            for name in part.names:
+                self.since.setdefault(name, [0, self.prompts])[0] += 1
+        for part in gone:
+            for name in part.names:
+                entry = self.since[name]
+                entry[0] -= 1
+                if not entry[0]:
+                    counts[name] += self.prompts - self.since.pop(name)[1]
+        self.prompts += 1
 
-    def volatile(self, units: Sequence[Block]) -> list[bool]:
+    @property
+    def size(self) -> int:
+        """Units in memory."""
+        return sum(len(part.names) for part in self.parts)
+
+
+class Survey:
+    """Number of requests with each unit and each tool."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[int] = Counter()
+        self._moves = WeakKeyDictionary[Message, list[bool] | None]()
+
+    @classmethod
+    def of(cls, prompts: Iterable[Prompt | None]) -> Survey:
+        """Return the survey of these prompts. A prompt costs what it does not share with one of the last ones."""
+        survey, chains, size = cls(), OrderedDict[int, _Chain](), 0
+        for prompt in filter(None, prompts):
+            contents: list[Message | tuple[Any, ...]] = [prompt.tools, *prompt.messages]
+            ends = (id(content) for content in contents[: -_LOOKED_BACK - 1 : -1])
+            end = next((end for end in ends if end in chains), None)
+            chain = _Chain() if end is None else chains.pop(end)
+            size -= chain.size
+            chain.go_on(contents, survey.requests)
+            size += chain.size
+            replaced = chains.pop(id(contents[-1]), None)
+            chains[id(contents[-1])] = chain
+            ended = [] if replaced is None else [replaced]
+            while size - sum(chain.size for chain in ended) > _UNITS_IN_MEMORY and len(chains) > 1:
+                ended.append(chains.popitem(last=False)[1])
+            for chain in ended:
+                size -= chain.size
+                chain.go_on((), survey.requests)
+        for chain in chains.values():
+            chain.go_on((), survey.requests)
+        return survey
+
+    def moves(self, message: Message) -> list[bool] | None:
+        """Return which units of a message are volatile; None if none is."""
+        if message not in self._moves:
+            moves = self._volatile(_units(message))
+            self._moves[message] = moves if any(moves) else None
+        return self._moves[message]
+
+    def _volatile(self, units: Sequence[Block]) -> list[bool]:
         """Return which units of a message are followed by text that recurs more often than they do."""
         moves = [False] * len(units)
         following: list[tuple[int, int]] = []  # requests and size of the units that stay, the nearest last
@@ -93,36 +163,43 @@ def _least(following: Sequence[tuple[int, int]]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
 class VolatileLast:
     """Volatile text behind text that recurs: to the end of its message, or of the last message.
 
     `to_end`  lines of the system prompt move to the end of the last message
     """
 
-    survey: Survey
-    to_end: bool = False
+    def __init__(self, survey: Survey, *, to_end: bool = False) -> None:
+        self.survey, self.to_end = survey, to_end
+        self._changed = WeakKeyDictionary[Message, tuple[Message, Message, list[Block]]]()
 
-    def __call__(self, line: int, prompt: Prompt) -> Prompt:
+    def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt in the new order; the same object where nothing changes."""
         messages: list[Message] = []
         tail: list[Block] = []
         for number, message in enumerate(prompt.messages):
-            units = _units(message)
-            moves = self.survey.volatile(units)
-            if not any(moves):
+            moves = self.survey.moves(message)
+            if moves is None:
                 messages.append(message)
                 continue
-            moved = [unit for unit, moving in zip(units, moves, strict=True) if moving]
-            stays = replace(message, blocks=_without(message, moves))
+            if message not in self._changed:
+                self._changed[message] = _divided(message, moves)
+            reordered, stays, moved = self._changed[message]
             if self.to_end and message.is_system and number + 1 < len(prompt.messages):
                 tail += moved
                 messages.append(stays)
             else:
-                messages.append(replace(stays, blocks=_appended(stays.blocks, moved)))
+                messages.append(reordered)
         if tail:
             messages[-1] = replace(messages[-1], blocks=_appended(messages[-1].blocks, tail))
         return _with_messages(prompt, messages)
+
+
+def _divided(message: Message, moves: Sequence[bool]) -> tuple[Message, Message, list[Block]]:
+    """Return a message with its volatile units at the end, the message without them, and these units."""
+    moved = [unit for unit, moving in zip(_units(message), moves, strict=True) if moving]
+    stays = replace(message, blocks=_without(message, moves))
+    return replace(stays, blocks=_appended(stays.blocks, moved)), stays, moved
 
 
 def _with_messages(prompt: Prompt, messages: Sequence[Message]) -> Prompt:
@@ -131,19 +208,22 @@ def _with_messages(prompt: Prompt, messages: Sequence[Message]) -> Prompt:
     return prompt if same else replace(prompt, messages=tuple(messages))
 
 
-@dataclass(frozen=True)
 class SortedTools:
     """Tools in one order: those of most requests first, then by text."""
 
-    survey: Survey
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        self._sorted: dict[int, tuple[Any, ...] | None] = {}  # by the text of all tools; None: in order
 
-    def __call__(self, line: int, prompt: Prompt) -> Prompt:
+    def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt in the new order; the same object where nothing changes."""
-        texts = [as_json(tool) for tool in prompt.tools]
-        order = sorted(range(len(texts)), key=lambda index: (-self.survey.requests[hash(texts[index])], texts[index]))
-        if order == list(range(len(texts))):
-            return prompt
-        return replace(prompt, tools=tuple(prompt.tools[index] for index in order))
+        name = hash(as_json(prompt.tools))
+        if name not in self._sorted:
+            texts = [(as_json(tool), tool) for tool in prompt.tools]
+            ordered = sorted(texts, key=lambda both: (-self.survey.requests[hash(both[0])], both[0]))
+            self._sorted[name] = None if ordered == texts else tuple(tool for _, tool in ordered)
+        tools = self._sorted[name]
+        return prompt if tools is None else replace(prompt, tools=tools)
 
 
 def _without(message: Message, moves: Sequence[bool]) -> tuple[Block, ...]:
@@ -175,7 +255,7 @@ def _appended(blocks: tuple[Block, ...], units: Sequence[Block]) -> tuple[Block,
 # ------------------------------------------------------------------------------
 
 
-def sorted_keys(line: int, prompt: Prompt) -> Prompt:
+def sorted_keys(prompt: Prompt) -> Prompt:
     """Return a prompt with sorted keys in tools, calls of tools and documents; the same object if they are sorted."""
     tools, documents = _sorted(list(prompt.tools)), _sorted(list(prompt.documents))
     messages = [_with_sorted_calls(message) if message.fields else message for message in prompt.messages]
@@ -210,19 +290,19 @@ def _with_sorted_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": as_json(arguments)}}
 
 
-def sorted_documents(line: int, prompt: Prompt) -> Prompt:
+def sorted_documents(prompt: Prompt) -> Prompt:
     """Return a prompt with its documents sorted by text; the same object if they are sorted."""
     documents = sorted(prompt.documents, key=as_json)
     return prompt if list(prompt.documents) == documents else replace(prompt, documents=tuple(documents))
 
 
-def days_alone(line: int, prompt: Prompt) -> Prompt:
+def days_alone(prompt: Prompt) -> Prompt:
     """Return a prompt whose system prompt and tools have dates without times; the same object if they have none.
 
     Clock times are left out. Numbers of seconds since 1970 are rounded down to a day.
     """
     messages = [_with_days(message) if message.is_system else message for message in prompt.messages]
-    text = as_json(list(prompt.tools))
+    text = as_json(prompt.tools)
     if (days := _days_of(text)) != text:
         prompt = replace(prompt, tools=tuple(json.loads(days)))
     return _with_messages(prompt, messages)
@@ -259,7 +339,7 @@ class KeptReasoning:
 
     known: dict[int, Message] = field(default_factory=dict)
 
-    def __call__(self, line: int, prompt: Prompt) -> Prompt:
+    def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt with reasoning that an earlier one had; the same object where nothing changes."""
         messages: list[Message] = []
         for number, message in enumerate(prompt.messages):
@@ -292,12 +372,11 @@ class Together:
 
     mends: Sequence[Rewrite]
 
-    def __call__(self, line: int, prompt: Prompt) -> Prompt | None:
+    def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt after all of them."""
-        changed: Prompt | None = prompt
         for mend in self.mends:
-            changed = None if changed is None else mend(line, changed)
-        return changed
+            prompt = mend(prompt)
+        return prompt
 
 
 # ------------------------------------------------------------------------------

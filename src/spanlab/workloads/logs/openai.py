@@ -71,7 +71,7 @@ def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
         prefix, body = _body_of(row)
         if body is None:
             raise BadFieldError("messages", "a list of messages, or prompt as text or token ids, and it is missing")
-        keys, lengths, opens = reader.pieces(body, line, is_line=not prefix)
+        keys, lengths, opens, prompt = reader.pieces(body, is_line=not prefix)
         return Entry(
             keys,
             lengths,
@@ -85,6 +85,7 @@ def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
             usage=usage_of(row),
             identity=identity_of(row, *PREFIXES),
             record=record_of(row, "request_id", "response.id", "id", "custom_id"),
+            prompt=prompt,
         )
 
     return json_lines(parse)(file)

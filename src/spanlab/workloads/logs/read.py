@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -36,7 +36,7 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     trajectories,
     vllm_events,
 )
-from spanlab.workloads.logs.bodies import Prompt, Rewrite
+from spanlab.workloads.logs.bodies import Rewrite
 from spanlab.workloads.logs.call_graph import After
 from spanlab.workloads.logs.formats import CONTENT, entries
 from spanlab.workloads.logs.log import (
@@ -50,8 +50,10 @@ from spanlab.workloads.logs.log import (
     Moments,
     TokensOf,
     away_from_arrival,
+    salt_keys,
 )
-from spanlab.workloads.logs.rendering import TOOLS, BodyOptions
+from spanlab.workloads.logs.prompts import Prompts
+from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, BodyReader
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, actual, detect_format
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import committed
@@ -122,11 +124,23 @@ class LogSource:
     settings: LogSettings
     tokenizer: str | None = None
 
+    @cached_property
+    def _file(self) -> LogFile:
+        return _file(self.path, self.settings, self.tokenizer)
+
     @property
     def options(self) -> BodyOptions:
         """How the bodies of the log are rendered."""
-        options: BodyOptions = _file(self.path, self.settings, self.tokenizer, None).bodies
+        options: BodyOptions = self._file.bodies
         return options
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The prompt of each request, None where the log has none; the log is read again at the first use."""
+        prompts = Prompts()
+        file = replace(self._file, prompts=prompts)
+        prompts.select(_columns(file, _format(file, self.settings.format)[1], self.settings).prompts)
+        return prompts
 
     @property
     def tokens_of(self) -> TokensOf | None:
@@ -141,28 +155,38 @@ class LogSource:
             (int(first), int(stop)) for first, stop in backend.encode(text, add_special_tokens=False).offsets
         ]
 
-    def rewritten(self, rewrite: Rewrite) -> Log:
-        """Return the log with changed prompts; `rewrite` gets line and prompt of each body."""
-        return read_log(self.path, self.settings, self.tokenizer, rewrite)
+    def rewritten(self, log: Log, rewrite: Rewrite) -> Log:
+        """Return the log, as it was read from this source, with changed prompts.
 
-    def visit(self, visitor: Callable[[int, Prompt], None]) -> None:
-        """Call `visitor` with line and prompt of each body; formats without bodies call it for no request."""
+        Requests without a prompt, and pieces before it, stay as they are.
+        """
+        assert log.fronts is not None, "the log was read from a file"
+        reader, columns, places = BodyReader(replace(self._file)), Columns(), log.starts.tolist()
+        sessions, identities = (
+            [None] * log.requests if column is None else column.tolist() for column in (log.sessions, log.identities)
+        )
+        for request, (front, prompt) in enumerate(zip(log.fronts.tolist(), self.prompts, strict=True)):
+            first, stop = places[request], places[request + 1]
+            stop = stop if prompt is None else first + front
+            keys = salt_keys(log.pieces[first:stop].astype(np.int64), "as it was")
+            lengths = log.lengths[first:stop].astype(np.int64)
+            opens = np.flatnonzero(log.opens[first:stop])[1:].tolist()
+            if prompt is not None:
+                pieces = reader.pieces_of(rewrite(prompt))
+                opens += [front] * bool(front) + [front + index for index in pieces.opens]
+                keys, lengths = np.concatenate([keys, pieces.keys]), np.concatenate([lengths, pieces.lengths])
+            identity = (("number", identities[request]),)
+            entry = Entry(keys, lengths, request, session=sessions[request], opens=tuple(opens), identity=identity)
+            columns.add(entry)
+        changed = columns.log(log.format, log.ids, log.block, ())
+        names = ("ids", "pieces", "lengths", "opens", "free", "starts")
+        return replace(log, **{name: getattr(changed, name) for name in names})
 
-        def see(line: int, prompt: Prompt) -> None:
-            visitor(line, prompt)
 
-        file = _file(self.path, self.settings, self.tokenizer, see)
-        for _ in islice(_format(file, self.settings.format)[1].read(file), self.settings.requests):
-            pass
-
-
-def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None, rewrite: Rewrite | None = None) -> Log:
-    """Read the log at `path`; ValueError names line and field of an entry that does not match the format.
-
-    `rewrite`  changes the prompt of each body, given its line
-    """
+def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) -> Log:
+    """Read the log at `path`; ValueError names line and field of an entry that does not match the format."""
     try:
-        log = _read_path(path, settings, tokenizer, rewrite)
+        log = _read_path(path, settings, tokenizer)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise ValueError(f"log={path}: expected a readable file, not one with {error.strerror!r}") from error
@@ -177,7 +201,7 @@ def open_log(path: Path, settings: LogSettings) -> Content:
     return content_of(path, Waits(settings.wait_s, int(settings.pipe_gib * (1 << 30))))
 
 
-def _file(path: Path, settings: LogSettings, tokenizer: str | None, rewrite: Rewrite | None) -> LogFile:
+def _file(path: Path, settings: LogSettings, tokenizer: str | None) -> LogFile:
     notes: list[str] = []
     template = None if settings.template is None else _template(settings.template)
     return LogFile(
@@ -190,7 +214,7 @@ def _file(path: Path, settings: LogSettings, tokenizer: str | None, rewrite: Rew
         int(settings.line_mib * (1 << 20)),
         settings.prompt_tokens,
         notes,
-        bodies=BodyOptions(settings.tools, settings.image_tokens, tuple(settings.not_rendered), template, rewrite),
+        bodies=BodyOptions(settings.tools, settings.image_tokens, tuple(settings.not_rendered), template),
     )
 
 
@@ -204,8 +228,8 @@ def _template(folder: str) -> ChatTokenizer:
     return tokenizer
 
 
-def _read_path(path: Path, settings: LogSettings, tokenizer: str | None, rewrite: Rewrite | None) -> Log:
-    file = _file(path, settings, tokenizer, rewrite)
+def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
+    file = _file(path, settings, tokenizer)
     if file.content.file.is_file() and not file.head.strip():
         raise ValueError(f"log={path}: the file is empty; expected requests")
     name, log_format = _format(file, settings.format)

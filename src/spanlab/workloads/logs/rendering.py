@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from spanlab.queries.render import ChatTokenizer
-from spanlab.workloads.logs.bodies import PATCH, Block, BodyParser, Message, Opaque, Prompt, Rewrite, as_json
+from spanlab.workloads.logs.bodies import PATCH, Block, BodyParser, Message, Opaque, Prompt, as_json
 from spanlab.workloads.logs.log import Ints, Keys, hash_pieces
 from spanlab.workloads.logs.source import BadFieldError, LogFile
 
@@ -43,14 +43,12 @@ class BodyOptions:
     `image_tokens`  tokens of each image; None: by its size, otherwise unknown
     `not_rendered`  further keys of bodies that no server renders
     `template`      tokenizer with the chat template that renders the prompts
-    `rewrite`       changes a prompt, given its line; None in place of a prompt: its tokens are not needed
     """
 
     tools: str = "first"
     image_tokens: int | None = None
     not_rendered: tuple[str, ...] = ()
     template: ChatTokenizer | None = None
-    rewrite: Rewrite | None = None
 
 
 class Section(NamedTuple):
@@ -67,11 +65,15 @@ class Section(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pieces of a prompt: keys, lengths, and indexes of those that begin a span after the first."""
+    """Pieces of a prompt: keys, lengths, and indexes of those that begin a span after the first.
+
+    `prompt`  its number among the prompts of the log; -1 if these are not wanted
+    """
 
     keys: Keys
     lengths: Ints
     opens: tuple[int, ...]
+    prompt: int = -1
 
 
 def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
@@ -84,7 +86,7 @@ def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
     system = 0
     while system < len(prompt.messages) and prompt.messages[system].is_system:
         system += 1
-    tools = [Section("tools", as_json(list(prompt.tools)), "tools")] if prompt.tools else []
+    tools = [Section("tools", as_json(prompt.tools), "tools")] if prompt.tools else []
     lead = [section for message in prompt.messages[:system] for section in _message_sections(message)]
     documents = [Section("documents", _text_of(document), "documents") for document in prompt.documents]
     others = [section for message in prompt.messages[system:] for section in _message_sections(message)]
@@ -96,17 +98,8 @@ def _text_of(document: Any) -> str:
 
 
 def _message_sections(message: Message) -> list[Section]:
-    """Return the blocks of a message; its role precedes the first, and its further fields follow the last."""
-    blocks = list(message.blocks) or [""]
-    if message.role:
-        head = f"{message.role}\n"
-        blocks = [head + blocks[0], *blocks[1:]] if isinstance(blocks[0], str) else [head, *blocks]
-    if message.fields:
-        fields = orjson.dumps(dict(message.fields)).decode()
-        last = blocks[-1]
-        blocks = [*blocks[:-1], last + fields] if isinstance(last, str) else [*blocks, fields]
     role = "system" if message.is_system else message.role or message.path
-    return [Section(message.path, block, role) for block in blocks if block != ""]
+    return [Section(message.path, block, role) for block in message.rendered]
 
 
 def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Section]:
@@ -207,13 +200,14 @@ class BodyReader:
             OrderedDict() if self._repeats else None,
         )
 
-    def pieces(self, body: Mapping[str, Any], line: int, *, is_line: bool) -> Pieces:
+    def pieces(self, body: Mapping[str, Any], *, is_line: bool) -> Pieces:
         """Return the pieces of a body's prompt; `is_line`: the body is the line itself, with the log's keys in it."""
-        prompt: Prompt | None = self._parser.parse(body, is_line=is_line)
-        if self._options.rewrite is not None and prompt is not None:
-            prompt = self._options.rewrite(line, prompt)
-        if prompt is None:
-            return Pieces(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ())
+        prompt = self._parser.parse(body, is_line=is_line)
+        number = -1 if self._file.prompts is None else self._file.prompts.add(prompt)
+        return self.pieces_of(prompt)._replace(prompt=number)
+
+    def pieces_of(self, prompt: Prompt) -> Pieces:
+        """Return the pieces of a prompt."""
         notes = self._file.notes
         if self._options.template is None and prompt.messages and prompt.messages[0].path != "prompt":
             _add(notes, TEMPLATE)

@@ -236,6 +236,7 @@ class LogFile:
     `unread`         bytes that were read or left out; a parser that counts nothing has read its whole line
     `counters`       the server's own counters, if the log has readings of them
     `bodies`         BodyOptions, by which the bodies of requests are rendered; None: by default
+    `prompts`        Prompts, to which the prompts of bodies are written; None: they are not wanted
     """
 
     path: Path
@@ -250,6 +251,7 @@ class LogFile:
     unread: Unread = field(default_factory=Unread)
     counters: Counters = field(default_factory=Counters)
     bodies: Any = None
+    prompts: Any = None
     _bad: dict[str, str] = field(default_factory=dict)  # by field: what bad lines are called, with the first of them
     _aside: Counter[str] = field(default_factory=Counter)
 
@@ -387,6 +389,8 @@ class LogFile:
     def start_over(self) -> None:
         """Forget counts, since the file is read again."""
         self.unread.clear()
+        if self.prompts is not None:
+            self.prompts.clear()
         self.counters = Counters()
         self._bad.clear()
         self._aside.clear()

@@ -181,12 +181,12 @@ class _Requests:
         body = span.body()
         session = span.session or span.trace
         if body is not None:
-            keys, lengths, opens = self._reader.pieces(body, line, is_line=False)
+            keys, lengths, opens, prompt = self._reader.pieces(body, is_line=False)
         elif not np.isnan(span.usage.prompt):
             self._file.unread.leave(WITHHELD, 0)
             self._file.unread.withhold()
             keys = np.array([hash_name(("withheld", self._number))], dtype=np.int64)
-            lengths, opens = np.array([int(span.usage.prompt)], dtype=np.int64), ()
+            lengths, opens, prompt = np.array([int(span.usage.prompt)], dtype=np.int64), (), -1
         else:
             self._file.set_aside(EMPTY)
             return None
@@ -202,6 +202,7 @@ class _Requests:
             moments=Moments(first_token=span.first_token, last_token=span.end),
             usage=span.usage,
             identity=span.identity,
+            prompt=prompt,
         )
 
     def _counts(self, span: Span) -> bool:

@@ -56,7 +56,7 @@ class _Requests:
     def entry(self, call: _Call, session: str) -> Entry:
         """Return the request of a call."""
         self._number += 1
-        keys, lengths, opens = self._reader.pieces(call.body, self._number, is_line=False)
+        keys, lengths, opens, prompt = self._reader.pieces(call.body, is_line=False)
         output = len(self.file.encode(call.answer)) if call.output is None else call.output
         before = self._ends.get(session)
         wait = call.wait if before is None or call.at is None else max(0.0, call.at - before)
@@ -74,6 +74,7 @@ class _Requests:
             moments=moments,
             wait=wait,
             usage=call.usage,
+            prompt=prompt,
         )
 
 

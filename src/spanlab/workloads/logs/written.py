@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from spanlab.workloads.files import write_atomically
@@ -29,36 +27,20 @@ def write_log(log: Log, rewrite: Rewrite, path: Path) -> int:
 
     Requests whose prompt the log does not have are left out. ValueError if the file exists.
     """
-    assert log.source is not None and log.lines is not None, "a log with prompts was read from a file"
+    assert log.source is not None, "a log with prompts was read from a file"
     if path.exists():
         raise ValueError(f"write_fixed={path}: the file exists; expected a new name")
-    lines, first, counts = np.unique(log.lines, return_index=True, return_counts=True)
-    requests = dict(zip(lines[counts == 1].tolist(), first[counts == 1].tolist(), strict=True))
-    has_template = log.source.options.template is not None
-    places: dict[int, tuple[int, int]] = {}
-    with tempfile.TemporaryFile() as unsorted:
+    has_template, prompts = log.source.options.template is not None, log.source.prompts
+    written = [request for request, prompt in enumerate(prompts) if prompt is not None]
 
-        def write(line: int, prompt: Prompt) -> None:
-            request = requests.get(line)
-            changed = None if request is None else rewrite(line, prompt)
-            if request is None or changed is None:
-                return
-            body = body_of(changed, has_template=has_template)
-            text = orjson.dumps(_line(log, request, body), option=orjson.OPT_APPEND_NEWLINE)
-            places[request] = unsorted.tell(), len(text)
-            unsorted.write(text)
+    def write(file: Any) -> None:
+        for request in written:
+            body = body_of(rewrite(prompts[request]), has_template=has_template)
+            file.write(orjson.dumps(_line(log, request, body), option=orjson.OPT_APPEND_NEWLINE))
 
-        log.source.visit(write)
-
-        def in_order(file: Any) -> None:
-            for request in sorted(places):
-                start, size = places[request]
-                unsorted.seek(start)
-                file.write(unsorted.read(size))
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, in_order)
-    return len(places)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, write)
+    return len(written)
 
 
 def _line(log: Log, request: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""Prompts of a log in a temporary file: each message once, however many prompts repeat it.
+
+A conversation of n calls repeats its first message n times. Later readings of the log then cost what is new in each
+prompt, and texts in memory are bounded whatever the size of the log.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import orjson
+
+from spanlab.workloads.logs.bodies import Message, Prompt
+from spanlab.workloads.logs.log import Ints
+
+_BYTES_IN_MEMORY = 1 << 25  # of parts that were read last, as they stand in the file
+_NAMES_IN_MEMORY = 1 << 20  # parts that are recognised when they come again
+_APART = 3  # parts of a prompt before its messages: tools, documents, and what else it has
+
+
+class Prompts(Sequence[Prompt | None]):
+    """Prompts by request: those that were added, in the order that `select` gives them.
+
+    Prompts that repeat a message have the same object of it, as long as it is in memory.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - removed with this object
+        self._places = array("q", [0])  # where each part ends in the file
+        self._parts, self._starts = array("q"), array("q", [0])
+        self._names = OrderedDict[int, int]()
+        self._objects = OrderedDict[int, Any]()
+        self._in_memory = 0
+        self._order: list[int] = []
+
+    def add(self, prompt: Prompt) -> int:
+        """Write a prompt and return its number."""
+        rest = prompt.history, prompt.tokens, prompt.arguments
+        tokens = None if prompt.tokens is None else prompt.tokens.tobytes()
+        name_of_rest = hash((prompt.history, tokens, orjson.dumps(dict(prompt.arguments))))
+        self._parts.append(self._number(hash((0, orjson.dumps(prompt.tools))), prompt.tools))
+        self._parts.append(self._number(hash((1, orjson.dumps(prompt.documents))), prompt.documents))
+        self._parts.append(self._number(name_of_rest, rest))
+        self._parts.extend(self._number(_name(message), message) for message in prompt.messages)
+        self._starts.append(len(self._parts))
+        return len(self._starts) - 2
+
+    def select(self, numbers: Ints) -> None:
+        """Give the prompts to requests; a request without a prompt has -1."""
+        self._order = numbers.tolist()
+        self._names.clear()
+        self._file.flush()
+
+    def clear(self) -> None:
+        """Forget all prompts, since the log is read again."""
+        self._file.close()
+        self.__init__()  # type: ignore[misc]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Prompt | None]:
+        return (self[request] for request in range(len(self)))
+
+    @overload
+    def __getitem__(self, request: int) -> Prompt | None: ...
+    @overload
+    def __getitem__(self, request: slice) -> list[Prompt | None]: ...
+    def __getitem__(self, request: int | slice) -> Prompt | list[Prompt | None] | None:
+        if isinstance(request, slice):
+            return [self[each] for each in range(*request.indices(len(self)))]
+        number = self._order[request]
+        if number < 0:
+            return None
+        parts = [self._part(part) for part in self._parts[self._starts[number] : self._starts[number + 1]]]
+        tools, documents, (history, tokens, arguments) = parts[:_APART]
+        return Prompt(tuple(parts[_APART:]), tools, documents, history, tokens, arguments)
+
+    def _number(self, name: int, part: Any) -> int:
+        """Return the number of a part, which is written if it is new."""
+        number = self._names.get(name)
+        if number is None:
+            number = len(self._places) - 1
+            self._places.append(self._places[-1] + self._file.write(pickle.dumps(part, pickle.HIGHEST_PROTOCOL)))
+            self._names[name] = number
+            if len(self._names) > _NAMES_IN_MEMORY:
+                self._names.popitem(last=False)
+        return number
+
+    def _part(self, number: int) -> Any:
+        part = self._objects.get(number)
+        if part is None:
+            first, stop = self._places[number : number + 2]
+            self._file.seek(first)
+            part = pickle.loads(self._file.read(stop - first))
+            self._objects[number] = part
+            self._in_memory += stop - first
+            while self._in_memory > _BYTES_IN_MEMORY and len(self._objects) > 1:
+                oldest = next(iter(self._objects))
+                del self._objects[oldest]
+                self._in_memory -= self._places[oldest + 1] - self._places[oldest]
+        else:
+            self._objects.move_to_end(number)
+        return part
+
+
+def _name(message: Message) -> int:
+    """Return a 64-bit name of a message by its content."""
+    fields = orjson.dumps(dict(message.fields)) if message.fields else b""
+    return hash((2, message.path, message.role, message.blocks, fields))
