@@ -205,7 +205,9 @@ _IDS: dict[str, Callable[[int], dict[str, Any]]] = {
     "openai_answers": lambda number: {"id": f"r{number}"},
     "sglang": lambda number: {"rid": f"r{number}"},
     "aiperf": lambda number: {"metadata": {"x_request_id": f"r{number}"}},
-} | dict.fromkeys(("claude_code", "codex", "otel", "langfuse", "litellm", "sagemaker", "tracelab lines"), lambda _: {})
+} | dict.fromkeys(
+    ("claude_code", "codex", "otel", "langfuse", "litellm", "sagemaker", "sharegpt", "tracelab lines"), lambda _: {}
+)
 
 
 @pytest.mark.parametrize("name", _IDS)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from spanlab.workloads.logs.log import arrival_times
 from spanlab.workloads.logs.read import LogSettings, read_log
+from spanlab.workloads.logs.source import LOG_FORMATS
 
-from .log_samples import lines, write_sample
+from ..support.files import write_lines
+from .log_samples import SAMPLES, lines, write_sample
 
 
 @pytest.mark.parametrize(
@@ -25,10 +29,7 @@ from .log_samples import lines, write_sample
         (b'{"hash_ids": [1], "timestamp": 0}', "the nearest is mooncake, whose input_length is missing"),
         (b"TIMESTAMP,ContextTokens\n1,2\n", "the nearest is azure, whose GeneratedTokens is missing"),
         (b'{"one": 1, "two": 2}', "no format has rows with the fields one, two"),
-        (b'[{"conversations": []}]', "the nearest is sharegpt, whose fields have other content"),
         (b'{"trace": {"id": "t"}}', "the nearest is langfuse, whose observations is missing"),
-        (b'{"benchmarks": []}', "the nearest is guidellm, whose fields have other content"),
-        (b'{"metadata": {}, "metrics": {}}', "the nearest is aiperf, whose fields have other content"),
         (b'{"sessionId": "s", "message": {}}', "the nearest is claude_code, whose type is missing"),
         (b'{"payload": {}, "type": "custom"}', "the nearest is codex, whose fields have other content"),
         (b"INFO Received request c: prompt: 'x'", "this looks like a console log of vLLM"),
@@ -43,6 +44,42 @@ def test_unknown_format_names_the_nearest(tmp_path: Path, data: bytes, nearest: 
     with pytest.raises(ValueError, match=rf"some.log: expected a log of a known format; {nearest}") as error:
         read_log(path, LogSettings())
     assert len(str(error.value)) < 250 + len(str(path))
+
+
+#: What several tools write, and no call of a model is in it: each row alone could be taken for another format.
+OF_OTHERS: dict[str, dict[str, Any]] = {
+    "langfuse": {"model": "m", "input": "a text", "type": "SPAN", "sessionId": "s", "parentObservationId": None},
+    "langfuse ": {"model": "m", "input": [{"role": "user", "content": "a"}], "usage_details": {"input": 3}},
+    "langfuse  ": {"observations": [], "messages": [{"role": "user", "content": "a"}]},
+    "otel": {"resourceSpans": {}, "messages": [{"role": "user", "content": "a"}]},
+    "sagemaker": {"captureData": {}, "model": "m", "input": "a text"},
+    "trajectory": {"trajectory": {}, "info": {}, "messages": [{"role": "user", "content": "a"}]},
+    "sharegpt": {"conversations": [], "model": "m", "input": "a text"},
+    "codex": {"timestamp": 1, "type": "later", "payload": {}, "prompt": "a text"},
+    "guidellm": {"benchmarks": [], "prompt_tokens": 7, "timestamp": 1},
+    "aiperf": {"metadata": {}, "metrics": {}, "messages": [{"role": "user", "content": "a"}]},
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_rows_with_marks_of_a_format_are_of_no_other(tmp_path: Path, name: str):
+    with pytest.raises(ValueError, match=rf"expected a log of a known format; rows with .+ are of {name.strip()}, and"):
+        read_log(write_lines(tmp_path / "log", OF_OTHERS[name]), LogSettings())
+
+
+def test_samples_with_messages_beside_stay_what_they_are(tmp_path: Path):
+    marked = [name for name in LOG_FORMATS if LOG_FORMATS.make(name, {}, {}).marks]
+    assert len(marked) == 9
+    for name in set(marked) & set(SAMPLES):
+        rows = [orjson.loads(line) for line in SAMPLES[name]().splitlines()]
+        rows = [row | {"model": "m", "prompt": "a text"} for row in rows]
+        assert read_log(write_lines(tmp_path / name, *rows), LogSettings()).format == name
+
+
+def test_traces_with_lengths_are_no_results_of_a_benchmark(tmp_path: Path):
+    row = {"run_type": "llm", "start_time": 1, "prompt_tokens": 12, "inputs": {"messages": []}}
+    with pytest.raises(ValueError, match="expected a log of a known format"):
+        read_log(write_lines(tmp_path / "log", row), LogSettings())
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,15 @@ def test_folder_of_rollouts_is_one_log(tmp_path: Path):
     assert sorted(log.sessions.tolist()) == [0, 0, 1]
 
 
+def test_copy_of_a_file_repeats_no_call(tmp_path: Path):
+    (tmp_path / "sessions").mkdir()
+    for name in ("rollout-a.jsonl", "copy.jsonl"):
+        write_lines(tmp_path / "sessions" / name, *codex_session())
+    log = read_log(tmp_path / "sessions", LogSettings())
+    assert (log.requests, sums(log)) == (2, (1640 - 768, 768, 0, 25))
+    assert "not counted: 2 calls that another file has too" in log.notes
+
+
 def test_fork_repeats_no_call_of_its_origin(tmp_path: Path):
     folder = tmp_path / "sessions"
     folder.mkdir()

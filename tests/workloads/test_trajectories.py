@@ -142,6 +142,41 @@ def test_bad_trajectory_is_named_or_skipped(tmp_path: Path, row: Any, problem: s
     assert any("bad lines" in note and "(1 times" in note for note in log.notes)
 
 
+def test_copies_of_trajectories_count_once_where_an_id_shows_it(tmp_path: Path):
+    whole = {"trajectory": [step(HISTORY[:1], 1.0), step(HISTORY[:2], 1.0)], "history": [], "info": {}}
+    part = whole | {"trajectory": whole["trajectory"][:1]}
+    for name, data in {"a/one": whole, "b/one": whole, "c/one": part, "c/two": whole}.items():
+        (tmp_path / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / f"{name}.traj").write_text(json.dumps(data))
+    log = read_log(tmp_path / "runs", LogSettings())
+    assert log.requests == 5  # two of a/one, one of c/one, two of c/two
+    assert "not counted: 1 records that repeat an earlier one, with its id" in log.notes
+    assert "1 records that equal an earlier one count, since they have no id or another one" in log.notes
+    assert "1 calls that equal one of another record with the same id count, since calls have no ids" in log.notes
+
+
+def test_ids_of_answers_tell_copies(tmp_path: Path):
+    def answer(name: str) -> dict[str, Any]:
+        return said("assistant", "ok", extra={"timestamp": 5.0, "response": {"id": name}})
+
+    rows = [
+        {"info": {"model_stats": {}}, "messages": [said("user", "task"), answer(name)], "run": run}
+        for run, name in enumerate(["r1", "r2", "r1"])
+    ]
+    log = read(tmp_path, *rows)
+    assert log.requests == 2
+    assert "not counted: 1 requests that repeat an earlier one" in log.notes
+
+
+def test_conversations_count_once_if_they_have_ids(tmp_path: Path):
+    rows = [{"id": name, "conversations": turns("hi", "ho")} for name in ("a", "a", "b")]
+    nameless = [{"conversations": turns("you", "me")}] * 2
+    log = read(tmp_path, *rows, *nameless)
+    assert log.requests == 4
+    assert "not counted: 1 records that repeat an earlier one, with its id" in log.notes
+    assert "1 records that equal an earlier one count, since they have no id or another one" in log.notes
+
+
 def turns(*contents: str) -> list[dict[str, str]]:
     """Return turns by turns of a user and a model."""
     return [{"from": ("human", "gpt")[index % 2], "value": content} for index, content in enumerate(contents)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -193,6 +194,7 @@ def output_of(usage: Any) -> int:
 
 _SPEAKERS = ("user", "assistant")
 _NAMES = ("sessionId", "session_id")
+_OTHER_TYPE = re.compile(r"[a-z]+(-[a-z]+)*")
 _SYNTHETIC = "<synthetic>"
 SYNTHETIC = "messages that Claude Code wrote itself, such as errors of the API"
 REPEATED_LINES = "lines that repeat an earlier line"
@@ -212,6 +214,7 @@ def claude_code() -> LogFormat:
         read=read_sessions(_claude_code_calls),
         ids=Ids.CONTENT,
         fields=("sessionId", "type", "message"),
+        marks=(frozenset({"parentUuid", "sessionId"}),),
     )
 
 
@@ -221,7 +224,7 @@ def _is_claude_code(row: dict[str, Any]) -> bool:
         return isinstance(row.get("message"), dict) and (has_name or isinstance(row.get("session_id"), str))
     if kind == "system" and "subtype" in row:
         return has_name or isinstance(row.get("session_id"), str)
-    is_other = isinstance(kind, str) and has_name and not is_body(row)
+    is_other = isinstance(kind, str) and _OTHER_TYPE.fullmatch(kind) is not None and has_name and not is_body(row)
     return is_other or (kind, True) in (("summary", "leafUuid" in row), ("file-history-snapshot", "snapshot" in row))
 
 

@@ -43,6 +43,7 @@ def codex() -> LogFormat:
         read=read_sessions(_codex_calls),
         ids=Ids.CONTENT,
         fields=("type", "payload"),
+        marks=(frozenset({"timestamp", "type", "payload"}),),
     )
 
 
@@ -222,10 +223,11 @@ def _codex_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
     rollout = _Rollout(file)
     for calls in file.parsed(lambda item, line: rollout.add(parse_object(item), line), counts=False):
         for call in calls:
-            if rollout.is_fork and call.key in seen:  # a fork begins with a copy of the session that it goes on from
+            # a fork begins with a copy of the session that it goes on from; a copy of a file has the same session
+            in_session = (call.session, call.key, call.at, call.end)
+            if in_session in seen or (rollout.is_fork and call.key in seen):
                 file.set_aside(REPEATED_CALLS)
                 continue
-            if call.key is not None:
-                seen.add(call.key)
+            seen.update({call.key, in_session} if call.key is not None else {in_session} if call.at is not None else ())
             yield call
     yield from rollout.close()

@@ -57,6 +57,13 @@ def langfuse() -> LogFormat:
         read=read_spans(_observations_of, NESTED),
         ids=Ids.CONTENT,
         fields=("observations", "trace"),
+        marks=(
+            frozenset({"observations"}),
+            frozenset({"usage_details"}),
+            frozenset({"usageDetails"}),
+            frozenset({"parentObservationId"}),
+            frozenset({"parent_observation_id"}),
+        ),
     )
 
 
@@ -303,6 +310,7 @@ def sagemaker() -> LogFormat:
         read=read_spans(_captures_of, NESTED),
         ids=Ids.CONTENT,
         fields=("captureData", "eventMetadata"),
+        marks=(frozenset({"captureData"}),),
     )
 
 

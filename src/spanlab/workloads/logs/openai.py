@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_of
-from spanlab.workloads.logs.log import UNKNOWN, Entry, Identity, Ids, Moments, Usage, block_lengths
+from spanlab.workloads.logs.log import NOT_REPORTED, UNKNOWN, Entry, Identity, Ids, Moments, Usage, block_lengths
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.source import (
     LOG_FORMATS,
@@ -308,7 +308,8 @@ def vllm_bench() -> LogFormat:
 
 def _recognises(file: LogFile) -> bool:
     row = Row(first_row(file))
-    is_request = row.get(*INPUTS) is not None and row.get(*BENCH_TIMES) is not None
+    has_objects = any(isinstance(value, dict) for value in row.fields.values())  # as traces have, which hold more
+    is_request = row.get(*INPUTS) is not None and row.get(*BENCH_TIMES) is not None and not has_objects
     return is_request or isinstance(row.get("input_lens"), list)
 
 
@@ -316,7 +317,7 @@ def _vllm_bench_read_entries(file: LogFile) -> Iterator[Entry]:
     parsed = file.parsed(lambda item, line: [(line, request) for request in _requests(parse_object(item), file)])
     for number, (line, request) in enumerate(chain.from_iterable(parsed), 1):
         entry = lengths_only(request.prompt, number, request.at, request.output)
-        yield replace(entry, line=line, moments=request.moments)
+        yield replace(entry, line=line, moments=request.moments, usage=request.usage)
 
 
 class _Request(NamedTuple):
@@ -326,6 +327,7 @@ class _Request(NamedTuple):
     output: int
     at: float | None
     moments: Moments = UNKNOWN
+    usage: Usage = NOT_REPORTED
 
 
 def _requests(row: Row, file: LogFile) -> list[_Request]:
@@ -335,7 +337,8 @@ def _requests(row: Row, file: LogFile) -> list[_Request]:
             file.set_aside(FAILED)
             return []
         lengths = row.count(*INPUTS), row.count(*BENCH_OUTPUTS, default=0)
-        return [_Request(*lengths, row.seconds(*BENCH_TIMES), _moments_of(row))]
+        usage = usage_of(Row({"usage": {"prompt_tokens": lengths[0]} | row.fields}))
+        return [_Request(*lengths, row.seconds(*BENCH_TIMES), _moments_of(row), usage)]
     inputs, outputs = row.counts("input_lens").tolist(), row.counts("output_lens").tolist()
     times = _start_times(row) or [None] * len(inputs)
     if not len(inputs) == len(outputs) == len(times):

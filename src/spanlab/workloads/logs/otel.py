@@ -82,6 +82,12 @@ def otel() -> LogFormat:
         read=read_spans(_spans_of, "leave"),
         ids=Ids.CONTENT,
         fields=("resourceSpans",),
+        marks=(
+            frozenset({"resourceSpans"}),
+            frozenset({"resource_spans"}),
+            frozenset({"spanId", "attributes"}),
+            frozenset({"span_id", "attributes"}),
+        ),
     )
 
 

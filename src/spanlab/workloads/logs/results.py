@@ -64,6 +64,7 @@ def guidellm() -> LogFormat:
         read=_read_by_time(_report_entries),
         ids=Ids.NONE,
         fields=("benchmarks",),
+        marks=(frozenset({"benchmarks"}),),
     )
 
 
@@ -144,6 +145,7 @@ def aiperf() -> LogFormat:
         read=_read_by_time(_record_entries),
         ids=Ids.NONE,
         fields=("metadata", "metrics"),
+        marks=(frozenset({"metadata", "metrics"}),),
     )
 
 

@@ -254,6 +254,7 @@ class LogFile:
     prompts: Any = None
     _bad: dict[str, str] = field(default_factory=dict)  # by field: what bad lines are called, with the first of them
     _aside: Counter[str] = field(default_factory=Counter)
+    _remarks: Counter[str] = field(default_factory=Counter)
 
     def open(self) -> IO[bytes]:
         """Open the file, decompressed if it is compressed."""
@@ -376,6 +377,10 @@ class LogFile:
         if count:
             self._aside[what] += count
 
+    def remark(self, what: str) -> None:
+        """Count a row about which a note says something; `what` is a plural with a verb."""
+        self._remarks[what] += 1
+
     def check_length(self, tokens: int, name: str) -> int:
         """Return the tokens of a prompt; BadFieldError, naming a field, if they exceed the limit."""
         if tokens > self.prompt_tokens:
@@ -394,11 +399,13 @@ class LogFile:
         self.counters = Counters()
         self._bad.clear()
         self._aside.clear()
+        self._remarks.clear()
 
     def all_notes(self) -> tuple[str, ...]:
         """Return the notes of the formats, and what was set aside or left out."""
         aside = (f"not counted: {number:,} {what}" for what, number in self._aside.items())
-        return (*dict.fromkeys(self.notes), *aside, *self.unread.notes())
+        remarks = (f"{number:,} {what}" for what, number in self._remarks.items())
+        return (*dict.fromkeys(self.notes), *remarks, *aside, *self.unread.notes())
 
 
 @dataclass(frozen=True)
@@ -411,6 +418,7 @@ class LogFormat:
     `ids`         meaning of its ids; None: inferred from the ids
     `block`       returns the tokens per block if the log divides prompts into blocks, else None
     `fields`      names of fields or columns that a row needs, for messages about logs of unknown format
+    `marks`       sets of keys: a row that has all keys of one is of this format, and of no other
     """
 
     looks_for: str
@@ -419,6 +427,7 @@ class LogFormat:
     ids: Ids | None
     block: Callable[[LogFile], int | None] = lambda file: None
     fields: tuple[str, ...] = ()
+    marks: tuple[frozenset[str], ...] = ()
 
 
 def header_count(file: LogFile, header: Row, name: str) -> int:
@@ -549,13 +558,26 @@ _UNREAD_TEXT: dict[str, re.Pattern[bytes]] = {
 
 
 def detect_format(file: LogFile) -> tuple[str, LogFormat]:
-    """Return the first format that matches a file, with its name; ValueError names the nearest one if none matches."""
-    for name in LOG_FORMATS:
-        log_format = LOG_FORMATS.make(name, {}, {})
-        if log_format.recognises(file):
+    """Return the first format that matches a file, with its name; ValueError names the nearest one if none matches.
+
+    A file whose rows have marks of formats is of one of these, or of none.
+    """
+    formats = {name: LOG_FORMATS.make(name, {}, {}) for name in LOG_FORMATS}
+    rows = [] if file._requests.is_dir() else head_rows(file)
+    marked = {
+        name: sorted(mark)
+        for name, log_format in formats.items()
+        for mark in log_format.marks
+        if any(mark <= row.keys() for row in rows)
+    }
+    for name, log_format in formats.items():
+        if (not marked or name in marked) and log_format.recognises(file):
             return name, log_format
+    problem = _nearest(file)
+    for name, mark in marked.items():
+        problem = f"rows with {' and '.join(mark)} are of {name}, and none is {formats[name].looks_for}"
     raise ValueError(
-        f"log={file.path}: expected a log of a known format; {_nearest(file)}; docs/logs.md describes all formats"
+        f"log={file.path}: expected a log of a known format; {problem}; docs/logs.md describes all formats"
     )
 
 

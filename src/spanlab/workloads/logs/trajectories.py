@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import orjson
 
 from spanlab.workloads.logs.bodies import OUTPUTS, as_json, usage_of
 from spanlab.workloads.logs.log import NOT_REPORTED, Entry, Ids, Moments, Usage
@@ -40,6 +42,7 @@ class _Call:
     wait: float = 0.0
     usage: Usage = NOT_REPORTED
     output: int | None = None
+    record: str | None = None
 
 
 @dataclass
@@ -49,13 +52,32 @@ class _Requests:
     file: LogFile
     _number: int = 0
     _ends: dict[str, float] = field(default_factory=dict)
+    _records: dict[bytes, set[object]] = field(default_factory=dict)  # names of records, by their content
+    _calls: dict[bytes, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._reader = BodyReader(self.file)
 
-    def entry(self, call: _Call, session: str) -> Entry:
-        """Return the request of a call."""
+    def is_copy(self, row: Row, name: object) -> bool:
+        """Return whether an earlier record had the same id and content; a record without an id is never a copy."""
+        content = blake2b(orjson.dumps(row.fields, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+        names = self._records.setdefault(content, set())
+        is_alike, is_copy = bool(names), name is not None and name in names
+        names.add(name)
+        if is_copy:
+            self.file.set_aside(COPIES)
+        elif is_alike:
+            self.file.remark(ALIKE)
+        return is_copy
+
+    def entry(self, call: _Call, session: str, record: object) -> Entry:
+        """Return the request of a call of a record, which is known by `record`."""
         self._number += 1
+        if call.record is None:
+            asked = orjson.dumps((session, call.body, call.answer), option=orjson.OPT_SORT_KEYS)
+            first = self._calls.setdefault(blake2b(asked, digest_size=16).digest(), record)
+            if first != record:
+                self.file.remark(ALIKE_CALLS)
         keys, lengths, opens, prompt = self._reader.pieces(call.body, is_line=False)
         output = len(self.file.encode(call.answer)) if call.output is None else call.output
         before = self._ends.get(session)
@@ -75,9 +97,13 @@ class _Requests:
             wait=wait,
             usage=call.usage,
             prompt=prompt,
+            record=call.record,
         )
 
 
+COPIES = "records that repeat an earlier one, with its id"
+ALIKE = "records that equal an earlier one count, since they have no id or another one"
+ALIKE_CALLS = "calls that equal one of another record with the same id count, since calls have no ids"
 NUMBERED = "several calls stand in one line or file: requests are numbered by their order"
 
 
@@ -105,6 +131,10 @@ def trajectory() -> LogFormat:
         read=_trajectory_entries,
         ids=Ids.CONTENT,
         fields=("trajectory", "history"),
+        marks=(
+            frozenset({"trajectory", "info"}),
+            frozenset({"trajectory_format"}),
+        ),
     )
 
 
@@ -130,8 +160,12 @@ def _trajectory_entries(file: LogFile) -> Iterator[Entry]:
 
         def parse(item: Any, line: int, inner: LogFile = inner) -> list[Entry]:
             row = parse_object(item)
-            name = str(row.label("instance_id", "info.instance_id") or f"{inner.path.stem} {line}")
-            return [requests.entry(call, name) for call in _calls_of(row, file)]
+            of_file = inner.path.stem if is_folder else None  # of which each holds one instance
+            given = row.label("instance_id", "info.instance_id") or of_file
+            if requests.is_copy(row, given):
+                return []
+            name = str(given or f"{inner.path.stem} {line}")
+            return [requests.entry(call, name, f"{inner.path} {line}") for call in _calls_of(row, file)]
 
         for entries in inner.parsed(parse, counts=False):
             for entry in entries:
@@ -218,7 +252,10 @@ def _call_of(
         np.nan if end is None else end,
         wait,
         usage_of(reported),
-        int(output) if isinstance(output, int) and not isinstance(output, bool) and 0 <= output < 1 << 31 else None,
+        record=None if (name := row.get("extra.response.id", "response.id")) is None else str(name),
+        output=int(output)
+        if isinstance(output, int) and not isinstance(output, bool) and 0 <= output < 1 << 31
+        else None,
     )
 
 
@@ -309,6 +346,7 @@ def sharegpt() -> LogFormat:
         read=_sharegpt_entries,
         ids=Ids.CONTENT,
         fields=("conversations",),
+        marks=(frozenset({"conversations"}),),
     )
 
 
@@ -327,8 +365,10 @@ def _sharegpt_entries(file: LogFile) -> Iterator[Entry]:
     def parse(item: Any, line: int) -> list[Entry]:
         row = parse_object(item)
         name = row.label("id", "conversation_id", "conversation_hash")
+        if requests.is_copy(row, name):
+            return []
         calls = _turn_calls(row, file)
-        return [requests.entry(call, f"{line}" if name is None else f"{line} {name}") for call in calls]
+        return [requests.entry(call, f"{line}" if name is None else f"{line} {name}", line) for call in calls]
 
     for entries in file.parsed(parse, counts=False):
         yield from entries
