@@ -173,6 +173,34 @@ def test_messages_are_read_from_events(tmp_path: Path):
     assert texts(read(tmp_path, flat("a", 0, call(9, 0, 0, 1), events=events))) == ["system\nbe kind|user\nlook"]
 
 
+DETAILS = "gen_ai.client.inference.operation.details"
+SPOKEN = {
+    "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "be kind"}]),
+    "gen_ai.input.messages": json.dumps([parts("user", "look")]),
+}
+
+
+def test_event_with_details_has_prompt_and_instructions(tmp_path: Path):
+    span = flat("a", 0, call(9, 0, 0, 1), events=[{"name": DETAILS, "attributes": SPOKEN}])
+    assert texts(read(tmp_path, span)) == ["system\nbe kind|user\nlook"]
+
+
+def test_exported_logs_have_the_calls_of_events(tmp_path: Path):
+    values = {**call(40, 32, 0, 4), **SPOKEN}
+    attributes = [
+        {"key": key, "value": {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)}}
+        for key, value in values.items()
+    ]
+    records = [
+        {"timeUnixNano": "1793600001000000000", "traceId": "t", "spanId": "s", "eventName": DETAILS},
+        {"timeUnixNano": "1793600001000000000", "traceId": "t", "spanId": "s", "body": {"stringValue": "a line"}},
+    ]
+    records[0]["attributes"] = attributes
+    log = read(tmp_path, {"resourceLogs": [{"resource": {}, "scopeLogs": [{"logRecords": records}]}]})
+    assert (log.format, texts(log), sums(log)) == ("otel", ["system\nbe kind|user\nlook"], (8, 32, 0, 4))
+    assert "not counted: 1 spans that are no call of a model (other)" in log.notes
+
+
 def test_calls_without_prompts_have_lengths_only(tmp_path: Path):
     log = read(tmp_path, flat("a", 0, call(90, 32, 0, 4)), flat("b", 3, call(120, 64, 0, 4)))
     assert (str(log.ids), log.prompt_tokens.tolist(), sums(log)) == ("none", [90, 120], (114, 96, 0, 8))

@@ -34,7 +34,8 @@ def test_report_of_guidellm_has_times_and_cached_tokens(tmp_path: Path):
     ]
     totals = {"request_totals": {"successful": 5, "errored": 1}}
     first = {"requests": {"successful": requests, "errored": [{}], "incomplete": [{}, {}]}, "metrics": totals}
-    second = {"requests": {"successful": [guided(30, 9.0)]}}
+    measured = {"request_start_time": 9.0, "input_metrics": {"text_tokens": 30}, "output_metrics": {"text_tokens": 5}}
+    second = {"requests": {"successful": [measured]}}
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"benchmarks": [first, second]}, indent=1))
     log = read_log(path, LogSettings())
@@ -257,6 +258,11 @@ SGLANG = "[2026-11-02 09:00:00] Prefill batch. #new-seq: 1, #new-token: {}, #cac
             f"{VLLM.format(30, 10)}\n{VLLM.format(50, 42.5)}\n",
             "a console log of vLLM: 2 lines with 40.0 prompt tokens/s on average, and a hit rate of 42.5 % in the "
             "last of 2; these are rates alone",
+        ),
+        (
+            "INFO [metrics.py:486] Avg prompt throughput: 40.0 tokens/s, Running: 1 reqs\n"
+            "INFO [metrics.py:502] Prefix cache hit rate: GPU: 12.50%, CPU: 90.00%\n",
+            "a console log of vLLM: 1 lines with 40.0 prompt tokens/s on average, and a hit rate of 12.5 % in the",
         ),
         (f"Received request x\n{VLLM.format(30, 10)}\n", ".* its lines about single requests are not read"),
         (

@@ -536,6 +536,7 @@ def _of_usage(usage: Mapping[str, Any]) -> Usage:
     return inclusive(prompt, cached, stored)
 
 
+_MOST_DIGITS = 10  # of a count
 _APART = ("cache_read_input_tokens", "cache_creation_input_tokens")  # of which Anthropic's input_tokens has none
 _WRITTEN = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 
@@ -556,8 +557,10 @@ def inclusive(prompt: float, cached: float, created: float = np.nan) -> Usage:
 
 
 def count_of(counts: Any, name: str) -> float:
-    """Return a count of an object; NaN if it is missing or no possible number of tokens."""
+    """Return a count of an object, also from a text; NaN if it is missing or no possible number of tokens."""
     value = counts.get(name) if isinstance(counts, dict) else None
+    if isinstance(value, str) and value.isdecimal() and len(value) <= _MOST_DIGITS:  # as databases export 64 bits
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31:
         return np.nan
     return float(value)

@@ -47,6 +47,7 @@ _CACHED = (
     "ai.usage.cachedInputTokens",
 )
 _CREATED = (
+    "gen_ai.usage.cache_write.input_tokens",
     "gen_ai.usage.cache_creation.input_tokens",
     "gen_ai.usage.cache_creation_input_tokens",
     "gen_ai.usage.cache_write_input_tokens",
@@ -70,6 +71,7 @@ _INDEXED = re.compile(r"(gen_ai\.prompt|llm\.input_messages|llm\.prompts)\.(\d+)
 _TOOL = re.compile(r"(llm\.request\.functions|llm\.tools)\.(\d+)\.(.+)")
 _CALL = re.compile(r"(?:message\.)?tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(.+)")
 _PART = re.compile(r"(?:message\.)?contents\.(\d+)\.message_content\.(text|image\.image\.url)")
+_DETAILS = "gen_ai.client.inference.operation.details"  # the event that has messages and counts of a call
 _SPOKEN = ("system", "user", "assistant", "tool")
 
 
@@ -85,6 +87,7 @@ def otel() -> LogFormat:
         marks=(
             frozenset({"resourceSpans"}),
             frozenset({"resource_spans"}),
+            frozenset({"resourceLogs"}),
             frozenset({"spanId", "attributes"}),
             frozenset({"span_id", "attributes"}),
         ),
@@ -93,7 +96,7 @@ def otel() -> LogFormat:
 
 def _recognises(file: LogFile) -> bool:
     def is_trace(row: dict[str, Any]) -> bool:
-        if any(isinstance(row.get(name), list) for name in ("resourceSpans", "resource_spans")):
+        if any(isinstance(row.get(name), list) for name in ("resourceSpans", "resource_spans", "resourceLogs")):
             return True
         spans = row.get("spans")
         spans = spans if isinstance(spans, list) else [row]
@@ -118,6 +121,9 @@ def _spans_of(row: Row, refuse: Refuse) -> Iterator[Span]:
 def _located(row: Row) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
     """Yield path, object and attributes of the resource of each span of an item."""
     groups = row.get("resourceSpans", "resource_spans")
+    if groups is None and (logs := row.get("resourceLogs", "resource_logs")) is not None:
+        yield from _of_logs(logs)
+        return
     if groups is None:
         spans = row.get("spans")
         if spans is None:
@@ -133,6 +139,21 @@ def _located(row: Row) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
         for second, scope in enumerate(_objects(group.get(key) or [], key)):
             for third, span in enumerate(_listed(scope.get("spans") or [], "spans")):
                 yield f"resourceSpans[{first}].{key}[{second}].spans[{third}].", span, resource
+
+
+def _of_logs(groups: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield the records of an export of logs: an event with the details of a call has its attributes, and one time."""
+    for first, group in enumerate(_objects(groups, "resourceLogs")):
+        resource = _attributes(Row(group).get("resource.attributes"))
+        for second, scope in enumerate(_objects(group.get("scopeLogs") or [], "scopeLogs")):
+            for third, record in enumerate(_objects(scope.get("logRecords") or [], "logRecords")):
+                time = _time(Row(record), "timeUnixNano", "observedTimeUnixNano")
+                attributes = _attributes(record.get("attributes"))
+                is_call = _DETAILS in (record.get("eventName"), attributes.get("event.name"))
+                span = {"traceId": record.get("traceId"), "startTime": time, "endTime": time}
+                if is_call:
+                    span |= {"spanId": record.get("spanId"), "attributes": attributes}
+                yield f"resourceLogs[{first}].scopeLogs[{second}].logRecords[{third}].", span, resource
 
 
 def _listed(values: Any, name: str) -> list[Any]:
@@ -244,6 +265,9 @@ def _usage(attributes: Mapping[str, Any]) -> tuple[Usage, float]:
 
 def _body(attributes: Mapping[str, Any], events: Any) -> Mapping[str, Any] | None:
     """Return the body of a call's request from its attributes, or from the events of its span."""
+    for event in events if isinstance(events, list) else ():
+        if isinstance(event, dict) and event.get("name") == _DETAILS:
+            attributes = {**_attributes(event.get("attributes")), **attributes}
     body: dict[str, Any] | None = None
     if indexed := _indexed(attributes, _INDEXED):
         body = {"messages": [_indexed_message(fields) for fields in indexed]}

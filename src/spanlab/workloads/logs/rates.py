@@ -44,10 +44,10 @@ def _rates(lines: Iterable[bytes]) -> str | None:
     tokens, batches, lookups = [0, 0], 0, [0, 0, 0]
     readings: dict[tuple[bytes, bytes], list[float]] = {}
     for line in lines:
+        if match := _VLLM_HITS.search(line):
+            hits.append(_number(match[1]))
         if match := _VLLM.search(line):
             throughputs.append(_number(match[1]))
-            if match := _VLLM_HITS.search(line):
-                hits.append(_number(match[1]))
         elif match := _SGLANG.search(line):
             batches += 1
             tokens = [tokens[0] + int(match[1]), tokens[1] + int(match[2])]

@@ -51,6 +51,7 @@ def _read_by_time(parse: Callable[[Row, int, LogFile], Iterator[Entry]]) -> Call
 # ------------------------------------------------------------------------------
 
 _STARTS = ("request_start_time", "start_time", "info.timings.request_start", "info.timings.resolve_start")
+_INPUTS = ("prompt_tokens", "input_metrics.total_tokens", "input_metrics.text_tokens")
 _FIRSTS = ("first_token_time", "info.timings.first_token_iteration")
 _LASTS = ("last_token_time", "info.timings.last_token_iteration", "request_end_time", "end_time")
 
@@ -101,12 +102,12 @@ def _guided_request(request: Any, path: str, line: int, file: LogFile) -> Iterat
         raise BadFieldError(path, f"an object{actual(request)}")
     row = Row(request)
     try:
-        tokens, output = row.get("prompt_tokens"), row.count("output_tokens", default=0)
+        tokens, output = row.get(*_INPUTS), row.count("output_tokens", "output_metrics.text_tokens", default=0)
         start = row.seconds(*_STARTS)
         if tokens is None:
             file.set_aside(NO_LENGTH)
             return
-        length = row.count("prompt_tokens")
+        length = row.count(*_INPUTS)
         first, last = row.seconds(*_FIRSTS), row.seconds(*_LASTS)
         wait, gap = (row.duration(f"{name}_ms", scale=1e-3) for name in ("time_to_first_token", "inter_token_latency"))
     except BadFieldError as error:
