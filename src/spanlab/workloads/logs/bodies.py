@@ -189,6 +189,11 @@ class Message:
         return self.role in ("system", "developer") or self.path in ("system", "instructions")
 
     @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What others computed of the message, by the object that did."""
+        return {}
+
+    @cached_property
     def rendered(self) -> tuple[Block, ...]:
         """Its blocks as a prompt has them: the role precedes the first, and further fields follow the last."""
         blocks = list(self.blocks) or [""]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json
 from spanlab.workloads.logs.break_classes import CLOCK, STAMP, without_thoughts
@@ -106,7 +105,6 @@ class Survey:
 
     def __init__(self) -> None:
         self.requests: Counter[int] = Counter()
-        self._moves = WeakKeyDictionary[Message, list[bool] | None]()
 
     @classmethod
     def of(cls, prompts: Iterable[Prompt | None]) -> Survey:
@@ -134,10 +132,11 @@ class Survey:
 
     def moves(self, message: Message) -> list[bool] | None:
         """Return which units of a message are volatile; None if none is."""
-        if message not in self._moves:
+        if self not in message.memo:
             moves = self._volatile(_units(message))
-            self._moves[message] = moves if any(moves) else None
-        return self._moves[message]
+            message.memo[self] = moves if any(moves) else None
+        moved: list[bool] | None = message.memo[self]
+        return moved
 
     def _volatile(self, units: Sequence[Block]) -> list[bool]:
         """Return which units of a message are followed by text that recurs more often than they do."""
@@ -171,20 +170,20 @@ class VolatileLast:
 
     def __init__(self, survey: Survey, *, to_end: bool = False) -> None:
         self.survey, self.to_end = survey, to_end
-        self._changed = WeakKeyDictionary[Message, tuple[Message, Message, list[Block]]]()
 
     def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt in the new order; the same object where nothing changes."""
         messages: list[Message] = []
         tail: list[Block] = []
         for number, message in enumerate(prompt.messages):
-            moves = self.survey.moves(message)
-            if moves is None:
+            memo = message.memo
+            if self not in memo:
+                moves = self.survey.moves(message)
+                memo[self] = moves and _divided(message, moves)
+            if memo[self] is None:
                 messages.append(message)
                 continue
-            if message not in self._changed:
-                self._changed[message] = _divided(message, moves)
-            reordered, stays, moved = self._changed[message]
+            reordered, stays, moved = memo[self]
             if self.to_end and message.is_system and number + 1 < len(prompt.messages):
                 tail += moved
                 messages.append(stays)

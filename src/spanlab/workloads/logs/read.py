@@ -128,6 +128,10 @@ class LogSource:
     def _file(self) -> LogFile:
         return _file(self.path, self.settings, self.tokenizer)
 
+    @cached_property
+    def _reader(self) -> BodyReader:
+        return BodyReader(self._file)
+
     @property
     def options(self) -> BodyOptions:
         """How the bodies of the log are rendered."""
@@ -161,7 +165,7 @@ class LogSource:
         Requests without a prompt, and pieces before it, stay as they are.
         """
         assert log.fronts is not None, "the log was read from a file"
-        reader, columns, places = BodyReader(replace(self._file)), Columns(), log.starts.tolist()
+        reader, columns, places = self._reader, Columns(), log.starts.tolist()
         sessions, identities = (
             [None] * log.requests if column is None else column.tolist() for column in (log.sessions, log.identities)
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -78,6 +78,15 @@ class Pieces(NamedTuple):
 
 def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
     """Return the parts of a prompt in rendered order."""
+    return [
+        section
+        for part in _in_order(prompt, options)
+        for section in (_message_sections(part) if isinstance(part, Message) else [part])
+    ]
+
+
+def _in_order(prompt: Prompt, options: BodyOptions) -> Sequence[Section | Message]:
+    """Return messages whole, and the other parts of a prompt as sections, in rendered order."""
     if prompt.tokens is not None:
         return [Section("prompt", prompt.tokens, "prompt")]
     history = [] if prompt.history is None else [Section(prompt.history.kind, prompt.history)]
@@ -87,10 +96,10 @@ def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
     while system < len(prompt.messages) and prompt.messages[system].is_system:
         system += 1
     tools = [Section("tools", as_json(prompt.tools), "tools")] if prompt.tools else []
-    lead = [section for message in prompt.messages[:system] for section in _message_sections(message)]
+    lead, others = prompt.messages[:system], prompt.messages[system:]
     documents = [Section("documents", _text_of(document), "documents") for document in prompt.documents]
-    others = [section for message in prompt.messages[system:] for section in _message_sections(message)]
-    return [*history, *(tools + lead if options.tools == "first" else lead + tools), *documents, *others]
+    front: tuple[Section | Message, ...] = (*tools, *lead) if options.tools == "first" else (*lead, *tools)
+    return [*history, *front, *documents, *others]
 
 
 def _text_of(document: Any) -> str:
@@ -213,22 +222,31 @@ class BodyReader:
             _add(notes, TEMPLATE)
             if prompt.tools:
                 _add(notes, TOOLS[self._options.tools])
-        for section in prompt.opaque:
-            if section.by_size:
-                _add(notes, f"tokens of images are estimated from their size: one for each {PATCH} x {PATCH} pixels")
-            elif section.tokens is not None:
-                _add(notes, f"each image counts as {section.tokens:,} tokens, as workload.log.image_tokens says")
-        sections = sections_of(prompt, self._options)
-        spans = [self._hash(section.content) for section in sections]
+        spans = [span for part in _in_order(prompt, self._options) for span in self._spans(part)]
         if not spans:
             raise BadFieldError("messages", "a message with content")
         begins = np.cumsum([0, *(len(keys) for keys, _ in spans)]).tolist()
         keys, lengths = (np.concatenate([span[index] for span in spans]) for index in (0, 1))
         return Pieces(keys, lengths, tuple(begins[1:-1]))
 
+    def _spans(self, part: Section | Message) -> list[tuple[Keys, Ints]]:
+        """Return the pieces of each section of a part; those of a message are computed once."""
+        if isinstance(part, Section):
+            return [self._hash(part.content)]
+        if self not in part.memo:
+            part.memo[self] = [self._hash(section.content) for section in _message_sections(part)]
+        spans: list[tuple[Keys, Ints]] = part.memo[self]
+        return spans
+
     def _hash(self, content: Block | Ints) -> tuple[Keys, Ints]:
         """Return keys and lengths of the pieces of a text, of token ids, or of a part that is no text."""
         if isinstance(content, Opaque):
+            if content.by_size:
+                each = f"one for each {PATCH} x {PATCH} pixels"
+                _add(self._file.notes, f"tokens of images are estimated from their size: {each}")
+            elif content.tokens is not None:
+                count = f"{content.tokens:,} tokens, as workload.log.image_tokens says"
+                _add(self._file.notes, f"each image counts as {count}")
             tokens = UNKNOWN_TOKENS if content.tokens is None else content.tokens
             return np.array([content.name], dtype=np.int64), np.array([tokens], dtype=np.int64)
         if isinstance(content, np.ndarray):
