@@ -169,6 +169,15 @@ def test_plans_records_and_rows_are_equal(name, rules, tight):
     assert name not in SPANS or sum(record.reused_tokens for record in records) > 0
 
 
+@pytest.mark.parametrize("name", ["radix", "pic"])
+def test_last_tokens_that_are_computed_beside_stored_ones_have_pages(name):
+    """Equal prompts of one step: the store counts their last token once, though each computes it in its own page."""
+    strategy, model = arm(name), make_small(layers=2)
+    requests = [make_request(rank, text(90, 30), output=2, at=0) for rank in range(3)]
+    budget = least_budget(model, strategy, requests)
+    assert both(strategy, RULES["chunked"], requests, ConstantTiming(0.0, seconds_per_step=1e-3), budget).agree()
+
+
 @pytest.mark.parametrize("name", ["none", "radix", "pic", "cache_blend_15"])
 def test_both_backends_admit_an_arrival_at_a_step_end(name):
     millisecond = 10**6

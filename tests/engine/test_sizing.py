@@ -75,7 +75,7 @@ def test_stored_answers_have_room(block_size):
 def test_a_token_budget_is_rounded_up_per_broken_page():
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=4)
     policy = make_policy(make_small(), arm("pic", 16), budget=100)
-    assert pool_pages(policy, BatchRules(max_num_seqs=2), requests, 512) == (100 + 2 * 5 * 15) // 16
+    assert pool_pages(policy, BatchRules(max_num_seqs=2), requests, 512) == (100 + 2 * 16 + 2 * 5 * 15) // 16
 
 
 ANY_ARM = ["none", "radix", "pic", "pic_turned", "lego_link_16", "random_16", "cache_blend_15", "as_seen_blend_15"]

@@ -355,8 +355,9 @@ GIB = 1 << 30
 def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:
     """Pages that suffice for every allocation of the policy's store, for any order of arrivals.
 
-    Sum of three terms: the budget, or all storable tokens plus the largest requests that run at
-    once if that is less; up to page - 1 tokens for every page sequence of running requests; the
+    Sum of three terms: the budget and, for each running request, the last page of its prompt, which
+    it may compute beside the stored one, or all storable tokens plus the largest requests that run
+    at once if that is less; up to page - 1 tokens for every page sequence of running requests; the
     tokens by which their longest options exceed their answers. ValueError for a request that alone
     exceeds the budget, or `context`, the model's context length.
     """
@@ -374,7 +375,9 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
     page_sequences = sum(nlargest(running_requests, (need.sequences for need in needs)))
     stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
     options = sum(nlargest(running_requests, (request.longest_output - request.output_len for request in requests)))
-    return (min(_budget_tokens(policy), running + stored) + options + page_sequences * (page - 1)) // page
+    twice = page * min(running_requests, len(requests)) if policy.rules.keeps else 0
+    used = min(_budget_tokens(policy) + twice, running + stored)
+    return (used + options + page_sequences * (page - 1)) // page
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
