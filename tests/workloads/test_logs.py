@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -77,6 +78,14 @@ def test_tokenizer_counts_real_tokens(tmp_path: Path, make_tokenizer):
     path.write_bytes(lines({"prompt": "one two three"}, {"prompt": "one two"}))
     log = read_log(path, LogSettings(piece=1), str(make_tokenizer("one two three")))
     assert (log.prompt_tokens.tolist(), reused_tokens(log), log.notes[0][:7]) == ([3, 2], 2, "the log")
+
+
+def test_log_of_another_process_has_the_same_prompts(tmp_path: Path):
+    log = read_log(write_sample(tmp_path, "openai"), LogSettings())
+    copy = pickle.loads(pickle.dumps(log))
+    assert len(copy.source.prompts) == log.requests
+    for one, other in zip(copy.source.prompts, log.source.prompts, strict=True):
+        assert [message.rendered for message in one.messages] == [message.rendered for message in other.messages]
 
 
 def test_packed_log_reads_as_plain(tmp_path: Path):

@@ -347,7 +347,7 @@ def breaks_of(facts: Facts, *, redact: bool = False) -> Breaks:
 def _read(facts: Facts, parting: Ints) -> _Comparison | None:
     """Return the breaks of a log that has texts; None without any."""
     log = facts.log
-    if log.source is None or not len(parting):
+    if log.source is None or not log.source.has_prompts or not len(parting):
         return None
     reading = _Comparison(log, log.source.options, log.source.prompts)
     for request, other in _earlier(facts, _sections(facts), parting).items():

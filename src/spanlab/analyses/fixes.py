@@ -546,11 +546,9 @@ def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rew
     The last one is all of `TOGETHER` that change prompts, if they are several.
     """
     log = arm.facts.log
-    if log.source is None:
+    if log.source is None or not log.source.has_prompts:
         return []
     survey = Survey.of(log.source.prompts)
-    if not survey.requests:
-        return []
     tried = {name: mend for name, mend in MENDS.items() if not mend.classes or mend.classes & set(classes)}
     rewrites = {name: mend.make(survey) for name, mend in tried.items()}
     changed = dict.fromkeys(rewrites, 0)

@@ -352,6 +352,11 @@ class LogReader(Protocol):
         """The prompt of each request; None where the log has none."""
         ...
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a request has a prompt."""
+        ...
+
     def rewritten(self, log: Log, rewrite: Callable[[Any], Any]) -> Log:
         """Return the log, as it was read, with changed prompts."""
         ...

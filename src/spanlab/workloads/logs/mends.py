@@ -78,16 +78,16 @@ class _Chain:
     def go_on(self, contents: Sequence[Message | tuple[Any, ...]], counts: Counter[int]) -> None:
         """Take the next prompt; units that it does not have are counted."""
         same = 0
-        for part, content in zip(self.parts, contents, strict=False):
-            if part.content is not content:
+        for member, content in zip(self.parts, contents, strict=False):
+            if member.content is not content:
                 break
             same += 1
         gone, self.parts[same:] = self.parts[same:], [_Part(content) for content in contents[same:]]
-        for part in self.parts[same:]:
-            for name in part.names:
+        for member in self.parts[same:]:
+            for name in member.names:
                 self.since.setdefault(name, [0, self.prompts])[0] += 1
-        for part in gone:
-            for name in part.names:
+        for member in gone:
+            for name in member.names:
                 entry = self.since[name]
                 entry[0] -= 1
                 if not entry[0]:
@@ -97,7 +97,7 @@ class _Chain:
     @property
     def size(self) -> int:
         """Units in memory."""
-        return sum(len(part.names) for part in self.parts)
+        return sum(len(member.names) for member in self.parts)
 
 
 class Survey:

@@ -6,6 +6,7 @@ prompt, and texts in memory are bounded whatever the size of the log.
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from array import array
@@ -42,7 +43,7 @@ class Prompts(Sequence[Prompt | None]):
         """Write a prompt and return its number."""
         rest = prompt.history, prompt.tokens, prompt.arguments
         tokens = None if prompt.tokens is None else prompt.tokens.tobytes()
-        name_of_rest = hash((prompt.history, tokens, orjson.dumps(dict(prompt.arguments))))
+        name_of_rest = hash((3, prompt.history, tokens, orjson.dumps(dict(prompt.arguments))))
         self._parts.append(self._number(hash((0, orjson.dumps(prompt.tools))), prompt.tools))
         self._parts.append(self._number(hash((1, orjson.dumps(prompt.documents))), prompt.documents))
         self._parts.append(self._number(name_of_rest, rest))
@@ -61,6 +62,16 @@ class Prompts(Sequence[Prompt | None]):
         self._file.close()
         self.__init__()  # type: ignore[misc]
 
+    @property
+    def are_known(self) -> bool:
+        """Whether a request has a prompt."""
+        return len(self._starts) > 1
+
+    def release(self) -> None:
+        """Let go of the parts in memory, with all that was computed of them."""
+        self._objects.clear()
+        self._in_memory = 0
+
     def __len__(self) -> int:
         return len(self._order)
 
@@ -77,28 +88,32 @@ class Prompts(Sequence[Prompt | None]):
         number = self._order[request]
         if number < 0:
             return None
-        parts = [self._part(part) for part in self._parts[self._starts[number] : self._starts[number + 1]]]
+        parts = [self._part(content) for content in self._parts[self._starts[number] : self._starts[number + 1]]]
         tools, documents, (history, tokens, arguments) = parts[:_APART]
         return Prompt(tuple(parts[_APART:]), tools, documents, history, tokens, arguments)
 
-    def _number(self, name: int, part: Any) -> int:
-        """Return the number of a part, which is written if it is new."""
+    def _number(self, name: int, content: Any) -> int:
+        """Return the number of a part of a prompt, which is written if it is new."""
         number = self._names.get(name)
         if number is None:
             number = len(self._places) - 1
-            self._places.append(self._places[-1] + self._file.write(pickle.dumps(part, pickle.HIGHEST_PROTOCOL)))
+            try:
+                size = self._file.write(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+            except OSError as error:
+                where = f"TMPDIR={tempfile.gettempdir()}"
+                raise ValueError(f"{where}: expected room for the prompts of the log, but {error.strerror}") from error
+            self._places.append(self._places[-1] + size)
             self._names[name] = number
             if len(self._names) > _NAMES_IN_MEMORY:
                 self._names.popitem(last=False)
         return number
 
     def _part(self, number: int) -> Any:
-        part = self._objects.get(number)
-        if part is None:
+        content = self._objects.get(number)
+        if content is None:
             first, stop = self._places[number : number + 2]
-            self._file.seek(first)
-            part = pickle.loads(self._file.read(stop - first))
-            self._objects[number] = part
+            content = pickle.loads(os.pread(self._file.fileno(), stop - first, first))  # forks share a file's position
+            self._objects[number] = content
             self._in_memory += stop - first
             while self._in_memory > _BYTES_IN_MEMORY and len(self._objects) > 1:
                 oldest = next(iter(self._objects))
@@ -106,7 +121,7 @@ class Prompts(Sequence[Prompt | None]):
                 self._in_memory -= self._places[oldest + 1] - self._places[oldest]
         else:
             self._objects.move_to_end(number)
-        return part
+        return content
 
 
 def _name(message: Message) -> int:

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,11 +140,18 @@ class LogSource:
 
     @cached_property
     def prompts(self) -> Prompts:
-        """The prompt of each request, None where the log has none; the log is read again at the first use."""
-        prompts = Prompts()
-        file = replace(self._file, prompts=prompts)
-        prompts.select(_columns(file, _format(file, self.settings.format)[1], self.settings).prompts)
-        return prompts
+        """The prompt of each request, None where the log has none; another process reads the log again for them."""
+        file = replace(self._file, prompts=Prompts())
+        return _selected(file, _columns(file, _format(file, self.settings.format)[1], self.settings))
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a request has a prompt."""
+        return self.prompts.are_known
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what other processes get: files of this one are not theirs."""
+        return {name: getattr(self, name) for name in ("path", "settings", "tokenizer")}
 
     @property
     def tokens_of(self) -> TokensOf | None:
@@ -182,6 +189,7 @@ class LogSource:
             identity = (("number", identities[request]),)
             entry = Entry(keys, lengths, request, session=sessions[request], opens=tuple(opens), identity=identity)
             columns.add(entry)
+        self.prompts.release()
         changed = columns.log(log.format, log.ids, log.block, ())
         names = ("ids", "pieces", "lengths", "opens", "free", "starts")
         return replace(log, **{name: getattr(changed, name) for name in names})
@@ -233,7 +241,7 @@ def _template(folder: str) -> ChatTokenizer:
 
 
 def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
-    file = _file(path, settings, tokenizer)
+    file = replace(_file(path, settings, tokenizer), prompts=Prompts())
     if file.content.file.is_file() and not file.head.strip():
         raise ValueError(f"log={path}: the file is empty; expected requests")
     name, log_format = _format(file, settings.format)
@@ -248,9 +256,17 @@ def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
     except BadFieldError as error:
         raise ValueError(f"log={path}: {error}") from error
     source = LogSource(path, settings, tokenizer)
+    source.__dict__["prompts"] = _selected(file, columns)  # the value of its cached property
     ids = Ids.NONE if file.holds_lengths_only else log_format.ids
     log = columns.log(name, ids, block, notes_of_reading, f"log={path}")
     return replace(log, unread=unread, counters=counters, source=source)
+
+
+def _selected(file: LogFile, columns: Columns) -> Prompts:
+    """Return the prompts of a file that was read, in the order of its requests."""
+    prompts: Prompts = file.prompts
+    prompts.select(columns.prompts)
+    return prompts
 
 
 def _format(file: LogFile, name: str) -> tuple[str, LogFormat]:

@@ -80,8 +80,8 @@ def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
     """Return the parts of a prompt in rendered order."""
     return [
         section
-        for part in _in_order(prompt, options)
-        for section in (_message_sections(part) if isinstance(part, Message) else [part])
+        for element in _in_order(prompt, options)
+        for section in (_message_sections(element) if isinstance(element, Message) else [element])
     ]
 
 
@@ -222,20 +222,20 @@ class BodyReader:
             _add(notes, TEMPLATE)
             if prompt.tools:
                 _add(notes, TOOLS[self._options.tools])
-        spans = [span for part in _in_order(prompt, self._options) for span in self._spans(part)]
+        spans = [span for element in _in_order(prompt, self._options) for span in self._spans(element)]
         if not spans:
             raise BadFieldError("messages", "a message with content")
         begins = np.cumsum([0, *(len(keys) for keys, _ in spans)]).tolist()
         keys, lengths = (np.concatenate([span[index] for span in spans]) for index in (0, 1))
         return Pieces(keys, lengths, tuple(begins[1:-1]))
 
-    def _spans(self, part: Section | Message) -> list[tuple[Keys, Ints]]:
+    def _spans(self, element: Section | Message) -> list[tuple[Keys, Ints]]:
         """Return the pieces of each section of a part; those of a message are computed once."""
-        if isinstance(part, Section):
-            return [self._hash(part.content)]
-        if self not in part.memo:
-            part.memo[self] = [self._hash(section.content) for section in _message_sections(part)]
-        spans: list[tuple[Keys, Ints]] = part.memo[self]
+        if isinstance(element, Section):
+            return [self._hash(element.content)]
+        if self not in element.memo:
+            element.memo[self] = [self._hash(section.content) for section in _message_sections(element)]
+        spans: list[tuple[Keys, Ints]] = element.memo[self]
         return spans
 
     def _hash(self, content: Block | Ints) -> tuple[Keys, Ints]:

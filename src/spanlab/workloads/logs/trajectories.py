@@ -74,8 +74,8 @@ class _Requests:
         """Return the request of a call of a record, which is known by `record`."""
         self._number += 1
         if call.record is None:
-            asked = orjson.dumps((session, call.body, call.answer), option=orjson.OPT_SORT_KEYS)
-            first = self._calls.setdefault(blake2b(asked, digest_size=16).digest(), record)
+            call_bytes = orjson.dumps((session, call.body, call.answer), option=orjson.OPT_SORT_KEYS)
+            first = self._calls.setdefault(blake2b(call_bytes, digest_size=16).digest(), record)
             if first != record:
                 self.file.remark(ALIKE_CALLS)
         keys, lengths, opens, prompt = self._reader.pieces(call.body, is_line=False)
