@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import pickle
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from spanlab.offline.replay import build_paths
+from spanlab.workloads.logs import prompts
 from spanlab.workloads.logs.log import Columns, Entry, Ids, Log, arrival_times, hash_pieces, is_chained
 from spanlab.workloads.logs.read import LogSettings, local, read_log, served
 from spanlab.workloads.logs.source import LOG_FORMATS
@@ -86,6 +88,18 @@ def test_log_of_another_process_has_the_same_prompts(tmp_path: Path):
     assert len(copy.source.prompts) == log.requests
     for one, other in zip(copy.source.prompts, log.source.prompts, strict=True):
         assert [message.rendered for message in one.messages] == [message.rendered for message in other.messages]
+
+
+class FullFile:
+    def write(self, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_full_folder_of_temporary_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_sample(tmp_path, "openai")
+    monkeypatch.setattr(prompts.tempfile, "TemporaryFile", FullFile)
+    with pytest.raises(ValueError, match=r"TMPDIR=.*: expected room for the prompts of the log, but No space"):
+        read_log(path, LogSettings())
 
 
 def test_packed_log_reads_as_plain(tmp_path: Path):
