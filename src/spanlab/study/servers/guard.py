@@ -56,11 +56,11 @@ def end(server: subprocess.Popen[bytes]) -> None:
     """Ask the server to end, then what it leaves behind; kill what has not ended after the time of grace."""
     server.terminate()
     deadline = time.monotonic() + GRACE_S
-    asked = False
+    signalled = False
     while time.monotonic() < deadline and (server.poll() is None or descendants(os.getpid())):
-        if server.returncode is not None and not asked:
+        if server.returncode is not None and not signalled:
             send(descendants(os.getpid()), signal.SIGTERM)
-            asked = True
+            signalled = True
         time.sleep(_PERIOD_S)
     while left := descendants(os.getpid()):
         send(left, signal.SIGKILL)
