@@ -167,7 +167,7 @@ def _first_caveats(caveats: tuple[str, ...]) -> list[str]:
     """Return the first caveats, and how many more the page has."""
     first, further = list(caveats[:MOST_CAVEATS]), len(caveats) - MOST_CAVEATS
     if further > 0:
-        first[-1] += f"; report.html has {further} further caveats"
+        first[-1] += f"; {further} further caveats stand at the top of report.html"
     return first
 
 
