@@ -238,8 +238,9 @@ class ModelType:
     `latent`         keys and values of all heads are one latent (MLA)
     `recurrence`     recurrent layers, whose sizes have keys of their own: GatedDeltaNet, KDA or Mamba-2
     `tied`           a file that does not say so has one table of embeddings for input and output
-    `experts`        layers with a mixture of experts: none; every; listed, by decoder_sparse_step and mlp_only_layers;
-                     behind, after first_k_dense_replace dense ones, or as mlp_layer_types lists; stepped, every n-th;
+    `experts`        layers with a mixture of experts: none; every; counted, every one unless the number of
+                     experts is zero; listed, by decoder_sparse_step and mlp_only_layers; behind, after
+                     first_k_dense_replace dense ones, or as mlp_layer_types lists; stepped, every n-th;
                      between, from moe_layer_start_index to moe_layer_end_index
     `dense_first`    dense layers before those with experts, where the file does not say
     `expert_width`   key of the width of an expert
@@ -304,6 +305,7 @@ _GRANITE4 = replace(
     kinds=_HYBRID,
     pattern=_listed,
     recurrence="Mamba-2",
+    experts="counted",
     dense_width="shared_intermediate_size",
     shared_width="shared_intermediate_size",
 )
@@ -740,7 +742,9 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
     if kind.experts == "none" or (kind.experts == "gemma4" and not config.get("enable_moe_block")):
         return 0
     if kind.experts in ("every", "gemma4"):
-        return layers if kind is not _GRANITE4 or config.integer("num_local_experts", least=0) else 0
+        return layers
+    if kind.experts == "counted":
+        return layers if config.integer("num_local_experts", least=0) else 0
     if kind.experts == "behind":
         listed = config.listed("mlp_layer_types", layers, {"dense": "dense", "sparse": "sparse"})
         if listed is not None:

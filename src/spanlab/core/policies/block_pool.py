@@ -637,6 +637,11 @@ class _Layers(NamedTuple):
     page_bytes: int
 
 
+def block_multiple(model: ModelSpec, *, inner: bool) -> int:
+    """Return the tokens of which a hybrid's blocks are multiples; `inner`: states inside a chunk lie on its grid."""
+    return lcm(BLOCK, model.grid) if inner else BLOCK
+
+
 def block_shape(
     model: ModelSpec, token_bytes: int, block_size: int | None = None, multiple: int = BLOCK, drafts: int = 0
 ) -> BlockShape:

@@ -79,7 +79,7 @@ class Calls:
         if any(call.body.get(key) for key in ("messages", "input")):
             keys, lengths, opens, prompt = self._reader.pieces(call.body, is_line=False)
         else:
-            keys, lengths, opens, prompt = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), (), -1
+            keys, lengths, opens, prompt = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), (), None
             unread.finish()
         known, counted = call.session in self._fronts, int(lengths.sum())
         if not known and not np.isnan(call.usage.prompt):

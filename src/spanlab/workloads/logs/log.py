@@ -476,7 +476,7 @@ class Entry:
     `caller`   session of the agent that started the agent of this one; None if there is none
     `name`     name of the request, by which others name it in `after`: those that it waited for
     `record`   id that the log gives the request: another one with the same id, time and lengths is a copy
-    `prompt`   number of its prompt, as the reader of bodies gives it; -1 if the log has none
+    `prompt`   number of its prompt, as the reader of bodies gives it; None if the log has none
     `front`    pieces before the prompt that no body holds
     """
 
@@ -497,7 +497,7 @@ class Entry:
     name: Hashable | None = None
     after: tuple[Hashable, ...] = ()
     record: Hashable | None = None
-    prompt: int = -1
+    prompt: int | None = None
     front: int = 0
 
 
@@ -537,7 +537,7 @@ class Columns:
         self._waits: array[float] = array("d")
         self._moments, self._lines = array("d"), array("q")
         self._usage = array("d")
-        self._fronts, self._prompts = array("i"), array("q")
+        self._fronts, self._prompts = array("i"), list[int | None]()
         self._sessions, self._tenants = _NameColumn(), _NameColumn()
         self._identities = _NameColumn()
         self._callers: dict[Hashable, Hashable] = {}
@@ -579,9 +579,9 @@ class Columns:
             self._after += [*[()] * missing, entry.after]
 
     @property
-    def prompts(self) -> Ints:
-        """Number of the prompt of each request; -1 if it has none."""
-        return np.array(self._prompts, dtype=np.int64)
+    def prompts(self) -> list[int | None]:
+        """Number of the prompt of each request; None if it has none."""
+        return self._prompts
 
     def _beginning(self, session: Hashable | None, keys: Keys, lengths: Ints) -> tuple[int, int]:
         """Return the pieces that a prompt shares with the last one of its session, and where that one begins."""

@@ -17,7 +17,6 @@ from typing import Any, overload
 import orjson
 
 from spanlab.workloads.logs.bodies import Message, Prompt
-from spanlab.workloads.logs.log import Ints
 
 _BYTES_IN_MEMORY = 1 << 25  # of parts that were read last, as they stand in the file
 _NAMES_IN_MEMORY = 1 << 20  # parts that are recognised when they come again
@@ -37,7 +36,7 @@ class Prompts(Sequence[Prompt | None]):
         self._names = OrderedDict[int, int]()
         self._objects = OrderedDict[int, Any]()
         self._in_memory = 0
-        self._order: list[int] = []
+        self._order: Sequence[int | None] = ()
 
     def add(self, prompt: Prompt) -> int:
         """Write a prompt and return its number."""
@@ -51,9 +50,9 @@ class Prompts(Sequence[Prompt | None]):
         self._starts.append(len(self._parts))
         return len(self._starts) - 2
 
-    def select(self, numbers: Ints) -> None:
-        """Give the prompts to requests; a request without a prompt has -1."""
-        self._order = numbers.tolist()
+    def select(self, numbers: Sequence[int | None]) -> None:
+        """Give the prompts to requests; a request without a prompt has None."""
+        self._order = numbers
         self._names.clear()
         self._file.flush()
 
@@ -86,7 +85,7 @@ class Prompts(Sequence[Prompt | None]):
         if isinstance(request, slice):
             return [self[each] for each in range(*request.indices(len(self)))]
         number = self._order[request]
-        if number < 0:
+        if number is None:
             return None
         parts = [self._part(content) for content in self._parts[self._starts[number] : self._starts[number + 1]]]
         tools, documents, (history, tokens, arguments) = parts[:_APART]

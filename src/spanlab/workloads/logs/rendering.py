@@ -67,13 +67,13 @@ class Section(NamedTuple):
 class Pieces(NamedTuple):
     """Pieces of a prompt: keys, lengths, and indexes of those that begin a span after the first.
 
-    `prompt`  its number among the prompts of the log; -1 if these are not wanted
+    `prompt`  its number among the prompts of the log; None if these are not wanted
     """
 
     keys: Keys
     lengths: Ints
     opens: tuple[int, ...]
-    prompt: int = -1
+    prompt: int | None = None
 
 
 def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
@@ -212,7 +212,7 @@ class BodyReader:
     def pieces(self, body: Mapping[str, Any], *, is_line: bool) -> Pieces:
         """Return the pieces of a body's prompt; `is_line`: the body is the line itself, with the log's keys in it."""
         prompt = self._parser.parse(body, is_line=is_line)
-        number = -1 if self._file.prompts is None else self._file.prompts.add(prompt)
+        number = None if self._file.prompts is None else self._file.prompts.add(prompt)
         return self.pieces_of(prompt)._replace(prompt=number)
 
     def pieces_of(self, prompt: Prompt) -> Pieces:

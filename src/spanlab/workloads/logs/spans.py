@@ -186,7 +186,7 @@ class _Requests:
             self._file.unread.leave(WITHHELD, 0)
             self._file.unread.withhold()
             keys = np.array([hash_name(("withheld", self._number))], dtype=np.int64)
-            lengths, opens, prompt = np.array([int(span.usage.prompt)], dtype=np.int64), (), -1
+            lengths, opens, prompt = np.array([int(span.usage.prompt)], dtype=np.int64), (), None
         else:
             self._file.set_aside(EMPTY)
             return None
