@@ -11,7 +11,6 @@ import pytest
 
 from spanlab.core.request import Request
 
-from .support.composition import Compositions, composing
 from .support.shared import DATA
 
 # Every run tries the same examples, so that an unrelated change never fails; the profile `fuzz` tries random ones.
@@ -29,13 +28,6 @@ def pytest_collection_finish() -> None:
     """Collections of garbage leave out what is imported by now: studies on the engine collect before each run."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compositions() -> Iterator[None]:
-    """Settings composed so far in this process are reused."""
-    with composing(Compositions()):
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -13,11 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
@@ -30,7 +27,7 @@ from spanlab.report.cells import Table
 from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
 from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
 from spanlab.settings.analyses import ANALYSES
-from spanlab.settings.composition import compose_entry, with_sections
+from spanlab.settings.composition import compose_entry
 from spanlab.settings.server import ExecutorSettings
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.bounds import ArmsFailedError, BarMissedError
@@ -401,9 +398,6 @@ def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
 class PointComposer:
     """Composes an entry with further overrides, as the command line does.
 
-    Overrides that set values are applied to a copy of the composed entry, as in Hydra's last step. Overrides that
-    choose files, add keys or remove keys need a full composition. So do invalid overrides, for Hydra's error message.
-
     `overrides`  overrides of the command line; a point's override of the same key replaces them
     `make`       function that converts a composed config to checked settings
     """
@@ -415,36 +409,7 @@ class PointComposer:
         """Return the settings with these overrides, each KEY=VALUE."""
         keys = tuple(f"{override.partition('=')[0]}=" for override in point_overrides)
         remaining = [override for override in self._overrides if not override.startswith(keys)]
-        parsed = OverridesParser.create().parse_overrides(with_sections(point_overrides))
-        if len(remaining) == len(self._overrides) and all(map(_sets_value, parsed)):
-            changed = self._with_values(parsed)
-            if changed is not None:
-                return self._make(changed)
-        return self._make(self._compose([*remaining, *point_overrides]))
-
-    def _compose(self, overrides: Sequence[str]) -> DictConfig:
-        return compose_entry(self._entry, [*overrides, "sweep=[]"])
-
-    @cached_property
-    def _base_config(self) -> DictConfig:
-        return self._compose(self._overrides)
-
-    def _with_values(self, overrides: Sequence[Override]) -> DictConfig | None:
-        """Return the entry's config with these values; None where OmegaConf rejects them."""
-        config = deepcopy(self._base_config)
-        try:
-            for override in overrides:
-                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-        except Exception:  # of any type: the full composition says what is wrong
-            return None
-        return config
-
-
-def _sets_value(override: Override) -> bool:
-    """Whether an override changes an existing value and does not choose a file of a group."""
-    loader = GlobalHydra.instance().config_loader()
-    plain = not (override.is_add() or override.is_force_add() or override.is_delete())
-    return plain and not loader.get_group_options(override.key_or_group)
+        return self._make(compose_entry(self._entry, [*remaining, *point_overrides, "sweep=[]"]))
 
 
 # ------------------------------------------------------------------------------
