@@ -19,15 +19,16 @@ import hydra
 import polars as pl
 from omegaconf import OmegaConf, open_dict
 
-from spanlab.cli import register, run_settings
+from spanlab import cli  # noqa: F401 - registers all entries and analyses
 from spanlab.compiled import CONF
 from spanlab.errors import is_user_error, sentence
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.table import NAME as REPORT
 from spanlab.settings.analyses import with_short_keys
-from spanlab.settings.composition import as_settings, compose_entry, without_sections
+from spanlab.settings.composition import as_settings, compose_run, register, without_sections
 from spanlab.settings.study import Study
 from spanlab.study.folder import CONFIG, UNFINISHED, UNFINISHED_REPORT, folder_name, read_summary
+from spanlab.study.sweep import run_settings
 
 #: Column types by the type annotation of a row's field; frames omit fields of other types, which are nested.
 _KINDS: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -137,7 +138,7 @@ def load(folder: str | Path) -> Result:
 
 def _run(entry: str, overrides: list[str]) -> Path:
     """Compose an entry, and run it under the name that the command line gives it; return its folder."""
-    config = compose_entry(entry, overrides, return_hydra_config=True)
+    config = compose_run(entry, overrides)
     changed, tasks = without_sections(config.hydra.job.override_dirname), list(config.hydra.overrides.task)
     with open_dict(config):
         del config["hydra"]

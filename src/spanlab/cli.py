@@ -10,18 +10,16 @@ import re
 import signal
 import sys
 from argparse import ArgumentError, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, cast, get_args, get_origin
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
@@ -30,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spanlab import analyses  # noqa: F401 - registers them
 from spanlab.compiled import CONF, HOME, restart_as
-from spanlab.errors import CHOICES, is_user_error, sentence, use_ascii_fallback, with_notes
+from spanlab.errors import is_user_error, sentence, use_ascii_fallback, with_notes
 from spanlab.kinds import Kinds, default_of, kinds_of, schema_of_kind, shown
 from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
@@ -43,18 +41,18 @@ from spanlab.settings.composition import (
     check_folder,
     choices_without_file,
     compose_entry,
+    compose_run,
     explained,
     full_words,
     hints_of,
-    keep_booleans,
-    open_schema,
+    register,
     schema_of,
     schemas,
     with_sections,
     without_sections,
 )
 from spanlab.settings.server import OutputSettings
-from spanlab.settings.study import Study, lacks_package, register_models
+from spanlab.settings.study import Study, lacks_package
 from spanlab.study import (  # noqa: F401 - register their entries
     compare,
     conformance,
@@ -321,6 +319,7 @@ class CommandLine:
     `overrides`  KEY=VALUE arguments
     `entry`      name of the entry
     `many`       -m: several jobs
+    `plain`      one run, without an option or a setting that is for Hydra itself
     `asks`       an option instead of a run: dry, version, help or list; empty: run
     `kind`       the argument of --list
     `searched`   a folder of further choices (--config-dir)
@@ -330,6 +329,7 @@ class CommandLine:
     overrides: list[str]
     entry: str
     many: bool
+    plain: bool
     asks: str
     kind: str
     searched: str | None
@@ -347,7 +347,9 @@ def read(arguments: list[str]) -> CommandLine:
     asks = asks or ("help" if parsed.help else "")
     words = [spelled.get(word, word) for word in for_hydra]
     entry = parsed.config_name or "smoke"
-    return CommandLine(words, list(spelled.values()), entry, parsed.multirun, asks, kind, parsed.config_dir)
+    for_itself = {name for name, value in vars(parsed).items() if value} - {"overrides", "config_name", "config_dir"}
+    plain = not for_itself and not any(word.lstrip("+~").startswith("hydra") for word in spelled)
+    return CommandLine(words, list(spelled.values()), entry, parsed.multirun, plain, asks, kind, parsed.config_dir)
 
 
 def _split_options(arguments: list[str]) -> tuple[list[str], str, str]:
@@ -445,24 +447,6 @@ def start_in(environment: str) -> None:
 # ------------------------------------------------------------------------------
 
 
-def register() -> None:
-    """Register schemas, models and the resolver with Hydra; safe to call again."""
-    OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
-    keep_booleans()
-    register_models()
-    _register_schemas()
-
-
-@cache
-def _register_schemas() -> None:
-    """Register the schemas once per process, for converting all of them to config nodes is slow."""
-    store = ConfigStore.instance()
-    for (group, name), schema in schemas().items():
-        store.store(name=name, node=open_schema(schema), group=group)
-    for (group, name), choice in choices_without_file().items():
-        store.store(name=name, node=choice.content, group=group, provider=CHOICES)
-
-
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="smoke")
 def _entry(config: DictConfig) -> None:
     with _in_one_sentence():
@@ -486,6 +470,8 @@ def _run_entry(settings: Any) -> None:
 
 @entry("study", Study, resumes=True)
 def _run_study(study: Study, run: str, root: Path) -> None:
+    from spanlab.study.sweep import run_settings
+
     study.output.run, hydra_run = run, HydraConfig.get()
     run_settings(study, str(hydra_run.job.config_name), hydra_run.overrides.task)
 
@@ -493,21 +479,6 @@ def _run_study(study: Study, run: str, root: Path) -> None:
 def _output(settings: object) -> OutputSettings:
     """Return where a program writes; the default where its settings have no such section."""
     return getattr(settings, "output", None) or OutputSettings()
-
-
-def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool = True) -> Path:
-    """Run a study or a sweep, and return its folder; Hydra has to be initialized, for the points of a sweep.
-
-    `overrides`  overrides of the command line, which the points of a sweep have too
-    `show`       print the tables of a study
-    """
-    from spanlab.study.run import run_study
-    from spanlab.study.sweep import PointComposer, run_sweep
-
-    root = HOME / study.output.root  # an absolute root replaces HOME
-    if study.runs.sweep:
-        return run_sweep(study, entry, root, PointComposer(entry, overrides, as_settings))
-    return run_study(study, entry, root, show)
 
 
 def _run_name(settings: object, hydra_run: Any = None) -> str:
@@ -531,16 +502,22 @@ def main() -> None:
         register()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         line = read(sys.argv[1:])
+        if line.searched:
+            check_folder(line.searched)
         if line.asks:
             print(_answer(line))
             return
         if line.many:
             ensure_environment(_first_job(line))
-        if line.searched:
-            check_folder(line.searched)
+        sys.argv[1:] = with_sections(full_words(line.entry, line.arguments, line.searched))
+        if line.plain:
+            with _as_run(line) as settings:
+                if HydraConfig.get().mode != RunMode.MULTIRUN:  # which a file of the user may set
+                    ensure_environment(settings)
+                    _run_entry(settings)
+                    return
         if any(word.partition("=")[0] in PATHS for word in line.overrides):
             _composed(line.entry, line.overrides, line.searched)  # checks the words as they were typed
-        sys.argv[1:] = with_sections(full_words(line.entry, line.arguments, line.searched))
         try:
             with explained(line.entry, line.overrides, line.searched):
                 _entry()
@@ -570,17 +547,31 @@ def _dry(line: CommandLine) -> str:
     """Check all that a run checks before it starts, and return a description of the run."""
     from spanlab.study.sweep import PointComposer, check_entry, describe_run
 
-    config = _composed(line.entry, line.overrides, line.searched, return_hydra_config=True)
-    hydra_run = config.hydra
-    with open_dict(config):
-        del config["hydra"]
-    settings = as_settings(config)
-    output = _output(settings)
-    output.run, root = _run_name(settings, hydra_run), HOME / output.root
-    if not isinstance(settings, Study):
-        return check_entry(settings, line.entry, output.run, root)
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+    with _as_run(line) as settings:
+        output = _output(settings)
+        output.run, root = _run_name(settings), HOME / output.root
+        if not isinstance(settings, Study):
+            return check_entry(settings, line.entry, output.run, root)
         return describe_run(settings, line.entry, root, PointComposer(line.entry, line.overrides, as_settings))
+
+
+@contextmanager
+def _as_run(line: CommandLine) -> Iterator[Any]:
+    """Yield the settings of one run, while Hydra is initialized and knows the run, as in `hydra.main`.
+
+    `hydra.main` composes an entry twice: before the run it asks for the mode alone.
+    """
+    before = HydraConfig.instance().cfg
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        config = compose_run(line.entry, line.overrides, line.searched)
+        HydraConfig.instance().set_config(config)
+        try:
+            with open_dict(config):
+                del config["hydra"]
+            schema_of(config)
+            yield as_settings(config)
+        finally:
+            HydraConfig.instance().cfg = before
 
 
 def _first_job(line: CommandLine) -> object:
@@ -630,12 +621,12 @@ def compose(entry: str, overrides: list[str], searched: str | None = None) -> An
     return as_settings(_composed(entry, overrides, searched))
 
 
-def _composed(entry: str, overrides: list[str], searched: str | None = None, **options: Any) -> DictConfig:
+def _composed(entry: str, overrides: list[str], searched: str | None = None) -> DictConfig:
     register()
-    keys = overrides if options else [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
+    keys = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
     if searched:
         check_folder(searched)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = compose_entry(entry, keys, searched, **options)
+        config = compose_entry(entry, keys, searched)
     schema_of(config)
     return config

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from spanlab import cli
 from spanlab.compiled import CONF
 
 
@@ -58,6 +59,23 @@ def test_each_job_of_a_sweep_has_its_own_folder(launcher: str, sweeping, toy, tm
     jobs = sorted(config["arms"]["mine"]["placement"]["kind"] for config, _ in found)
     assert jobs == ["branch", "none"]
     assert all(list(summary["arms"]) == ["none", "boundary"] for _, summary in found)
+
+
+@pytest.mark.parametrize(("mode", "by_hydra"), [("MULTIRUN", True), ("RUN", False)])
+def test_a_file_with_hydras_mode_is_run_by_hydra(mode, by_hydra, spanlab, monkeypatch, tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text(f"defaults: [smoke, _self_]\nhydra:\n  mode: {mode}\n")
+    ran = []
+    monkeypatch.setattr(cli, "_entry", lambda: ran.append(True))
+    monkeypatch.setattr(cli, "_run_entry", lambda settings: ran.append(False))
+    assert spanlab("--config-dir", str(tmp_path), "-cn", "mine").code == 0
+    assert ran == [by_hydra]
+
+
+def test_several_values_without_m_are_a_sentence(spanlab):
+    said = spanlab("-cn", "smoke", "store.total_gib=1,2")
+    assert said.code == 1
+    assert "Ambiguous value for argument 'store.total_gib=1,2'" in said.err
+    assert len(said.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])

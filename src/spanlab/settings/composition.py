@@ -12,7 +12,7 @@ import math
 import pickle
 import re
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import MISSING, asdict, field, fields, is_dataclass, make_dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -27,15 +27,15 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ValidationError
 from omegaconf.nodes import BooleanNode
 
-from spanlab.compiled import CONF
+from spanlab.compiled import CONF, HOME
 from spanlab.core.admission import BatchRules
 from spanlab.core.placement.rules import PLACEMENTS
 from spanlab.core.tiers import TierRules
-from spanlab.errors import USER_ERRORS, sentence
+from spanlab.errors import CHOICES, USER_ERRORS, sentence
 from spanlab.kinds import kinds_of
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import load_plugins
@@ -50,6 +50,7 @@ from spanlab.settings.server import (
     StoreSettings,
     TrackingSettings,
 )
+from spanlab.settings.study import register_models
 from spanlab.workloads.load import WorkloadSettings
 from spanlab_sim.arrivals import Arrivals
 from spanlab_sim.timings import Timing
@@ -63,25 +64,30 @@ _DEPTHS = ("*", "*/*", "*/*/*")  # of files below a folder with entries
 _NODES = 100_000  # of one YAML file, aliases expanded
 
 
-def compose_entry(entry: str, overrides: Sequence[str], searched: str | None = None, **options: Any) -> DictConfig:
+def compose_entry(entry: str, overrides: Sequence[str], searched: str | None = None) -> DictConfig:
     """Compose an entry where Hydra is initialized; ValueError with one sentence for what Hydra cannot compose.
 
     `searched`  a folder of further choices (--config-dir)
-    `options`   further arguments of `hydra.compose`
     """
+    config = compose_run(entry, overrides, searched)
+    with open_dict(config):
+        config.pop("hydra", None)
+    return config
+
+
+def compose_run(entry: str, overrides: Sequence[str], searched: str | None = None) -> DictConfig:
+    """Compose an entry as `compose_entry`, with the section `hydra` that a run of the command line has."""
     with explained(entry, overrides, searched):
-        return _compose(entry, overrides, searched, **options)
+        return _compose(entry, overrides, searched)
 
 
-def _compose(entry: str, overrides: Sequence[str], searched: str | None, **options: Any) -> DictConfig:
+def _compose(entry: str, overrides: Sequence[str], searched: str | None) -> DictConfig:
     if searched:  # as Hydra's own --config-dir; its override hydra.searchpath finds groups, but no entry
         loader: Any = GlobalHydra.instance().config_loader()
         path = loader.get_search_path()
         path.prepend("command-line", f"file://{Path(searched).absolute()}", anchor="schema")  # which stays last
         loader.repository.initialize_sources(path)
-    words = with_sections(full_words(entry, overrides, searched))
-    sets_hydra = any(word.lstrip("+~").startswith("hydra.") for word in words)  # such as its search path
-    config = hydra.compose(entry, words, **options) if options or sets_hydra else _composed_once(entry, words)
+    config = _composed_once(entry, with_sections(full_words(entry, overrides, searched)))
     check_paths(overrides, config)
     return config
 
@@ -95,18 +101,30 @@ def _composed_once(entry: str, words: Sequence[str]) -> DictConfig:
 
     A sweep, a notebook and a page compose one entry many times, and Hydra takes 0.2 to 0.7 seconds for it.
     """
-    try:
-        files = _files()
-        values = _values_set_last(OverridesParser.create().parse_overrides(list(words)), files)
-        choices = [word for at, word in enumerate(words) if at not in values]
-        key = (entry, *choices, files)
-        if key not in _COMPOSED:
-            _COMPOSED[key] = pickle.dumps(hydra.compose(entry, choices))
-        config: DictConfig = pickle.loads(_COMPOSED[key])
-        for override in values.values():
-            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-    except Exception:  # of any type: the whole composition says what is wrong
-        return hydra.compose(entry, list(words))
+    config = None
+    if not any(word.lstrip("+~").startswith("hydra.") for word in words):  # such as its search path
+        with suppress(Exception):  # of any type: the whole composition says what is wrong
+            config = _with_values(entry, words)
+    return hydra.compose(entry, list(words), return_hydra_config=True) if config is None else config
+
+
+def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
+    """Return an entry with values set as Hydra's last step does it; exceptions of any type where it cannot."""
+    files, parsed = _files(), OverridesParser.create().parse_overrides(list(words))
+    values = _values_set_last(parsed, files)
+    choices = [word for at, word in enumerate(words) if at not in values]
+    if (entry, *choices, files) not in _COMPOSED:
+        made = hydra.compose(entry, choices, return_hydra_config=True)
+        files = _files()  # an entry may add a folder to the search path, and is composed anew each time
+        _COMPOSED[entry, *choices, files] = pickle.dumps(made)
+    config: DictConfig = pickle.loads(_COMPOSED[entry, *choices, files])
+    for override in values.values():
+        OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+    unnamed = config.hydra.job.config.override_dirname.exclude_keys
+    named = sorted(str(override.input_line) for override in parsed if override.key_or_group not in unnamed)
+    with read_write(config.hydra):
+        config.hydra.overrides.task = list(words)
+        config.hydra.job.override_dirname = ",".join(named)
     return config
 
 
@@ -659,6 +677,24 @@ def choices_without_file() -> dict[tuple[str | None, str], Choice]:
             text = _first_line(PLACEMENTS[name]).removeprefix(f"`{name}`: ")
             made["strategy", name] = Choice({"placement": {"kind": name}}, text[0].upper() + text[1:])
     return {at: choice for at, choice in made.items() if not (CONF / (at[0] or "") / f"{at[1]}.yaml").is_file()}
+
+
+def register() -> None:
+    """Register schemas, models and the resolver with Hydra; safe to call again."""
+    OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
+    keep_booleans()
+    register_models()
+    _register_schemas()
+
+
+@cache
+def _register_schemas() -> None:
+    """Register the schemas once per process, for converting all of them to config nodes is slow."""
+    store = ConfigStore.instance()
+    for (group, name), schema in schemas().items():
+        store.store(name=name, node=open_schema(schema), group=group)
+    for (group, name), choice in choices_without_file().items():
+        store.store(name=name, node=choice.content, group=group, provider=CHOICES)
 
 
 def _first_line(documented: Any) -> str:

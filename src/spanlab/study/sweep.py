@@ -20,6 +20,7 @@ from rich.text import Text
 
 from spanlab.analyses.base import Findings
 from spanlab.build import build_workload, copy_pipe
+from spanlab.compiled import HOME
 from spanlab.errors import is_user_error, printed, sentence
 from spanlab.provenance import run_facts
 from spanlab.registry import entry_of
@@ -27,7 +28,7 @@ from spanlab.report.cells import Table
 from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
 from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
 from spanlab.settings.analyses import ANALYSES
-from spanlab.settings.composition import compose_entry
+from spanlab.settings.composition import as_settings, compose_entry
 from spanlab.settings.server import ExecutorSettings
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.bounds import ArmsFailedError, BarMissedError
@@ -393,6 +394,18 @@ def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------
 # Settings of the points of a sweep, without a full Hydra composition for every point.
 # ------------------------------------------------------------------------------
+
+
+def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool = True) -> Path:
+    """Run a study or a sweep, and return its folder; Hydra has to be initialized, for the points of a sweep.
+
+    `overrides`  overrides of the command line, which the points of a sweep have too
+    `show`       print the tables of a study
+    """
+    root = HOME / study.output.root  # an absolute root replaces HOME
+    if study.runs.sweep:
+        return run_sweep(study, entry, root, PointComposer(entry, overrides, as_settings))
+    return run_study(study, entry, root, show)
 
 
 class PointComposer:
