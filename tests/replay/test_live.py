@@ -13,6 +13,7 @@ from ..conf.conftest import spanlab as _spanlab
 
 pytestmark = pytest.mark.live
 spanlab = _spanlab  # a fixture
+LONGEST = 1024  # tokens of a request, its output included; the tight server has room for one of them
 SMALL = (
     "workload=repeated_documents",
     "workload.output_tokens=4",
@@ -47,7 +48,7 @@ def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The settings of a study on a server that was started with them; one server for several studies."""
     words = SERVERS[request.param]
     study = compose("rendezvous", words)
-    with running(Launch(study, tmp_path_factory.mktemp("server"), free_port(None), 2048)) as started:
+    with running(Launch(study, tmp_path_factory.mktemp("server"), free_port(None), LONGEST)) as started:
         there = ["server.engine=none", f"base_url={started.base_url}", f"server.step_log={started.launch.steps}"]
         settings = [word for word in words if not word.startswith("server.")]
         yield [*settings, *there, f"server.reset_path={started.kind.reset_path}"]
