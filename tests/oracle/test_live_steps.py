@@ -10,7 +10,7 @@ from spanlab.schedule import PRESETS, read_cases, schedule
 from spanlab.study.servers.steps import FAULTS, Rendezvous, meet, other_release, read_run, write_case, write_last_run
 
 CAPTURES = Path(__file__).with_name("live")
-EQUAL = ["drafts", "hybrid", "tight"]
+EQUAL = ["drafts", "hybrid", "tight", "windows"]
 PRESET = "vllm_0_32"
 
 
@@ -47,6 +47,8 @@ def test_captures_hold_what_they_are_for(tmp_path: Path):
     assert sum(request.preemptions for request in runs["tight"].requests) > 0
     assert sum(proposed for request in runs["drafts"].requests for proposed, _ in request.drafts.values()) > 0
     assert runs["hybrid"].start.mamba_mode == "align"
+    assert [group.span for group in runs["windows"].start.groups] == [96] * 5 + [0]
+    assert sum(request.preemptions for request in runs["windows"].requests) > 0
     assert all(sum(request.reused or 0 for request in run.requests) > 0 for run in runs.values())
 
 
