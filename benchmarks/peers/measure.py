@@ -1,12 +1,12 @@
 """Time to first token of our engine beside what a user would pick instead, in turns on the same cores.
 
-    .venvs/answers/bin/python benchmarks/peers/measure.py [--texts FILE.jsonl]
+    .venvs/answers/bin/python benchmarks/peers/measure.py [--texts FILE.jsonl] [--publish]
 
 Four documents and a question, cold, in the same order again with another question, and shuffled; every trial has new
 words. Systems take turns trial by trial, in an order that turns round, and only one computes at a time. What is
 measured is kept in `outputs/peers`: the same command goes on where it ended, at the same commit and on the same
-machine. It tells how long the rest will take, by what is measured and published. At the end it writes `results.json`,
-the figure and the tables of the page beside this file.
+machine. It tells how long the rest will take, by what is measured and published. At the end it prints the tables; with
+`--publish` it writes `results.json`, the figure and the tables of the page beside this file instead.
 
     .venvs/answers/bin/python benchmarks/peers/measure.py --tokens 873 3073 8100 --systems transformers none pic radix
 
@@ -48,7 +48,7 @@ from systems import (
     server,
     study_of_arms,
 )
-from tables import figure, lines_of
+from tables import Results, figure, lines_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanlab.build import build_model
@@ -241,8 +241,8 @@ def lacks(kept: Kept, dtype: str, name: str, words: list[int], at: int, given: a
     return len(kept.trials(f"{dtype}/{words[at]}/{name}")) < given.repeats
 
 
-def publish(given: argparse.Namespace, prompts: Prompts, kept: Kept) -> None:
-    """Write results, figure and tables."""
+def results_of(given: argparse.Namespace, prompts: Prompts, kept: Kept) -> Results:
+    """Return what is measured, with its origin."""
     words = given.words
     left_out = {
         f"{dtype}/{name}": {"words": slow[0], "seconds": slow[1]}
@@ -252,7 +252,7 @@ def publish(given: argparse.Namespace, prompts: Prompts, kept: Kept) -> None:
     }
     torch_versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     known = facts()
-    results = {
+    return {
         "commit": known["commit"],
         "machine": known["machine"],
         "versions": known["versions"] | torch_versions,
@@ -265,6 +265,10 @@ def publish(given: argparse.Namespace, prompts: Prompts, kept: Kept) -> None:
         "left_out": left_out,
         "rows": {key: row["trials"] for key, row in kept.rows.items() if row["trials"]},
     }
+
+
+def publish(results: Results) -> None:
+    """Write results, figure and tables."""
     write_results(HERE / "results.json", results)
     figure(results, HERE / "ttft.png")
     fill_page(HERE / "README.md", "peers", lines_of(results))
@@ -303,6 +307,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=tuple(ITEMSIZE), default=tuple(ITEMSIZE))
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="a slower system is not measured at more words")
+    parser.add_argument("--publish", action="store_true", help="write the page and its results, not only print them")
     given = parser.parse_args()
     cores()  # a later change of them is an error
     if given.texts is not None and not given.texts.is_file():
@@ -319,7 +324,11 @@ def main() -> None:
     for dtype in given.dtypes:
         compare(dtype, given, prompts, kept, clock)
     shutil.rmtree(OUT / "servers", ignore_errors=True)
-    publish(given, prompts, kept)
+    results = results_of(given, prompts, kept)
+    if given.publish:
+        publish(results)
+    else:
+        print(lines_of(results))
 
 
 if __name__ == "__main__":
