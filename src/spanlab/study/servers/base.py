@@ -209,7 +209,8 @@ def _described(launch: Launch, what: str) -> str:
     first = next(filter(None, errors), None)  # later ones mostly follow from it
     cause = "" if first is None else f"its first error is {first[0][:_LONGEST_LINE]}; "
     end = " | ".join(line[:_LONGEST_LINE] for line in lines[-_LINES:])
-    return f"server.engine={launch.study.server.engine}: the server {what}; {cause}see {launch.log}, which ends: {end}"
+    log = f"{launch.log}, which ends: {end}" if end else f"{launch.log}, which is empty"
+    return f"server.engine={launch.study.server.engine}: the server {what}; {cause}see {log}"
 
 
 def free_port(wanted: int | None) -> int:
