@@ -19,8 +19,9 @@ from urllib.request import getproxies
 import yaml
 
 from spanlab.compiled import CONF
+from spanlab.model_config import ModelConfig
 from spanlab.model_spec import ModelSpec
-from spanlab.model_types import ModelConfig, spec_of
+from spanlab.model_types import spec_of
 from spanlab.registry import one_of
 
 # ------------------------------------------------------------------------------

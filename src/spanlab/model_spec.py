@@ -12,6 +12,7 @@ from typing import Annotated, Any, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.recurrences import RECURRENCES, Recurrence
 from spanlab.registry import Registry, not_negative, one_of, positive
 
 Positions = NDArray[np.integer]
@@ -26,8 +27,8 @@ _SIZES = (
 )
 _ALWAYS_POSITIVE = (*_SIZES, "weight_itemsize", "kv_itemsize", "block_size", "grid")
 _EXPERT_SIZES = ("experts", "experts_per_token", "expert_intermediate_size")
-_RECURRENT_SIZES = ("recurrent_key_heads", "recurrent_value_heads", "recurrent_key_dim", "recurrent_value_dim")
-_POSITIVE_IF_HYBRID = (*_RECURRENT_SIZES, "conv_kernel", "state_itemsize", "conv_itemsize")
+_STATE_SIZES = ("recurrent_key_heads", "recurrent_key_dim", "state_itemsize")
+_POSITIVE_IF_HYBRID = ("recurrent_value_heads", "recurrent_value_dim", "conv_kernel", "conv_itemsize")
 
 
 @overload
@@ -123,6 +124,7 @@ class LocalLayers:
     `pair_size`   multiplications per query-key pair and layer: heads · (dimensions of key and of value).
     `parameters`  of one layer's projections.
     `first`       whether the model's first layer is one of them; vLLM frees the blocks of its group first.
+    `readers`     further layers that read the keys and values of one of these and store none.
     """
 
     layers: int = 0
@@ -132,6 +134,7 @@ class LocalLayers:
     pair_size: int = 0
     parameters: int = 0
     first: bool = True
+    readers: int = 0
 
     def __post_init__(self) -> None:
         one_of("model.local.reach", self.reach, REACHES)
@@ -191,15 +194,20 @@ class PackedEntries:
 # Not frozen, for the same reason.
 @dataclass
 class ModelSpec:
-    """Geometry of a decoder of attention layers and, if hybrid, recurrent layers, each with SwiGLU blocks.
+    """Geometry of a decoder of attention layers and, if hybrid, recurrent layers, and of its SwiGLU blocks.
 
     `name`                 the model's name.
     `attention_layers`     number of attention layers that read all tokens before each.
-    `recurrent_layers`     number of recurrent layers (GatedDeltaNet, KDA, Mamba-2); 0 for an attention-only model.
+    `readers`              further layers that read the keys and values of one of these and store none (Gemma 3n).
+    `attention_first`      whether a hybrid's first layer is one of attention; vLLM frees the blocks of its group first.
+    `recurrent_layers`     number of recurrent layers; 0 for an attention-only model.
+    `recurrence`           kind of them: a name of `RECURRENCES`.
     `local`                attention layers that read a window or a chunk.
     `packed`               tables of entries of all attention layers, where blocks pack several of them (DeepSeek-V4).
     `hidden_size`          width of the residual stream.
-    `intermediate_size`    width of the SwiGLU block (three matrices); 0 if all layers have experts.
+    `intermediate_size`    width of the SwiGLU block; 0 if all layers have experts.
+    `mlp_layers`           SwiGLU blocks and mixtures of experts; 0: one behind every attention and recurrent layer.
+    `mlp_matrices`         matrices of such a block and of an expert: three, or two without a gate (Nemotron-H).
     `vocab_size`           rows of the embedding table.
     `attention_heads`      query heads per attention layer.
     `kv_heads`             key and value heads per attention layer.
@@ -223,7 +231,11 @@ class ModelSpec:
     `expert_layers`        layers that have a mixture of experts in place of one SwiGLU block; 0 for a dense model.
     `experts`, `experts_per_token`  experts of such a layer, and how many of them each token activates.
     `expert_intermediate_size`, `shared_intermediate_size`  width of each expert, and of the shared expert.
+    `expert_hidden_size`   width that experts read, behind a projection to it; 0: hidden_size.
     `gated_shared_expert`  the shared expert has a gate of its own.
+    `other_parameters`     of all layers, beside these: adapters, and projections of layers that read the KV of others.
+    `repeated_parameters`  of all layers, those that are the weights of another layer and stored once (Zamba2).
+    `table_parameters`     of further embedding tables, of which a token reads one row (Gemma 3n).
     `*_itemsize`           bytes per number: weights, KV, recurrent state (Qwen3.5 keeps fp32), conv state.
     `expert_itemsize`      bytes per weight of an expert; 0: as other weights.
     `block_size`           least tokens of a block, which the kernels of vLLM need; other blocks are multiples of it.
@@ -232,9 +244,14 @@ class ModelSpec:
 
     name: str = ""
     attention_layers: int = 0
+    readers: int = 0
+    attention_first: bool = False
     recurrent_layers: int = 0
+    recurrence: str = "gated_delta_net"
     hidden_size: int = 0
     intermediate_size: int = 0
+    mlp_layers: int = 0
+    mlp_matrices: int = 3
     vocab_size: int = 0
     attention_heads: int = 0
     kv_heads: int = 0
@@ -264,7 +281,11 @@ class ModelSpec:
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
     shared_intermediate_size: int = 0
+    expert_hidden_size: int = 0
     gated_shared_expert: bool = True
+    other_parameters: int = 0
+    repeated_parameters: int = 0
+    table_parameters: int = 0
     weight_itemsize: int = 2
     expert_itemsize: float = 0.0
     kv_itemsize: int = 2
@@ -277,17 +298,19 @@ class ModelSpec:
         for key, value in ((size.name, getattr(self, size.name)) for size in fields(self)):
             if isinstance(value, (int, float)) and value < 0:  # sizes of layers that the model lacks, too
                 raise ValueError(f"model.{key} is {value}, expected 0 or more.")
+        one_of("model.recurrence", self.recurrence, RECURRENCES)
         keys = _ALWAYS_POSITIVE + (_POSITIVE_IF_HYBRID if self.is_hybrid else ())
+        keys += _STATE_SIZES if self.is_hybrid and self.kind_of_recurrence.per_number else ()
         keys += _EXPERT_SIZES if self.expert_layers else ()
         keys += () if self.local else ("attention_layers",)
         keys += ("index_layers", "index_bytes", "index_pair_size", "selected") if self.indexed_layers else ()
-        for key in keys + (("intermediate_size",) if self.expert_layers < self.num_layers else ()):
+        for key in (*keys, "mlp_matrices", *(("intermediate_size",) if self.expert_layers < self.num_mlps else ())):
             if getattr(self, key) < 1:
                 raise ValueError(f"model.{key} is {getattr(self, key)} in {self.name!r}, expected a positive integer.")
         self._check_divides("attention_heads", "kv_heads")
-        if self.is_hybrid:
+        if self.is_hybrid and self.recurrent_key_heads:
             self._check_divides("recurrent_value_heads", "recurrent_key_heads")
-        self._check_at_most("expert_layers", "num_layers")
+        self._check_at_most("expert_layers", "num_mlps")
         self._check_at_most("indexed_layers", "attention_layers")
         self._check_at_most("index_layers", "indexed_layers")
         if self.local and (self.is_hybrid or self.indexed_layers):
@@ -319,6 +342,16 @@ class ModelSpec:
     def num_layers(self) -> int:
         """Number of layers of all kinds."""
         return self.attention_layers + self.recurrent_layers + sum(kind.layers for kind in self.local)
+
+    @property
+    def num_mlps(self) -> int:
+        """Number of SwiGLU blocks and mixtures of experts."""
+        return self.mlp_layers or self.num_layers + self.readers + sum(kind.readers for kind in self.local)
+
+    @property
+    def kind_of_recurrence(self) -> Recurrence:
+        """What a token computes in a recurrent layer, and what of it is stored."""
+        return RECURRENCES[self.recurrence]
 
     @property
     def has_latents(self) -> bool:
@@ -359,7 +392,7 @@ class ModelSpec:
         """Bytes that a decode reads per token before it, however many there are."""
         if self.packed:
             return ceil(sum(entries.bytes_per_token for entries in self._read_whole))
-        return self.full_bytes_per_token - self.indexed_layers * self.layer_kv_bytes
+        return self.full_bytes_per_token + (self.readers - self.indexed_layers) * self.layer_kv_bytes
 
     @property
     def _read_whole(self) -> list[PackedEntries]:
@@ -371,8 +404,9 @@ class ModelSpec:
         """Bytes of one checkpoint, recurrent and conv state together; 0 for an attention-only model.
 
         Recurrent: recurrent_layers · value_heads · d_k · d_v · state_itemsize. Conv: recurrent_layers · channels ·
-        (conv_kernel − 1) · conv_itemsize, with channels = 2 · key_heads · d_k + value_heads · d_v: the inputs that the
-        next output needs, as servers and this engine store them. A tensor of transformers has one column more.
+        (conv_kernel − 1) · conv_itemsize, with channels = 2 · key_heads · d_k + value_heads · d_v, or those of values
+        alone: the inputs that the next output needs, as servers and this engine store them. A tensor of transformers
+        has one column more.
         """
         return self.recurrent_layers * self._state_size * self.state_itemsize + self.conv_state_bytes
 
@@ -422,30 +456,36 @@ class ModelSpec:
 
     @property
     def _conv_channels(self) -> int:
-        return 2 * self.recurrent_key_heads * self.recurrent_key_dim + self._value_channels
+        keys = 2 * self.recurrent_key_heads * self.recurrent_key_dim * self.kind_of_recurrence.convolves_keys
+        return keys + self._value_channels
 
     # Weights.
 
     @cached_property
     def layer_parameters(self) -> int:
-        """Parameters of all layers that can multiply an activation; norms and biases, under 0.1 %, are left out."""
+        """Parameters of all layers that can multiply an activation; norms and biases, under 0.1 %, are left out.
+
+        Weights that several layers have in common count once.
+        """
         mixers = self.attention_layers * self._attention_parameters + self.recurrent_layers * self._recurrent_parameters
         mixers += sum(kind.layers * kind.parameters for kind in self.local)
         mixers += sum(entries.layers * entries.parameters for entries in self.packed)
         mixers += self.index_layers * self.index_parameters
-        dense = (self.num_layers - self.expert_layers) * 3 * self.hidden_size * self.intermediate_size
-        return mixers + dense + self.expert_layers * self._shared_parameters + self.expert_parameters
+        dense = (self.num_mlps - self.expert_layers) * self.mlp_matrices * self.hidden_size * self.intermediate_size
+        others = self.other_parameters - self.repeated_parameters
+        return mixers + dense + self.expert_layers * self._shared_parameters + self.expert_parameters + others
 
     @cached_property
     def active_layer_parameters(self) -> int:
-        """Parameters of all layers that multiply one token, with only its active experts."""
+        """Parameters of all layers that multiply one token, with only its active experts; weights in common repeat."""
         unused = self.expert_parameters * (self.experts - self.experts_per_token) // max(1, self.experts)
-        return self.layer_parameters - unused
+        return self.layer_parameters - unused + self.repeated_parameters
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of all experts of all layers: expert_layers · experts · 3 · hidden_size · width."""
-        return self.expert_layers * self.experts * 3 * self.hidden_size * self.expert_intermediate_size
+        """Parameters of all experts of all layers: expert_layers · experts · mlp_matrices · width read · width."""
+        matrix = (self.expert_hidden_size or self.hidden_size) * self.expert_intermediate_size
+        return self.expert_layers * self.experts * self.mlp_matrices * matrix
 
     @property
     def expert_bytes(self) -> float:
@@ -462,10 +502,10 @@ class ModelSpec:
 
     @property
     def _shared_parameters(self) -> int:
-        # The router, and the shared expert with its output gate.
+        # The router, the shared expert with its output gate, and projections to the width of experts and back.
         gate = self.gated_shared_expert and self.shared_intermediate_size > 0
-        shared = 3 * self.shared_intermediate_size + gate
-        return self.hidden_size * (self.experts + shared)
+        shared = self.mlp_matrices * self.shared_intermediate_size + gate
+        return self.hidden_size * (self.experts + shared + 2 * self.expert_hidden_size)
 
     @property
     def _attention_parameters(self) -> int:
@@ -501,7 +541,7 @@ class ModelSpec:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights in memory, the embedding table included."""
-        others = self.parameters + self.embedding_parameters - self.expert_parameters
+        others = self.parameters + self.embedding_parameters + self.table_parameters - self.expert_parameters
         return int(others * self.weight_itemsize + self.expert_bytes)
 
     # FLOPs; a multiply-add counts two.
@@ -510,11 +550,12 @@ class ModelSpec:
     def linear_flops_per_token(self) -> int:
         """FLOPs per computed token that do not depend on its position: 2 · active_layer_parameters + recurrence.
 
-        Recurrence, per GatedDeltaNet layer and value head, on a state of d_k · d_v numbers: decay 1, read the old value
-        2, add the outer product 2, read the output 2 = 7 · d_k · d_v (terms in d_k + d_v left out). The chunked form of
-        prefill multiplies differently but stays within the same few percent of the whole.
+        Recurrence, per layer: 7 · d_k · d_v per value head of GatedDeltaNet, and so on by the operations of
+        `RECURRENCES`. The chunked form of prefill multiplies differently but stays within the same few percent of the
+        whole.
         """
-        return 2 * self.active_layer_parameters + 7 * self.recurrent_layers * self._state_size
+        recurrence = self.kind_of_recurrence.flops(self._state_size, self._conv_channels)
+        return 2 * self.active_layer_parameters + self.recurrent_layers * recurrence
 
     @property
     def head_flops(self) -> int:
@@ -535,7 +576,7 @@ class ModelSpec:
         """
         if self.packed:
             return sum(entries.flops_per_pair for entries in self._read_whole)
-        dense = (self.attention_layers - self.indexed_layers) * self.layer_pair_size
+        dense = (self.attention_layers + self.readers - self.indexed_layers) * self.layer_pair_size
         return 2 * (dense + self.index_layers * self.index_pair_size)
 
     @property
@@ -548,8 +589,9 @@ class ModelSpec:
         """Reads of a bounded number of tokens per query: of windows and chunks, and of chosen tokens."""
         kinds = []
         for kind in self.local:
-            read = kind.layers * kind.kv_size * self.kv_itemsize
-            kinds.append(BoundedReads(kind.reach, kind.span, 2 * kind.pair_size * kind.layers, read))
+            layers = kind.layers + kind.readers
+            read = layers * kind.kv_size * self.kv_itemsize
+            kinds.append(BoundedReads(kind.reach, kind.span, 2 * kind.pair_size * layers, read))
         for entries in self.packed:
             if entries.pair_size and (reach := entries.span or entries.chosen * entries.tokens):
                 kinds.append(BoundedReads("window", reach, entries.flops_per_pair, ceil(entries.bytes_per_token)))

@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from spanlab.model_config import ModelConfig
 from spanlab.model_files import choices, find_config, find_spec
 from spanlab.model_spec import ModelSpec
-from spanlab.model_types import ModelConfig, spec_of
+from spanlab.model_types import spec_of
 
 SIZES = {
     "vocab_size": 96,
@@ -113,6 +114,63 @@ DEEPSEEK_V4 = {
     "sliding_window": 16,
     "compress_ratios": [0, 128, 4, 128, 4],
 } | INDEX
+CONVOLVED = ["conv", "conv", "full_attention", "conv"]
+NEMOTRON_H = {
+    "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+    "head_dim": 20,
+    "ssm_state_size": 10,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "conv_kernel": 3,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 12,
+    "num_experts_per_tok": 2,
+}
+JAMBA = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "mamba_d_state": 10,
+    "mamba_d_conv": 3,
+    "mamba_expand": 2,
+    "mamba_dt_rank": 7,
+}
+ZAMBA2 = {
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+    "num_hidden_layers": 5,
+    "n_mamba_heads": 6,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 10,
+    "mamba_d_conv": 3,
+    "num_mem_blocks": 3,  # one per layer: transformers builds the weights in common for each layer again
+    "adapter_rank": 5,
+    "num_key_value_heads": 4,
+    "chunk_size": 8,
+}
+GEMMA3N = {
+    "num_hidden_layers": 10,
+    "head_dim": 12,
+    "sliding_window": 16,
+    "num_kv_shared_layers": 4,
+    "vocab_size_per_layer_input": 64,
+    "hidden_size_per_layer_input": 6,
+    "altup_num_inputs": 3,
+    "laurel_rank": 5,
+}
+COHERE2_MOE = EXPERTS | {
+    "sliding_window": 16,
+    "head_dim": 12,
+    "num_hidden_layers": 6,
+    "num_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "prefix_dense_intermediate_size": 28,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with biases, tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -180,6 +238,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoehybrid": ("granitemoehybrid", GRANITE4),
     "granitemoehybrid, dense": ("granitemoehybrid", GRANITE4 | {"num_local_experts": 0, "num_experts_per_tok": 0}),
     "bamba": ("bamba", MAMBA | {"attn_layer_indices": [1]}),
+    "nemotron_h": ("nemotron_h", NEMOTRON_H),
+    "nemotron_h with experts of a narrower stream": ("nemotron_h", NEMOTRON_H | {"moe_latent_size": 16}),
+    "falcon_h1": ("falcon_h1", MAMBA | {"mamba_d_ssm": 96, "head_dim": 20}),
+    "jamba": ("jamba", JAMBA),
+    "zamba2": ("zamba2", ZAMBA2),
+    "zamba2 with adapters of attention": ("zamba2", ZAMBA2 | {"use_shared_attention_adapter": True}),
+    "lfm2": ("lfm2", {"layer_types": CONVOLVED, "conv_L_cache": 3, "block_multiple_of": 8}),
+    "lfm2, wide as given": ("lfm2", {"full_attn_idxs": [1, 3], "conv_L_cache": 4, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("lfm2_moe", EXPERTS | {"layer_types": CONVOLVED, "conv_L_cache": 3, "num_dense_layers": 1}),
+    "gemma3n_text": ("gemma3n_text", GEMMA3N),
+    "gemma4_text with layers that read those of others": (
+        "gemma4_text",
+        GEMMA4
+        | {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "hidden_size_per_layer_input": 6}
+        | {"vocab_size_per_layer_input": 64, "use_double_wide_mlp": True},
+    ),
+    "cohere2_moe": ("cohere2_moe", COHERE2_MOE),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        ROUTED | {"n_shared_experts": None, "sliding_window": 16, "head_dim": 20, "v_head_dim": 12},
+    ),
     "minimax_m2": ("minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 20}),
     "minimax_m3_vl_text": ("minimax_m3_vl_text", MINIMAX_M3),
 }
@@ -209,7 +288,7 @@ def matrices(config: PreTrainedConfig) -> int:
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_modules(name: str):
     spec = written_spec(small_config(name))
-    assert spec.parameters + spec.embedding_parameters == matrices(small_config(name))
+    assert spec.parameters + spec.embedding_parameters + spec.table_parameters == matrices(small_config(name))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -235,7 +314,7 @@ def cache_bytes(cache: Any, *names: str) -> int:
     """Bytes of the tensors of these names in all layers of a cache; recurrent layers have one by number of state."""
     values = [vars(layer)[name] for layer in cache.layers for name in names if name in vars(layer)]
     tensors = [tensor for value in values for tensor in (value.values() if isinstance(value, dict) else [value])]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,23 +3,32 @@
 usage: PYTHON_OF_VLLM vllm_layout_driver.py LAYERS.json OUT.json
 
 LAYERS.json has layers by name of a model, in order: `[kind, block size, KV heads, head size, span, bytes]`, where bytes
-are those of a recurrent state. A model whose layers pack their entries has one object of its sizes instead, and vLLM's
-own modules give the tables of its layers. OUT.json has its groups, as kind, tokens per block and span, and the bytes of
-a block.
+are those of a recurrent state; a head size may be that of a key and that of a value. A model whose layers pack their
+entries has one object of its sizes instead, and vLLM's own modules give the tables of its layers. So has one of which
+vLLM's own class derives the state and the block size: `architecture`, `config`, `heads`, `width`, and the `layers` that
+store, in order. OUT.json has the groups, as kind, tokens per block and span, and the bytes of a block.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
+import vllm.config.vllm
+from transformers import AutoConfig
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+from vllm.platforms.interface import Platform
+from vllm.v1.attention.backend import MultipleOf
 
 try:
     from vllm.models.deepseek_v4 import attention as packed_attention
@@ -111,12 +120,81 @@ def spec_of(kind: str, block_size: int, heads: int, width: int, span: int, state
         return MambaSpec(
             block_size=block_size, shapes=shapes, dtypes=(torch.uint8,), page_size_padded=page, mamba_cache_mode="align"
         )
+    width, of_value = width if isinstance(width, list) else (width, width)
     sizes = {"block_size": block_size, "num_kv_heads": heads, "head_size": width, "dtype": torch.bfloat16}
+    if of_value != width:
+        sizes["head_size_v"] = of_value
     if kind == "window":
         return SlidingWindowSpec(**sizes, sliding_window=span)
     if kind == "chunk":
         return ChunkedLocalAttentionSpec(**sizes, attention_chunk_size=span)
     return (MLAAttentionSpec if kind == "latent" else FullAttentionSpec)(**sizes)
+
+
+class Attention:
+    """A backend of attention with blocks of 16 tokens."""
+
+    @staticmethod
+    def customize_spec(spec: object) -> object:
+        return spec
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list:
+        return [MultipleOf(16)]
+
+
+class Device(Platform):
+    """A device with that backend alone."""
+
+    @classmethod
+    def _find_non_ssm_backends(cls, config: object) -> list:
+        return [Attention]
+
+
+def group_stated(sizes: dict) -> dict:
+    """The groups of a hybrid whose state and block size vLLM derives from its config.json."""
+    module, name = sizes["architecture"]
+    model = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), name)
+    config = AutoConfig.for_model(**sizes["config"])
+    cache = SimpleNamespace(
+        cache_dtype="auto",
+        block_size=16,
+        kv_cache_dtype_skip_layers=[],
+        mamba_cache_mode="align",
+        mamba_page_size_padded=None,
+        mamba_block_size=None,
+        mamba_cache_dtype="auto",
+        mamba_ssm_cache_dtype="auto",
+        use_replayssm=False,
+    )
+    served = SimpleNamespace(
+        cache_config=cache,
+        model_config=SimpleNamespace(
+            hf_config=config,
+            hf_text_config=config,
+            dtype=torch.bfloat16,
+            use_mla=False,
+            architecture=name,
+            get_num_kv_heads=lambda parallel: sizes["heads"],
+            get_head_size=lambda: sizes["width"],
+        ),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        num_speculative_tokens=0,
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+    if name in MODELS_CONFIG_MAP:
+        MODELS_CONFIG_MAP[name].verify_and_update_config(served)
+    vllm.config.vllm.set_current_vllm_config = lambda config: nullcontext()
+    type(ModelRegistry).resolve_model_cls = lambda self, *architectures, **more: (model, name)
+    Device._align_hybrid_block_size(served, Attention)
+    state = MambaSpec(
+        block_size=cache.block_size,
+        shapes=model.get_mamba_state_shape_from_config(served),
+        dtypes=model.get_mamba_state_dtype_from_config(served),
+    )
+    full = ["full", cache.block_size, sizes["heads"], sizes["width"], 0, 0]
+    kept = ["state", cache.block_size, 0, 0, 0, state.page_size_bytes]
+    return group([full if kind == "full" else kept for kind in sizes["layers"]])
 
 
 def group(layers: list) -> dict:
@@ -139,5 +217,8 @@ def group(layers: list) -> dict:
 
 if __name__ == "__main__":
     models = json.loads(Path(sys.argv[1]).read_text())
-    made = {name: (group_packed if isinstance(one, dict) else group)(one) for name, one in models.items()}
+    made = {}
+    for name, one in models.items():
+        by = group if isinstance(one, list) else group_stated if "architecture" in one else group_packed
+        made[name] = by(one)
     Path(sys.argv[2]).write_text(json.dumps(made))

@@ -50,7 +50,8 @@ class Release:
 
     def exports_states(self, model: ModelSpec, card: int) -> bool:
         """Whether the last chunk of a prompt also stores the state at its last boundary, on a card of this kind."""
-        return model.is_hybrid and (model.exports_states or card in self.exporting_cards)
+        by_card = model.kind_of_recurrence.exports and card in self.exporting_cards
+        return model.is_hybrid and (model.exports_states or by_card)
 
 
 #: The releases by preset, the oldest first.

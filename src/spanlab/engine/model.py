@@ -16,8 +16,8 @@ from spanlab.engine.hook import Attend, Forward, Keep, Project, Recur, Rotation,
 from spanlab.engine.pages import PagePool, PageTable
 from spanlab.engine.recurrent import MIXER
 from spanlab.engine.slots import StateShape
+from spanlab.model_config import ModelConfig
 from spanlab.model_spec import ModelSpec
-from spanlab.model_types import ModelConfig
 from spanlab_kernels import AngleTable
 
 

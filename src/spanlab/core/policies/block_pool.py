@@ -663,11 +663,9 @@ def block_shape(
     size = block_size or model.block_tokens_per_state(lcm(multiple, model.block_size), drafts)
     layers = model.attention_layers + more
     page_bytes = max(size * model.layer_kv_bytes, model.layer_state_bytes(drafts))
-    kinds = [
-        _Layers(GroupRule("state", size), model.recurrent_layers, page_bytes),
-        _Layers(GroupRule("full", size), layers, page_bytes),
-    ]
-    each, layout = _grouped(kinds)
+    states = _Layers(GroupRule("state", size), model.recurrent_layers, page_bytes)
+    attention = _Layers(GroupRule("full", size), layers, page_bytes)
+    each, layout = _grouped([attention, states] if model.attention_first else [states, attention])
     return BlockShape(size, each * page_bytes, sum(rule.kind == "state" for rule in layout), layout)
 
 

@@ -1,0 +1,120 @@
+"""Strict reading of a config.json: an error names the first key that is missing or has an unsupported value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spanlab.registry import among
+
+ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
+#: Keys that have the text model of a file that also has other ones.
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+LONGEST = 60  # characters of a value in an error
+#: Keys that a config.json of a multimodal model may have at the top level instead of in `text_config`.
+_SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Configuration of the text model of a config.json.
+
+    `source`  the setting and its value that selected the file: the prefix of error messages
+    `name`    name of the model
+    `keys`    keys of the text model
+    """
+
+    source: str
+    name: str
+    keys: Mapping[str, Any]
+
+    @staticmethod
+    def of(source: str, name: str, content: object) -> ModelConfig:
+        """The text model of the content of a file: that of its `text_config`, if it has one."""
+        if not isinstance(content, dict):
+            raise ValueError(f"{source}: expected the keys of a config.json")
+        config = ModelConfig(source, name, content)
+        while nested := next((key for key in NESTED if key in config.keys), None):
+            config = ModelConfig(source, name, config._keys_in(nested))
+        return config
+
+    def _keys_in(self, nested: str) -> dict[str, Any]:
+        text = self.keys[nested]
+        if not isinstance(text, dict):
+            raise self.error(nested, "the keys of the text model")
+        top_level = {key: self.keys[key] for key in ("model_type", *_SHARED) if self.keys.get(key) is not None}
+        for key in _SHARED:
+            if key in top_level and text.get(key, top_level[key]) != top_level[key]:
+                raise self.error(key, f"{_shown(text[key])}, as in {nested}")
+        return top_level | text
+
+    def error(self, key: str, expected: str) -> ValueError:
+        """The error for a key that is missing, or for an unsupported value."""
+        if key in self.keys:
+            return ValueError(f"{self.source}: {key}={_shown(self.keys[key])}: expected {expected}")
+        return ValueError(f"{self.source}: {key} is missing: expected {expected}")
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or None if the file does not have the key."""
+        return self.keys.get(key)
+
+    def integer(self, key: str, least: int = 1) -> int:
+        """The value of a required key, a whole number of at least `least`."""
+        value = self.keys.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(key, f"a whole number from {least} on")
+        return value
+
+    def any_integer(self, *keys: str) -> int:
+        """The value of the first of these names of a required key that the file has."""
+        present = next((key for key in keys if self.keys.get(key) is not None), " or ".join(keys))
+        return self.integer(present)
+
+    def listed(self, key: str, length: int, kinds: Mapping[Any, str]) -> list[str] | None:
+        """The values of a list, one per layer, by the names in `kinds`; None if the key is missing or null.
+
+        A list may go on with the layers of multi-token prediction, which are left out.
+        """
+        values = self.keys.get(key)
+        if values is None:
+            return None
+        predicting = self.keys.get("num_nextn_predict_layers") or 0
+        if not isinstance(values, list) or len(values) not in (length, length + predicting):
+            count = f" of {len(values)}" if isinstance(values, list) else f"={_shown(values)}"
+            raise ValueError(f"{self.source}: {key}{count}: expected a list of num_hidden_layers={length} values")
+        for value in values[:length]:
+            if not isinstance(value, (str, int)) or value not in kinds:
+                expected = " or ".join(str(kind) for kind in kinds)
+                raise ValueError(f"{self.source}: {_shown(value)} in {key}: expected {expected}")
+        return [kinds[value] for value in values[:length]]
+
+    def integer_or(self, key: str, default: int) -> int:
+        """A whole number of at least 1; `default` if the key is missing or null."""
+        return default if self.keys.get(key) is None else self.integer(key)
+
+    def itemsize(self) -> int:
+        """Bytes of a number of the model's type."""
+        key = "torch_dtype" if self.keys.get("dtype") is None else "dtype"
+        name = self.keys.get(key)
+        if not isinstance(name, str) or name not in ITEMSIZES:
+            raise self.error(key, among(_shown(name), ITEMSIZES))
+        return ITEMSIZES[name]
+
+    def flag(self, key: str) -> bool:
+        """The value of a required key, true or false."""
+        value = self.keys.get(key)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def check_value(self, key: str, allowed: list[object], expected: str) -> None:
+        """Raise ValueError for a value that is not in `allowed`; None represents a missing key."""
+        if self.keys.get(key) not in allowed:
+            raise self.error(key, expected)
+
+
+def _shown(value: object) -> str:
+    """A value in an error, cut where it is long."""
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
