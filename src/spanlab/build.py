@@ -14,7 +14,6 @@ from spanlab.compiled import HOME
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts, BatchRules
 from spanlab.core.placement.planner import Departures
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
-from spanlab.core.policies.block_pool import drafter_layer_bytes
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import BackfilledPolicy, TieredPolicy
@@ -127,7 +126,7 @@ def held_token_bytes(study: Parts) -> int:
     """Return the KV bytes per token of the model and of a drafter's layers."""
     drafter = study.batch.speculation
     held_layers = drafter.draft_layers if drafter.has_kv else 0
-    return study.model.kv_bytes_per_token + held_layers * drafter_layer_bytes(study.model)
+    return study.model.kv_bytes_per_token + held_layers * study.model.drafter_layer_bytes
 
 
 def build_policy(

@@ -98,6 +98,15 @@ def double_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
     return Heads(heads, config.integer_or("num_key_value_heads", heads), width // heads, width // heads)
 
 
+def listed_drafts(config: ModelConfig) -> bool:
+    """Whether the layers of Step-3.5 that draft, behind the others in `layer_types`, have a window."""
+    layers, listed = config.integer("num_hidden_layers"), config.get("mtp_layer_types") or []
+    drafting = {*((config.get("layer_types") or [])[layers:] or listed)}
+    if len(drafting) > 1:
+        raise config.error("mtp_layer_types", "one kind, for the groups of layers of several kinds are not modelled")
+    return drafting == {"sliding_attention"}
+
+
 # Sizes that one family has beside those of all.
 
 

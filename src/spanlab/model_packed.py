@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spanlab.model_config import ModelConfig
 from spanlab.model_kinds import COMPRESSED, HEAVY, WINDOW
 from spanlab.model_spec import PackedEntries
@@ -26,9 +28,9 @@ def packed_tables(config: ModelConfig, kinds: list[str]) -> list[PackedEntries]:
     """The tables of entries in the order of vLLM's groups: of the first layer that has each."""
     width, heads, span = (config.integer(key) for key in ("head_dim", "num_attention_heads", "sliding_window"))
     latent = width + _rotated(config, width) + PACKED_SCALES
-    aligned = {"alignment": PACKED_ALIGNMENT}
-    read = {"entry_bytes": latent, "pair_size": 2 * heads * width, **aligned}
-    tables = {"window": PackedEntries(layers=len(kinds), span=span, block_size=PACKED_WINDOW, **read)}
+    aligned: dict[str, Any] = {"alignment": PACKED_ALIGNMENT}
+    read: dict[str, Any] = {"entry_bytes": latent, "pair_size": 2 * heads * width, **aligned}
+    tables = {"window": PackedEntries(layers=len(kinds), span=span, block_size=PACKED_WINDOW, drafts=True, **read)}
     order = []
     for kind in dict.fromkeys(kinds):
         layers, (tokens, block) = kinds.count(kind), COMPRESSION[kind]
@@ -36,8 +38,8 @@ def packed_tables(config: ModelConfig, kinds: list[str]) -> list[PackedEntries]:
             order += ["window"]
             continue
         overlap = 2 if kind == COMPRESSED else 1  # entries of 4 tokens also have those of the 4 before
-        state = {"layers": layers, "span": overlap * tokens, "block_size": block, **aligned}
-        entries = {"layers": layers, "tokens": tokens, "block_size": PACKED_BLOCK}
+        state: dict[str, Any] = {"layers": layers, "span": overlap * tokens, "block_size": block, **aligned}
+        entries: dict[str, Any] = {"layers": layers, "tokens": tokens, "block_size": PACKED_BLOCK}
         made = {"states": PackedEntries(**state, **_compressor(config, overlap, width))}
         if kind == COMPRESSED:
             made |= {"index": _index_entries(config, entries | aligned)}
@@ -63,7 +65,7 @@ def _rotated(config: ModelConfig, width: int) -> int:
     return int(width * share)
 
 
-def _compressor(config: ModelConfig, overlap: int, width: int) -> dict[str, int]:
+def _compressor(config: ModelConfig, overlap: int, width: int) -> dict[str, Any]:
     """Bytes per token of a compressor's states, numbers and weights of four bytes, and its parameters."""
     numbers = 2 * overlap * width
     return {"entry_bytes": 4 * numbers, "parameters": config.integer("hidden_size") * numbers}
@@ -73,7 +75,7 @@ def _index_width(config: ModelConfig) -> int:
     return config.integer("index_head_dim")
 
 
-def _index_entries(config: ModelConfig, sizes: dict[str, int]) -> PackedEntries:
+def _index_entries(config: ModelConfig, sizes: dict[str, Any]) -> PackedEntries:
     """Keys of an index: a byte per number, and a scale of four bytes for each 128 of them."""
     width, heads = _index_width(config), config.integer("index_n_heads")
     return PackedEntries(

@@ -125,6 +125,7 @@ class LocalLayers:
     `parameters`  of one layer's projections.
     `first`       whether the model's first layer is one of them; vLLM frees the blocks of its group first.
     `readers`     further layers that read the keys and values of one of these and store none.
+    `drafts`      whether layers of the model's own drafter (multi-token prediction) are of this kind.
     """
 
     layers: int = 0
@@ -135,6 +136,7 @@ class LocalLayers:
     parameters: int = 0
     first: bool = True
     readers: int = 0
+    drafts: bool = False
 
     def __post_init__(self) -> None:
         one_of("model.local.reach", self.reach, REACHES)
@@ -157,6 +159,7 @@ class PackedEntries:
     `pair_size`   multiplications per query and entry; 0: queries do not read it, as the open entry of a compressor.
     `chosen`      entries that a query reads at most; 0: all that are kept.
     `parameters`  of one layer's projections to the entries.
+    `drafts`      whether layers of the model's own drafter (multi-token prediction) have this table alone.
     """
 
     layers: int = 0
@@ -168,6 +171,7 @@ class PackedEntries:
     pair_size: int = 0
     chosen: int = 0
     parameters: int = 0
+    drafts: bool = False
 
     def __post_init__(self) -> None:
         for key in ("layers", "tokens", "entry_bytes", "block_size", "alignment"):
@@ -386,6 +390,22 @@ class ModelSpec:
         if self.packed:
             return ceil(sum(entries.bytes_per_token for entries in self.packed if entries.pair_size))
         return self.full_bytes_per_token + self.kv_itemsize * sum(kind.layers * kind.kv_size for kind in self.local)
+
+    @property
+    def drafter_layer_bytes(self) -> int:
+        """Bytes per token of a layer of a drafter: of the kind that drafts, else of those that read all tokens."""
+        for entries in self.packed:
+            if entries.drafts:
+                return -(-entries.page_bytes // entries.block_size)
+        for kind in self.local:
+            if kind.drafts:
+                return kind.kv_size * self.kv_itemsize
+        return self.layer_kv_bytes if self.attention_layers else self.kv_bytes_per_token // self.num_layers
+
+    @property
+    def has_own_drafter(self) -> bool:
+        """Whether the layers of a drafter are of another kind than those that read all tokens."""
+        return any(kind.drafts for kind in self.local) or any(entries.drafts for entries in self.packed)
 
     @property
     def context_bytes_per_token(self) -> int:

@@ -21,6 +21,7 @@ from spanlab.model_families import (
     doubled_blocks,
     gated_heads,
     heads_of,
+    listed_drafts,
     lone_blocks,
     mimo_heads,
     mimo_window_heads,
@@ -86,6 +87,7 @@ class ModelType:
     `latent`         keys and values of all heads are one latent (MLA)
     `heads`          sizes of the heads of layers that read all tokens, and of those with a window
     `beyond`         tokens that a window has beyond `sliding_window`, as in vLLM: the token itself, in Cohere's
+    `window_drafts`  whether layers of multi-token prediction have a window, as in vLLM
     `recurrence`     kind of its recurrent layers, whose sizes have keys of their own
     `state_key`      key of the type of their states, float32 if it is missing; "": the model's type
     `attends_first`  attention is made before recurrent layers, whatever the first layer is, as in vLLM
@@ -112,6 +114,7 @@ class ModelType:
     latent: bool = False
     heads: tuple[HeadsOf, HeadsOf] = (heads_of, heads_of)
     beyond: int = 0
+    window_drafts: Callable[[ModelConfig], bool] = lambda config: False
     recurrence: str = "gated_delta_net"
     state_key: str = ""
     attends_first: bool = False
@@ -214,11 +217,14 @@ _STEP3P5 = ModelType(
     _LOCAL,
     only_listed,
     heads=(step_heads, step_window_heads),
+    window_drafts=listed_drafts,
     experts="behind",
     shared_width="share_expert_dim",
     others=gated_heads,
 )
-_MIMO_V2 = ModelType(_LOCAL, marked_windows, heads=(mimo_heads, mimo_window_heads), experts="behind")
+_MIMO_V2 = ModelType(
+    _LOCAL, marked_windows, heads=(mimo_heads, mimo_window_heads), window_drafts=lambda config: True, experts="behind"
+)
 MODEL_TYPES = {
     **dict.fromkeys(("llama", "olmo2", "granite", "hunyuan_v1_dense"), ModelType()),
     "smollm3": ModelType(_LOCAL, late_windows, tied=True),
@@ -505,6 +511,7 @@ def _local(config: ModelConfig, kind: ModelType, kinds: list[str], stored: int) 
                     parameters=hidden * (heads.pair_size + heads.kv_size),
                     first=kinds[0] == name,
                     readers=kinds[stored:].count(name),
+                    drafts=name == WINDOW and kind.window_drafts(config),
                 )
             )
     return local

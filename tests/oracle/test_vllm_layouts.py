@@ -190,10 +190,22 @@ MODELS = {
 }
 
 
+#: Models whose modules of multi-token prediction have another kind of KV than layers that read all tokens.
+DRAFTED = {
+    f"{name}, {modules} modules": (name, modules)
+    for name, modules in (
+        *(("deepseek-v4, 43 layers", 1), ("deepseek-v4, entries of 128 alone", 2)),
+        *(("mimo-v2-flash", 3), ("mimo-v2-flash", 7)),  # the second: one group more
+    )
+}
+MODELS |= {name: MODELS[base] | {"num_nextn_predict_layers": modules} for name, (base, modules) in DRAFTED.items()}
+
+
 def shape_of(name: str) -> BlockShape:
-    """The blocks of a model."""
+    """The blocks of a model, those of its drafter among them."""
     spec = spec_of(ModelConfig.of("model=config.json", name, MODELS[name]))
-    return block_shape(spec, spec.kv_bytes_per_token)
+    drafting = DRAFTED.get(name, ("", 0))[1]
+    return block_shape(spec, spec.kv_bytes_per_token + drafting * spec.drafter_layer_bytes)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -231,8 +243,9 @@ def stored_layers(keys: dict[str, Any]) -> list[str]:
 def layers_of(name: str) -> list[list[Any]] | dict[str, Any]:
     """Kind, block size, KV heads, head size, span and bytes of state of each layer, in order; not by our reader."""
     keys, size = MODELS[name], EXPECTED[name]["block_size"]
+    drafting = keys.get("num_nextn_predict_layers", 0)
     if keys["model_type"] == "deepseek_v4":
-        return keys
+        return keys | {"compress_ratios": [*keys["compress_ratios"], *[0] * drafting]}  # a module has a window alone
     if keys["model_type"] in STATED:
         return {
             "architecture": STATED[keys["model_type"]],
@@ -261,7 +274,8 @@ def layers_of(name: str) -> list[list[Any]] | dict[str, Any]:
     if kind == "mimo_v2_flash":
         ends = (0, *range(5, 48, 6))
         window = ["window", size, 8, [192, 128], 128, 0]
-        return [["full", size, 4, [192, 128], 0, 0] if layer in ends else window for layer in range(count)]
+        full = ["full", size, 4, [192, 128], 0, 0]
+        return [full if layer in ends else window for layer in range(count)] + [window] * drafting
     if kind in ("gpt_oss", "gemma3_text", "cohere2", "olmo3"):
         step = {"gpt_oss": 2, "gemma3_text": 6}.get(kind, 4)
         return [full if layer % step == 0 else window for layer in at]
@@ -295,6 +309,8 @@ def layers_of(name: str) -> list[list[Any]] | dict[str, Any]:
 def test_vllm_makes_the_stored_groups(tmp_path: Path):
     (tmp_path / "layers.json").write_text(json.dumps({name: layers_of(name) for name in MODELS}))
     driver = [PYTHON, HERE / "vllm_layout_driver.py", tmp_path / "layers.json", tmp_path / "groups.json"]
-    subprocess.run(driver, check=True, env=os.environ | {"PYTHONPATH": str(PYTHON.parents[1] / "releases" / "vllm_0_33")})
+    subprocess.run(
+        driver, check=True, env=os.environ | {"PYTHONPATH": str(PYTHON.parents[1] / "releases" / "vllm_0_33")}
+    )
     made = json.loads((tmp_path / "groups.json").read_text())
     assert made == {name: {key: EXPECTED[name][key] for key in ("groups", "block_bytes")} for name in MODELS}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 Case = dict[str, Any]
+Layout = Callable[[random.Random, int], list[dict[str, Any]]]  # groups, from the tokens of a block
 FIRST_ANSWER_TOKEN, ANSWER_TOKENS = 7, 13
 
 
@@ -216,14 +218,14 @@ def make_drafted_hybrid_case(seed: int) -> Case:
     return case
 
 
-def make_local_case(seed: int) -> Case:
+def make_local_case(seed: int, layouts: Sequence[Layout] | None = None) -> Case:
     """A case of the other makers on groups of windows, chunks, rings and states, beside full attention or without."""
     draw = random.Random(f"local attention {seed}")
     makers = (make_case, make_case, make_async_case, make_continued_case, make_salted_case, make_limited_case)
     makers += (make_aborted_case, make_priority_case, make_drafted_case, make_eagle_case, make_async_drafted_case)
     case = next(one for one in map(draw.choice(makers), count(seed, 1_000_000)) if not one.get("mamba_mode"))
     block = case["block_size"]
-    case["groups"] = draw.choice(LAYOUTS)(draw, block)
+    case["groups"] = draw.choice(layouts or LAYOUTS)(draw, block)
     sizes = [group.get("block_size", block) for group in case["groups"]]
     aligned = math.lcm(*sizes)
     case["retention"] = draw.choice((0, 0, 0, None, aligned * draw.choice((1, 2, 4, 8))))
@@ -269,6 +271,23 @@ LAYOUTS = (
     lambda draw, block: [FULL, {"kind": "ring", "block_size": block}, _window(draw, block)],
     lambda draw, block: [FULL | {"count": draw.randint(2, 3)}, _window(draw, block)],  # Qwen2 with a few windows
 )
+
+
+#: Groups of models whose attention is made before their states, or has more layers than these.
+REORDERED = (
+    lambda draw, block: [FULL, {"kind": "state", "count": draw.randint(1, 4)}],  # Falcon-H1, Zamba2
+    lambda draw, block: [FULL | {"count": draw.randint(2, 3)}, {"kind": "state"}],
+    lambda draw, block: [{"kind": "state", "count": draw.randint(1, 2)}, FULL | {"count": draw.randint(2, 3)}],
+    lambda draw, block: [
+        FULL | {"block_size": 2 * block},
+        _window(draw, block) | {"count": draw.randint(1, 5)},
+    ],  # MiMo
+)
+
+
+def make_reordered_case(seed: int) -> Case:
+    """`make_local_case` with groups in other orders."""
+    return make_local_case(seed, REORDERED)
 
 
 def _memory_of_groups(draw: random.Random, case: Case) -> int:

@@ -652,7 +652,7 @@ def block_shape(
     layers with less KV per token blocks of more tokens. `drafts` tokens are drafted ahead of a step; `token_bytes`
     include the layers of their drafter.
     """
-    more = (token_bytes - model.kv_bytes_per_token) // drafter_layer_bytes(model)
+    more = (token_bytes - model.kv_bytes_per_token) // model.drafter_layer_bytes
     if model.packed:
         return _packed_shape(model, more, block_size)
     if model.local:
@@ -669,18 +669,14 @@ def block_shape(
     return BlockShape(size, each * page_bytes, sum(rule.kind == "state" for rule in layout), layout)
 
 
-def drafter_layer_bytes(model: ModelSpec) -> int:
-    """Return the bytes per token of a layer of a drafter: that of the model's attention layers."""
-    return model.layer_kv_bytes if model.attention_layers else model.kv_bytes_per_token // model.num_layers
-
-
 def _local_shape(model: ModelSpec, more: int, size: int) -> BlockShape:
     """Return the blocks of a model with windows or chunks: those of layers with less KV have more tokens."""
-    full = [_Layers(GroupRule("full", size), model.attention_layers + more, size * model.layer_kv_bytes)]
-    kinds = full if model.attention_layers + more else []
+    of_full = model.attention_layers + (0 if model.has_own_drafter else more)
+    kinds = [_Layers(GroupRule("full", size), of_full, size * model.layer_kv_bytes)] if of_full else []
     for kind in model.local:
         rule = GroupRule("window" if kind.reach == "window" else "chunk", size, kind.span)
-        local = _Layers(rule, kind.layers, size * kind.kv_size * model.kv_itemsize)
+        layers = kind.layers + (more if kind.drafts else 0)
+        local = _Layers(rule, layers, size * kind.kv_size * model.kv_itemsize)
         kinds = [local, *kinds] if kind.first else [*kinds, local]
     largest = max(kind.page_bytes for kind in kinds)
     widened = [
@@ -698,9 +694,6 @@ def _packed_shape(model: ModelSpec, more: int, block_size: int | None) -> BlockS
 
     Tables of one rule and of several sizes stay together, and others are split into groups of about as many layers.
     """
-    if more:
-        reason = "which groups a drafter's layers join is not modelled"
-        raise ValueError(f"model.name={model.name} with a drafter's KV: expected method=ngram or none, for {reason}")
     if block_size not in (None, model.block_size):
         reason = "its entries are packed into blocks of this size"
         raise ValueError(f"block_size={block_size} with model.name={model.name}: expected {model.block_size}, {reason}")
@@ -708,7 +701,8 @@ def _packed_shape(model: ModelSpec, more: int, block_size: int | None) -> BlockS
     for table in model.packed:
         rule = GroupRule("window" if table.span else "full", table.block_size, table.span)
         pages = buckets.setdefault(rule, {})
-        pages[table.page_bytes] = pages.get(table.page_bytes, 0) + table.layers
+        layers = table.layers + (more if table.drafts else 0)
+        pages[table.page_bytes] = pages.get(table.page_bytes, 0) + layers
     balanced = [pages for pages in buckets.values() if len(set(pages.values())) == 1]
     fewest = max([max(pages.values()) for pages in balanced if len(pages) > 1], default=0)
     each = _least_padding([max(pages.values()) for pages in balanced], fewest) if fewest else 0

@@ -94,6 +94,12 @@ def blocks(
     release: Annotated[str, tuple(RELEASES), "release of vLLM whose rules hold"] = "vllm_0_32",
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
+    if drafter and model.has_own_drafter and RELEASES[release].drafter == "drop":
+        reason = "it computes the last block of the drafter's windows again, which is not modelled"
+        raise ValueError(
+            f"release={release} with model.name={model.name} and a drafter's KV: expected method=ngram, or a release "
+            f"with lookahead, for {reason}"
+        )
     inner = RELEASES[release].exports_states(model, card) if inner_states is None else inner_states
     shape = block_shape(model, token_bytes, block_size, block_multiple(model, inner=inner), drafts)
     size, block_bytes, groups, layout = shape
