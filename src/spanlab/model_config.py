@@ -12,6 +12,40 @@ ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 #: Keys that have the text model of a file that also has other ones.
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 LONGEST = 60  # characters of a value in an error
+#: Types of the values of keys that a file may lack or leave null, and the words for them.
+OPTIONAL: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(
+        (
+            *("num_nextn_predict_layers", "num_kv_shared_layers", "hidden_size_per_layer_input", "moe_latent_size"),
+            *("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "moe_layer_end_index"),
+            *("index_topk_freq", "index_skip_topk_offset", "mamba_d_ssm"),
+        ),
+        ((int,), "a whole number"),
+    ),
+    **dict.fromkeys(
+        (
+            *("mlp_only_layers", "moe_layers", "no_rope_layers", "attn_layer_indices", "full_attn_idxs"),
+            *("compress_ratios", "mtp_layer_types"),
+        ),
+        ((list,), "a list"),
+    ),
+    **dict.fromkeys(
+        (
+            *("linear_attn_config", "sparse_attention_config", "attention_other_setting", "per_layer_config"),
+            "quantization_config",
+        ),
+        ((dict,), "keys with values"),
+    ),
+    **dict.fromkeys(
+        (
+            *("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp", "use_sliding_window"),
+            *("use_shared_attention_adapter", "block_auto_adjust_ff_dim", "use_head_wise_attn_gate"),
+        ),
+        ((bool,), "true or false"),
+    ),
+    **dict.fromkeys(("model_type", "moe_layers_enum", "hybrid_override_pattern"), ((str,), "a string")),
+    "block_ffn_dim_multiplier": ((int, float), "a number"),
+}
 #: Keys that a config.json of a multimodal model may have at the top level instead of in `text_config`.
 _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 
@@ -23,11 +57,13 @@ class ModelConfig:
     `source`  the setting and its value that selected the file: the prefix of error messages
     `name`    name of the model
     `keys`    keys of the text model
+    `within`  the key whose value these keys are, and a point; "" at the top
     """
 
     source: str
     name: str
     keys: Mapping[str, Any]
+    within: str = ""
 
     @staticmethod
     def of(source: str, name: str, content: object) -> ModelConfig:
@@ -37,7 +73,15 @@ class ModelConfig:
         config = ModelConfig(source, name, content)
         while nested := next((key for key in NESTED if key in config.keys), None):
             config = ModelConfig(source, name, config._keys_in(nested))
+        for key, (types, words) in OPTIONAL.items():
+            value = config.keys.get(key)
+            if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+                raise config.error(key, words)
         return config
+
+    def inner(self, key: str) -> ModelConfig:
+        """The keys in the value of a key; none if it is missing or null."""
+        return ModelConfig(self.source, self.name, self.keys.get(key) or {}, f"{self.within}{key}.")
 
     def _keys_in(self, nested: str) -> dict[str, Any]:
         text = self.keys[nested]
@@ -52,8 +96,8 @@ class ModelConfig:
     def error(self, key: str, expected: str) -> ValueError:
         """The error for a key that is missing, or for an unsupported value."""
         if key in self.keys:
-            return ValueError(f"{self.source}: {key}={_shown(self.keys[key])}: expected {expected}")
-        return ValueError(f"{self.source}: {key} is missing: expected {expected}")
+            return ValueError(f"{self.source}: {self.within}{key}={_shown(self.keys[key])}: expected {expected}")
+        return ValueError(f"{self.source}: {self.within}{key} is missing: expected {expected}")
 
     def get(self, key: str) -> Any:
         """The value of a key, or None if the file does not have the key."""
@@ -68,8 +112,8 @@ class ModelConfig:
 
     def any_integer(self, *keys: str) -> int:
         """The value of the first of these names of a required key that the file has."""
-        present = next((key for key in keys if self.keys.get(key) is not None), " or ".join(keys))
-        return self.integer(present)
+        given = [key for key in keys if self.keys.get(key) is not None] or [key for key in keys if key in self.keys]
+        return self.integer(given[0] if given else " or ".join(keys))
 
     def listed(self, key: str, length: int, kinds: Mapping[Any, str]) -> list[str] | None:
         """The values of a list, one per layer, by the names in `kinds`; None if the key is missing or null.
@@ -115,6 +159,6 @@ class ModelConfig:
 
 
 def _shown(value: object) -> str:
-    """A value in an error, cut where it is long."""
-    text = str(value)
+    """A value in an error, cut where it is long; a number in quotes keeps them."""
+    text = repr(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

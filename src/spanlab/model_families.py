@@ -83,10 +83,10 @@ def step_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
 
 def step_window_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
     """A window has more heads of queries."""
-    full, other = step_heads(config, own_head_dim), config.get("attention_other_setting")
+    full, other = step_heads(config, own_head_dim), config.inner("attention_other_setting")
     queries = config.integer_or("num_sliding_attention_heads", full.queries)
-    if isinstance(other, dict) and other.get("attention_type") == "sliding_attention":
-        queries = other.get("num_attention_heads", queries)
+    if other.get("attention_type") == "sliding_attention":
+        queries = other.integer_or("num_attention_heads", queries)
     return full._replace(queries=queries)
 
 
@@ -101,7 +101,7 @@ def double_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
 def listed_drafts(config: ModelConfig) -> bool:
     """Whether the layers of Step-3.5 that draft, behind the others in `layer_types`, have a window."""
     layers, listed = config.integer("num_hidden_layers"), config.get("mtp_layer_types") or []
-    drafting = {*((config.get("layer_types") or [])[layers:] or listed)}
+    drafting = {str(kind) for kind in (config.get("layer_types") or [])[layers:] or listed}
     if len(drafting) > 1:
         raise config.error("mtp_layer_types", "one kind, for the groups of layers of several kinds are not modelled")
     return drafting == {"sliding_attention"}

@@ -34,6 +34,9 @@ def every_nth(default: int, *keys: str, others: str = WINDOW) -> Pattern:
     """Every n-th layer is full; n is the value of the first of `keys` in the file."""
 
     def kinds(config: ModelConfig, layers: int) -> list[str]:
+        letters = next((config.get(key) for key in keys if isinstance(config.get(key), str)), "")
+        if letters and {*letters} <= {"L", "G"}:  # EXAONE 4: local and global
+            return [FULL if letters[layer % len(letters)] == "G" else others for layer in range(layers)]
         step = next((config.integer(key) for key in keys if config.get(key) is not None), default)
         return [FULL if (layer + 1) % step == 0 else others for layer in range(layers)]
 

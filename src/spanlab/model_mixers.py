@@ -38,9 +38,9 @@ def _gated_delta_sizes(config: ModelConfig) -> dict[str, Any]:
 
 def _kimi_delta_sizes(config: ModelConfig) -> dict[str, Any]:
     """Kimi Delta Attention: as many heads of keys as of values, each with a gate per channel."""
-    listed = config.get("linear_attn_config") or {}
+    listed = config.inner("linear_attn_config")
     heads, width, kernel = (
-        listed.get(name) or config.integer(key)
+        config.integer(key) if listed.get(name) is None else listed.integer(name)
         for name, key in (
             ("num_heads", "linear_num_heads"),
             ("head_dim", "linear_head_dim"),

@@ -240,7 +240,7 @@ MODEL_TYPES = {
     **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN2),
     "qwen2_moe": replace(_QWEN3_MOE, shared_width="shared_expert_intermediate_size"),
     **dict.fromkeys(("qwen3", "qwen3_vl_text"), _QWEN3),
-    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text"), _QWEN3_MOE),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"), _QWEN3_MOE),
     "qwen3_next": replace(_GATED_MOE, experts="listed"),
     "qwen3_5": _GATED,
     "qwen3_5_text": _GATED,
@@ -383,7 +383,7 @@ def _quantised(config: ModelConfig, itemsize: int) -> tuple[float, int]:
     quantised = config.get("quantization_config")
     if quantised is None:
         return 0.0, itemsize
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    method = quantised.get("quant_method")
     if method not in QUANTISED:
         expected = f"expected {' or '.join(QUANTISED)}; other sizes are not derived"
         raise ValueError(f"{config.source}: quantization_config.quant_method={method}: {expected}")
@@ -418,10 +418,11 @@ def _attention(config: ModelConfig, kind: ModelType) -> dict[str, Any]:
     equal, written = bool(config.get("attention_k_eq_v")), config.get("per_layer_config")
     if written:  # by transformers; the same for every such layer
         listed = list(written.values())
-        if any(layer != listed[0] for layer in listed):
+        if not isinstance(listed[0], dict) or any(layer != listed[0] for layer in listed):
             raise config.error("per_layer_config", "the same sizes for all layers that read all tokens")
-        sizes["kv_heads"] = listed[0].get("num_key_value_heads", sizes["kv_heads"])
-        sizes["head_dim"] = listed[0]["head_dim"]
+        wider = ModelConfig(config.source, config.name, listed[0], "per_layer_config.")
+        sizes["kv_heads"] = wider.integer_or("num_key_value_heads", sizes["kv_heads"])
+        sizes["head_dim"] = wider.integer("head_dim")
     else:
         sizes["head_dim"] = config.integer_or("global_head_dim", 512)
         if equal:
@@ -452,11 +453,13 @@ def _latent(config: ModelConfig, heads: int) -> dict[str, Any]:
 def _index(config: ModelConfig, kind: ModelType, layers: int) -> dict[str, Any]:
     """Sizes of the index that chooses the tokens that a query reads, in `layers` layers."""
     if kind is _MINIMAX_M3:  # blocks of tokens, and keys in the model's type
-        sparse = config.get("sparse_attention_config") or {}
+        sparse = config.inner("sparse_attention_config")
         names = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
         legacy = ("sparse_num_index_heads", "sparse_index_dim", "sparse_block_size", "sparse_topk_blocks")
         pairs = zip(names, legacy, strict=True)
-        heads, width, block, blocks = (sparse.get(old) or config.integer(new) for new, old in pairs)
+        heads, width, block, blocks = (
+            config.integer(new) if sparse.get(old) is None else sparse.integer(old) for new, old in pairs
+        )
         return {
             "indexed_layers": layers,
             "index_layers": layers,
@@ -552,8 +555,11 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
             return listed.count("sparse")
         if isinstance(config.get("moe_layer_freq"), list):
             return sum(map(bool, config.keys["moe_layer_freq"][:layers]))
-        if isinstance(config.get("moe_layers_enum"), str):  # Step-3.5; layers that draft have numbers, too
-            return sum(int(layer) < layers for layer in config.keys["moe_layers_enum"].split(","))
+        if config.get("moe_layers_enum"):  # Step-3.5; layers that draft have numbers, too
+            numbers = config.keys["moe_layers_enum"].split(",")
+            if not all(number.strip().isdecimal() for number in numbers):
+                raise config.error("moe_layers_enum", "numbers of layers with commas between them")
+            return sum(int(number) < layers for number in numbers)
         names = ("first_k_dense_replace", "num_dense_layers")
         key = next((key for key in names if config.get(key) is not None), None)
         if key is None and kind.dense_first is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spanlab.model_config import OPTIONAL as OPTIONAL_KEYS
 from spanlab.model_config import ModelConfig
 from spanlab.model_spec import ModelSpec
 from spanlab.model_types import MODEL_TYPES, spec_of
@@ -45,7 +46,7 @@ ALIKE = {
     "mistral": {"ministral", "ministral3"},
     "qwen2": {"smollm3", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"},
     "qwen3": {"seed_oss", "glm4", "glm4v_text", "ernie4_5", "qwen3_vl_text"},
-    "qwen3_moe": {"qwen2_moe", "qwen3_vl_moe_text"},
+    "qwen3_moe": {"qwen2_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"},
     "mixtral": {"granitemoe", "olmoe"},
     "glm4_moe": {"ernie4_5_moe", "glm4v_moe_text", "hy_v3", "solar_open", "exaone_moe"},
     "granitemoehybrid": {"bamba"},
@@ -315,6 +316,22 @@ def test_every_key_that_is_read_must_be_there(base: str):
             continue
         with pytest.raises(ValueError, match=rf"{NAMED.get(key, key)}( or .*)? is missing: expected "):
             spec_with(base, without=key)
+
+
+WRONG = ("x", "4", -1, 1.5, [1], {"a": 1}, [None], [[]])
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_wrong_value_of_any_key_is_accepted_or_refused_by_one_sentence(base: str):
+    sentences = []
+    for key in BASES[base].keys() | OPTIONAL_KEYS:
+        for value in WRONG:
+            try:
+                spec_with(base, **{key: value})
+            except ValueError as error:
+                sentences.append(str(error))
+    assert len(sentences) > len(BASES[base])
+    assert [one for one in sentences if "\n" in one or not one.startswith(("model=here.json: ", "model."))] == []
 
 
 def test_every_known_type_is_tried_here():
