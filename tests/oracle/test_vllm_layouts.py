@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from spanlab.core.policies.block_pool import BlockShape, block_shape
+from spanlab.core.policies.named import blocks
+from spanlab.core.request import Budget
 from spanlab.model_config import ModelConfig
 from spanlab.model_types import spec_of
 
@@ -350,3 +352,12 @@ def test_vllm_makes_the_stored_groups(tmp_path: Path):
     )
     made = json.loads((tmp_path / "groups.json").read_text())
     assert made == {name: {key: EXPECTED[name][key] for key in ("groups", "block_bytes")} for name in MODELS}
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4, 43 layers", "mimo-v2-flash"])
+def test_a_drafter_in_the_windows_needs_a_release_with_lookahead(name: str):
+    spec = spec_of(ModelConfig.of("model=config.json", name, MODELS[name]))
+    budget, token_bytes = Budget(1 << 40, 1 << 40, 1 << 40, 1), spec.kv_bytes_per_token + spec.drafter_layer_bytes
+    blocks(spec, budget, token_bytes, drafts=1, drafter=1, release="vllm_0_33")
+    with pytest.raises(ValueError, match=r"^release=vllm_0_32 with model.name=.*: expected method=ngram, or a release"):
+        blocks(spec, budget, token_bytes, drafts=1, drafter=1, release="vllm_0_32")
