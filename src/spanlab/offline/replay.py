@@ -142,14 +142,16 @@ def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.integer], starts:
         path_starts.append(len(nodes))
     first_piece = starts[np.array(firsts, dtype=np.int64)]
     depth, above = (np.array([getattr(node, name) for node in numbers], dtype=np.int64) for name in ("depth", "start"))
-    before = sums_before(lengths, first_piece)
+    indexes = first_piece, first_piece + above, first_piece + depth, starts
+    sums = sums_before(lengths, np.concatenate(indexes))  # all at once, for each call sums all lengths
+    begins, node_start, node_stop, tokens = np.split(sums, np.cumsum([len(each) for each in indexes[:-1]]))
     return Paths(
         nodes=np.array(nodes, dtype=np.int64),
         starts=np.array(path_starts, dtype=np.int64),
-        node_start=sums_before(lengths, first_piece + above) - before,
-        node_stop=sums_before(lengths, first_piece + depth) - before,
+        node_start=node_start - begins,
+        node_stop=node_stop - begins,
         pieces=depth - above,
-        prompt_tokens=np.diff(sums_before(lengths, starts)),
+        prompt_tokens=np.diff(tokens),
     )
 
 

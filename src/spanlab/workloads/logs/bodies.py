@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import marshal
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -188,6 +189,9 @@ class Message:
         """Whether the message belongs to the system prompt."""
         return self.role in ("system", "developer") or self.path in ("system", "instructions")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Message, (self.path, self.role, self.blocks, self.fields)  # what was computed of it stays behind
+
     @cached_property
     def memo(self) -> dict[Any, Any]:
         """What others computed of the message, by the object that did."""
@@ -253,32 +257,50 @@ def is_body(value: Any) -> bool:
     )
 
 
-_MEMO_SIZE = 16_384  # recently parsed messages
+_BY_VALUE = 2  # version of marshal without references: equal values have equal bytes, in a fraction of JSON's time
+_MEMO_BYTES = 1 << 26  # of recently parsed messages, as JSON
 
 
-@dataclass(frozen=True)
+class _Parsed(NamedTuple):
+    """What an element of a list of messages became.
+
+    `element`   the element, which keeps its id while it is in memory; None where its bytes name it
+    `messages`  one for each result of a tool in it, and the rest of it
+    `size`      its bytes as JSON
+    """
+
+    element: Any
+    messages: list[Message]
+    size: int
+
+
+@dataclass
 class BodyParser:
     """Parser of bodies, which counts what it reads and leaves out.
+
+    A message that comes again at the same place of a body is parsed once, and gives the same objects.
 
     `unread`         the counts
     `image_tokens`   tokens of each image; None: by its size where the body holds it, otherwise unknown
     `not_rendered`   further keys that are known not to be rendered
     `has_template`   whether a chat template renders the prompt, so that the template decides about its arguments
-    `memo`           messages that were parsed, by object and path; None: no message object comes again
+    `repeats`        whether bodies share the objects of their messages, which are then known without their bytes
     """
 
     unread: Unread
     image_tokens: int | None = None
     not_rendered: frozenset[str] = frozenset()
     has_template: bool = False
-    memo: OrderedDict[tuple[int, str], tuple[Any, list[Message]]] | None = None
+    repeats: bool = False
+    _memo: OrderedDict[tuple[str, int, int], _Parsed] = field(default_factory=OrderedDict)
+    _bytes_in_memory: int = 0
 
     def parse(self, body: Mapping[str, Any], *, is_line: bool) -> Prompt:
         """Return the prompt of a body; `is_line`: the body is the line itself, with the log's own keys in it.
 
         Raises BadFieldError for an invalid prompt.
         """
-        prompt = self._prompt(body)
+        prompt, sizes = self._prompt(body)
         given = body.get("chat_template_kwargs")
         arguments = {key: body[key] for key in ("reasoning_effort", "add_generation_prompt") if key in body}
         prompt = replace(prompt, arguments=arguments | (given if isinstance(given, dict) else {}))
@@ -287,7 +309,8 @@ class BodyParser:
         for section in inner:
             if section.tokens is None:
                 unknown[section.kind] = unknown.get(section.kind, 0) + section.size
-        rendered = sum(_size(body[key]) for key in RENDERED if body.get(key) is not None)
+        given_keys = [key for key in RENDERED if body.get(key) is not None]
+        rendered = sum(sizes[key] if key in sizes else _size(body[key]) for key in given_keys)
         self.unread.take(max(0, rendered - sum(section.size for section in inner if section.tokens is None)))
         for key, size in unknown.items():
             self.unread.leave(key, size)
@@ -306,24 +329,27 @@ class BodyParser:
             if key not in self._known and not (is_line and key in ENVELOPE) and _holds_text(value)
         }
 
-    def _prompt(self, body: Mapping[str, Any]) -> Prompt:
+    def _prompt(self, body: Mapping[str, Any]) -> tuple[Prompt, dict[str, int]]:
+        """Return the prompt of a body, and by key the bytes of its messages as JSON."""
         tools = tuple(_without_marks(tool) for key in ("tools", "functions") for tool in _listed(body, key))
         documents = tuple(_listed(body, "documents"))
         if body.get("messages") is not None:
-            messages = self._system(body, "system") + self._messages(body["messages"], "messages")
+            first, key, parse = self._system(body, "system"), "messages", self._messages
         elif body.get("prompt") is not None and body.get("input") is None:
             return self._completion(body["prompt"])
         else:
-            messages = self._system(body, "instructions") + self._items(body["input"])
-        return Prompt(messages, tools, documents, _history(body))
+            first, key, parse = self._system(body, "instructions"), "input", self._items
+        others, sizes = parse(body[key], key)
+        return Prompt(first + others, tools, documents, _history(body)), sizes
 
-    def _completion(self, prompt: Any) -> Prompt:
+    def _completion(self, prompt: Any) -> tuple[Prompt, dict[str, int]]:
         if isinstance(prompt, str):
-            return Prompt((Message("prompt", "", (prompt,)),))
+            return Prompt((Message("prompt", "", (prompt,)),)), {}
         if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-            return Prompt(tokens=Row({"prompt": prompt}).counts("prompt"))
+            return Prompt(tokens=Row({"prompt": prompt}).counts("prompt")), {}
         if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
-            return Prompt(self._messages(prompt, "prompt"))
+            messages, sizes = self._messages(prompt, "prompt")
+            return Prompt(messages), sizes
         raise BadFieldError("prompt", "a text, token ids or a list of messages")
 
     def _system(self, body: Mapping[str, Any], key: str) -> tuple[Message, ...]:
@@ -332,30 +358,43 @@ class BodyParser:
             return ()
         return (Message(key, "", self._blocks(content, key)[0]),)
 
-    def _messages(self, messages: Any, key: str) -> tuple[Message, ...]:
+    def _messages(self, messages: Any, key: str) -> tuple[tuple[Message, ...], dict[str, int]]:
         if not isinstance(messages, list) or not messages:
             raise BadFieldError(key, "a list of messages, or prompt as text or token ids")
         if not all(isinstance(message, dict) for message in messages):
             raise BadFieldError(key, "a list of objects with role and content")
-        return tuple(
-            section for index, message in enumerate(messages) for section in self._message(message, f"{key}[{index}]")
-        )
+        return self._parsed(messages, key, self._message)
+
+    def _parsed(
+        self, elements: list[Any], key: str, parse: Callable[[Any, str], list[Message]]
+    ) -> tuple[tuple[Message, ...], dict[str, int]]:
+        """Return the messages of a list under a key of a body, and by this key its bytes as JSON."""
+        messages, size, memo = list[Message](), 1 + max(1, len(elements)), self._memo
+        for index, element in enumerate(elements):
+            name = key, index, id(element) if self.repeats else hash(marshal.dumps(element, _BY_VALUE))
+            parsed = memo.get(name)
+            if parsed is None:
+                parsed = self._remembered(name, element, parse)
+            else:
+                memo.move_to_end(name)
+            messages += parsed.messages
+            size += parsed.size
+        return tuple(messages), {key: size}
+
+    def _remembered(
+        self, name: tuple[str, int, int], element: Any, parse: Callable[[Any, str], list[Message]]
+    ) -> _Parsed:
+        size, places = _size(element), self.unread.places.total()
+        parsed = _Parsed(element if self.repeats else None, parse(element, f"{name[0]}[{name[1]}]"), size)
+        if self.unread.places.total() == places:  # else each time is counted
+            self._memo[name] = parsed
+            self._bytes_in_memory += size
+            while self._bytes_in_memory > _MEMO_BYTES:
+                self._bytes_in_memory -= self._memo.popitem(last=False)[1].size
+        return parsed
 
     def _message(self, message: Mapping[str, Any], path: str) -> list[Message]:
-        """Return a message, and one more for each result of a tool in it; the same for the same object and path."""
-        if self.memo is None:
-            return self._parsed(message, path)
-        key, places = (id(message), path), self.unread.places.total()
-        if key in self.memo:
-            return self.memo[key][1]
-        messages = self._parsed(message, path)
-        if self.unread.places.total() == places:  # else each time is counted
-            self.memo[key] = message, messages  # an object in memory keeps its id
-            if len(self.memo) > _MEMO_SIZE:
-                self.memo.popitem(last=False)
-        return messages
-
-    def _parsed(self, message: Mapping[str, Any], path: str) -> list[Message]:
+        """Return a message, and one more for each result of a tool in it."""
         if not isinstance(message.get("role"), str):
             raise BadFieldError("messages", "a role in each message")
         for key, value in message.items():
@@ -412,11 +451,11 @@ class BodyParser:
         else:
             blocks.append(opaque_block(OPAQUE_TYPES.get(kind, kind), block, self.image_tokens))
 
-    def _items(self, items: Any) -> tuple[Message, ...]:
+    def _items(self, items: Any, key: str) -> tuple[tuple[Message, ...], dict[str, int]]:
         """Return the messages of the items of /v1/responses."""
         if isinstance(items, str):
-            return (Message("input", "user", (items,)),)
-        return tuple(message for index, item in enumerate(items) for message in self._item(item, f"input[{index}]"))
+            return (Message(key, "user", (items,)),), {}
+        return self._parsed(items, key, self._item)
 
     def _item(self, item: Mapping[str, Any], path: str) -> list[Message]:
         kind = item.get("type", "message")
@@ -481,6 +520,21 @@ def _size(value: Any) -> int:
 def as_json(value: Any) -> str:
     """Return JSON as chat templates write it."""
     return _json_text(orjson.dumps(value))
+
+
+_TOOLS = OrderedDict[int, tuple[tuple[Any, ...], str]]()  # tuples of tools that were rendered last, by id
+_TOOLS_IN_MEMORY = 64
+
+
+def tools_text(tools: tuple[Any, ...]) -> str:
+    """Return the definitions of tools as JSON; prompts that share them cost nothing more."""
+    known = _TOOLS.pop(id(tools), None)
+    if known is None:
+        known = tools, as_json(tools)
+        if len(_TOOLS) == _TOOLS_IN_MEMORY:
+            _TOOLS.popitem(last=False)
+    _TOOLS[id(tools)] = known
+    return known[1]
 
 
 @lru_cache(maxsize=256)

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import orjson
 
-from spanlab.workloads.logs.bodies import OUTPUTS, as_json, count_of, is_body, usage_of
+from spanlab.workloads.logs.bodies import OUTPUTS, count_of, is_body, usage_of
 from spanlab.workloads.logs.log import Identity, Ids, Usage
 from spanlab.workloads.logs.otel import tools_of
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFormat, Row, actual, folder_has
@@ -166,8 +167,8 @@ def _body_of(row: Row) -> dict[str, Any] | None:
 # ------------------------------------------------------------------------------
 
 _MARKS = ("call_type", "spend", "response_cost", "model_group", "litellm_call_id", "custom_llm_provider")
-_REDACTED = "redacted-by-litellm"
-_CUT = "litellm_truncated"
+_REDACTED = b"redacted-by-litellm"
+_CUT = b"litellm_truncated"
 _NO_PROMPT = ("embedding", "image", "speech", "transcription", "rerank", "moderation", "file", "batch")
 
 
@@ -292,7 +293,7 @@ def _prompt_of(row: Row) -> Mapping[str, Any] | None:
 
 
 def _is_withheld(value: Any) -> bool:
-    text = as_json(value)
+    text = orjson.dumps(value)
     return _REDACTED in text or _CUT in text
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json
+from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json, tools_text
 from spanlab.workloads.logs.break_classes import CLOCK, STAMP, without_thoughts
 
 # ------------------------------------------------------------------------------
@@ -105,6 +105,7 @@ class Survey:
 
     def __init__(self) -> None:
         self.requests: Counter[int] = Counter()
+        self._moves: dict[int, list[bool] | None] = {}  # by content of a message
 
     @classmethod
     def of(cls, prompts: Iterable[Prompt | None]) -> Survey:
@@ -132,11 +133,11 @@ class Survey:
 
     def moves(self, message: Message) -> list[bool] | None:
         """Return which units of a message are volatile; None if none is."""
-        if self not in message.memo:
+        name = hash(message.blocks)
+        if name not in self._moves:
             moves = self._volatile(_units(message))
-            message.memo[self] = moves if any(moves) else None
-        moved: list[bool] | None = message.memo[self]
-        return moved
+            self._moves[name] = moves if any(moves) else None
+        return self._moves[name]
 
     def _volatile(self, units: Sequence[Block]) -> list[bool]:
         """Return which units of a message are followed by text that recurs more often than they do."""
@@ -144,7 +145,9 @@ class Survey:
         following: list[tuple[int, int]] = []  # requests and size of the units that stay, the nearest last
         for index in range(len(units) - 1, -1, -1):
             count = self.requests[hash(_stripped(units[index]))]
-            if _least(following) >= RATIO * count:
+            # a text recurs at most as often as its nearest unit, which is the one that mostly decides
+            nearest = following[-1][0] if following else 0
+            if nearest >= RATIO * count and _least(following) >= RATIO * count:
                 moves[index] = True
             else:
                 following.append((count, _size(units[index])))
@@ -173,25 +176,25 @@ class VolatileLast:
 
     def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt in the new order; the same object where nothing changes."""
-        messages: list[Message] = []
         tail: list[Block] = []
-        for number, message in enumerate(prompt.messages):
-            memo = message.memo
+        memos = [each.memo for each in prompt.messages]
+        for each, memo in zip(prompt.messages, memos, strict=True):
             if self not in memo:
-                moves = self.survey.moves(message)
-                memo[self] = moves and _divided(message, moves)
-            if memo[self] is None:
-                messages.append(message)
-                continue
-            reordered, stays, moved = memo[self]
-            if self.to_end and message.is_system and number + 1 < len(prompt.messages):
+                moves = self.survey.moves(each)
+                memo[self] = moves and _divided(each, moves)
+        divided = [(number, memo[self]) for number, memo in enumerate(memos) if memo[self]]
+        if not divided:
+            return prompt
+        messages = list(prompt.messages)
+        for number, (reordered, stays, moved) in divided:
+            if self.to_end and messages[number].is_system and number + 1 < len(messages):
                 tail += moved
-                messages.append(stays)
+                messages[number] = stays
             else:
-                messages.append(reordered)
+                messages[number] = reordered
         if tail:
             messages[-1] = replace(messages[-1], blocks=_appended(messages[-1].blocks, tail))
-        return _with_messages(prompt, messages)
+        return replace(prompt, messages=tuple(messages))
 
 
 def _divided(message: Message, moves: Sequence[bool]) -> tuple[Message, Message, list[Block]]:
@@ -216,7 +219,7 @@ class SortedTools:
 
     def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt in the new order; the same object where nothing changes."""
-        name = hash(as_json(prompt.tools))
+        name = hash(tools_text(prompt.tools))
         if name not in self._sorted:
             texts = [(as_json(tool), tool) for tool in prompt.tools]
             ordered = sorted(texts, key=lambda both: (-self.survey.requests[hash(both[0])], both[0]))
@@ -240,13 +243,18 @@ def _without(message: Message, moves: Sequence[bool]) -> tuple[Block, ...]:
 
 def _appended(blocks: tuple[Block, ...], units: Sequence[Block]) -> tuple[Block, ...]:
     """Return blocks with units behind them; texts become lines of the last text."""
-    result = list(blocks)
+    result, lines = list(blocks), list[str]()  # lines of the last block, without their ends
     for unit in units:
         if isinstance(unit, str) and result and isinstance(result[-1], str):
-            result[-1] = f"{result[-1].rstrip(chr(10))}\n{unit.rstrip(chr(10))}"
-        else:
-            result.append(_stripped(unit))
-    return tuple(result)
+            lines = lines or [result[-1].rstrip("\n")]
+            if lines[1:] and not lines[-1]:
+                lines.pop()  # an empty line is one only at the end
+            lines.append(unit.rstrip("\n"))
+            continue
+        if lines:
+            result[-1], lines = "\n".join(lines), []
+        result.append(_stripped(unit))
+    return (*result[:-1], "\n".join(lines)) if lines else tuple(result)
 
 
 # ------------------------------------------------------------------------------
@@ -301,7 +309,7 @@ def days_alone(prompt: Prompt) -> Prompt:
     Clock times are left out. Numbers of seconds since 1970 are rounded down to a day.
     """
     messages = [_with_days(message) if message.is_system else message for message in prompt.messages]
-    text = as_json(prompt.tools)
+    text = tools_text(prompt.tools)
     if (days := _days_of(text)) != text:
         prompt = replace(prompt, tools=tuple(json.loads(days)))
     return _with_messages(prompt, messages)

@@ -46,7 +46,7 @@ class Prompts(Sequence[Prompt | None]):
         self._parts.append(self._number(hash((0, orjson.dumps(prompt.tools))), prompt.tools))
         self._parts.append(self._number(hash((1, orjson.dumps(prompt.documents))), prompt.documents))
         self._parts.append(self._number(name_of_rest, rest))
-        self._parts.extend(self._number(_name(message), message) for message in prompt.messages)
+        self._parts.extend([self._number_of(message) for message in prompt.messages])
         self._starts.append(len(self._parts))
         return len(self._starts) - 2
 
@@ -87,9 +87,21 @@ class Prompts(Sequence[Prompt | None]):
         number = self._order[request]
         if number is None:
             return None
-        parts = [self._part(content) for content in self._parts[self._starts[number] : self._starts[number + 1]]]
+        numbers, objects = self._parts[self._starts[number] : self._starts[number + 1]], self._objects
+        parts = list(map(objects.get, numbers))
+        for index, part in enumerate(parts):
+            if part is None:
+                parts[index] = self._read(numbers[index])
+            else:
+                objects.move_to_end(numbers[index])
         tools, documents, (history, tokens, arguments) = parts[:_APART]
         return Prompt(tuple(parts[_APART:]), tools, documents, history, tokens, arguments)
+
+    def _number_of(self, message: Message) -> int:
+        number: int | None = message.memo.get(self._file)
+        if number is None:
+            number = message.memo[self._file] = self._number(_name(message), message)
+        return number
 
     def _number(self, name: int, content: Any) -> int:
         """Return the number of a part of a prompt, which is written if it is new."""
@@ -107,19 +119,14 @@ class Prompts(Sequence[Prompt | None]):
                 self._names.popitem(last=False)
         return number
 
-    def _part(self, number: int) -> Any:
-        content = self._objects.get(number)
-        if content is None:
-            first, stop = self._places[number : number + 2]
-            content = pickle.loads(os.pread(self._file.fileno(), stop - first, first))  # forks share a file's position
-            self._objects[number] = content
-            self._in_memory += stop - first
-            while self._in_memory > _BYTES_IN_MEMORY and len(self._objects) > 1:
-                oldest = next(iter(self._objects))
-                del self._objects[oldest]
-                self._in_memory -= self._places[oldest + 1] - self._places[oldest]
-        else:
-            self._objects.move_to_end(number)
+    def _read(self, number: int) -> Any:
+        first, stop = self._places[number : number + 2]
+        content = pickle.loads(os.pread(self._file.fileno(), stop - first, first))  # forks share a file's position
+        self._objects[number] = content
+        self._in_memory += stop - first
+        while self._in_memory > _BYTES_IN_MEMORY and len(self._objects) > 1:
+            oldest, _ = self._objects.popitem(last=False)
+            self._in_memory -= self._places[oldest + 1] - self._places[oldest]
         return content
 
 

@@ -53,7 +53,7 @@ from spanlab.workloads.logs.log import (
     salt_keys,
 )
 from spanlab.workloads.logs.prompts import Prompts
-from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, BodyReader
+from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, BodyReader, Pieces
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, actual, detect_format
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import committed
@@ -172,27 +172,34 @@ class LogSource:
         Requests without a prompt, and pieces before it, stay as they are.
         """
         assert log.fronts is not None, "the log was read from a file"
-        reader, columns, places = self._reader, Columns(), log.starts.tolist()
+        reader, columns = self._reader, Columns()
         sessions, identities = (
             [None] * log.requests if column is None else column.tolist() for column in (log.sessions, log.identities)
         )
         for request, (front, prompt) in enumerate(zip(log.fronts.tolist(), self.prompts, strict=True)):
-            first, stop = places[request], places[request + 1]
-            stop = stop if prompt is None else first + front
-            keys = salt_keys(log.pieces[first:stop].astype(np.int64), "as it was")
-            lengths = log.lengths[first:stop].astype(np.int64)
-            opens = np.flatnonzero(log.opens[first:stop])[1:].tolist()
-            if prompt is not None:
-                pieces = reader.pieces_of(rewrite(prompt))
-                opens += [front] * bool(front) + [front + index for index in pieces.opens]
-                keys, lengths = np.concatenate([keys, pieces.keys]), np.concatenate([lengths, pieces.lengths])
+            pieces = None if prompt is None else reader.pieces_of(rewrite(prompt))
+            if front or pieces is None:
+                pieces = _behind(log, request, front, pieces)
+            keys, lengths, opens, _ = pieces
             identity = (("number", identities[request]),)
-            entry = Entry(keys, lengths, request, session=sessions[request], opens=tuple(opens), identity=identity)
-            columns.add(entry)
+            columns.add(Entry(keys, lengths, request, session=sessions[request], opens=opens, identity=identity))
         self.prompts.release()
         changed = columns.log(log.format, log.ids, log.block, ())
         names = ("ids", "pieces", "lengths", "opens", "free", "starts")
         return replace(log, **{name: getattr(changed, name) for name in names})
+
+
+def _behind(log: Log, request: int, front: int, pieces: Pieces | None) -> Pieces:
+    """Return the first `front` pieces of a request as they were, and others behind them; None: all as they were."""
+    first, stop = log.starts[request : request + 2].tolist()
+    stop = stop if pieces is None else first + front
+    keys = salt_keys(log.pieces[first:stop].astype(np.int64), "as it was")
+    lengths, opens = log.lengths[first:stop].astype(np.int64), np.flatnonzero(log.opens[first:stop])[1:].tolist()
+    if pieces is None:
+        return Pieces(keys, lengths, tuple(opens))
+    opens += [front, *[front + index for index in pieces.opens]]
+    joined = (np.concatenate(both) for both in ((keys, pieces.keys), (lengths, pieces.lengths)))
+    return Pieces(*joined, tuple(opens))
 
 
 def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) -> Log:

@@ -11,13 +11,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from spanlab.queries.render import ChatTokenizer
-from spanlab.workloads.logs.bodies import PATCH, Block, BodyParser, Message, Opaque, Prompt, as_json
+from spanlab.workloads.logs.bodies import PATCH, Block, BodyParser, Message, Opaque, Prompt, as_json, tools_text
 from spanlab.workloads.logs.log import Ints, Keys, hash_pieces
 from spanlab.workloads.logs.source import BadFieldError, LogFile
 
@@ -31,6 +32,7 @@ TOOLS = {
 }
 UNKNOWN_TOKENS = 1  # a part of unknown length separates prompts, and counts as one token
 _MEMO_SIZE = 4096  # recently hashed texts: a conversation repeats its messages
+_CONVERSATIONS = 64  # of which the pieces of the last prompt are in memory, since the next one may go on from it
 _FIRST_MARKER, _LAST_MARKER = 0xF0000, 0x10FFFF  # private characters, which stand for parts that are no text
 _MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
 
@@ -76,6 +78,30 @@ class Pieces(NamedTuple):
     prompt: int | None = None
 
 
+class _Joined(NamedTuple):
+    """Pieces of a prompt, and where its parts end in them.
+
+    `elements`  its parts, and `spans` the number of spans up to the end of each
+    `pieces`    keys and lengths, shape (2, pieces), and `ends` of the spans in them
+    """
+
+    elements: Sequence[Section | Message]
+    spans: list[int]
+    pieces: Ints
+    ends: list[int]
+
+    def same(self, elements: Sequence[Section | Message]) -> int:
+        """Return how many first parts of another prompt are the same objects, or have the same text."""
+        for index, (one, other) in enumerate(zip(self.elements, elements, strict=False)):
+            is_text = isinstance(one, Section) and isinstance(other, Section)
+            if one is not other and not (is_text and one.content is other.content):
+                return index
+        return min(len(self.elements), len(elements))
+
+
+_NOTHING = _Joined((), [], np.zeros((2, 0), dtype=np.int64), [])
+
+
 def sections_of(prompt: Prompt, options: BodyOptions) -> list[Section]:
     """Return the parts of a prompt in rendered order."""
     return [
@@ -95,7 +121,7 @@ def _in_order(prompt: Prompt, options: BodyOptions) -> Sequence[Section | Messag
     system = 0
     while system < len(prompt.messages) and prompt.messages[system].is_system:
         system += 1
-    tools = [Section("tools", as_json(prompt.tools), "tools")] if prompt.tools else []
+    tools = [Section("tools", tools_text(prompt.tools), "tools")] if prompt.tools else []
     lead, others = prompt.messages[:system], prompt.messages[system:]
     documents = [Section("documents", _text_of(document), "documents") for document in prompt.documents]
     front: tuple[Section | Message, ...] = (*tools, *lead) if options.tools == "first" else (*lead, *tools)
@@ -196,7 +222,8 @@ class BodyReader:
 
     def __init__(self, file: LogFile, *, repeats: bool = False) -> None:
         self._file, self._options, self._repeats = file, file.bodies or BodyOptions(), repeats
-        self._known = OrderedDict[int, tuple[Keys, Ints]]()
+        self._known = OrderedDict[int, Ints]()
+        self._latest = OrderedDict[int, _Joined]()
 
     @cached_property
     def _parser(self) -> BodyParser:
@@ -206,7 +233,7 @@ class BodyReader:
             options.image_tokens,
             frozenset(options.not_rendered),
             options.template is not None,
-            OrderedDict() if self._repeats else None,
+            self._repeats,
         )
 
     def pieces(self, body: Mapping[str, Any], *, is_line: bool) -> Pieces:
@@ -222,24 +249,43 @@ class BodyReader:
             _add(notes, TEMPLATE)
             if prompt.tools:
                 _add(notes, TOOLS[self._options.tools])
-        spans = [span for element in _in_order(prompt, self._options) for span in self._spans(element)]
-        if not spans:
+        joined = self._joined(_in_order(prompt, self._options))
+        if not joined.ends:
             raise BadFieldError("messages", "a message with content")
-        begins = np.cumsum([0, *(len(keys) for keys, _ in spans)]).tolist()
-        keys, lengths = (np.concatenate([span[index] for span in spans]) for index in (0, 1))
-        return Pieces(keys, lengths, tuple(begins[1:-1]))
+        keys, lengths = joined.pieces
+        return Pieces(keys, lengths, tuple(joined.ends[:-1]))
 
-    def _spans(self, element: Section | Message) -> list[tuple[Keys, Ints]]:
+    def _joined(self, elements: Sequence[Section | Message]) -> _Joined:
+        """Return the pieces of a prompt behind those that it has in common with the last prompt that began alike."""
+        begin = id(next((each for each in elements if isinstance(each, Message) and not each.is_system), None))
+        before = self._latest.pop(begin, _NOTHING)
+        same = before.same(elements)
+        count = before.spans[same - 1] if same else 0
+        more = [self._spans(element) for element in elements[same:]]
+        further = [span for spans in more for span in spans]
+        stop = before.ends[count - 1] if count else 0
+        joined = _Joined(
+            elements,
+            before.spans[:same] + list(accumulate(map(len, more), initial=count))[1:],
+            np.concatenate([before.pieces[:, :stop], *further], axis=1),
+            before.ends[:count] + list(accumulate([span.shape[1] for span in further], initial=stop))[1:],
+        )
+        self._latest[begin] = joined  # which keeps the id of its first message
+        if len(self._latest) > _CONVERSATIONS:
+            self._latest.popitem(last=False)
+        return joined
+
+    def _spans(self, element: Section | Message) -> list[Ints]:
         """Return the pieces of each section of a part; those of a message are computed once."""
         if isinstance(element, Section):
             return [self._hash(element.content)]
         if self not in element.memo:
             element.memo[self] = [self._hash(section.content) for section in _message_sections(element)]
-        spans: list[tuple[Keys, Ints]] = element.memo[self]
+        spans: list[Ints] = element.memo[self]
         return spans
 
-    def _hash(self, content: Block | Ints) -> tuple[Keys, Ints]:
-        """Return keys and lengths of the pieces of a text, of token ids, or of a part that is no text."""
+    def _hash(self, content: Block | Ints) -> Ints:
+        """Return keys and lengths, shape (2, pieces), of a text, of token ids, or of a part that is no text."""
         if isinstance(content, Opaque):
             if content.by_size:
                 each = f"one for each {PATCH} x {PATCH} pixels"
@@ -248,12 +294,12 @@ class BodyReader:
                 count = f"{content.tokens:,} tokens, as workload.log.image_tokens says"
                 _add(self._file.notes, f"each image counts as {count}")
             tokens = UNKNOWN_TOKENS if content.tokens is None else content.tokens
-            return np.array([content.name], dtype=np.int64), np.array([tokens], dtype=np.int64)
+            return np.array([[content.name], [tokens]], dtype=np.int64)
         if isinstance(content, np.ndarray):
-            return hash_pieces(content, self._file.piece)
+            return np.stack(hash_pieces(content, self._file.piece))
         name = hash(content)  # of 64 bits, and many times faster than one that is the same in every process
         if name not in self._known:
-            self._known[name] = hash_pieces(self._encode(content), self._file.piece)
+            self._known[name] = np.stack(hash_pieces(self._encode(content), self._file.piece))
         self._known.move_to_end(name)
         if len(self._known) > _MEMO_SIZE:
             self._known.popitem(last=False)
