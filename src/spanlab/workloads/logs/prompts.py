@@ -89,11 +89,10 @@ class Prompts(Sequence[Prompt | None]):
             return None
         numbers, objects = self._parts[self._starts[number] : self._starts[number + 1]], self._objects
         parts = list(map(objects.get, numbers))
-        for index, part in enumerate(parts):
-            if part is None:
-                parts[index] = self._read(numbers[index])
-            else:
-                objects.move_to_end(numbers[index])
+        for part, each in zip(parts, numbers, strict=True):
+            if part is not None:
+                objects.move_to_end(each)
+        parts = [self._read(each) if part is None else part for part, each in zip(parts, numbers, strict=True)]
         tools, documents, (history, tokens, arguments) = parts[:_APART]
         return Prompt(tuple(parts[_APART:]), tools, documents, history, tokens, arguments)
 
