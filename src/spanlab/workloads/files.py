@@ -389,12 +389,15 @@ def _next_chunk(source: int, name: str, wait_s: float) -> bytes:
     return os.read(source, _CHUNK)
 
 
+_BUFFER = 1 << 20  # bytes: lines of logs are long
+
+
 def open_unpacked(path: Path) -> IO[bytes]:
     """Open a file, decompressed if it is compressed with gzip, bzip2, xz or zstd."""
     with path.open("rb") as file:
         start = file.read(6)
-    unpack = next((unpack for magic, unpack in _UNPACK.items() if start.startswith(magic)), Path.open)
-    return unpack(path, "rb")
+    unpack = next((unpack for magic, unpack in _UNPACK.items() if start.startswith(magic)), None)
+    return path.open("rb", _BUFFER) if unpack is None else unpack(path, "rb")
 
 
 def _open_zstd(path: Path, mode: str) -> io.BufferedReader:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,13 +23,14 @@ from spanlab.workloads.logs.log import (
 )
 from spanlab.workloads.logs.rendering import UNKNOWN_TOKENS, BodyReader
 from spanlab.workloads.logs.source import (
+    FOLDER,
     LOG_FORMATS,
     BadFieldError,
     LogFile,
     LogFormat,
     Row,
+    by_time,
     folder_has,
-    head_rows,
     parse_object,
 )
 
@@ -39,7 +39,7 @@ UNSEEN = (
     "system prompt and tools are not in the log: at the first call of a session they are what the provider counts "
     "beyond the messages; they count as one unknown text that is the same in all calls of the session, and in no other"
 )
-NUMBERED = "the log is a folder: its requests are numbered by time, and not by line"
+_TIMES = ("timestamp", "payload.timestamp")
 _LONGEST_OUTPUT = (1 << 31) - 1
 
 
@@ -127,8 +127,8 @@ def read_sessions(read: Callable[[LogFile, set[object]], Iterator[Call]]) -> Cal
     def entries(file: LogFile) -> Iterator[Entry]:
         calls, seen, is_folder = Calls(file), set[object](), file.content.file.is_dir()
         if is_folder:
-            file.notes.append(NUMBERED)
-        for number, (inner, call) in enumerate(_by_time(file.files(), read, seen), 1):
+            file.notes.append(FOLDER)
+        for number, (inner, call) in enumerate(by_time(file.files(), lambda inner: read(inner, seen), _TIMES), 1):
             line = call.line
             call.line = number if is_folder else line
             try:
@@ -139,43 +139,6 @@ def read_sessions(read: Callable[[LogFile, set[object]], Iterator[Call]]) -> Cal
                 yield entry
 
     return entries
-
-
-def _by_time(
-    files: list[LogFile], read: Callable[[LogFile, set[object]], Iterator[Call]], seen: set[object]
-) -> Iterator[tuple[LogFile, Call]]:
-    """Yield the calls of several files in order of time; calls without a time come at once."""
-    waiting = sorted(((_first_time(replace(file)), number) for number, file in enumerate(files)), reverse=True)
-    heap: list[tuple[float, int, Call, Iterator[Call]]] = []
-    opened: dict[int, LogFile] = {}
-
-    def take(number: int, calls: Iterator[Call]) -> None:
-        call = next(calls, None)
-        if call is None:
-            del opened[number]
-        else:
-            heapq.heappush(heap, (-np.inf if call.at is None else call.at, number, call, calls))
-
-    while heap or waiting:
-        while waiting and (not heap or waiting[-1][0] <= heap[0][0]):
-            number = waiting.pop()[1]
-            opened[number] = replace(files[number])
-            take(number, read(opened[number], seen))
-        if heap:
-            _, number, call, calls = heapq.heappop(heap)
-            yield opened[number], call
-            take(number, calls)
-
-
-def _first_time(file: LogFile) -> float:
-    for row in head_rows(file):
-        try:
-            time = Row(row).seconds("timestamp", "payload.timestamp")
-        except BadFieldError:
-            continue
-        if time is not None:
-            return time
-    return -np.inf
 
 
 def output_of(usage: Any) -> int:
@@ -443,7 +406,7 @@ def _subtype(row: Row) -> str:
 
 
 def _claude_code_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
-    if file.content.file.with_suffix("").joinpath("subagents").is_dir():
+    if FOLDER not in file.notes and file.content.file.with_suffix("").joinpath("subagents").is_dir():
         file.notes.append(SUBAGENTS)
     tree = _Tree(file)
     for _ in file.parsed(lambda item, line: tree.add(parse_object(item), line), counts=False):

@@ -334,12 +334,11 @@ class BodyParser:
         tools = tuple(_without_marks(tool) for key in ("tools", "functions") for tool in _listed(body, key))
         documents = tuple(_listed(body, "documents"))
         if body.get("messages") is not None:
-            first, key, parse = self._system(body, "system"), "messages", self._messages
+            first, (others, sizes) = self._system(body, "system"), self._messages(body["messages"], "messages")
         elif body.get("prompt") is not None and body.get("input") is None:
             return self._completion(body["prompt"])
         else:
-            first, key, parse = self._system(body, "instructions"), "input", self._items
-        others, sizes = parse(body[key], key)
+            first, (others, sizes) = self._system(body, "instructions"), self._items(body["input"], "input")
         return Prompt(first + others, tools, documents, _history(body)), sizes
 
     def _completion(self, prompt: Any) -> tuple[Prompt, dict[str, int]]:
@@ -548,9 +547,10 @@ def _json_text(data: bytes) -> str:
 # ------------------------------------------------------------------------------
 
 _PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "message.usage", "response.message.usage")
+_OUTPUT_NAMES = ("completion_tokens", "output_tokens")
 _GEMINI = ("usageMetadata", "response.usageMetadata", "usage_metadata", "response.usage_metadata")
 _SGLANG = ("meta_info", "response.meta_info", "out.meta_info")
-OUTPUTS = tuple(f"{path}.{name}" for path in _PLACES for name in ("completion_tokens", "output_tokens"))
+OUTPUTS = tuple(f"{path}{name}" for path in (*(f"{place}." for place in _PLACES), "") for name in _OUTPUT_NAMES)
 
 
 def usage_of(row: Row) -> Usage:
@@ -569,7 +569,8 @@ def usage_of(row: Row) -> Usage:
         counts = row.get(*places)
         if isinstance(counts, dict) and prompt in counts:
             return inclusive(count_of(counts, prompt), count_of(counts, cached))
-    return NOT_REPORTED
+    # a proxy that writes flat lines has the counts beside the body
+    return _of_usage(row.fields) if row.fields.keys() & {"prompt_tokens", "input_tokens"} else NOT_REPORTED
 
 
 def _of_usage(usage: Mapping[str, Any]) -> Usage:

@@ -288,8 +288,14 @@ def _prompt_of(row: Row) -> Mapping[str, Any] | None:
         return request  # type: ignore[no-any-return]
     messages = row.get("messages")
     body = None if _is_withheld(messages) else body_of(messages)
-    tools = unpacked(row.get("model_parameters.tools"))
-    return {**body, "tools": tools} if body is not None and isinstance(tools, list) and tools else body
+    parameters = unpacked(row.get("model_parameters"))
+    if body is None or not isinstance(parameters, dict):
+        return body
+    front = parameters.get("system") or parameters.get("instructions")
+    beside = {"instructions" if "input" in body else "system": front} if front and "prompt" not in body else {}
+    if isinstance(tools := unpacked(parameters.get("tools")), list) and tools:
+        beside["tools"] = tools
+    return beside | body
 
 
 def _is_withheld(value: Any) -> bool:

@@ -13,6 +13,7 @@ from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_of
 from spanlab.workloads.logs.log import NOT_REPORTED, UNKNOWN, Entry, Identity, Ids, Moments, Usage, block_lengths
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.source import (
+    FOLDER,
     LOG_FORMATS,
     TIMES,
     BadFieldError,
@@ -20,9 +21,12 @@ from spanlab.workloads.logs.source import (
     LogFormat,
     Row,
     actual,
+    by_time,
     csv_rows,
     first_row,
+    folder_has,
     has_header,
+    has_row,
     head_rows,
     identity_of,
     json_lines,
@@ -32,6 +36,7 @@ from spanlab.workloads.logs.source import (
     record_of,
 )
 
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".log")  # of the files of a folder
 PREFIXES = (
     "",
     "body.",
@@ -43,10 +48,10 @@ PREFIXES = (
 
 @LOG_FORMATS.register("openai")
 def openai() -> LogFormat:
-    """One request per line, at the top level or inside `body` or `request`."""
+    """One request per line, at the top level or inside `body` or `request`; or a folder of such files."""
     return LogFormat(
-        looks_for="JSONL with messages, prompt, or model and input",
-        recognises=lambda file: any(_body_of(Row(row))[1] is not None for row in head_rows(file)),
+        looks_for="JSONL with messages, prompt, or model and input, or a folder of such files",
+        recognises=lambda file: folder_has(file, _has_body, SUFFIXES),
         read=_openai_read_entries,
         ids=Ids.CONTENT,
         fields=("messages",),
@@ -62,8 +67,25 @@ def _body_of(row: Row) -> tuple[str, Mapping[str, Any] | None]:
     return "", None
 
 
+def _has_body(row: dict[str, Any]) -> bool:
+    return _body_of(Row(row))[1] is not None
+
+
 def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
+    if not file.content.file.is_dir():
+        yield from _bodies(BodyReader(file), file)
+        return
+    file.notes.append(FOLDER)
+    files = file.files(SUFFIXES)
+    logs = [inner for inner in files if has_row(replace(inner), _has_body, in_folder=True)]
+    file.set_aside("files of the folder without a body of a request", len(files) - len(logs))
     reader = BodyReader(file)
+    for number, (_, entry) in enumerate(by_time(logs, lambda inner: _bodies(reader, inner), TIMES), 1):
+        entry.line = number
+        yield entry
+
+
+def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
 
     def parse(row: Row, line: int, file: LogFile) -> Entry:
         if row.get("message_mode") == "delta":

@@ -88,7 +88,7 @@ class Prompts(Sequence[Prompt | None]):
         if number is None:
             return None
         numbers, objects = self._parts[self._starts[number] : self._starts[number + 1]], self._objects
-        parts = list(map(objects.get, numbers))
+        parts: list[Any] = list(map(objects.get, numbers))
         for part, each in zip(parts, numbers, strict=True):
             if part is not None:
                 objects.move_to_end(each)

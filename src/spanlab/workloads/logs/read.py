@@ -198,8 +198,7 @@ def _behind(log: Log, request: int, front: int, pieces: Pieces | None) -> Pieces
     if pieces is None:
         return Pieces(keys, lengths, tuple(opens))
     opens += [front, *[front + index for index in pieces.opens]]
-    joined = (np.concatenate(both) for both in ((keys, pieces.keys), (lengths, pieces.lengths)))
-    return Pieces(*joined, tuple(opens))
+    return Pieces(np.concatenate([keys, pieces.keys]), np.concatenate([lengths, pieces.lengths]), tuple(opens))
 
 
 def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) -> Log:

@@ -93,8 +93,8 @@ class _Joined(NamedTuple):
     def same(self, elements: Sequence[Section | Message]) -> int:
         """Return how many first parts of another prompt are the same objects, or have the same text."""
         for index, (one, other) in enumerate(zip(self.elements, elements, strict=False)):
-            is_text = isinstance(one, Section) and isinstance(other, Section)
-            if one is not other and not (is_text and one.content is other.content):
+            is_text = isinstance(one, Section) and isinstance(other, Section) and one.content is other.content
+            if one is not other and not is_text:
                 return index
         return min(len(self.elements), len(elements))
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
+import heapq
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -26,6 +27,13 @@ from spanlab.workloads.logs.rates import rates_of
 # ------------------------------------------------------------------------------
 
 T = TypeVar("T")
+Timed = TypeVar("Timed", bound="_HasTime")
+FOLDER = "the log is a folder: its requests are numbered by time, and not by line"
+
+
+class _HasTime(Protocol):
+    at: float | None
+
 
 #: Fields with the arrival of a request; proxies write startTime, and where that is missing, endTime is the nearest.
 TIMES = ("timestamp", "startTime", "start_time", "created", "created_at", "time", "ts", "endTime")
@@ -473,6 +481,46 @@ def has_row(file: LogFile, recognises: Callable[[dict[str, Any]], bool], *, in_f
             raise
         return False
     return any(map(recognises, rows))
+
+
+def by_time(
+    files: Sequence[LogFile], read: Callable[[LogFile], Iterator[Timed]], names: Sequence[str]
+) -> Iterator[tuple[LogFile, Timed]]:
+    """Yield what is read from several files, each in order of time, in order of time; what has no time comes at once.
+
+    `names`  fields of a row with its time; a file is opened when its first time has come
+    """
+    waiting = sorted(((_first_time(replace(file), names), number) for number, file in enumerate(files)), reverse=True)
+    heap: list[tuple[float, int, Timed, Iterator[Timed]]] = []
+    opened: dict[int, LogFile] = {}
+
+    def take(number: int, items: Iterator[Timed]) -> None:
+        item = next(items, None)
+        if item is None:
+            del opened[number]
+        else:
+            heapq.heappush(heap, (-np.inf if item.at is None else item.at, number, item, items))
+
+    while heap or waiting:
+        while waiting and (not heap or waiting[-1][0] <= heap[0][0]):
+            number = waiting.pop()[1]
+            opened[number] = replace(files[number])
+            take(number, read(opened[number]))
+        if heap:
+            _, number, item, items = heapq.heappop(heap)
+            yield opened[number], item
+            take(number, items)
+
+
+def _first_time(file: LogFile, names: Sequence[str]) -> float:
+    for row in head_rows(file):
+        try:
+            time = Row(row).seconds(*names)
+        except BadFieldError:
+            continue
+        if time is not None:
+            return time
+    return -np.inf
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:

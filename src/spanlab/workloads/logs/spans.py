@@ -6,6 +6,7 @@ A file is read twice: first for the times and the tree of its calls, then for th
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -233,6 +234,10 @@ _ROLES = {"human": "user", "ai": "assistant", "gpt": "assistant", "model": "assi
 _ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 
 
+#: Begin of JSON in a text that `unpacked` left as it is: a tracer has cut it.
+_CUT = re.compile(r"\s*(\{\s*\"|\[\s*\{\s*\")")
+
+
 def unpacked(value: Any) -> Any:
     """Return the JSON that a text holds; any other value as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
@@ -244,14 +249,15 @@ def unpacked(value: Any) -> Any:
 
 
 def body_of(value: Any) -> dict[str, Any] | None:
-    """Return the body of a request from what a call got as its input; None for nothing."""
+    """Return the body of a request from what a call got as its input; None for nothing, or for JSON that is cut."""
     value = unpacked(value)
     if value is None or value in ("", [], {}):
         return None
     if isinstance(value, list):
         return _body_of_list(value)
     if not isinstance(value, dict):
-        return {"prompt": str(value)}
+        text = str(value)
+        return None if _CUT.match(text) else {"prompt": text}
     for key in ("messages", "input", "prompt", "contents"):
         inner = unpacked(value.get(key))
         if isinstance(inner, (list, dict, str)) and inner:
