@@ -12,7 +12,8 @@ import pytest
 from spanlab.analyses.breaks import AROUND
 from spanlab.cli import compose
 from spanlab.study.run import run_study
-from spanlab.workloads.logs import mends, prompts
+from spanlab.workloads.logs import bodies as bodies_of_logs
+from spanlab.workloads.logs import mends, prompts, rendering
 from spanlab.workloads.logs.mends import MENDS
 
 from ..support.files import write_lines
@@ -311,6 +312,12 @@ def test_redacted_run_holds_no_text_of_the_log(tmp_path: Path):
 def test_memory_for_prompts_changes_no_result(tmp_path: Path, monkeypatch):
     bodies = [chat(stamped(number), invented(30, number)) for number in range(12)]
     usual = explained_bodies(tmp_path / "usual", *bodies)
+    for module, names in (
+        (bodies_of_logs, ("_MEMO_BYTES", "_TOOLS_IN_MEMORY")),
+        (rendering, ("_MEMO_SIZE", "_CONVERSATIONS")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, 1)
     monkeypatch.setattr(prompts, "_BYTES_IN_MEMORY", 1)
     monkeypatch.setattr(prompts, "_NAMES_IN_MEMORY", 1)
     monkeypatch.setattr(mends, "_UNITS_IN_MEMORY", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.read import LogSettings, read_log
 from spanlab.workloads.logs.source import LOG_FORMATS
 
+from ..support.files import write_lines
 from .agent_samples import claude_session, codex_session
 from .log_samples import SAMPLES
 
@@ -348,11 +350,35 @@ def test_skipped_lines_are_counted_by_kind(tmp_path: Path):
     ],
 )
 def test_counts_of_every_provider_are_exact(tmp_path: Path, usage: dict[str, Any], expected: tuple[int, int | None]):
+    events = [{"message": {"usage": usage}}, {"usage": {"output_tokens": 5}}, "[DONE]"]
+    stream = "".join(f"event: x\ndata: {json.dumps(event)}\n\n" for event in events)
+    places = (
+        {"usage": usage},
+        usage,
+        {"response": {"usage": usage}},
+        {"response": stream},
+        {"response": {"body": stream}},
+    )
+    for beside in places:
+        log = read_rows(tmp_path, [row | {"usage": None} | beside for row in openai_rows()])
+        assert log.usage is not None
+        prompt, cached = log.usage[0, :2].tolist()
+        assert prompt == expected[0]
+        assert np.isnan(cached) if expected[1] is None else cached == expected[1]
+    assert log.output_lens[0] == 5
+
+
+def test_folder_of_bodies_is_one_log_by_time(tmp_path: Path):
     rows = openai_rows()
-    for row in rows:
-        row["usage"] = usage
-    log = read_rows(tmp_path, rows)
-    assert log.usage is not None
-    prompt, cached = log.usage[0, :2].tolist()
-    assert prompt == expected[0]
-    assert np.isnan(cached) if expected[1] is None else cached == expected[1]
+    whole = read_rows(tmp_path, rows)
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    write_lines(folder / "b.jsonl", rows[0])
+    write_lines(folder / "inner" / "a.jsonl", rows[1])
+    write_lines(folder / "other.json", {"a": 1})
+    log = read_log(folder, LogSettings())
+    assert (log.format, log.fingerprint) == ("openai", whole.fingerprint)
+    assert "not counted: 1 files of the folder without a body of a request" in log.notes
+    write_lines(folder / "c.jsonl", rows[0] | {"time": 99}, {"messages": 5})
+    with pytest.raises(ValueError, match=r"c\.jsonl:2: messages: expected a list"):
+        read_log(folder, LogSettings())

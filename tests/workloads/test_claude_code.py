@@ -286,7 +286,9 @@ def test_output_stream_is_one_branch(tmp_path: Path):
 def test_subagents_in_files_of_their_own_are_named(tmp_path: Path):
     (tmp_path / "session" / "subagents").mkdir(parents=True)
     path = write_lines(tmp_path / "session.jsonl", *claude_session())
-    assert any(note.startswith("calls of subagents are in files") for note in read_log(path, LogSettings()).notes)
+    for log, is_alone in ((path, True), (tmp_path, False)):
+        notes = read_log(log, LogSettings()).notes
+        assert any(note.startswith("calls of subagents are in files") for note in notes) == is_alone
 
 
 def test_empty_and_foreign_files_of_a_folder_add_nothing(tmp_path: Path):

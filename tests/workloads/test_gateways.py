@@ -201,11 +201,21 @@ def test_rows_of_spend_without_prompts_have_lengths_only(tmp_path: Path):
         "redacted-by-litellm",
         [{"role": "user", "content": "redacted-by-litellm"}],
         [{"role": "user", "content": "a long te... (litellm_truncated 900 chars)"}],
+        '[{"role": "user", "content": "a long te',
+        '{"messages": [{"role": "us',
     ],
 )
 def test_redacted_and_cut_prompts_are_withheld(tmp_path: Path, messages: Any):
     log = read(tmp_path, payload("a", 0, messages, None))
     assert (str(log.ids), log.prompt_tokens.tolist()) == ("none", [60])
+
+
+@pytest.mark.parametrize("front", ["system", "instructions"])
+def test_what_stands_beside_the_messages_of_a_payload_is_read(tmp_path: Path, front: str):
+    log = read(
+        tmp_path, spend_row("a", messages=MESSAGES, model_parameters={front: "be kind", "tools": [{"name": "t"}]})
+    )
+    assert texts(log) == ['[{"name": "t"}]|be kind|user\nx']
 
 
 def test_body_that_the_proxy_stored_is_the_prompt(tmp_path: Path):

@@ -573,6 +573,22 @@ def usage_of(row: Row) -> Usage:
     return _of_usage(row.fields) if row.fields.keys() & {"prompt_tokens", "input_tokens"} else NOT_REPORTED
 
 
+def usage_in(answer: Any) -> Any:
+    """Return the usage of an answer: of an object, or of a stream's events as a text, of which later counts hold."""
+    if isinstance(answer, dict):
+        return answer.get("usage")
+    usage: dict[str, Any] = {}
+    for line in answer.splitlines() if isinstance(answer, str) and '"usage"' in answer else ():
+        try:
+            event = orjson.loads(line.removeprefix("data:").strip() or "null")
+        except orjson.JSONDecodeError:
+            continue
+        for inner in (event, *(event.get(name) for name in ("message", "response"))) if isinstance(event, dict) else ():
+            counts = inner.get("usage") if isinstance(inner, dict) else None
+            usage |= {name: count for name, count in (counts or {}).items() if count is not None}
+    return usage or None
+
+
 def _of_usage(usage: Mapping[str, Any]) -> Usage:
     read, written = count_of(usage, "cache_read_input_tokens"), _created(usage)
     divided = [usage.get(f"{name}_tokens_details") for name in ("prompt", "input")]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from spanlab.workloads.logs.bodies import OUTPUTS, count_of, is_body, usage_of
+from spanlab.workloads.logs.bodies import OUTPUTS, count_of, is_body, usage_in, usage_of
 from spanlab.workloads.logs.log import Identity, Ids, Usage
 from spanlab.workloads.logs.otel import tools_of
 from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFormat, Row, actual, folder_has
@@ -327,7 +327,7 @@ def _is_capture(row: dict[str, Any]) -> bool:
 
 def _captures_of(row: Row, refuse: Refuse) -> Iterator[Span]:
     answer = _captured(row, "endpointOutput")
-    reported = Row({"usage": _usage_in(answer)})
+    reported = Row({"usage": usage_in(answer)})
     output = reported.get(*OUTPUTS)
     name = row.label("eventMetadata.eventId")
     yield Span(
@@ -368,12 +368,3 @@ def _request_in(row: Row) -> dict[str, Any] | None:
     if isinstance(body, dict) and is_body(body):
         return body
     raise BadFieldError("captureData.endpointInput.data", f"the body of a request{actual(body)}")
-
-
-def _usage_in(answer: Any) -> Any:
-    """Return the usage of an answer: of an object, or of the last event of a stream that has one."""
-    if isinstance(answer, dict):
-        return answer.get("usage")
-    events = answer.splitlines() if isinstance(answer, str) else []
-    parsed = (unpacked(event.removeprefix("data:").strip()) for event in reversed(events))
-    return next((event["usage"] for event in parsed if isinstance(event, dict) and event.get("usage")), None)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_of
+from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_in, usage_of
 from spanlab.workloads.logs.log import NOT_REPORTED, UNKNOWN, Entry, Identity, Ids, Moments, Usage, block_lengths
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.source import (
@@ -36,6 +36,7 @@ from spanlab.workloads.logs.source import (
     record_of,
 )
 
+_ANSWERS = ("response", "response.body")  # of which a proxy keeps a stream as a text
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".log")  # of the files of a folder
 PREFIXES = (
     "",
@@ -94,6 +95,9 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
         if body is None:
             raise BadFieldError("messages", "a list of messages, or prompt as text or token ids, and it is missing")
         keys, lengths, opens, prompt = reader.pieces(body, is_line=not prefix)
+        streamed = next((each for each in map(row.get, _ANSWERS) if isinstance(each, str)), None)
+        if streamed is not None and (usage := usage_in(streamed)) is not None:
+            row = Row(row.fields | {"usage": usage})
         return Entry(
             keys,
             lengths,
