@@ -14,7 +14,8 @@ import pytest
 from spanlab.offline.replay import build_paths
 from spanlab.queries.render import load_tokenizer
 from spanlab.workloads.logs.bodies import BodyParser
-from spanlab.workloads.logs.log import Ids, Log, Unread
+from spanlab.workloads.logs.log import Ids, Log
+from spanlab.workloads.logs.observed import Unread
 from spanlab.workloads.logs.read import LogSettings, read_log
 from spanlab.workloads.logs.rendering import BodyOptions, sections_of
 

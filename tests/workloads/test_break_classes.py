@@ -18,7 +18,7 @@ from spanlab.workloads.logs.break_classes import (
     rule_of,
     without_thoughts,
 )
-from spanlab.workloads.logs.log import Unread
+from spanlab.workloads.logs.observed import Unread
 from spanlab.workloads.logs.rendering import BodyOptions, Section, sections_of
 
 RULES_OF_HOUSE = (

@@ -41,7 +41,8 @@ from spanlab.settings.analyses import ANALYSES, LOG, Analysis, ExplainSettings
 from spanlab.settings.study import Study
 from spanlab.study.bounds import BoundCrossedError
 from spanlab.workloads.logs.bodies import Rewrite
-from spanlab.workloads.logs.log import Ids, Log, Unread
+from spanlab.workloads.logs.log import Ids, Log
+from spanlab.workloads.logs.observed import Unread
 from spanlab.workloads.logs.written import write_log
 
 if TYPE_CHECKING:

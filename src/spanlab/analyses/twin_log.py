@@ -19,8 +19,9 @@ from spanlab.records import e2e, tpot, ttft
 from spanlab.registry import positive
 from spanlab.settings.study import Study
 from spanlab.typed_json import from_json, of_kind, reading
-from spanlab.workloads.logs.log import Log, Observed
-from spanlab.workloads.logs.source import Row
+from spanlab.workloads.logs.log import Log
+from spanlab.workloads.logs.observed import Observed
+from spanlab.workloads.logs.rows import Row
 from spanlab_sim.lockstep import Memory
 from spanlab_sim.timings import Deployment
 

@@ -48,7 +48,7 @@ from spanlab.workloads.logs.kv_events import (
     read_batch,
     unpacked,
 )
-from spanlab.workloads.logs.log import Counters
+from spanlab.workloads.logs.observed import Counters
 
 # ------------------------------------------------------------------------------
 # Settings: addresses of the events and of the server, and when the watch ends.

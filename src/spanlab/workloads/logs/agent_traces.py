@@ -10,17 +10,14 @@ import numpy as np
 
 from spanlab.workloads.logs.formats import block_keys, find_block_size
 from spanlab.workloads.logs.log import Entry, block_lengths, salt_keys
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, identity_of
 from spanlab.workloads.logs.source import (
     LOG_FORMATS,
-    BadFieldError,
     LogFile,
     LogFormat,
-    Row,
-    actual,
     first_row,
     head_rows,
     header_count,
-    identity_of,
     parse_object,
 )
 

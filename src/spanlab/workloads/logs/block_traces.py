@@ -9,28 +9,15 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.logs.formats import block_keys
-from spanlab.workloads.logs.log import (
-    UNKNOWN,
-    Entry,
-    Identity,
-    Ids,
-    Ints,
-    Keys,
-    Moments,
-    Usage,
-    block_lengths,
-    hash_name,
-)
+from spanlab.workloads.logs.log import Entry, Identity, Ids, Ints, Keys, block_lengths, hash_name
+from spanlab.workloads.logs.observed import UNKNOWN, Moments, Usage
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, identity_of
 from spanlab.workloads.logs.source import (
     LOG_FORMATS,
-    BadFieldError,
     LogFile,
     LogFormat,
-    Row,
-    actual,
     head_rows,
     header_count,
-    identity_of,
     json_lines,
     parse_object,
 )

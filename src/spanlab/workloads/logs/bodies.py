@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from spanlab.workloads.logs.log import NOT_REPORTED, Ints, Unread, Usage, hash_name
-from spanlab.workloads.logs.source import BadFieldError, Row
+from spanlab.workloads.logs.log import Ints, hash_name
+from spanlab.workloads.logs.observed import NOT_REPORTED, Unread, Usage
+from spanlab.workloads.logs.rows import BadFieldError, Row
 
 # ------------------------------------------------------------------------------
 # Parts of a prompt that are no text: images, sound, files, encrypted thoughts, and histories

@@ -9,8 +9,10 @@ import numpy as np
 
 from spanlab.workloads.logs.agents import REPEATED_CALLS, Call, output_of, read_sessions
 from spanlab.workloads.logs.bodies import check_block, count_of, inclusive
-from spanlab.workloads.logs.log import NOT_REPORTED, Ids, Usage
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, folder_has, parse_object
+from spanlab.workloads.logs.log import Ids
+from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
+from spanlab.workloads.logs.rows import BadFieldError, Row
+from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has, parse_object
 
 _ENVELOPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 #: Items that the model makes; `message` is one if its role is assistant.

@@ -11,22 +11,18 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.logs.log import Entry, Ids, Keys, block_lengths, hash_name, hash_pieces, salt_keys
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, identity_of, record_of
 from spanlab.workloads.logs.source import (
     LOG_FORMATS,
-    BadFieldError,
     LogFile,
     LogFormat,
-    Row,
-    actual,
     csv_rows,
     first_row,
     has_header,
     head_rows,
-    identity_of,
     json_lines,
     lengths_only,
     parse_object,
-    record_of,
 )
 from spanlab.workloads.ragpulse import TRACE, read_trace
 from spanlab.workloads.shape import INDEPENDENT, Shape

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from spanlab.workloads.logs.log import Identity
-from spanlab.workloads.logs.source import BadFieldError, Row, actual, identity_of
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, identity_of
 
 # ------------------------------------------------------------------------------
 # One batch of events, as lists or as maps, and the stored blocks of a prompt.

@@ -10,17 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_in, usage_of
-from spanlab.workloads.logs.log import NOT_REPORTED, UNKNOWN, Entry, Identity, Ids, Moments, Usage, block_lengths
+from spanlab.workloads.logs.log import Entry, Identity, Ids, block_lengths
+from spanlab.workloads.logs.observed import NOT_REPORTED, UNKNOWN, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
+from spanlab.workloads.logs.rows import TIMES, BadFieldError, Row, actual, identity_of, moments_of, record_of
 from spanlab.workloads.logs.source import (
     FOLDER,
     LOG_FORMATS,
-    TIMES,
-    BadFieldError,
     LogFile,
     LogFormat,
-    Row,
-    actual,
     by_time,
     csv_rows,
     first_row,
@@ -28,12 +26,9 @@ from spanlab.workloads.logs.source import (
     has_header,
     has_row,
     head_rows,
-    identity_of,
     json_lines,
     lengths_only,
-    moments_of,
     parse_object,
-    record_of,
 )
 
 _ANSWERS = ("response", "response.body")  # of which a proxy keeps a stream as a text

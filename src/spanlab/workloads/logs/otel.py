@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.logs.bodies import count_of
-from spanlab.workloads.logs.log import Ids, Usage
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, actual, folder_has
+from spanlab.workloads.logs.log import Ids
+from spanlab.workloads.logs.observed import Usage
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual
+from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has
 from spanlab.workloads.logs.spans import (
     SUFFIXES,
     Refuse,

@@ -39,22 +39,12 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
 from spanlab.workloads.logs.bodies import Rewrite
 from spanlab.workloads.logs.call_graph import After
 from spanlab.workloads.logs.formats import CONTENT, entries
-from spanlab.workloads.logs.log import (
-    BYTES_PER_TOKEN,
-    LONGEST_REQUEST_S,
-    LONGEST_S,
-    Columns,
-    Entry,
-    Ids,
-    Log,
-    Moments,
-    TokensOf,
-    away_from_arrival,
-    salt_keys,
-)
+from spanlab.workloads.logs.log import LONGEST_S, Columns, Entry, Ids, Log, TokensOf, salt_keys
+from spanlab.workloads.logs.observed import BYTES_PER_TOKEN, LONGEST_REQUEST_S, Moments, away_from_arrival
 from spanlab.workloads.logs.prompts import Prompts
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, BodyReader, Pieces
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, actual, detect_format
+from spanlab.workloads.logs.rows import BadFieldError, actual
+from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, detect_format
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import committed
 from spanlab.workloads.text import find_tokenizer

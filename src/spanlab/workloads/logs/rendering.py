@@ -20,7 +20,8 @@ import orjson
 from spanlab.queries.render import ChatTokenizer
 from spanlab.workloads.logs.bodies import PATCH, Block, BodyParser, Message, Opaque, Prompt, as_json, tools_text
 from spanlab.workloads.logs.log import Ints, Keys, hash_pieces
-from spanlab.workloads.logs.source import BadFieldError, LogFile
+from spanlab.workloads.logs.rows import BadFieldError
+from spanlab.workloads.logs.source import LogFile
 
 TEMPLATE = (
     "what a chat template adds to messages is unknown, and left out; workload.log.template=FOLDER renders the template "

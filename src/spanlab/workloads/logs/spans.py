@@ -15,9 +15,11 @@ import numpy as np
 import orjson
 
 from spanlab.workloads.logs.bodies import as_json, inclusive
-from spanlab.workloads.logs.log import NOT_REPORTED, Entry, Identity, Moments, Usage, hash_name
+from spanlab.workloads.logs.log import Entry, Identity, hash_name
+from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
-from spanlab.workloads.logs.source import BadFieldError, LogFile, Row, actual, parse_object
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual
+from spanlab.workloads.logs.source import LogFile, parse_object
 
 SUFFIXES = (".json", ".jsonl")  # of the files of a folder
 REPEATED = "spans that repeat an earlier one"

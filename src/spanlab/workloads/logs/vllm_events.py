@@ -33,8 +33,10 @@ from spanlab.workloads.logs.kv_events import (
     read_batch,
     unpacked,
 )
-from spanlab.workloads.logs.log import NOT_REPORTED, Entry, Identity, Ids, Usage, hash_name
-from spanlab.workloads.logs.source import LOG_FORMATS, BadFieldError, LogFile, LogFormat, Row, actual
+from spanlab.workloads.logs.log import Entry, Identity, Ids, hash_name
+from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual
+from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat
 
 # ------------------------------------------------------------------------------
 # Messages of a capture: payloads end to end, ZeroMQ's frames, or the records of `watch`.
