@@ -243,7 +243,7 @@ def by_cache(request: Request, policy: Policy, now: int) -> list[int]:
     def ranks(placed: list[int], remaining: list[int]) -> list[int]:
         candidates = [with_passages(request, _next_first(candidate, placed, remaining)) for candidate in remaining]
         before = passages[len(placed)]
-        start = sum(len(span.tokens) for span in candidates[0].spans[:before])
+        start = sum(len(span.ids) for span in candidates[0].spans[:before])
         return [stored_beginning(policy.match(candidate, now)) - start for candidate in candidates]
 
     return greedy(range(len(passages)), ranks)

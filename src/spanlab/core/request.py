@@ -6,23 +6,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spanlab.core.token_string import IdRun, TokenIds, TokenString, array_of, string_of
 from spanlab.core.token_string import Tokens as Tokens
-from spanlab.core.token_string import TokenString, string_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
     """Contiguous tokens that the workload names as one unit: a document, a system prompt, a question.
 
-    `tokens`       int32 token ids, shape (length,).
+    `ids`          int32 token ids, shape (length,), or a run of ids.
     `independent`  the workload promises that its order among its siblings does not matter (a document, a passage).
     `reusable`     the workload promises that the prompt up to this span's end will be requested again, so its end is
                    a *known boundary*, a position worth a recurrent checkpoint.
     """
 
-    tokens: Tokens
+    ids: TokenIds
     independent: bool = False
     reusable: bool = False
+
+    @property
+    def tokens(self) -> Tokens:
+        """The token ids as an array; of a run, made at each call."""
+        return array_of(self.ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +70,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Prompt length in tokens."""
-        return sum([len(span.tokens) for span in self.spans])
+        return sum([len(span.ids) for span in self.spans])
 
     @property
     def tokens(self) -> Tokens:
@@ -77,25 +82,21 @@ class Request:
     @property
     def string(self) -> TokenString:
         """The prompt's token ids as the `TokenString` that the trees compare."""
-        return string_of([span.tokens for span in self.spans])
-
-    def output_tokens(self, generated: int) -> Tokens:
-        """Return the first `generated` output tokens, int32."""
-        if self.output is None:
-            return np.full(generated, -1 - self.id, np.int32)
-        assert len(self.output) >= generated, "more tokens were generated than the workload's output has"
-        return self.output[:generated]
+        return string_of([span.ids for span in self.spans])
 
     def output_string(self, generated: int) -> TokenString:
         """Return the first `generated` output tokens as a `TokenString`."""
-        return string_of([self.output_tokens(generated)])
+        if self.output is None:
+            return string_of([IdRun(-1 - self.id, generated, 0)])
+        assert len(self.output) >= generated, "more tokens were generated than the workload's output has"
+        return string_of([self.output[:generated]])
 
     @property
     def boundaries(self) -> tuple[int, ...]:
         """Ends of the reusable spans: increasing prompt positions."""
         ends, position = [], 0
         for span in self.spans:
-            position += len(span.tokens)
+            position += len(span.ids)
             if span.reusable:
                 ends.append(position)
         return tuple(ends)

@@ -71,11 +71,11 @@ def token_runs(request: Request) -> list[TokenRun]:
     """
     runs: list[TokenRun] = []
     position = 0
-    spans = [span for span in request.spans if len(span.tokens)]
+    spans = [span for span in request.spans if len(span.ids)]
     for independent, group in groupby(spans, key=attrgetter("independent")):
-        arrays = [span.tokens for span in group]
-        for together in [[tokens] for tokens in arrays] if independent else [arrays]:
-            start, position = position, position + sum([len(tokens) for tokens in together])
+        arrays = [span.ids for span in group]
+        for together in [[ids] for ids in arrays] if independent else [arrays]:
+            start, position = position, position + sum([len(ids) for ids in together])
             runs.append(TokenRun(start, position, independent, string_of(together)))
     if runs and runs[-1].independent:
         start, stop, _, tokens = runs.pop()

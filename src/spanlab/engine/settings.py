@@ -133,7 +133,7 @@ def remap_tokens(requests: Sequence[Request], vocab_size: int) -> list[Request]:
     texts += [option for request in requests for option in request.options]
     if all(len(tokens) == 0 or tokens.max() < vocab_size for tokens in texts):
         return list(requests)
-    mapped = {key: replace(span, tokens=_map_ids(span.tokens, vocab_size)) for key, span in spans.items()}
+    mapped = {key: replace(span, ids=_map_ids(span.tokens, vocab_size)) for key, span in spans.items()}
     outputs = [None if request.output is None else _map_ids(request.output, vocab_size) for request in requests]
     return [
         replace(

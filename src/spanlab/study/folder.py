@@ -151,7 +151,7 @@ def _requests_fingerprint(requests: tuple[Request, ...]) -> str:
             if id(span) not in numbers:
                 numbers[id(span)] = len(numbers)
                 digest.update(span.tokens.data)
-        spans = [(numbers[id(span)], len(span.tokens), span.independent, span.reusable) for span in request.spans]
+        spans = [(numbers[id(span)], len(span.ids), span.independent, span.reusable) for span in request.spans]
         digest.update(repr((request.id, request.group_id, request.output_len, request.arrived_at, spans)).encode())
     return digest.hexdigest()
 

@@ -416,7 +416,7 @@ def _short_suffixes(request: Request) -> list[Request]:
     """Replace the last span by its last 2, 4, … tokens, which do not match the start of the stored span."""
     *before, last = request.spans
     sizes = [size for size in _ROWS if size < len(last.tokens)]
-    ends = [replace(last, tokens=last.tokens[-size:]) for size in sizes]
+    ends = [replace(last, ids=last.tokens[-size:]) for size in sizes]
     return [replace(request, spans=(*before, end), output_len=1) for end in ends]
 
 

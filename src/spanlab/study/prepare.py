@@ -201,9 +201,9 @@ def check_context(study: Study, facts: EngineFacts, requests: tuple[Request, ...
         tokens = request.num_tokens + request.longest_output - 1
         if tokens <= facts.context:
             continue
-        source, longest = study.workload, max(request.spans, key=lambda span: len(span.tokens))
+        source, longest = study.workload, max(request.spans, key=lambda span: len(span.ids))
         key = f"workload.kind={source.kind}" if source.path is None else f"workload.path={source.path}"
-        longest_text = f"{len(longest.tokens):,} of them in one {'passage' if longest.independent else 'span'}"
+        longest_text = f"{len(longest.ids):,} of them in one {'passage' if longest.independent else 'span'}"
         raise ValueError(
             f"{key}: expected prompts of at most {facts.context:,} tokens with their answers, the positions that "
             f"{facts.model} supports; request {request.id} has {tokens:,}, {longest_text}"

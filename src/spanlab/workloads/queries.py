@@ -243,7 +243,7 @@ def _with_shared_tokens(request: Request, shared_tokens: dict[bytes, Tokens]) ->
         if key not in shared_tokens:
             # A view would keep the token ids of its whole prompt in memory.
             shared_tokens[key] = span.tokens.copy()
-        spans.append(replace(span, tokens=shared_tokens[key]))
+        spans.append(replace(span, ids=shared_tokens[key]))
     return replace(request, spans=tuple(spans))
 
 

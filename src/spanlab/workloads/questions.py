@@ -282,13 +282,13 @@ def _check_length(requests: Sequence[Request], retrieved: Sequence[RetrievedPass
     for request, item in zip(requests, retrieved, strict=True):
         if limit is None or request.num_tokens <= limit:
             continue
-        longest = max(request.spans[1:-1], key=lambda span: len(span.tokens))
+        longest = max(request.spans[1:-1], key=lambda span: len(span.ids))
         text = item.passages[request.spans.index(longest) - 1]
         problem = (
             f"the prompt of question {request.id} has {request.num_tokens:,} tokens: expected a smaller k or shorter"
         )
-        if len(longest.tokens) > limit:
-            problem = f"the passage {text[:40]!r} has {len(longest.tokens):,} tokens: expected shorter"
+        if len(longest.ids) > limit:
+            problem = f"the passage {text[:40]!r} has {len(longest.ids):,} tokens: expected shorter"
         raise ValueError(f"workload.max_prompt_tokens={limit}: {problem} passages")
 
 
@@ -319,8 +319,8 @@ def overlap(requests: Sequence[Request]) -> float:
     repeated = tokens = 0
     for request in requests:
         for span in _passages(request):
-            tokens += len(span.tokens)
-            repeated += len(span.tokens) * (id(span) in earlier)
+            tokens += len(span.ids)
+            repeated += len(span.ids) * (id(span) in earlier)
         earlier |= {id(span) for span in _passages(request)}
     return repeated / tokens
 

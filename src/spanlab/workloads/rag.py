@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.token_string import Tokens
+from spanlab.core.token_string import Tokens, array_of
 from spanlab.kinds import check_fields, field
 from spanlab.registry import not_negative, positive, share
 from spanlab.workloads.files import read_jsonl
@@ -261,7 +261,7 @@ def with_passage_length(source: Corpus, length: int) -> Corpus:
 
     def expand(sizes: Mapping[int, int]) -> dict[int, Tokens]:
         source_lengths = {span: int(source.lengths[span]) if is_passage[span] else size for span, size in sizes.items()}
-        tokens = source.expand(source_lengths)
+        tokens = {span: array_of(ids) for span, ids in source.expand(source_lengths).items()}
         return {
             span: fit_length(tokens[span], length)[:size] if is_passage[span] else tokens[span]
             for span, size in sizes.items()
@@ -374,7 +374,8 @@ def _with_head(source: Corpus, parts: tuple[int, int], head: int, length: int) -
     sizes = {number: int(source.lengths[number]) for number in parts}
 
     def expand(counts: Mapping[int, int]) -> dict[int, Tokens]:
-        tokens = source.expand({span: size for span, size in counts.items() if span != head} | sizes)
+        expanded = source.expand({span: size for span, size in counts.items() if span != head} | sizes)
+        tokens = {span: array_of(ids) for span, ids in expanded.items()}
         system, user_turn = (tokens[number] for number in parts)
         head_tokens = np.concatenate([fit_length(system, length - len(user_turn)), user_turn])
         return {span: head_tokens[:size] if span == head else tokens[span] for span, size in counts.items()}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.token_string import Tokens
+from spanlab.core.token_string import Tokens, array_of
 from spanlab.kinds import check_fields, field
 from spanlab.registry import positive
 from spanlab.workloads.files import LARGEST_TOKEN, JsonRow, Label, SourceUnavailable, file_sha256, read_jsonl, shorten
@@ -259,7 +259,7 @@ def scatter(ids: Tokens) -> Tokens:
 
 def _scattered(expand: Expand) -> Expand:
     def scattered(lengths: Mapping[int, int]) -> dict[int, Tokens]:
-        return {span: scatter(tokens) for span, tokens in expand(lengths).items()}
+        return {span: scatter(array_of(ids)) for span, ids in expand(lengths).items()}
 
     return scattered
 

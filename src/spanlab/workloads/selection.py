@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.request import Request, Span
-from spanlab.core.token_string import Tokens
+from spanlab.core.token_string import IdRun, Tokens, cut_ids
 from spanlab.workloads.workload import Corpus, FreshIds, Joints, Provenance, Row, Workload
 
 DEFAULT_OUTPUT_TOKENS = 64
@@ -154,7 +154,10 @@ def _document_span(corpus: Corpus, row: Row) -> int:
 
 
 def _spans_of(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Span, ...]]:
-    """Yield the spans of each row; all rows share one object per span, and one per length of a cut document."""
+    """Yield the spans of each row; all rows share one object per span, and one per length of a cut document.
+
+    Text that a source knows by runs of ids has one span for as long as they continue.
+    """
     lengths, whole, cut = corpus.lengths.tolist(), set[int](), set[tuple[int, int]]()
     for row in rows:
         numbers = corpus.rows[row.row].spans
@@ -166,14 +169,50 @@ def _spans_of(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Sp
     counts = dict(sorted(cut)) | {span: lengths[span] for span in whole}
     tokens = corpus.expand(dict(sorted(counts.items())))
     independent, reusable = corpus.independent.tolist(), corpus.reusable.tolist()
-    made = {span: Span(tokens[span][: lengths[span]], independent[span], reusable[span]) for span in whole}
-    made_cut = {(span, length): Span(tokens[span][:length], independent[span], reusable[span]) for span, length in cut}
+
+    def made_of(span: int, length: int) -> Span:
+        return Span(cut_ids(tokens[span], 0, length), independent[span], reusable[span])
+
+    made = {span: made_of(span, lengths[span]) for span in whole}
+    made_cut = {(span, length): made_of(span, length) for span, length in cut}
+    join = _Joined() if any(isinstance(ids, IdRun) for ids in tokens.values()) else tuple[Span, ...]
     for row in rows:
         spans, document = corpus.rows[row.row].spans, made_cut.get((row.document, row.length))
         if document is None:
-            yield tuple([made[span] for span in spans])
+            yield join([made[span] for span in spans])
         else:
-            yield tuple([document if span == row.document else made[span] for span in spans])
+            yield join([document if span == row.document else made[span] for span in spans])
+
+
+class _Joined:
+    """Joins text spans whose ids continue one another; all rows share one object per joined span."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], Span] = {}
+
+    def __call__(self, spans: list[Span]) -> tuple[Span, ...]:
+        joined: list[Span] = []
+        first = length = 0  # of the run that is open
+        for span in spans:
+            ids = span.ids
+            if not isinstance(ids, IdRun) or ids.step != 1 or span.independent or span.reusable:
+                joined += [*self._closed(first, length), span]
+                length = 0
+            elif length and ids.first == first + length:
+                length += ids.length
+            else:
+                joined += self._closed(first, length)
+                first, length = ids.first, ids.length
+        return (*joined, *self._closed(first, length))
+
+    def _closed(self, first: int, length: int) -> tuple[Span, ...]:
+        """Return the open run as a span; nothing without one."""
+        if not length:
+            return ()
+        span = self._made.get((first, length))
+        if span is None:
+            span = self._made[first, length] = Span(IdRun(first, length))
+        return (span,)
 
 
 def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: Selection) -> tuple[Request, ...]:
@@ -365,7 +404,7 @@ def _draw_documents(question_documents: Sequence[int], available: int, arrangeme
 def _with_separator(document: Span, arrangement: Arrangement, joints: Joints) -> Span:
     """Return the document with its separator; several documents in a prompt are independent of their order."""
     tokens = np.concatenate([document.tokens, joints.separator])
-    return replace(document, tokens=tokens, independent=document.independent or arrangement.documents > 1)
+    return replace(document, ids=tokens, independent=document.independent or arrangement.documents > 1)
 
 
 def _arrangement_spans(
@@ -408,6 +447,6 @@ def with_novel(workload: Workload, count: int, draw: np.random.Generator) -> Wor
 def _novel_request(request: Request, id: int, group: int, ids: FreshIds) -> Request:
     """Return a request with the lengths of another one, of which it shares only the opening spans."""
     first = next((index for index, span in enumerate(request.spans) if span.independent), len(request.spans))
-    renewed = [replace(span, tokens=ids.take(len(span.tokens))) for span in request.spans[first:]]
+    renewed = [replace(span, ids=ids.take(len(span.ids))) for span in request.spans[first:]]
     spans: tuple[Span, ...] = (*request.spans[:first], *renewed)
     return replace(request, id=id, group_id=group, spans=spans, answer=None, gold=())

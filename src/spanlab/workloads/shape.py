@@ -93,7 +93,7 @@ def measure(workload: Workload, **meta: Any) -> Shape:
     provenance = workload.provenance
     defaults = {"format": FORMAT_VERSION, "name": workload.name, "kind": provenance.kind, "detail": provenance.detail}
     shape = Shape(
-        lengths=np.array([len(span.tokens) for span in spans], dtype=np.int64),
+        lengths=np.array([len(span.ids) for span in spans], dtype=np.int64),
         lcps=np.array([0, *map(_shared_spans, spans, spans[1:])], dtype=np.int64),
         flags=np.array([INDEPENDENT * s.independent + REUSABLE * s.reusable for s in spans], dtype=np.uint8),
         request_spans=np.array([span for request in requests for span in request], dtype=np.int64),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.request import Request
-from spanlab.core.token_string import Tokens
+from spanlab.core.token_string import TokenIds, Tokens
 from spanlab.registry import Registry, one_of
 from spanlab.workloads.logs.log import Log
 
@@ -146,7 +146,7 @@ FindJoints = Callable[[], Joints]
 # selection.
 # ------------------------------------------------------------------------------
 
-Expand = Callable[[Mapping[int, int]], dict[int, Tokens]]
+Expand = Callable[[Mapping[int, int]], Mapping[int, TokenIds]]
 
 
 class Row(NamedTuple):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from spanlab.core.releases import VLLM_0_32, Release
 from spanlab.core.request import Budget, Request
-from spanlab.core.token_string import Tokens, TokenString
+from spanlab.core.token_string import BlockWeights, TokenString
 from spanlab.model_spec import ModelSpec, layers_per_group
 
 #: Digests of consecutive blocks, unsigned integers of 64 bits.
@@ -875,7 +875,7 @@ class BlockRules:
 # are compared token by token, so that such a collision, or a forged one, is a miss.
 # ------------------------------------------------------------------------------
 
-_AHEAD = 32  # blocks that are digested at once for an output without known ids
+_AHEAD = 512  # tokens that are digested at once of an output without known ids
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)  # between positions: 2^64 over the golden ratio
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64, whose last shift is 31
 
@@ -887,29 +887,21 @@ class Chain:
     `digests`    digest of each block; there may be more than were requested
     """
 
-    __slots__ = (
-        *("_digest_of_blocks", "_generated", "_partial_block", "_reach", "_size", "_source"),
-        *("digests", "lookahead", "prompt", "request"),
-    )
+    __slots__ = ("_digest_of_blocks", "_reach", "_size", "_source", "digests", "lookahead", "prompt", "request")
 
     def __init__(self, request: Request, size: int, lookahead: int = 0) -> None:
-        self.request, self._size, self._generated, self.lookahead = request, size, 0, lookahead
+        self.request, self._size, self.lookahead = request, size, lookahead
         self.prompt = request.string
         self._source, self._reach = Source(request.cache_salt, self.prompt), len(self.prompt)
         self._digest_of_blocks = _seed(request.cache_salt)
         self.digests = array("Q")
-        self._partial_block = self._digest(request.tokens)
+        self._digest(self.prompt)
 
     def digests_to(self, length: int) -> Digests:
         """Return digests of at least the full blocks in the first `length` tokens of prompt and output."""
         if length // self._size > len(self.digests):
-            generated = length + self.lookahead - len(self.prompt)
-            if self.request.output is None:  # all later ids are equal
-                generated += _AHEAD * self._size
-            else:
-                generated = min(generated, len(self.request.output))
-            new = self.request.output_tokens(generated)[self._generated :]
-            self._partial_block, self._generated = self._digest(np.concatenate([self._partial_block, new])), generated
+            reach, output = length + self.lookahead, self.request.output
+            self._digest(self.string(reach + _AHEAD if output is None else min(reach, len(self.prompt) + len(output))))
         return self.digests
 
     def string(self, length: int) -> TokenString:
@@ -921,8 +913,7 @@ class Chain:
         """Return the tokens from which blocks in the first `length` tokens are computed, or more of them."""
         if length > self._reach:
             output = self.request.output
-            most = length + _AHEAD * self._size if output is None else len(self.prompt) + len(output)
-            self._reach = max(length, most) if output is None else most
+            self._reach = length + _AHEAD if output is None else len(self.prompt) + len(output)
             self._source = Source(self.request.cache_salt, self.string(self._reach))
         return self._source
 
@@ -943,21 +934,22 @@ class Chain:
             start = stop
         return prefix
 
-    def _digest(self, tokens: Tokens) -> Tokens:
-        """Append digests of the full blocks of `tokens`; return the ids after the last full block."""
+    def _digest(self, tokens: TokenString) -> None:
+        """Append digests of the further full blocks of `tokens`, which begin with those that were digested."""
         size, first = self._size, len(self.digests)
-        count = max(0, len(tokens) - self.lookahead) // size
-        if count:
-            ids = tokens[: count * size].reshape(count, size).astype(np.int64).view(np.uint64)
-            positions = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _STRIDE
-            digests = _mixed(ids @ _factors(size) + positions).cumsum() + np.uint64(self._digest_of_blocks)
-            self._digest_of_blocks = int(digests[-1])
-            if self.lookahead:
-                for ahead in range(self.lookahead):
-                    behind = tokens[size + ahead :: size][:count].astype(np.int64).view(np.uint64)
-                    digests += _mixed((behind + np.uint64(1)) * np.uint64(2 * ahead + 1) * _STRIDE)
-            self.digests.frombytes(digests.tobytes())
-        return tokens[count * size :]
+        count = max(0, len(tokens) - self.lookahead) // size - first
+        if count <= 0:
+            return
+        positions = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _STRIDE
+        sums = tokens.weighted_sums(first * size, count, _weights(size))
+        digests = _mixed(sums + positions).cumsum() + np.uint64(self._digest_of_blocks)
+        self._digest_of_blocks = int(digests[-1])
+        for ahead in range(self.lookahead):
+            behind = tokens.cut((first + 1) * size + ahead, (first + count) * size + ahead + 1).array()[::size]
+            digests += _mixed(
+                (behind.astype(np.int64).view(np.uint64) + np.uint64(1)) * np.uint64(2 * ahead + 1) * _STRIDE
+            )
+        self.digests.frombytes(digests.tobytes())
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -967,12 +959,10 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
+@functools.cache
 def _seed(cache_salt: str) -> int:
     """Return the digest before the first block, so that requests of different salts share no digest."""
     return int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest())
 
 
-@functools.cache
-def _factors(size: int) -> NDArray[np.uint64]:
-    """Return odd random numbers, one for each position in a block, shape (size,)."""
-    return np.random.default_rng(size).integers(2**64, size=size, dtype=np.uint64) | np.uint64(1)
+_weights = functools.cache(BlockWeights)

@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.token_string import Tokens
+from spanlab.core.token_string import IdRun, TokenIds, Tokens
 from spanlab.kinds import check_fields, field
 from spanlab.model_files import installed_model
 from spanlab.queries.render import ChatTokenizer, load_tokenizer
@@ -450,11 +450,8 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
     detail = f"{provenance.detail}; {empty:,} without a prompt are left out" if empty else provenance.detail
     independent = np.full(len(longest), log.ids == Ids.CONTENT)
 
-    def expand(counts: Mapping[int, int]) -> dict[int, Tokens]:
-        return {
-            content: np.arange(first[content], first[content] + count, dtype=np.int32)
-            for content, count in counts.items()
-        }
+    def expand(counts: Mapping[int, int]) -> dict[int, TokenIds]:
+        return {content: IdRun(first[content], count) for content, count in counts.items()}
 
     not_reusable = np.zeros(len(longest), dtype=bool)
     waits = None if log.waits_ns is None else log.waits_ns[with_tokens].tolist()
