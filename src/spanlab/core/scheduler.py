@@ -95,6 +95,7 @@ class Scheduler:
         self.waiting: deque[ScheduledSequence] = deque()  # by priority, then arrival
         self.running: list[ScheduledSequence] = []  # in order of admission
         self.loading: list[ScheduledSequence] = []  # admitted, and not yet able to run
+        self._num_leading = 0  # at the head of `running`: sequences that certainly decode
         self._num_started = 0  # sequences started so far, restarts included
         self._decode_batch: DecodeBatch | None = None  # at the head of `running`; None where it may have changed
         self._preempted_this_step = False  # whether the last planned step preempted a sequence
@@ -182,11 +183,11 @@ class Scheduler:
         if not sequences or not sequences[0].prefilled:
             return 0
         if self._decode_batch is None:
-            running = self.running
-            count = 0
-            while count < len(running) and running[count].prefilled:
-                count += 1
-            self._decode_batch = DecodeBatch(running[:count])
+            running, leading = self.running, self._num_leading
+            while leading < len(running) and running[leading].prefilled:
+                leading += 1
+            self._num_leading = leading
+            self._decode_batch = DecodeBatch(running[:leading])
         batch = self._decode_batch
         count = len(batch.sequences)
         if not 0 < count <= budget or self.policy.spare_steps(batch.allocations) < 1:
@@ -244,7 +245,9 @@ class Scheduler:
     def _stop_running(self, sequence: ScheduledSequence) -> Allocation:
         """Remove a sequence from the running ones; returns its allocation, which is not freed yet."""
         self._decode_batch = None
-        self.running.remove(sequence)
+        at = self.running.index(sequence)
+        del self.running[at]
+        self._num_leading -= at < self._num_leading
         return sequence.detach_allocation()
 
     def _schedule_chunks(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:

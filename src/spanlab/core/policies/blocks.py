@@ -297,29 +297,22 @@ class Refusal:
 class Calendar:
     """The steps in which decoding sequences change the pool: a step costs the sequences that do, not all of them.
 
-    `due`  by step, counted from that of `starts`: the numbers of these sequences
+    `due`   of each sequence, its next such step, counted from that of `starts`
+    `next`  the first of them
     """
 
-    __slots__ = ("_allocations", "due", "starts")
+    __slots__ = ("_allocations", "due", "next", "starts")
 
     def __init__(self, allocations: list[BlockAllocation], starts: list[int]) -> None:
         self._allocations, self.starts = allocations, starts
-        self.due: dict[int, list[int]] = {}
-        for number, (allocation, start) in enumerate(zip(allocations, starts, strict=True)):
-            self.note(number, max(0, allocation.room - start))
+        rooms = zip(allocations, starts, strict=True)
+        self.due = [allocation.room - start if allocation.room > start else 0 for allocation, start in rooms]
+        self.next = min(self.due)
 
     def continues(self, allocations: list[BlockAllocation], starts: list[int]) -> bool:
         """Whether these are the same sequences, all of them the same number of steps later."""
         ours = self.starts
         return self._allocations is allocations and starts[0] - ours[0] == starts[-1] - ours[-1]
-
-    def note(self, number: int, step: int) -> None:
-        """Note the next step in which a sequence changes the pool."""
-        numbers = self.due.get(step)
-        if numbers is None:
-            self.due[step] = [number]
-        else:
-            numbers.append(number)
 
 
 class BlockPolicy:
@@ -605,16 +598,15 @@ class BlockPolicy:
         calendar = self._calendar
         if calendar is None or not calendar.continues(allocations, starts):
             calendar = self._calendar = Calendar(allocations, starts)
-        first = starts[0] - calendar.starts[0]
-        for step in range(first, first + times):
-            if numbers := calendar.due.pop(step, None):
-                before(step - first)
-                numbers.sort()  # of equal blocks, the one of the first request is found
-                for number in numbers:
-                    allocation, start = allocations[number], calendar.starts[number] + step
-                    granted = self.append(allocation, start, start + 1)
-                    assert granted, "more steps were scheduled than memory allows"
-                    calendar.note(number, max(step + 1, allocation.room - calendar.starts[number]))
+        first, due = starts[0] - calendar.starts[0], calendar.due
+        while (step := calendar.next) < first + times:
+            before(step - first)
+            for number in [number for number, due_at in enumerate(due) if due_at == step]:  # first request first
+                allocation, start = allocations[number], calendar.starts[number] + step
+                granted = self.append(allocation, start, start + 1)
+                assert granted, "more steps were scheduled than memory allows"
+                due[number] = max(step + 1, allocation.room - calendar.starts[number])
+            calendar.next = min(due)
 
     def spare_steps(self, allocations: list[BlockAllocation]) -> int:
         """Return a number of decode steps for which memory of all `allocations` certainly suffices."""
