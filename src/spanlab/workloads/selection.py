@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -170,49 +170,28 @@ def _spans_of(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Sp
     tokens = corpus.expand(dict(sorted(counts.items())))
     independent, reusable = corpus.independent.tolist(), corpus.reusable.tolist()
 
+    @cache
     def made_of(span: int, length: int) -> Span:
         return Span(cut_ids(tokens[span], 0, length), independent[span], reusable[span])
 
-    made = {span: made_of(span, lengths[span]) for span in whole}
-    made_cut = {(span, length): made_of(span, length) for span, length in cut}
-    join = _Joined() if any(isinstance(ids, IdRun) for ids in tokens.values()) else tuple[Span, ...]
+    @cache
+    def run_of(first: int, length: int) -> Span:
+        return Span(IdRun(first, length))
+
     for row in rows:
-        spans, document = corpus.rows[row.row].spans, made_cut.get((row.document, row.length))
-        if document is None:
-            yield join([made[span] for span in spans])
-        else:
-            yield join([document if span == row.document else made[span] for span in spans])
-
-
-class _Joined:
-    """Joins text spans whose ids continue one another; all rows share one object per joined span."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, int], Span] = {}
-
-    def __call__(self, spans: list[Span]) -> tuple[Span, ...]:
-        joined: list[Span] = []
-        first = length = 0  # of the run that is open
-        for span in spans:
-            ids = span.ids
-            if not isinstance(ids, IdRun) or ids.step != 1 or span.independent or span.reusable:
-                joined += [*self._closed(first, length), span]
-                length = 0
-            elif length and ids.first == first + length:
-                length += ids.length
-            else:
-                joined += self._closed(first, length)
-                first, length = ids.first, ids.length
-        return (*joined, *self._closed(first, length))
-
-    def _closed(self, first: int, length: int) -> tuple[Span, ...]:
-        """Return the open run as a span; nothing without one."""
-        if not length:
-            return ()
-        span = self._made.get((first, length))
-        if span is None:
-            span = self._made[first, length] = Span(IdRun(first, length))
-        return (span,)
+        spans, first, size = list[Span](), 0, 0  # the run that is open has `size` ids
+        for number in corpus.rows[row.row].spans:
+            ids, length = tokens[number], row.length if number == row.document else lengths[number]
+            is_run = isinstance(ids, IdRun) and not (independent[number] or reusable[number])
+            if is_run and size and ids.first == first + size:
+                size += length
+                continue
+            if size:
+                spans.append(run_of(first, size))
+            first, size = (ids.first, length) if is_run else (0, 0)
+            if not is_run:
+                spans.append(made_of(number, length))
+        yield (*spans, run_of(first, size)) if size else tuple(spans)
 
 
 def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: Selection) -> tuple[Request, ...]:
