@@ -11,7 +11,7 @@ from spanlab.core.protocol import Policy, StoredBytes
 from spanlab.core.request import Request
 from spanlab.core.step import ScheduledSequence
 from spanlab.core.token_string import string_of
-from spanlab.core.tree import Node, PrefixTree
+from spanlab.core.tree import Node, PrefixTree, take_apart
 from spanlab.records import NS, Record, RunRow
 
 _SAMPLES = 256
@@ -117,11 +117,18 @@ class SeenPrefixes:
         tree.extend(node, tokens, len(tokens), 0)
         return seen
 
+    def take_apart(self) -> None:
+        """Forget all requests."""
+        for root in self._roots.values():
+            take_apart(root)
+
 
 def seen_tokens(requests: Ordered[Request]) -> dict[int, int]:
     """Return the longest seen prefix of each request by its id, where they arrive in this order in every run."""
     prefixes = SeenPrefixes()
-    return {request.id: prefixes.arrived(request) for request in requests}
+    seen = {request.id: prefixes.arrived(request) for request in requests}
+    prefixes.take_apart()
+    return seen
 
 
 @dataclass(slots=True)

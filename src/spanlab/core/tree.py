@@ -441,6 +441,18 @@ class PrefixTree:
         return parent
 
 
+def take_apart(root: Node) -> None:
+    """Remove all nodes below a root whose tree is no longer used, so that their memory is free at once.
+
+    A node and its children refer to each other, which only a collection would find.
+    """
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
+        node.children.clear()
+
+
 # ------------------------------------------------------------------------------
 # A queue of evictable entries, ordered by rank.
 #

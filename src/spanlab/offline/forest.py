@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from spanlab.core.request import Request
 from spanlab.core.rules import StorageRules
 from spanlab.core.token_string import TokenString, string_of
-from spanlab.core.tree import CacheSpan, Node, PrefixTree, token_runs, whole
+from spanlab.core.tree import CacheSpan, Node, PrefixTree, take_apart, token_runs, whole
 
 Ints = NDArray[np.int64]
 
@@ -46,7 +46,10 @@ def build_forest(prompts: Iterable[Request], rules: StorageRules) -> Forest:
     """Return the forest of these prompts in order; equal prompts have equal paths."""
     builder = _Builder(rules, PrefixTree(rules.unit))
     counts = [0, *(builder.add(prompt) for prompt in prompts)]
-    return builder.forest(np.cumsum(counts))
+    forest = builder.forest(np.cumsum(counts))
+    for root in builder.roots.values():
+        take_apart(root)
+    return forest
 
 
 @dataclass

@@ -51,6 +51,7 @@ def _infrequent_gc() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.collect()  # the trees of the run, whose nodes refer to each other, before the bounds need the memory
         gc.unfreeze()
         gc.set_threshold(*usual)
 
