@@ -13,7 +13,15 @@ import numpy as np
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.breaks import breaks_of, breaks_table, top_breaks_table
 from spanlab.analyses.expiry import expiry_lines, expiry_of, expiry_table
-from spanlab.analyses.explain_figures import EXPIRING, draw_curve, draw_over_time, over_time
+from spanlab.analyses.explain_figures import (
+    CAUSES,
+    EXPIRING,
+    calls_of,
+    draw_calls,
+    draw_curve,
+    draw_over_time,
+    over_time,
+)
 from spanlab.analyses.fixes import (
     ExplainedArm,
     Facts,
@@ -29,7 +37,6 @@ from spanlab.analyses.fixes import (
     verdict,
 )
 from spanlab.analyses.money import money_lines, money_of, money_table, saved_money
-from spanlab.analyses.waterfall import CAUSES, calls_of, draw_calls
 from spanlab.build import GIB
 from spanlab.offline.forest import Ints
 from spanlab.offline.replay import CacheRules, ReplayResult

@@ -1,4 +1,4 @@
-"""Figures of the analysis `explain`: hit rate over memory and over time."""
+"""Figures of the analysis `explain`: hit rate over memory and over time, and the session that loses most."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spanlab.analyses.fixes import Facts
-from spanlab.offline.forest import Ints
+from spanlab.offline.expiry import NS, gaps_s
+from spanlab.offline.forest import Flags, Floats, Ints
 from spanlab.offline.replay import ReplayResult
 from spanlab.report import style
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BOUNDS = {"prefix": "prefix, no limit", "any_position": "seen before, any position", "offline_optimum": "best eviction"}
@@ -106,3 +108,226 @@ def draw_over_time(summary: Mapping[str, Any], title: str) -> Figure | None:
     style.label(ax, f"time ({unit.name})" if unit else "part of the log", "token hit rate (%)")
     style.legend_right(ax)
     return figure
+
+
+# ------------------------------------------------------------------------------
+# The calls of the session that loses most: tokens that were cached, written, new or lost, and
+# gaps between calls.
+# ------------------------------------------------------------------------------
+
+CAUSES = {
+    "never_seen": "never seen",
+    "kv_evicted": "KV evicted",
+    "state_evicted": "state evicted",
+    "state_never_placed": "no state placed",
+    "alignment": "alignment",
+    "last_token": "last token",
+    "never_stored": "never stored",
+    "repair": "repair",
+}
+MOST_CALLS = 120  # of a session in its figure
+BREAK = "break "  # before the class of a break, in the name of a part
+_NO_FAULT = (None, "new_text")
+_BREAK_COLOURS = ("#cc3311", "#ee7733", "#aa4499", "#997700", "#882255")
+#: Names and colours of the parts of a prompt, from the bottom of its bar.
+_PARTS = {
+    "reused": ("reused", style.CAUSE_COLOURS["reused"]),
+    "cached": ("cached", style.CAUSE_COLOURS["reused"]),
+    "expired": ("lost: expired", "#332288"),
+    "not_found": ("lost: not found", "#88ccee"),
+    **{cause: (f"lost: {CAUSES[cause]}", style.CAUSE_COLOURS[cause]) for cause in CAUSES if cause != "never_seen"},
+}
+_NEW = {
+    "created": ("new, written", "#bbbbbb"),
+    "fresh": ("new, not written", style.CAUSE_COLOURS["never_seen"]),
+    "new": ("new", style.CAUSE_COLOURS["never_seen"]),
+    "unknown": ("not reported", "#f0f0f0"),
+}
+_LEAST_LOST = 0.02  # of a prompt: fewer tokens than that are the end of its last block, or lengths that are estimates
+_LONG_GAP_S = 60.0  # between calls, from which on the figure shows it
+_USUAL_TTL_S = 300.0
+_LABEL = 0.03  # of the width of the figure: room for a label of a gap
+
+
+def calls_of(
+    facts: Facts, replayed: ReplayResult, classes: Mapping[int, str], fitted: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Return the first calls of the session that loses most to breaks and evictions; None without sessions.
+
+    A call has its time, its prompt and reused tokens, those lost by cause, and the class of its break; tokens behind a
+    break count as `break`, new ones as `never_seen`. `cached_tokens` are those that the server reports, and `gap_s` the
+    time since the call before it. `parts` are the tokens of its bar by name. They are by the provider's counts if half
+    of the calls have them (`counted`), and otherwise those of the explained arm. What was seen before and not found is
+    `expired` after the longest end of the `fitted` time to live.
+    """
+    log = facts.log
+    if log.sessions is None:
+        return None
+    behind = np.zeros(log.requests, dtype=np.int64)
+    at_break = np.array([request for request, kind in classes.items() if kind not in _NO_FAULT], dtype=np.int64)
+    behind[at_break] = replayed.lost["never_seen"][at_break]
+    lost = {cause: values for cause, values in replayed.lost.items() if cause != "never_seen"}
+    losing = behind + sum(lost.values())
+    session = int(np.argmax(np.bincount(log.sessions, losing)))
+    requests = np.flatnonzero(log.sessions == session)
+    shown = requests[:MOST_CALLS]
+    is_counted = bool(2 * np.sum(_has_counts(facts)[shown]) >= len(shown))
+    ages = _ages(facts) if is_counted else np.zeros(log.requests)
+    ttl_s = None if fitted is None else fitted["longest_s"]
+    calls = []
+    for index, request in enumerate(shown.tolist()):
+        by_cause = {
+            "never_seen": int(replayed.lost["never_seen"][request] - behind[request]),
+            "break": int(behind[request]),
+            **{cause: int(values[request]) for cause, values in lost.items() if values[request]},
+        }
+        kind = classes.get(request)
+        call = {
+            "request": request,
+            "at_s": float(log.arrived_ns[request]) / NS,
+            "gap_s": float(log.arrived_ns[request] - log.arrived_ns[shown[index - 1]]) / NS if index else None,
+            "prompt_tokens": int(facts.paths.prompt_tokens[request]),
+            "reused_tokens": int(replayed.reused[request]),
+            "cached_tokens": _reported(facts, request),
+            "class": kind,
+            "lost_by_cause": by_cause,
+        }
+        age = call["gap_s"] if fitted is not None and fitted["within_sessions"] else ages[request]
+        is_expired = ttl_s is not None and age is not None and age >= ttl_s
+        call["parts"] = _counted(facts, call, is_expired=is_expired) if is_counted else _simulated(call)
+        calls.append(call)
+    return {
+        "session": session,
+        "counted": is_counted,
+        "calls": calls,
+        "further_calls": max(0, len(requests) - MOST_CALLS),
+    }
+
+
+def _has_counts(facts: Facts) -> Flags:
+    usage = facts.log.usage
+    if usage is None:
+        return np.zeros(facts.log.requests, dtype=np.bool_)
+    return np.asarray(~np.isnan(usage[:, :2]).any(axis=1))
+
+
+def _reported(facts: Facts, request: int) -> int | None:
+    usage = facts.log.usage
+    return None if usage is None or np.isnan(usage[request, 1]) else int(usage[request, 1])
+
+
+def _ages(facts: Facts) -> Floats:
+    """Return the seconds since the longest earlier prefix of each prompt was used; infinite where it has none."""
+    paths = facts.paths
+    gaps = gaps_s(paths, facts.log.arrived_ns)
+    ages = np.full(paths.requests, np.inf)
+    again = np.flatnonzero(np.isfinite(gaps))
+    ages[paths.owner[again]] = gaps[again]  # the last one of each request counts
+    return ages
+
+
+def _simulated(call: Mapping[str, Any]) -> dict[str, int]:
+    """Return the parts of a prompt by the explained arm."""
+    causes = dict(call["lost_by_cause"])
+    new, behind = causes.pop("never_seen"), causes.pop("break")
+    parts = {"reused": call["reused_tokens"], **causes, f"{BREAK}{call['class']}": behind, "new": new}
+    return {name: tokens for name, tokens in parts.items() if tokens}
+
+
+def _counted(facts: Facts, call: Mapping[str, Any], *, is_expired: bool) -> dict[str, int]:
+    """Return the parts of a prompt by the provider's counts; written tokens count as lost ones first."""
+    request = call["request"]
+    usage = facts.log.usage
+    assert usage is not None, "the session has counts"
+    prompt, cached, created = (0.0 if np.isnan(count) else float(count) for count in usage[request])
+    if not prompt or call["cached_tokens"] is None:
+        return {"unknown": call["prompt_tokens"]}
+    scale = prompt / max(call["prompt_tokens"], 1)
+    seen = min(prompt, float(facts.paths.seen_tokens[request]) * scale)
+    lost = seen - cached if seen - cached > _LEAST_LOST * prompt else 0.0
+    behind = max(0.0, min(call["lost_by_cause"]["break"] * scale, prompt - cached - lost))
+    rest = prompt - cached - lost - behind
+    written = min(rest, max(0.0, created - lost - behind))
+    ends = np.cumsum([cached, lost, behind, written, rest - written])
+    whole = np.diff(np.rint(ends).astype(np.int64), prepend=0).tolist()
+    names = ("cached", "expired" if is_expired else "not_found", f"{BREAK}{call['class']}", "created", "fresh")
+    return {name: tokens for name, tokens in zip(names, whole, strict=True) if tokens}
+
+
+# ------------------------------------------------------------------------------
+# The figure.
+# ------------------------------------------------------------------------------
+
+
+def draw_calls(summary: Mapping[str, Any], title: str) -> Figure:
+    """Draw the tokens of each call of a session, with the gaps between its calls."""
+    session = summary["session"]
+    calls = session["calls"]
+    parts = _stacked(calls)
+    margins = style.margins_for([name for name, _ in parts])
+    source = "as the provider counts them" if session["counted"] else f"as {summary['explained']}"
+    heading = f"Session {session['session']}, which loses most: the tokens of its calls, {source}"
+    figure, [[ax]] = style.framed_with(title, heading, margins=margins)
+    places = _places(calls)
+    below = np.zeros(len(calls))
+    for (name, colour), tokens in parts.items():
+        ax.bar(places, tokens, 0.9, bottom=below, color=colour, label=name, linewidth=0)
+        below = below + tokens
+    ax.set_ylim(0, 1.18 * max(float(below.max()), 1.0))
+    _mark_gaps(ax, calls, places, summary)
+    step = max(1, -(-len(calls) // 12))
+    ax.set_xticks(places[::step], [str(number + 1) for number in range(0, len(calls), step)])
+    style.count_ticks(ax.yaxis)
+    style.label(ax, "call; dashed lines are gaps, red ones longer than the time to live", "tokens of the prompt")
+    style.legend_right(ax)
+    return figure
+
+
+def _stacked(calls: list[dict[str, Any]]) -> dict[tuple[str, str], Ints]:
+    """Return the tokens of each call by name and colour of a part, from the bottom of the bars."""
+    kinds = dict.fromkeys(name for call in calls for name in call["parts"] if name.startswith(BREAK))
+    styles = dict(_PARTS)
+    for number, name in enumerate(kinds):
+        words = name.removeprefix(BREAK).replace("_", " ")
+        styles[name] = f"lost: {words}", _BREAK_COLOURS[number % len(_BREAK_COLOURS)]
+    styles |= _NEW
+    tokens = {name: np.array([call["parts"].get(name, 0) for call in calls]) for name in styles}
+    return {styles[name]: values for name, values in tokens.items() if values.any()}
+
+
+def _places(calls: list[dict[str, Any]]) -> Floats:
+    """Return the places of the bars, with room for each long gap."""
+    steps = [0.0 if call["gap_s"] is None else 2.2 if call["gap_s"] >= _LONG_GAP_S else 1.0 for call in calls]
+    return np.cumsum(steps)
+
+
+def _mark_gaps(ax: Axes, calls: list[dict[str, Any]], places: Floats, summary: Mapping[str, Any]) -> None:
+    ttl_s = ttl_of(summary) or _USUAL_TTL_S
+    top = ax.get_ylim()[1]
+    long = [index for index, call in enumerate(calls) if call["gap_s"] is not None and call["gap_s"] >= _LONG_GAP_S]
+    named: list[int] = []
+    for index in sorted(long, key=lambda index: -calls[index]["gap_s"]):  # labels of shorter gaps would touch others
+        if all(abs(places[index] - places[other]) > _LABEL * places[-1] for other in named):
+            named.append(index)
+    for index in long:
+        gap = calls[index]["gap_s"]
+        middle = (places[index - 1] + places[index]) / 2
+        colour = "#cc3311" if gap >= ttl_s else "#888888"
+        ax.axvline(middle, color=colour, linestyle=(0, (4, 2)), linewidth=0.8)
+        if index in named:
+            ax.text(middle, top, f"{duration(gap)} ", rotation=90, va="top", ha="right", fontsize=6.5, color=colour)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its largest fitting unit: 40 s, 7 min, 2.5 h, 3 d."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def ttl_of(summary: Mapping[str, Any]) -> float | None:
+    """Return the longest end of the fitted time to live; None if there is none."""
+    expiry = summary["expiry"]
+    fitted = None if expiry is None else expiry["fitted"]
+    return None if fitted is None else fitted["longest_s"]

@@ -1,15 +1,18 @@
-"""Real servers that a study starts by itself: their environment, process, address and log.
+"""Real servers that a study starts by itself: their environment, model, process, address and log.
 
 A server is one file here. Its process runs under `guard.py`, which ends it with the study, however the study ends.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -19,10 +22,12 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 import httpx
+import orjson
 
 from spanlab.compiled import HOME
 from spanlab.core.request import Request
-from spanlab.engine.settings import remap_tokens
+from spanlab.engine.settings import dtype_of, remap_tokens
+from spanlab.model_files import cache_folder, find_config, packaged, packaged_folder
 from spanlab.registry import Registry
 from spanlab.settings.server import NO_ENGINE
 from spanlab.settings.study import Study
@@ -31,6 +36,8 @@ from spanlab.study.servers import guard
 LOOPBACK = "127.0.0.1"
 _PERIOD_S = 0.25  # between two looks at a server that is starting
 _HEALTH_S = 10.0  # a busy server may answer late
+_MODEL_SCRIPT = Path(__file__).with_name("make_model.py")
+_MAKER = "vllm_cpu"  # the environment of a server that has torch and transformers
 _LINES = 3  # of its log, in an error
 _LONGEST_LINE = 200
 _STDERR = 2  # sys.stderr may be an object without a file, as in a notebook
@@ -231,3 +238,48 @@ def set_up(environment: str) -> Path:
     if done.returncode:
         raise ValueError(f"the environment {environment} could not be set up, see above; expected {python}")
     return python
+
+
+# ------------------------------------------------------------------------------
+# The model of a study as a folder that a server loads.
+# ------------------------------------------------------------------------------
+
+
+def served_folder(study: Study) -> Path:
+    """Return the Hugging Face folder of a study's model: packaged, of a path, or with weights drawn here.
+
+    Drawn weights are kept in the user's cache. ValueError where they cannot be drawn.
+    """
+    engine, name = study.engine, study.engine.name or study.model.name
+    if engine.weights == "package":
+        return packaged_folder(packaged(name, "engine.weights=package with model.name"))
+    if engine.weights == "path":
+        return Path(str(engine.path))
+    if engine.weights != "random":
+        raise ValueError(f"engine.weights={engine.weights} with server.engine: expected package, path or random")
+    content = orjson.dumps(find_config(name, "model.name").keys, option=orjson.OPT_SORT_KEYS)
+    dtype, seed = dtype_of(study.model), str(engine.seed)
+    digest = hashlib.sha256(b" ".join([content, dtype.encode(), seed.encode()])).hexdigest()[:16]
+    folder = cache_folder() / "models" / digest / name
+    if not folder.is_dir():
+        _draw(content, folder, dtype, seed)
+    return folder
+
+
+def _draw(config: bytes, folder: Path, dtype: str, seed: str) -> None:
+    """Draw the weights of a model; its folder appears complete or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
+    try:
+        source = temporary / "source.json"
+        source.write_bytes(config)
+        command = [set_up(_MAKER), "-I", _MODEL_SCRIPT, source, temporary, dtype, seed]
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise ValueError(f"model.name={folder.name}: its weights could not be drawn: {last}")
+        source.unlink()
+        temporary.chmod(0o755)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

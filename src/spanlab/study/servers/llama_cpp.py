@@ -8,8 +8,7 @@ from pathlib import Path
 from spanlab.build import build_budget, held_token_bytes
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.request import UNLIMITED
-from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch
-from spanlab.study.servers.models import served_folder
+from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch, served_folder
 
 _SERVER = Path(__file__).with_name("llama_server.py")
 _UNIT = 256  # tokens; a slot's context has a multiple of it

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spanlab.settings.study import Study
-from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch
-from spanlab.study.servers.models import served_folder
+from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch, served_folder
 
 _SERVER = Path(__file__).with_name("mistralrs_server.py")
 

@@ -9,8 +9,7 @@ from spanlab.core.policies.block_pool import block_shape
 from spanlab.core.request import UNLIMITED
 from spanlab.engine.settings import dtype_of
 from spanlab.settings.study import Study
-from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch
-from spanlab.study.servers.models import served_folder
+from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch, served_folder
 
 PRESET = "vllm_0_32"
 _HOOK = Path(__file__).parent / "vllm_hook"
