@@ -13,6 +13,7 @@ from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_in, usage_of
 from spanlab.workloads.logs.log import Entry, Identity, Ids, block_lengths
 from spanlab.workloads.logs.observed import NOT_REPORTED, UNKNOWN, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
+from spanlab.workloads.logs.repeated_lines import RepeatedLines
 from spanlab.workloads.logs.rows import TIMES, BadFieldError, Row, actual, identity_of, moments_of, record_of
 from spanlab.workloads.logs.source import (
     FOLDER,
@@ -26,7 +27,6 @@ from spanlab.workloads.logs.source import (
     has_header,
     has_row,
     head_rows,
-    json_lines,
     lengths_only,
     parse_object,
 )
@@ -82,14 +82,16 @@ def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
 
 
 def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
+    lines = RepeatedLines()
 
-    def parse(row: Row, line: int, file: LogFile) -> Entry:
+    def parse(item: Any, line: int) -> Entry:
+        row = parse_object(item, lines.loads)
         if row.get("message_mode") == "delta":
             raise BadFieldError("message_mode", "history, not delta: the new messages of a turn are not read")
         prefix, body = _body_of(row)
         if body is None:
             raise BadFieldError("messages", "a list of messages, or prompt as text or token ids, and it is missing")
-        keys, lengths, opens, prompt = reader.pieces(body, is_line=not prefix)
+        keys, lengths, opens, prompt = reader.pieces(body, is_line=not prefix, repeats=lines.shares)
         streamed = next((each for each in map(row.get, _ANSWERS) if isinstance(each, str)), None)
         if streamed is not None and (usage := usage_in(streamed)) is not None:
             row = Row(row.fields | {"usage": usage})
@@ -109,7 +111,7 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
             prompt=prompt,
         )
 
-    return json_lines(parse)(file)
+    return file.parsed(parse)
 
 
 # ------------------------------------------------------------------------------

@@ -237,8 +237,12 @@ class BodyReader:
             self._repeats,
         )
 
-    def pieces(self, body: Mapping[str, Any], *, is_line: bool) -> Pieces:
-        """Return the pieces of a body's prompt; `is_line`: the body is the line itself, with the log's keys in it."""
+    def pieces(self, body: Mapping[str, Any], *, is_line: bool, repeats: bool | None = None) -> Pieces:
+        """Return the pieces of a body's prompt; `is_line`: the body is the line itself, with the log's keys in it.
+
+        `repeats`  whether this body shares objects, where bodies of the log differ in it
+        """
+        self._parser.repeats = self._repeats if repeats is None else repeats
         prompt = self._parser.parse(body, is_line=is_line)
         number = None if self._file.prompts is None else self._file.prompts.add(prompt)
         return self.pieces_of(prompt)._replace(prompt=number)

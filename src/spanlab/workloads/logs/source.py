@@ -346,12 +346,12 @@ def json_object(text: bytes) -> dict[str, Any] | None:
         return None
 
 
-def parse_object(item: Any) -> Row:
+def parse_object(item: Any, loads: Callable[[bytes], Any] = orjson.loads) -> Row:
     """Parse a line that is a JSON object, or take an item of a document; raise BadFieldError for any other."""
     row = item
     if isinstance(item, bytes):
         try:
-            row = orjson.loads(item)
+            row = loads(item)
         except orjson.JSONDecodeError as error:
             raise BadFieldError("line", "JSON") from error
     if not isinstance(row, dict):
