@@ -551,7 +551,7 @@ _PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "mess
 _OUTPUT_NAMES = ("completion_tokens", "output_tokens")
 _GEMINI = ("usageMetadata", "response.usageMetadata", "usage_metadata", "response.usage_metadata")
 _SGLANG = ("meta_info", "response.meta_info", "out.meta_info")
-OUTPUTS = tuple(f"{path}{name}" for path in (*(f"{place}." for place in _PLACES), "") for name in _OUTPUT_NAMES)
+OUTPUTS = tuple(f"{path}{name}" for path in (*(f"{path}." for path in _PLACES), "") for name in _OUTPUT_NAMES)
 
 
 def usage_of(row: Row) -> Usage:

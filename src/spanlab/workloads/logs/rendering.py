@@ -93,9 +93,9 @@ class _Joined(NamedTuple):
 
     def same(self, elements: Sequence[Section | Message]) -> int:
         """Return how many first parts of another prompt are the same objects, or have the same text."""
-        for index, (one, other) in enumerate(zip(self.elements, elements, strict=False)):
-            is_text = isinstance(one, Section) and isinstance(other, Section) and one.content is other.content
-            if one is not other and not is_text:
+        for index, (earlier, later) in enumerate(zip(self.elements, elements, strict=False)):
+            is_text = isinstance(earlier, Section) and isinstance(later, Section) and earlier.content is later.content
+            if earlier is not later and not is_text:
                 return index
         return min(len(self.elements), len(elements))
 

@@ -23,7 +23,7 @@ _FIRST_MESSAGES = 16  # in memory: rules that conversations have in common
 _BEGIN = 256  # bytes behind the first message by which a conversation is known: the first one may be all's rules
 _WINDOW = 1 << 16  # bytes in which the end of a message is looked for at first
 _UNREPEATED = 1 << 26  # bytes whose messages are told apart, which takes longer than to parse them, in vain
-_end_of = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # value and end of the JSON at a place of a text
+_end_of = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # value and end of the JSON at an offset of a text
 
 
 class RepeatedLines:
@@ -47,12 +47,12 @@ class RepeatedLines:
 
     def _sharing(self, line: bytes) -> dict[str, Any] | None:
         """Return the object of a line that has one list of messages where bodies have it; None for any other."""
-        found = _LIST.search(line) if self._alone - self._repeated < _UNREPEATED else None
-        if found is None:
+        begin = _LIST.search(line) if self._alone - self._repeated < _UNREPEATED else None
+        if begin is None:
             return None
         try:
-            messages, stop = self._messages(line, found.end())
-            value = orjson.loads(b'%b"%b"%b' % (line[: found.end()], self._mark.encode(), line[stop:]))
+            messages, stop = self._messages(line, begin.end())
+            value = orjson.loads(b'%b"%b"%b' % (line[: begin.end()], self._mark.encode(), line[stop:]))
         except (ValueError, RecursionError, StopIteration):
             return None
         for path in _HOLDERS:
@@ -66,19 +66,19 @@ class RepeatedLines:
         return None
 
     def _messages(self, line: bytes, start: int) -> tuple[list[Any], int]:
-        """Return the objects of the list that begins at a place, and where it ends: at its bracket."""
+        """Return the objects of the list that begins at an offset, and where it ends: at its bracket."""
         elements, known = list[tuple[bytes, Any]](), list[tuple[bytes, Any]]()
-        place, name, more = start, b"", True
+        offset, name, more = start, b"", True
         while more:
             index = len(elements)
             if index == 1:
-                name = line[place : place + _BEGIN]
+                name = line[offset : offset + _BEGIN]
                 known = self._latest.pop(name, known)
                 self._in_memory -= sum(len(text) for text, _ in known)
             candidates = known[index : index + 1] if index else self._first
-            element = next((each for each in candidates if line.startswith(each[0], place)), None)
+            element = next((each for each in candidates if line.startswith(each[0], offset)), None)
             if element is None:
-                text = _message_at(line, place)
+                text = _message_at(line, offset)
                 element = text, orjson.loads(text)
                 self._alone += len(text)
             else:
@@ -87,13 +87,13 @@ class RepeatedLines:
             if index == 0 and element is not (self._first or [None])[0]:
                 self._first = [element, *(each for each in self._first if each is not element)][:_FIRST_MESSAGES]
             elements.append(element)
-            between = _BETWEEN.match(line, place + len(text))
+            between = _BETWEEN.match(line, offset + len(text))
             if between is None:
                 raise ValueError("expected a comma or the end of a list")
             more = between[1] is not None
-            place = between.end() if more else between.start(2)
+            offset = between.end() if more else between.start(2)
         self._remember(name, elements)
-        return [value for _, value in elements], place
+        return [value for _, value in elements], offset
 
     def _remember(self, name: bytes, elements: list[tuple[bytes, Any]]) -> None:
         if not name:
@@ -104,16 +104,16 @@ class RepeatedLines:
             self._in_memory -= sum(len(text) for text, _ in self._latest.popitem(last=False)[1])
 
 
-def _message_at(line: bytes, place: int) -> bytes:
-    """Return the bytes of the JSON object that begins at a place; ValueError where none does."""
+def _message_at(line: bytes, offset: int) -> bytes:
+    """Return the bytes of the JSON object that begins at an offset; ValueError where none does."""
     window = _WINDOW
-    while line[place : place + 1] == b"{":
+    while line[offset : offset + 1] == b"{":
         try:
-            _, end = _end_of(line[place : place + window].decode("latin-1"), 0)  # one character a byte
+            _, end = _end_of(line[offset : offset + window].decode("latin-1"), 0)  # one character a byte
         except (ValueError, StopIteration):
-            if place + window >= len(line):
+            if offset + window >= len(line):
                 raise
             window *= 4
             continue
-        return line[place : place + end]
+        return line[offset : offset + end]
     raise ValueError("expected a JSON object")
