@@ -205,7 +205,7 @@ class ModelSpec:
     `readers`              further layers that read the keys and values of one of these and store none (Gemma 3n).
     `attention_first`      whether a hybrid's first layer is one of attention; vLLM frees the blocks of its group first.
     `recurrent_layers`     number of recurrent layers; 0 for an attention-only model.
-    `recurrence`           kind of them: a name of `RECURRENCES`.
+    `recurrence`           kind of them, which has operations of its own per token and number of a state.
     `local`                attention layers that read a window or a chunk.
     `packed`               tables of entries of all attention layers, where blocks pack several of them (DeepSeek-V4).
     `hidden_size`          width of the residual stream.

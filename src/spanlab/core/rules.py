@@ -87,12 +87,14 @@ def attention_block_flops(model: ModelSpec) -> int:
 
 def mlp_flops(model: ModelSpec) -> int:
     """Return the FLOPs per token of one layer's MLP block, or of its router and the experts that a token passes."""
+    if model.expert_layers not in (0, model.num_layers) or model.num_mlps != model.num_layers:
+        expected = "expected one MLP block behind each layer, all with experts or all without"
+        raise ValueError(f"recovery of states with model.name={model.name}: {expected}")
     if not model.expert_layers:
-        return 6 * model.hidden_size * model.intermediate_size
-    assert model.expert_layers == model.num_layers, "experts are in every layer or in none"
+        return 2 * model.mlp_matrices * model.hidden_size * model.intermediate_size
     shared = model.shared_intermediate_size
     width = model.experts_per_token * model.expert_intermediate_size + shared
-    return 2 * model.hidden_size * (3 * width + model.experts + (shared > 0))
+    return 2 * model.hidden_size * (model.mlp_matrices * width + model.experts + (shared > 0))
 
 
 MostTokens = Annotated[int | None, not_negative, "longest gap that is replayed; null: any"]
