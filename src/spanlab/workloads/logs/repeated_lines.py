@@ -84,7 +84,7 @@ class RepeatedLines:
             else:
                 text = element[0]
                 self._repeated += len(text)
-            if index == 0 and element is not (self._first or [None])[0]:
+            if index == 0 and not (self._first and element is self._first[0]):
                 self._first = [element, *(each for each in self._first if each is not element)][:_FIRST_MESSAGES]
             elements.append(element)
             between = _BETWEEN.match(line, offset + len(text))
