@@ -182,14 +182,14 @@ def _spans_of(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Sp
         spans, first, size = list[Span](), 0, 0  # the run that is open has `size` ids
         for number in corpus.rows[row.row].spans:
             ids, length = tokens[number], row.length if number == row.document else lengths[number]
-            is_run = isinstance(ids, IdRun) and not (independent[number] or reusable[number])
-            if is_run and size and ids.first == first + size:
+            run = None if independent[number] or reusable[number] or not isinstance(ids, IdRun) else ids
+            if run is not None and size and run.first == first + size:
                 size += length
                 continue
             if size:
                 spans.append(run_of(first, size))
-            first, size = (ids.first, length) if is_run else (0, 0)
-            if not is_run:
+            first, size = (0, 0) if run is None else (run.first, length)
+            if run is None:
                 spans.append(made_of(number, length))
         yield (*spans, run_of(first, size)) if size else tuple(spans)
 
