@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from spanlab.model_config import ModelConfig
-from spanlab.model_kinds import BOTH, FULL, MLP, MOE, WINDOW
+from spanlab.model_config import BOTH, FULL, MLP, MOE, WINDOW, ModelConfig
 
 
 class Heads(NamedTuple):

@@ -11,36 +11,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spanlab.model_config import ITEMSIZES, ModelConfig
-from spanlab.model_families import (
-    HeadsOf,
-    adjusted_width,
-    alternating_streams,
-    blocks_in_common,
-    double_heads,
-    doubled_blocks,
-    gated_heads,
-    heads_of,
-    listed_drafts,
-    lone_blocks,
-    mimo_heads,
-    mimo_window_heads,
-    parallel_mixers,
-    step_heads,
-    step_window_heads,
-)
-from spanlab.model_kinds import (
+from spanlab.model_config import (
     BOTH,
     CHUNK,
     COMPRESSED,
     FULL,
     HEAVY,
     INDEXED,
+    ITEMSIZES,
     KINDS,
     MLP,
     MOE,
     RECURRENT,
     WINDOW,
+    ModelConfig,
     Pattern,
     all_full,
     all_indexed,
@@ -60,8 +44,24 @@ from spanlab.model_kinds import (
     sparse,
     windows,
 )
-from spanlab.model_mixers import recurrent_sizes
-from spanlab.model_packed import PACKED_BLOCK, packed_projections, packed_tables
+from spanlab.model_families import (
+    HeadsOf,
+    adjusted_width,
+    alternating_streams,
+    blocks_in_common,
+    double_heads,
+    doubled_blocks,
+    gated_heads,
+    heads_of,
+    listed_drafts,
+    lone_blocks,
+    mimo_heads,
+    mimo_window_heads,
+    parallel_mixers,
+    step_heads,
+    step_window_heads,
+)
+from spanlab.model_mixers import PACKED_BLOCK, packed_projections, packed_tables, recurrent_sizes
 from spanlab.model_spec import LocalLayers, ModelSpec
 from spanlab.registry import among
 
