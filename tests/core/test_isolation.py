@@ -11,6 +11,7 @@ from spanlab.core.policies import block_pool, named
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.policies.tree_variants import ExactHashPolicy, WholePromptIndex
+from spanlab.core.token_string import BlockWeights
 from spanlab.core.tree import isolated
 
 from ..support.policies import make_tree_policy
@@ -28,7 +29,9 @@ from .test_sequences import slots as make_slots
 @pytest.fixture
 def colliding(monkeypatch):
     """Digests of positions alone: any two prefixes of one length collide, whatever their tokens and salts."""
-    monkeypatch.setattr(block_pool, "_factors", lambda size: np.zeros(size, np.uint64))
+    weightless = BlockWeights(1)
+    weightless.each, weightless.total, weightless.ramp = np.zeros(SIZE, np.uint64), np.uint64(0), np.uint64(0)
+    monkeypatch.setattr(block_pool, "_weights", lambda size: weightless)
     monkeypatch.setattr(block_pool, "_seed", lambda salt: 0)
 
 

@@ -27,7 +27,8 @@ def preset(case) -> TreePolicy:
     hybrid = case["hybrid"]
     bytes_of = {"kv_bytes_per_token": 1, "state_bytes": int(hybrid), "prefill_flops": lambda start, stop: stop - start}
     model = SimpleNamespace(is_hybrid=hybrid, grid=GRID if hybrid else 1, attention_layers=1, **bytes_of)
-    model.layer_kv_bytes, model.bounded = model.kv_bytes_per_token, ()
+    model.layer_kv_bytes = model.drafter_layer_bytes = model.kv_bytes_per_token
+    model.bounded = ()
     store = StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None)
     study = SimpleNamespace(
         model=model, store=store, batch=BatchRules(), hardware=SimpleNamespace(compute_capability=0)

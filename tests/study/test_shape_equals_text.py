@@ -92,7 +92,7 @@ def test_the_comparison_can_fail(shared, cache):
     study = compose("quality_sim", [*ONE_SEED, "workload.documents=2", "workload.questions_per_document=6"])
     requests = build_workload(study.workload, "unused").requests
     other = tuple(
-        replace(request, spans=tuple(replace(span, tokens=span.tokens + request.id) for span in request.spans))
+        replace(request, spans=tuple(replace(span, ids=span.tokens + request.id) for span in request.spans))
         for request in requests
     )
     assert plans(study, requests, "block_512") != plans(study, other, "block_512")

@@ -50,7 +50,7 @@ class Release:
 
     def exports_states(self, model: ModelSpec, card: int) -> bool:
         """Whether the last chunk of a prompt also stores the state at its last boundary, on a card of this kind."""
-        by_card = model.kind_of_recurrence.exports and card in self.exporting_cards
+        by_card = card in self.exporting_cards and model.kind_of_recurrence.exports
         return model.is_hybrid and (model.exports_states or by_card)
 
 
