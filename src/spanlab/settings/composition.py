@@ -93,7 +93,6 @@ def _compose(entry: str, overrides: Sequence[str], searched: str | None) -> Dict
 
 
 _COMPOSED: dict[Hashable, bytes] = {}  # pickled, which is copied faster than a config
-_IS_GROUP: dict[Hashable, bool] = {}
 
 
 def _composed_once(entry: str, words: Sequence[str]) -> DictConfig:
@@ -111,7 +110,7 @@ def _composed_once(entry: str, words: Sequence[str]) -> DictConfig:
 def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
     """Return an entry with values set as Hydra's last step does it; exceptions of any type where it cannot."""
     files, parsed = _files(), OverridesParser.create().parse_overrides(list(words))
-    values = _values_set_last(parsed, files)
+    values = _values_set_last(parsed)
     choices = [word for at, word in enumerate(words) if at not in values]
     if (entry, *choices, files) not in _COMPOSED:
         made = hydra.compose(entry, choices, return_hydra_config=True)
@@ -128,26 +127,34 @@ def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
     return config
 
 
-def _values_set_last(overrides: Sequence[Override], files: Hashable) -> dict[int, Override]:
+def _values_set_last(overrides: Sequence[Override]) -> dict[int, Override]:
     """Return by place the overrides that set values, and that follow all those which add or remove keys."""
-    loader = GlobalHydra.instance().config_loader()
     values: dict[int, Override] = {}
     for at, override in enumerate(overrides):
-        key = override.key_or_group
-        if (files, key) not in _IS_GROUP:  # asking Hydra copies its whole store
-            _IS_GROUP[files, key] = bool(loader.get_group_options(key))
+        is_group = _is_group(override.key_or_group)
         if override.is_add() or override.is_force_add() or override.is_delete():
-            values = values if _IS_GROUP[files, key] else {}
-        elif not _IS_GROUP[files, key]:
+            values = values if is_group else {}
+        elif not is_group:
             values[at] = override
     return values
 
 
+def _is_group(key: str) -> bool:
+    """Return whether a key is a group of choices; Hydra's own answer copies its whole store."""
+    stored: Any = ConfigStore.instance().repo
+    for name in key.split("/"):
+        stored = stored.get(name) if isinstance(stored, dict) else None
+    return isinstance(stored, dict) or any((folder / key).is_dir() for folder in _folders())
+
+
+def _folders() -> list[Path]:
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    return [Path(source.path) for source in sources if source.scheme() == "file"]
+
+
 def _files() -> tuple[tuple[str, int, int], ...]:
     """Return every file that a composition may read, with its time of change and its size."""
-    sources = GlobalHydra.instance().config_loader().get_sources()
-    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
-    files = (file for folder in folders for depth in _DEPTHS for file in folder.glob(f"{depth}.yaml"))
+    files = (file for folder in _folders() for depth in _DEPTHS for file in folder.glob(f"{depth}.yaml"))
     return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
