@@ -481,12 +481,12 @@ def _output(settings: object) -> OutputSettings:
     return getattr(settings, "output", None) or OutputSettings()
 
 
-def _run_name(settings: object, hydra_run: Any = None) -> str:
+def _run_name(settings: object) -> str:
     """Return the name of the run folder: the chosen name, or the entry with its overrides.
 
     Other settings thus never replace this run. With `-m` a chosen name gets the overrides too, for all jobs share it.
     """
-    output, hydra_run = _output(settings), hydra_run or HydraConfig.get()
+    output, hydra_run = _output(settings), HydraConfig.get()
     if output.run and hydra_run.mode != RunMode.MULTIRUN:
         return output.run
     name = output.run or str(hydra_run.job.config_name)

@@ -392,7 +392,7 @@ def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------
-# Settings of the points of a sweep, without a full Hydra composition for every point.
+# A study or a sweep from its settings, and the settings of a sweep's points.
 # ------------------------------------------------------------------------------
 
 
