@@ -5,7 +5,8 @@
 Four documents and a question, cold, in the same order again with another question, and shuffled; every trial has new
 words. Systems take turns trial by trial, in an order that turns round, and only one computes at a time. What is
 measured is kept in `outputs/peers`: the same command goes on where it ended, at the same commit and on the same
-machine. At the end it writes `results.json`, the figure and the tables of the page beside this file.
+machine. It tells how long the rest will take, by what is measured and published. At the end it writes `results.json`,
+the figure and the tables of the page beside this file.
 
     .venvs/answers/bin/python benchmarks/peers/measure.py --tokens 873 3073 8100 --systems transformers none pic radix
 
@@ -59,6 +60,8 @@ MODEL = "smollm2-135m"
 WORDS = (200, 500, 1000, 2000, 4000)
 REPEATS = 3
 LIMIT_S = 15.0
+START_S = 25.0  # of a system, its warm-up included
+GROWTH = 1.25  # of the time of a prompt with its words: attention grows faster than the other layers
 ENGINES = {"vllm": "vllm_cpu", "mistralrs": "mistralrs", "llama_cpp": "llama_cpp"}
 
 Rows = dict[str, dict[str, Any]]
@@ -162,10 +165,56 @@ def slow_at(kept: Kept, dtype: str, name: str, words: list[int], limit_s: float)
     return None
 
 
-def compare(dtype: str, given: argparse.Namespace, prompts: Prompts, kept: Kept) -> None:
+class Clock:
+    """Expects how long trials take, by the same system's trials of this run and of the published one."""
+
+    def __init__(self, kept: Kept) -> None:
+        published = json.loads((HERE / "results.json").read_text())["rows"]
+        self._kept, self._published = kept, published
+
+    def trial_s(self, dtype: str, words: int, name: str) -> float:
+        """Return the seconds of a trial; a system without any is expected to take as long as the slowest one."""
+        known = self._known(dtype, name)
+        if not known:
+            others = (self._known(dtype, other) for other in SYSTEMS)
+            known = max(filter(None, others), key=lambda row: row[max(row)] / max(row), default={words: 0.0})
+        nearest = min(known, key=lambda each: abs(each - words))
+        return known[nearest] * (words / nearest) ** GROWTH
+
+    def _known(self, dtype: str, name: str) -> dict[int, float]:
+        """Return the median seconds of a system's trials by words."""
+        found = {}
+        for rows in (self._published, {key: row["trials"] for key, row in self._kept.rows.items()}):
+            for key, trials in rows.items():
+                if trials and key.startswith(f"{dtype}/") and key.endswith(f"/{name}"):
+                    each = [sum(trial[kind]["seconds"] for kind in kinds_of(name)) for trial in trials]
+                    found[int(key.split("/")[1])] = median(each)
+        return found
+
+    def left(self, given: argparse.Namespace) -> str:
+        """Return how long the missing trials of all precisions take, and the starts of their systems."""
+        seconds = 0.0
+        for dtype in given.dtypes:
+            todo = [
+                (words, name, given.repeats - len(self._kept.trials(f"{dtype}/{words}/{name}")))
+                for name in names_of(dtype, given)
+                for at, words in enumerate(given.words)
+                if lacks(self._kept, dtype, name, given.words, at, given)
+            ]
+            seconds += sum(count * self.trial_s(dtype, words, name) for words, name, count in todo)
+            seconds += START_S * len({name for _, name, _ in todo})
+        return f"about {seconds / 60:.0f} minutes are left"
+
+
+def names_of(dtype: str, given: argparse.Namespace) -> list[str]:
+    """Return the systems that have a precision."""
+    return [name for name in given.systems if not (name in ONLY_FLOAT32 and dtype != "float32")]
+
+
+def compare(dtype: str, given: argparse.Namespace, prompts: Prompts, kept: Kept, clock: Clock) -> None:
     """Measure what is missing of one precision."""
-    words: list[int] = sorted(given.words)
-    names = [name for name in given.systems if not (name in ONLY_FLOAT32 and dtype != "float32")]
+    words: list[int] = given.words
+    names = names_of(dtype, given)
     missing = [name for name in names if any(lacks(kept, dtype, name, words, at, given) for at in range(len(words)))]
     if not missing:
         return
@@ -182,6 +231,7 @@ def compare(dtype: str, given: argparse.Namespace, prompts: Prompts, kept: Kept)
                         kept.add(f"{dtype}/{count}/{name}", row)
                         seconds = ", ".join(f"{kind} {row[kind]['seconds']:.3f} s" for kind in kinds_of(name))
                         print(f"{dtype} {count} words, {row['tokens']} tokens, {name}: {seconds}", flush=True)
+            print(f"{dtype}, {count} words: {clock.left(given)}", flush=True)
 
 
 def lacks(kept: Kept, dtype: str, name: str, words: list[int], at: int, given: argparse.Namespace) -> bool:
@@ -193,7 +243,7 @@ def lacks(kept: Kept, dtype: str, name: str, words: list[int], at: int, given: a
 
 def publish(given: argparse.Namespace, prompts: Prompts, kept: Kept) -> None:
     """Write results, figure and tables."""
-    words = sorted(given.words)
+    words = given.words
     left_out = {
         f"{dtype}/{name}": {"words": slow[0], "seconds": slow[1]}
         for dtype in given.dtypes
@@ -257,15 +307,17 @@ def main() -> None:
     cores()  # a later change of them is an error
     if given.texts is not None and not given.texts.is_file():
         sys.exit(f"--texts {given.texts}: expected a file of JSON lines")
-    given.systems = list(given.systems)
+    given.systems, given.words = list(given.systems), sorted(given.words)
     prompts = Prompts(weights("float32"), given.texts)
     if given.tokens:
         for dtype in given.dtypes:
             ratios(dtype, given, prompts)
         return
     kept = Kept(prompts.source)
+    clock = Clock(kept)
+    print(clock.left(given), flush=True)
     for dtype in given.dtypes:
-        compare(dtype, given, prompts, kept)
+        compare(dtype, given, prompts, kept, clock)
     shutil.rmtree(OUT / "servers", ignore_errors=True)
     publish(given, prompts, kept)
 

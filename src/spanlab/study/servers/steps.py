@@ -8,7 +8,6 @@ which the server's got it. Equality is then decidable, however the clients' timi
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from spanlab.core.policies.block_pool import GroupKind
 from spanlab.core.step import ScheduledSequence, ScheduledStep, StepFeatures, features
 from spanlab.schedule import PRESETS, Case, check_fits, schedule
 from spanlab.typed_json import first_mistake
@@ -35,14 +35,27 @@ class _Event(BaseModel):
     at: int
 
 
+#: Kinds of groups by the name of vLLM's specification of their cache.
+_GROUP_KINDS: dict[str, GroupKind] = {
+    "FullAttentionSpec": "full",
+    "SlidingWindowSpec": "window",
+    "ChunkedLocalAttentionSpec": "chunk",
+    "MambaSpec": "state",
+}
+
+
 class Group(BaseModel):
-    """Layers that share a cache: the kind of their specification, tokens and bytes per block, number of layers."""
+    """Layers that share a cache: the kind of their specification, tokens and bytes per block, number of layers.
+
+    `span`  tokens of a window or a chunk; 0 in logs of earlier hooks, whose servers have neither
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
     kind: str
     block_size: int
     page_bytes: int
     layers: int
+    span: int = 0
 
 
 class Start(_Event):
@@ -308,15 +321,17 @@ class LiveRun:
 
 def _groups(start: Start) -> dict[str, Any]:
     """Return the keys of a case for the groups of layers."""
-    kinds = Counter(group.kind for group in start.groups)
     if not start.prefix_caching:
         raise ValueError("the server has no prefix cache: expected enable_prefix_caching")
-    if unknown := set(kinds) - {"FullAttentionSpec", "MambaSpec"}:
-        names = ", ".join(sorted(unknown))
-        raise ValueError(f"the server has groups of {names}: expected FullAttentionSpec and MambaSpec alone")
-    if not kinds["MambaSpec"]:
-        return {}
-    return {"mamba_mode": start.mamba_mode, "state_groups": kinds["MambaSpec"], "retention": start.retention}
+    if unknown := {group.kind for group in start.groups} - set(_GROUP_KINDS):
+        expected = ", ".join(_GROUP_KINDS)
+        raise ValueError(f"the server has groups of {', '.join(sorted(unknown))}: expected {expected}")
+    groups = [
+        {"kind": _GROUP_KINDS[group.kind], "block_size": group.block_size, "span": group.span} for group in start.groups
+    ]
+    states = sum(group["kind"] == "state" for group in groups)
+    mode = start.mamba_mode if states else None
+    return {"groups": groups, "mamba_mode": mode, "state_groups": states, "retention": start.retention}
 
 
 def _request(served: Served, start: Start) -> dict[str, Any]:

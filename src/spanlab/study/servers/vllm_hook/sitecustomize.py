@@ -33,15 +33,20 @@ def _facts(scheduler: Any, config: Any, kv: Any) -> dict[str, Any]:
     import vllm
 
     batch, cache, drafts = config.scheduler_config, config.cache_config, config.speculative_config
-    groups = [
-        {
-            "kind": type(group.kv_cache_spec).__name__,
-            "block_size": group.kv_cache_spec.block_size,
-            "page_bytes": group.kv_cache_spec.page_size_bytes,
-            "layers": len(group.layer_names),
-        }
-        for group in kv.kv_cache_groups
-    ]
+    spans = {"SlidingWindowSpec": "sliding_window", "ChunkedLocalAttentionSpec": "attention_chunk_size"}
+    groups = []
+    for group in kv.kv_cache_groups:
+        spec = group.kv_cache_spec
+        kind = type(spec).__name__
+        groups.append(
+            {
+                "kind": kind,
+                "block_size": spec.block_size,
+                "page_bytes": spec.page_size_bytes,
+                "layers": len(group.layer_names),
+                "span": getattr(spec, spans[kind]) if kind in spans else 0,
+            }
+        )
     return {
         "version": vllm.__version__,
         "scheduler": type(scheduler).__name__,
