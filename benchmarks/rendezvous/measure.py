@@ -50,6 +50,9 @@ SERVERS = {
     "hybrid, blocks of the server": [HYBRID, f"{BLOCK}=null"],
     "hybrid, blocks of 384": [HYBRID, f"{BLOCK}=384"],
     "SmolLM2-135M, blocks of 32": [*SMOLLM2, f"{BLOCK}=32"],
+    "windows as in Gemma 3": ["model=tiny-gemma3", f"{BLOCK}=32"],
+    "windows as in Gemma 3, tight memory": ["model=tiny-gemma3", f"{BLOCK}=32", "store.kv_gib=0.0061"],  # 399 blocks
+    "windows as in gpt-oss": ["model=tiny-gpt-oss", f"{BLOCK}=32"],
 }
 #: Workloads by name: prompts of some hundred tokens, outputs of 8 to 48.
 WORKLOADS = {
@@ -87,7 +90,12 @@ WORKLOADS = {
         "workload.chat_sessions.seed=1",
     ],
 }
-CLIENTS = {"transformer, tight memory": (1, 8), "transformer, 16 at once": (8, 16)}  # other servers: 1, 4
+#: Numbers of clients; other servers: 1, 4.
+CLIENTS = {
+    "transformer, tight memory": (1, 8),
+    "transformer, 16 at once": (8, 16),
+    "windows as in Gemma 3, tight memory": (1, 8),
+}
 COUNTS = ("requests", "same_reuse", "same_course", "steps", "equal_steps", "preemptions")
 
 
