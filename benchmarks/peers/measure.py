@@ -33,7 +33,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import torch
 from measurements import facts, write_results
-from names import ARMS, ITEMSIZE, ONLY_FLOAT32, SYSTEMS, kinds_of
+from names import ARMS, ITEMSIZE, ONLY_FLOAT32, SERVERS, SYSTEMS, kinds_of
 from pages import ROOT, fill_page
 from prompts import Prompts, Trial
 from systems import (
@@ -53,14 +53,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanlab.build import build_model
 from spanlab.model_files import packaged, packaged_folder
-from spanlab.study.servers.base import SERVERS
+from spanlab.study.servers import base
 
 OUT = ROOT / "outputs" / "peers"
 MODEL = "smollm2-135m"
 WORDS = (200, 500, 1000, 2000, 4000)
 REPEATS = 3
 LIMIT_S = 15.0
-START_S = 25.0  # of a system, its warm-up included
+START_S = 25.0  # of a server, its warm-up included
 GROWTH = 1.25  # of the time of a prompt with its words: attention grows faster than the other layers
 ENGINES = {"vllm": "vllm_cpu", "mistralrs": "mistralrs", "llama_cpp": "llama_cpp"}
 
@@ -202,7 +202,7 @@ class Clock:
                 if lacks(self._kept, dtype, name, given.words, at, given)
             ]
             seconds += sum(count * self.trial_s(dtype, words, name) for words, name, count in todo)
-            seconds += START_S * len({name for _, name, _ in todo})
+            seconds += START_S * len({name for _, name, _ in todo} & set(SERVERS))
         return f"about {seconds / 60:.0f} minutes are left"
 
 
@@ -256,7 +256,7 @@ def publish(given: argparse.Namespace, prompts: Prompts, kept: Kept) -> None:
         "commit": known["commit"],
         "machine": known["machine"],
         "versions": known["versions"] | torch_versions,
-        "peers": {name: SERVERS.make(engine, {}, {}).version for name, engine in ENGINES.items()}
+        "peers": {name: base.SERVERS.make(engine, {}, {}).version for name, engine in ENGINES.items()}
         | {"kvboost": "0.9.0"},
         "threads": len(cores()),
         "words": words,

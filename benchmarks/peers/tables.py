@@ -71,6 +71,26 @@ def goal_rows(results: Results, dtype: str) -> Iterator[tuple[str, ...]]:
         yield f"{words:,}", TITLES[cold[0]], f"{median(none) / median(cold[1]):.2f} ×", TITLES[shuffled[0]], *gains
 
 
+COLD_GOAL, SHUFFLED_GOAL, SHUFFLED_WORDS = 1.2, 10, 1000
+
+
+def goals_met(results: Results, dtype: str) -> str:
+    """Return, as an item of a list, how a precision meets the two goals; empty where they cannot be told."""
+    ratios = {}
+    for words in results["words"]:
+        peer, none = best(results, dtype, words, "cold"), seconds_of(results, dtype, words, "none", "cold")
+        if peer is not None and none:
+            ratios[words] = median(none) / median(peer[1])
+    peer = best(results, dtype, SHUFFLED_WORDS, "shuffled")
+    pic = seconds_of(results, dtype, SHUFFLED_WORDS, "pic", "shuffled")
+    if not ratios or peer is None or not pic:
+        return ""
+    met = sum(ratio <= COLD_GOAL for ratio in ratios.values())
+    cold = f"cold within {COLD_GOAL} times at {met} of {len(ratios)} lengths, {max(ratios.values()):.2f} at most"
+    gain = median(peer[1]) / median(pic)
+    return f"- {dtype}: {cold}; `pic` {gain:.1f} times as fast at {SHUFFLED_WORDS:,} shuffled words"
+
+
 def lines_of(results: Results) -> str:
     """Return the tables of the page."""
     counts = [f"{words:,} words" for words in results["words"]]
@@ -83,7 +103,8 @@ def lines_of(results: Results) -> str:
         "its ÷ `pic`",
         "its ÷ `cached_order`",
     )
-    parts = ["![Seconds to the first token of shuffled prompts, over words](ttft.png)\n"]
+    parts = [line for dtype in ITEMSIZE if (line := goals_met(results, dtype))]
+    parts += ["\n![Seconds to the first token of shuffled prompts, over words](ttft.png)\n"]
     for dtype in ITEMSIZE:
         if rows := list(rows_of(results, dtype)):
             parts += [f"**{dtype}**: seconds to the first token, medians\n", table(head, rows), ""]
