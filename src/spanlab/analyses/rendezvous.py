@@ -8,7 +8,7 @@ several clients, that depends on when each answer came.
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from spanlab.study.backends import RealEngine, Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
 from spanlab.study.servers.base import as_served
-from spanlab.study.servers.steps import FAULTS, LiveRun, Rendezvous, Served, meet, read_run, write_case
+from spanlab.study.servers.steps import FAULTS, LiveRun, Rendezvous, Served, meet, other_release, read_run, write_case
 
 Floats = NDArray[np.float64]
 COMPARED = ("reuse", "course", "steps", "engine")
@@ -179,7 +179,8 @@ class Compared:
 
 def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Compared:
     """Compare a run whose steps the server wrote."""
-    both = meet(run, study.analyses.rendezvous.preset)
+    preset = study.analyses.rendezvous.preset
+    both = meet(run, preset)
     numbers = {served.number: at for at, served in enumerate(run.requests)}
     order = [numbers[int(request)] for request in columns["request_id"]]
     ours = [both.decided[at] for at in order]
@@ -195,7 +196,7 @@ def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Co
         (sum(request.preemptions for request in served), sum(decided.preemptions for decided in ours)),
         _client_delays(columns),
         _stepped(both, order),
-        tuple(_causes(both, columns, served)),
+        (*other_release(run, preset), *_causes(both, columns, served)),
         tuple(name for name, fault in FAULTS.items() if both.differences and fault.applies(run)),
     )
 
@@ -411,8 +412,10 @@ def delays_table(runs: Sequence[Compared]) -> Table | None:
 def server_table(run: LiveRun) -> Table:
     """The settings that the server told, by name."""
     start = run.start
+    equal = Counter((group.kind, group.layers, group.block_size, group.span) for group in start.groups)
     groups = ", ".join(
-        f"{group.layers} layers of {group.kind} in blocks of {group.block_size}" for group in start.groups
+        f"{count} of {layers} layers of {kind}{f' over {span} tokens' if span else ''} in blocks of {size}"
+        for (kind, layers, size, span), count in equal.items()
     )
     rows = [
         {"setting": "version", "value": f"vLLM {start.version}"},

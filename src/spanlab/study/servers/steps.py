@@ -429,6 +429,15 @@ def meet(run: LiveRun, preset: str, state_bytes: int = 0) -> Rendezvous:
     return Rendezvous(run, decided, longest, differences, work)
 
 
+def other_release(run: LiveRun, preset: str) -> tuple[str, ...]:
+    """Return one sentence if the server is of another release of vLLM than the preset, else none."""
+    release = preset.removeprefix("vllm_").replace("_", ".")
+    if run.start.version.startswith(f"{release}."):
+        return ()
+    known = ", ".join(PRESETS)
+    return (f"the server is vLLM {run.start.version}, decided as {preset}: expected the preset of its release ({known})",)
+
+
 def _at(steps: Sequence[dict[str, int]], number: int) -> dict[str, int] | None:
     return steps[number] if number < len(steps) else None
 
