@@ -31,9 +31,10 @@ from spanlab.study.folder import CONFIG, fingerprint, read_settings
 from spanlab.study.jobs import Jobs
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
 from spanlab.study.servers.base import as_served
-from spanlab.study.servers.steps import LiveRun, Rendezvous, Served, Start, meet, read_run
+from spanlab.study.servers.steps import LiveRun, Rendezvous, Served, Start, meet, other_release, read_run
 
 _SAME = ("workload", "arrivals", "model", "batch", "data")  # settings that repeats of a run have in common
+_PRESET = "vllm_0_32"  # the rules that decide the server's steps again
 _STEPS, _CONFIG = "the server's log of steps", "the run's settings"
 
 
@@ -205,7 +206,8 @@ class _Run:
         served = [at[int(number)] for number in ids]
         requests = tuple(map(self._answered, log.requests, served))
         reused = np.array([other.reused or 0 for other in served], np.int64)
-        both, notes = meet(live, "vllm_0_32", self.study.model.state_bytes), list(log.notes)
+        both = meet(live, _PRESET, self.study.model.state_bytes)
+        notes = [*log.notes, *other_release(live, _PRESET)]
         if both.differences:
             count = f"{len(both.differences):,} of {both.num_steps:,} steps of the server are not those of the preset"
             notes.append(f"{count}: they are left out of the fit")
