@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from spanlab.schedule import PRESETS, read_cases, schedule
-from spanlab.study.servers.steps import FAULTS, Rendezvous, meet, read_run, write_case, write_last_run
+from spanlab.study.servers.steps import FAULTS, Rendezvous, meet, other_release, read_run, write_case, write_last_run
 
 CAPTURES = Path(__file__).with_name("live")
 EQUAL = ["drafts", "hybrid", "tight"]
@@ -61,6 +61,15 @@ def test_hybrid_with_the_server_s_block_size_differs_by_a_known_fault(tmp_path: 
 def test_other_faults_are_not_named(name: str, tmp_path: Path):
     run = read_run(unpacked(name, tmp_path))
     assert [fault for fault, known in FAULTS.items() if known.applies(run)] == []
+
+
+@pytest.mark.parametrize(("version", "other"), [("0.32.0", False), ("0.32.1", False), ("0.3.2", True), ("0.33.0", True)])
+def test_server_of_another_release_is_named(version: str, other: bool, tmp_path: Path):
+    path = unpacked("tight", tmp_path)
+    lines = lines_of(path)
+    lines[0]["version"] = version
+    said = other_release(read_run(write(path, lines)), PRESET)
+    assert said == other * (f"the server is vLLM {version}, decided as {PRESET}: expected the preset of its release",)
 
 
 def test_step_that_computes_one_token_less_is_the_first_difference(tmp_path: Path):
