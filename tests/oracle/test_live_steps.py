@@ -63,7 +63,9 @@ def test_other_faults_are_not_named(name: str, tmp_path: Path):
     assert [fault for fault, known in FAULTS.items() if known.applies(run)] == []
 
 
-@pytest.mark.parametrize(("version", "other"), [("0.32.0", False), ("0.32.1", False), ("0.3.2", True), ("0.33.0", True)])
+@pytest.mark.parametrize(
+    ("version", "other"), [("0.32.0", False), ("0.32.1", False), ("0.3.2", True), ("0.33.0", True)]
+)
 def test_server_of_another_release_is_named(version: str, other: bool, tmp_path: Path):
     path = unpacked("tight", tmp_path)
     lines = lines_of(path)
@@ -111,6 +113,15 @@ def test_line_without_its_end_is_left_out(tmp_path: Path):
     count = len(read_run(path).requests)
     path.write_bytes(path.read_bytes() + b'{"event": "add", "id')
     assert len(read_run(path).requests) == count
+
+
+def test_log_of_a_server_that_ended_among_requests_is_equal_until_then(tmp_path: Path):
+    path = unpacked("tight", tmp_path)
+    lines = lines_of(path)
+    both = meet(read_run(write(path, lines[: len(lines) // 2])), PRESET)
+    assert any(request.last is None for request in both.run.requests)
+    count = len(both.run.requests)
+    assert (equal(both), both.differences) == ((count, count), ())
 
 
 @pytest.mark.parametrize(

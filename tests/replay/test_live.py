@@ -1,9 +1,13 @@
 """Real servers, which the study installs and starts: bash tests/run.sh -m live. Minutes, and several GB at first."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 import pytest
+
+from spanlab.cli import compose
+from spanlab.study.servers.base import Launch, free_port, running
 
 from ..conf.conftest import spanlab as _spanlab
 
@@ -16,7 +20,6 @@ SMALL = (
     "workload.repeated_documents.document_tokens=200",
     "output.figures=false",
 )
-TWO_BYTES = "model=tiny-hybrid-experts"
 NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}'
 
 
@@ -30,19 +33,29 @@ def run(spanlab, root: Path, *words: str) -> dict:
     return found
 
 
+SERVERS = {
+    "blocks": ["arms.vllm_0_32.pool.block_size=128"],
+    "tight": ["store.kv_gib=0.0024"],
+    "hybrid": ["model=tiny-hybrid-experts", "arms.vllm_0_32.pool.block_size=384"],
+    "windows": ["model=tiny-gemma3"],
+    "drafts": [f"server.arguments=['--speculative-config','{NGRAM}']"],
+}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The settings of a study on a server that was started with them; one server for several studies."""
+    words = SERVERS[request.param]
+    study = compose("rendezvous", words)
+    with running(Launch(study, tmp_path_factory.mktemp("server"), free_port(None), 2048)) as started:
+        there = ["server.engine=none", f"base_url={started.base_url}", f"server.step_log={started.launch.steps}"]
+        settings = [word for word in words if not word.startswith("server.")]
+        yield [*settings, *there, f"server.reset_path={started.kind.reset_path}"]
+
+
 @pytest.mark.parametrize("clients", [1, 4])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["arms.vllm_0_32.pool.block_size=128"],
-        ["store.kv_gib=0.0024"],
-        [TWO_BYTES, "arms.vllm_0_32.pool.block_size=384"],
-        [f"server.arguments=['--speculative-config','{NGRAM}']"],
-    ],
-    ids=["blocks", "tight", "hybrid", "drafts"],
-)
-def test_every_step_of_vllm_is_ours(words: list[str], clients: int, spanlab, tmp_path: Path):
-    found = run(spanlab, tmp_path, *words, f"arrivals.clients={clients}")
+def test_every_step_of_vllm_is_ours(vllm: list[str], clients: int, spanlab, tmp_path: Path):
+    found = run(spanlab, tmp_path, *vllm, f"arrivals.clients={clients}")
     assert found["differing_steps"] == 0
     assert found["same_course"] == found["requests"]
 

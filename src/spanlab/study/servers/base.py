@@ -13,7 +13,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, ClassVar
@@ -30,6 +30,7 @@ from spanlab.study.servers import guard
 
 LOOPBACK = "127.0.0.1"
 _PERIOD_S = 0.25  # between two looks at a server that is starting
+_HEALTH_S = 10.0  # a busy server may answer late
 _LINES = 3  # of its log, in an error
 _LONGEST_LINE = 200
 _STDERR = 2  # sys.stderr may be an object without a file, as in a notebook
@@ -132,9 +133,14 @@ class RunningServer:
     process: subprocess.Popen[bytes]
 
     def check_alive(self) -> None:
-        """Raise ValueError, with the end of its log, where the server has ended."""
-        if self.process.poll() is not None:
-            raise ValueError(_ended(self.launch, "ended while requests were served", self.process.returncode))
+        """Raise ValueError, with the end of its log, where the server has ended or says that it is not healthy."""
+        if _is_healthy(f"{self.base_url}{self.kind.health_path}"):
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2 * guard.GRACE_S)  # the guard ends what the server leaves behind
+        if self.process.returncode is None:
+            raise ValueError(_described(self.launch, f"does not answer {self.kind.health_path} any more"))
+        raise ValueError(_ended(self.launch, "ended while requests were served", self.process.returncode))
 
 
 @contextmanager
@@ -178,14 +184,18 @@ def _await(process: subprocess.Popen[bytes], url: str, timeout_s: float, launch:
     while True:
         if (status := process.poll()) is not None:
             raise ValueError(_ended(launch, "did not start", status))
-        try:
-            if httpx.get(url, timeout=_PERIOD_S * 8).is_success:
-                return
-        except httpx.HTTPError:
-            pass  # it does not listen yet
+        if _is_healthy(url):
+            return
         if time.monotonic() > deadline:
             raise ValueError(_described(launch, f"did not answer within server.start_timeout_s={timeout_s:g}"))
         time.sleep(_PERIOD_S)
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=_HEALTH_S).is_success
+    except httpx.HTTPError:
+        return False  # it does not listen, yet or any more
 
 
 def _ended(launch: Launch, what: str, status: int) -> str:

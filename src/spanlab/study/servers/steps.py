@@ -244,6 +244,9 @@ class LiveRun:
             getattr(self, f"_{type(event).__name__.lower()}")(event)
         while self.steps and not self.steps[-1].tokens:  # plans that only tell the workers what has ended
             self.steps.pop()
+        for served in self.requests:
+            if served.last is None and served.abort_step is None:  # the server ended before it
+                served.abort_step = len(self.steps)
 
     def _add(self, event: Add) -> None:
         served = Served(
