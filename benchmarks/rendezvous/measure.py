@@ -51,7 +51,12 @@ SERVERS = {
     "hybrid, blocks of 384": [HYBRID, f"{BLOCK}=384"],
     "SmolLM2-135M, blocks of 32": [*SMOLLM2, f"{BLOCK}=32"],
     "windows as in Gemma 3": ["model=tiny-gemma3", f"{BLOCK}=32"],
-    "windows as in Gemma 3, tight memory": ["model=tiny-gemma3", f"{BLOCK}=32", "store.kv_gib=0.0061"],  # 399 blocks
+    "windows as in Gemma 3, tight memory": [
+        "model=tiny-gemma3",
+        f"{BLOCK}=32",
+        "batch.max_num_batched_tokens=256",  # else the windows of one long prompt fill a small pool
+        "store.kv_gib=0.002",  # 131 blocks
+    ],
     "windows as in gpt-oss": ["model=tiny-gpt-oss", f"{BLOCK}=32"],
 }
 #: Workloads by name: prompts of some hundred tokens, outputs of 8 to 48.
