@@ -47,7 +47,7 @@ GROUPED = {
 #: Kinds by maker that are named otherwise than in the table of random cases.
 SHORTER = {"make_local_modules_case": "groups, drafts of several modules"}
 #: Further seeds by kind: of cases that show a rule which few random cases reach.
-CHOSEN = {"attention, drafts of several modules": (20_091,)}
+CHOSEN = {"attention, drafts of several modules": (20_091,), "groups, drafts of several modules": (20_796,)}
 
 
 def clockless(seed: int, how: str, hybrid: bool) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from pages import ROOT, fill_page, table
 
 ORACLE = ROOT / "tests" / "oracle"
 KEPT = ROOT / "outputs" / "conformance"
-CHUNK = 100
+CHUNK = 300  # cases per start of vLLM
 #: Makers of cases, and the row of the table that their cases belong to; of plain ones the kind decides.
 MAKERS = {
     "make_case": "",

@@ -169,6 +169,32 @@ def test_request_alone_is_preempted_while_a_step_holds_its_states(tmp_path, num_
     assert (decided["preemptions"], [step["0"] for step in decided["steps"]]) == (preemptions, steps)
 
 
+def evicting(sizes: dict, num_blocks: int, *lengths: int) -> dict:
+    """Prompts of these lengths one after another, each with one output token, and the first one again."""
+    prompts = [list(range(1000 * number, 1000 * number + length)) for number, length in enumerate(lengths, 1)]
+    requests = [
+        {"tokens": tokens, "output_len": 1, "arrive_step": 2 * at} for at, tokens in enumerate([*prompts, prompts[0]])
+    ]
+    model = {"block_size": 16, "draft_method": "eagle", "retention": 0, "num_blocks": num_blocks, **sizes}
+    return {"max_num_seqs": 2, "max_num_batched_tokens": 128, "requests": requests, **model}
+
+
+@pytest.mark.parametrize(("num_blocks", "reused"), [(13, 0), (14, 32)])  # of vLLM 0.32
+def test_last_block_of_a_prompt_has_a_key_before_it_is_full(tmp_path, num_blocks, reused):
+    groups = [{"kind": "window", "span": 16}, {"kind": "full", "block_size": 32}]
+    case = evicting({"draft_tokens": 1, "groups": groups}, num_blocks, 80, 80)
+    decided = decide(tmp_path, {"case": case})["case"]
+    assert decided["reused_on_admission"] == [0, 0, reused]
+
+
+@pytest.mark.parametrize(("num_blocks", "reused"), [(15, 0), (16, 32)])  # of vLLM 0.32
+def test_first_block_is_stored_before_all_modules_have_written_the_second(tmp_path, num_blocks, reused):
+    groups = [{"kind": "window", "span": 16, "block_size": 32}, {"kind": "full"}]
+    case = evicting({"draft_tokens": 2, "draft_modules": 2, "groups": groups}, num_blocks, 80, 32, 80)
+    decided = decide(tmp_path, {"case": case})["case"]
+    assert decided["reused_on_admission"] == [0, 0, 0, reused]
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("release", PRESETS)
 @pytest.mark.parametrize("make", [*MAKERS.values(), make_inner_case, make_local_modules_case])

@@ -33,10 +33,12 @@ class Boundaries(NamedTuple):
     """Positions at which a later request may resume, and the retention of blocks between them.
 
     `retention`  None: the states and windows of every block; 0: those at `positions` only; n: also once per n tokens
+    `tail`       tokens of the prompt in digests, if the block of the last of them gets a key before it is full; else 0
     """
 
     positions: tuple[int, ...]
     retention: int | None
+    tail: int = 0
 
 
 class BlockGroup(Protocol):
@@ -129,14 +131,22 @@ class AttentionBlocks:
     def publish(
         self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
-        start, stop = table.num_visited, tokens // self.size
+        start, stop = table.num_visited, max(table.num_visited, tokens // self.size)
         if stop > start:
             self.pool.publish(self.index, table, self._digests(chain), stop, source)
-        return range(start, max(start, stop))
+            table.tail = None  # its block is full
+        if stop * self.size < boundaries.tail <= tokens:
+            table.tail = chain[boundaries.tail * self.per_block // self.size - 1], source
+        return range(start, stop)
 
     def release(self, table: BlockTable) -> None:
-        self.pool.release(table.length - table.num_visited)
-        self.pool.free(reversed(table.runs()))
+        blank, runs = table.length - table.num_visited, table.runs()
+        if table.tail is not None:  # no lookup finds it, but it waits for its eviction like a full block
+            blank, last = blank - 1, Run()
+            self.pool.publish_single(self.index, last, *table.tail)
+            runs.append(last)
+        self.pool.release(blank)
+        self.pool.free(reversed(runs))
 
     def room(self, table: BlockTable) -> int:
         return min(table.length * self.size, (table.num_visited + 1) * self.size - 1)

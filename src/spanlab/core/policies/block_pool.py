@@ -158,6 +158,7 @@ class BlockTable:
     `num_retired`  leading blocks that were freed or are null, permanently
     `inner`        whether the chunk that is planned also stores the state at its last boundary
     `grown`        whether blocks were allocated behind the reused ones
+    `tail`         key and tokens of the first block that is not full, if it has a key; None without one
     """
 
     blocks: list[Run] = field(default_factory=list)
@@ -168,6 +169,7 @@ class BlockTable:
     num_retired: int = 0
     inner: bool = False
     grown: bool = False
+    tail: tuple[int, Source] | None = None
 
     def runs(self) -> list[Run]:
         """Return the runs as they are cut now, in order."""
@@ -811,6 +813,11 @@ class BlockRules:
     def drops_last(self) -> bool:
         """Whether the last block of a match is computed again."""
         return self.drafter > 0 and self.release.drafter == "drop"
+
+    @property
+    def keys_tails(self) -> bool:
+        """Whether the last block of a prompt gets a key before it is full: attention beside smaller blocks."""
+        return self.drops_last and block_of(self.layout) != unit_of(self.layout)
 
     @property
     def lookahead(self) -> int:

@@ -345,6 +345,7 @@ class BlockPolicy:
         self._states = [group for group in self._groups if isinstance(group, StateBlocks)]
         store.kv_groups = frozenset(group.index for group in self._groups if not isinstance(group, StateBlocks))
         self._full_only = len(self._groups) == 1 and layout[0].kind == "full"
+        self._keys_tails = rules.keys_tails
         self._trims = any(rule.kind in ("window", "chunk") for rule in layout)
         # Blocks are only added and published, a block as soon as its last token is planned.
         self._grows_only = self._full_only and type(self._groups[0]) is AttentionBlocks
@@ -515,7 +516,7 @@ class BlockPolicy:
         allocation.begun, allocation.step = start, self._step
         decodes = start >= allocation.work[-1].stop
         self._publish(allocation, stop - (decodes and num_computed < start))
-        if not (self._states or self.blocks.ahead):
+        if not (self._states or self.blocks.ahead or self._keys_tails):
             rooms = [group.room(table) for group, table in zip(self._groups, allocation.tables, strict=True)]
             allocation.room = min(rooms)
         return True
@@ -555,7 +556,7 @@ class BlockPolicy:
             known = max(allocation.work[-1].stop, stop) if known is None else known
             tokens = min(tokens, matcher.keyed(known))
         of_attention = min(matcher.aligned(final), tokens)
-        if self.blocks.drops_last and of_attention:  # a block behind the last end of a match, which is dropped with it
+        if self.blocks.drops_last and tokens:  # a block behind the last end of a match, which is dropped with it
             of_attention = min(final, of_attention + self.blocks.size)
         if self._full_only and of_attention <= allocation.tables[0].num_visited * self.blocks.size:
             return
@@ -591,8 +592,9 @@ class BlockPolicy:
             allocation.captured += len(stored)
 
     def _boundaries(self, plan: BlockPlan) -> Boundaries:
-        positions = self.blocks.resumed_at(plan.prompt)
-        return Boundaries((*positions, plan.junction) if plan.junction else positions, self.blocks.retention)
+        positions, unit = self.blocks.resumed_at(plan.prompt), self._matcher.unit
+        positions = (*positions, plan.junction) if plan.junction else positions
+        return Boundaries(positions, self.blocks.retention, plan.prompt // unit * unit if self._keys_tails else 0)
 
     def repeat(
         self, allocations: list[BlockAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
