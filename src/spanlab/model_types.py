@@ -118,11 +118,13 @@ KINDS = {
     "minimax_m3_sparse": INDEXED,
     "compressed_sparse_attention": COMPRESSED,
     "heavily_compressed_attention": HEAVY,
+    "attention": FULL,  # of Granite 4, beside mamba
+    "mamba": RECURRENT,
 }
 SCAN_CHUNK = 64
 """Scan chunk, in tokens, of transformers and of flash-linear-attention; states are stored at multiples of it."""
-LATENT_BLOCK = 64
-"""Tokens of a block of latents in vLLM's FlashMLA and FlashInfer; CUTLASS MLA takes 128."""
+LATENT_BLOCK, STATED_LATENT_BLOCK = 64, 128
+"""Tokens of a block of latents in vLLM's FlashMLA and FlashInfer, and beside states; CUTLASS MLA takes 128."""
 #: Tokens of an entry by kind of a layer of DeepSeek-V4, and tokens of a block of its compressor's states, in vLLM.
 COMPRESSION = {WINDOW: (0, 0), COMPRESSED: (4, 4), HEAVY: (128, 8)}
 PACKED_BLOCK, PACKED_WINDOW = 256, 64  # tokens of a block of entries, and of latents of a window
@@ -177,6 +179,18 @@ def _recurrent_but_every(config: ModelConfig, layers: int) -> list[str]:
     return [FULL if (layer + 1) % step == 0 else RECURRENT for layer in range(layers)]
 
 
+def _listed(config: ModelConfig, layers: int) -> list[str]:
+    raise config.error("layer_types", "a list of one kind per layer")
+
+
+def _attended(config: ModelConfig, layers: int) -> list[str]:
+    """The layers that `attn_layer_indices` numbers from 0."""
+    listed = config.get("attn_layer_indices")
+    if not isinstance(listed, list):
+        raise config.error("attn_layer_indices", "a list of layers")
+    return [FULL if layer in listed else RECURRENT for layer in range(layers)]
+
+
 def _kimi(config: ModelConfig, layers: int) -> list[str]:
     """The layers that `linear_attn_config` numbers from 1."""
     listed = config.get("linear_attn_config")
@@ -222,9 +236,11 @@ class ModelType:
     `gated`          a gate on the output of attention
     `own_head_dim`   head_dim is required; otherwise it defaults to hidden_size / num_attention_heads
     `latent`         keys and values of all heads are one latent (MLA)
-    `delta_keys`     recurrent layers are KDA, whose sizes have other keys than those of GatedDeltaNet
+    `recurrence`     recurrent layers, whose sizes have keys of their own: GatedDeltaNet, KDA or Mamba-2
+    `tied`           a file that does not say so has one table of embeddings for input and output
     `experts`        layers with a mixture of experts: none; every; listed, by decoder_sparse_step and mlp_only_layers;
                      behind, after first_k_dense_replace dense ones, or as mlp_layer_types lists; stepped, every n-th
+    `dense_first`    dense layers before those with experts, where the file does not say
     `expert_width`   key of the width of an expert
     `dense_width`    key of the width of a layer without experts
     `shared_width`   key of the width of an expert for all tokens; "": none; n_shared_experts: their number
@@ -235,8 +251,10 @@ class ModelType:
     gated: bool = False
     own_head_dim: bool = False
     latent: bool = False
-    delta_keys: bool = False
+    recurrence: str = "GatedDeltaNet"
+    tied: bool = False
     experts: str = "none"
+    dense_first: int = 1
     expert_width: str = "moe_intermediate_size"
     dense_width: str = "intermediate_size"
     shared_width: str = ""
@@ -248,8 +266,15 @@ _INDEXED = ModelType((INDEXED,), _all_indexed, latent=True, experts="behind", sh
 _WINDOWED = ModelType(_LOCAL, _windows)
 _GATED = ModelType(_HYBRID, _recurrent_but_every, gated=True, own_head_dim=True)
 _GATED_MOE = replace(_GATED, experts="every", shared_width="shared_expert_intermediate_size")
-_GEMMA3 = ModelType(_LOCAL, _every(6, "sliding_window_pattern", "_sliding_window_pattern"), own_head_dim=True)
-_GEMMA4 = ModelType(_LOCAL, _every(6), own_head_dim=True, experts="gemma4", shared_width="intermediate_size")
+_GEMMA = ModelType(_LOCAL, _every(2), own_head_dim=True, tied=True)
+_GEMMA3 = replace(_GEMMA, pattern=_every(6, "sliding_window_pattern", "_sliding_window_pattern"))
+_GEMMA4 = replace(_GEMMA, pattern=_every(6), experts="gemma4", shared_width="intermediate_size")
+_QWEN2, _QWEN3 = ModelType(_LOCAL, _late_windows), ModelType(_LOCAL, _late_windows, own_head_dim=True)
+_QWEN3_MOE = ModelType(_LOCAL, _late_windows, experts="listed")
+_GLM4, _GLM4_MOE = (
+    ModelType(own_head_dim=True),
+    ModelType(own_head_dim=True, experts="behind", shared_width="n_shared_experts"),
+)
 _LLAMA4 = ModelType(
     (FULL, CHUNK),
     _chunks,
@@ -263,6 +288,7 @@ _MINIMAX_M3 = ModelType(
     _sparse,
     own_head_dim=True,
     experts="behind",
+    dense_first=0,
     expert_width="intermediate_size",
     dense_width="dense_intermediate_size",
     shared_width="shared_intermediate_size",
@@ -270,40 +296,61 @@ _MINIMAX_M3 = ModelType(
 _DEEPSEEK_V4 = ModelType(
     (COMPRESSED, HEAVY, WINDOW), _compressed, own_head_dim=True, experts="every", shared_width="n_shared_experts"
 )
+#: Every layer has experts as wide as its `intermediate_size` says.
+_MIXTURE = ModelType(experts="every", expert_width="intermediate_size")
+_GRANITE4 = replace(
+    _MIXTURE,
+    kinds=_HYBRID,
+    pattern=_listed,
+    recurrence="Mamba-2",
+    dense_width="shared_intermediate_size",
+    shared_width="shared_intermediate_size",
+)
 MODEL_TYPES = {
-    "llama": ModelType(),
+    **dict.fromkeys(("llama", "olmo2", "granite", "hunyuan_v1_dense"), ModelType()),
+    "smollm3": ModelType(_LOCAL, _late_windows, tied=True),
+    "ernie4_5": replace(_GLM4, tied=True),
+    **dict.fromkeys(("seed_oss", "glm4", "glm4v_text"), _GLM4),
     "mistral": _WINDOWED,
     "ministral": _WINDOWED,
     "ministral3": _WINDOWED,
+    "mixtral": replace(_MIXTURE, kinds=_LOCAL, pattern=_windows),
+    **dict.fromkeys(("granitemoe", "olmoe"), _MIXTURE),
     "phi3": _WINDOWED,
-    "qwen2": ModelType(_LOCAL, _late_windows),
-    "qwen3": ModelType(_LOCAL, _late_windows, own_head_dim=True),
-    "qwen3_moe": ModelType(_LOCAL, _late_windows, experts="listed"),
+    **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN2),
+    "qwen2_moe": replace(_QWEN3_MOE, shared_width="shared_expert_intermediate_size"),
+    **dict.fromkeys(("qwen3", "qwen3_vl_text"), _QWEN3),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text"), _QWEN3_MOE),
     "qwen3_next": replace(_GATED_MOE, experts="listed"),
     "qwen3_5": _GATED,
     "qwen3_5_text": _GATED,
     "qwen3_5_moe": _GATED_MOE,
     "qwen3_5_moe_text": _GATED_MOE,
     "gpt_oss": ModelType(_LOCAL, _every(2), own_head_dim=True, experts="every", expert_width="intermediate_size"),
-    "gemma2": ModelType(_LOCAL, _every(2), own_head_dim=True),
+    "gemma2": _GEMMA,
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
     "gemma4": _GEMMA4,
     "gemma4_text": _GEMMA4,
-    "cohere2": ModelType(_LOCAL, _every(4, "sliding_window_pattern", "_sliding_window_pattern")),
+    "cohere2": ModelType(_LOCAL, _every(4, "sliding_window_pattern", "_sliding_window_pattern"), tied=True),
     "olmo3": ModelType(_LOCAL, _every(4)),
     "exaone4": ModelType(_LOCAL, _every(4, "sliding_window_pattern")),
+    "exaone_moe": ModelType(
+        _LOCAL, _every(4, "sliding_window_pattern"), experts="behind", shared_width="n_shared_experts"
+    ),
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
-    "kimi_k2": _LATENT,
-    "glm4_moe_lite": _LATENT,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "axk1"), _LATENT),
+    "mistral4": replace(_LATENT, dense_first=0),
+    "youtu": ModelType(latent=True, tied=True),
     "deepseek_v4": _DEEPSEEK_V4,
     "deepseek_v32": _INDEXED,
     "glm_moe_dsa": _INDEXED,
-    "kimi_linear": replace(_LATENT, kinds=_HYBRID, pattern=_kimi, delta_keys=True),
-    "glm4_moe": ModelType(own_head_dim=True, experts="behind", shared_width="n_shared_experts"),
+    "kimi_linear": replace(_LATENT, kinds=_HYBRID, pattern=_kimi, recurrence="KDA"),
+    "granitemoehybrid": _GRANITE4,
+    "bamba": ModelType(_HYBRID, _attended, recurrence="Mamba-2"),
+    **dict.fromkeys(("glm4_moe", "glm4v_moe_text", "hy_v3"), _GLM4_MOE),
+    "solar_open": replace(_GLM4_MOE, experts="every"),
     "minimax_m2": ModelType(own_head_dim=True, experts="every", expert_width="intermediate_size"),
     "minimax_m3_vl": _MINIMAX_M3,
     "minimax_m3_vl_text": _MINIMAX_M3,
@@ -337,7 +384,7 @@ def spec_of(config: ModelConfig) -> ModelSpec:
         local=[] if kind is _DEEPSEEK_V4 else _local(config, kind, kinds),
         packed=_packed(config, kinds) if kind is _DEEPSEEK_V4 else [],
         gated_attention=kind.gated,
-        tied_embeddings=_tied(config),
+        tied_embeddings=_tied(config, kind),
         weight_itemsize=weight_itemsize,
         expert_itemsize=expert_itemsize,
         kv_itemsize=itemsize,
@@ -358,6 +405,11 @@ def _model_type(config: ModelConfig) -> ModelType:
     if name == "gemma3n":
         raise config.error("model_type", f"another one, for {_SHARING}")
     if name not in MODEL_TYPES:
+        for key in ("layer_types", "layers_block_type"):
+            listed = config.get(key)
+            if unknown := [kind for kind in listed if kind not in KINDS] if isinstance(listed, list) else []:
+                expected = f"expected {' or '.join(KINDS)}, for the memory of other layers is not modelled"
+                raise ValueError(f"{config.source}: {unknown[0]} in {key} of model_type={name}: {expected}")
         raise config.error("model_type", among(str(name), MODEL_TYPES))
     if config.get("num_kv_shared_layers"):
         raise config.error("num_kv_shared_layers", f"0, for {_SHARING}")
@@ -386,11 +438,9 @@ def _quantised(config: ModelConfig, itemsize: int) -> tuple[float, int]:
     return (0.0 if of_experts == of_others else of_experts), (of_others or itemsize)
 
 
-def _tied(config: ModelConfig) -> bool:
-    """Whether the output head is the embedding table; some types always share it, and their files do not say so."""
-    if "tie_word_embeddings" not in config.keys and str(config.get("model_type")).startswith(("gemma", "cohere")):
-        return True
-    return config.flag("tie_word_embeddings")
+def _tied(config: ModelConfig, kind: ModelType) -> bool:
+    """Whether the output head is the embedding table; a file that does not say so has the default of its type."""
+    return config.flag("tie_word_embeddings") if "tie_word_embeddings" in config.keys else kind.tied
 
 
 # Attention.
@@ -400,7 +450,8 @@ def _attention(config: ModelConfig, kind: ModelType) -> dict[str, Any]:
     """Sizes of the layers that read all tokens."""
     heads = config.integer("num_attention_heads")
     if kind.latent:
-        return _latent(config, heads)
+        sizes = _latent(config, heads)
+        return sizes | {"block_size": STATED_LATENT_BLOCK} if RECURRENT in kind.kinds else sizes
     sizes = {"kv_heads": _kv_heads(config, heads), "head_dim": _head_dim(config, kind, heads)}
     if kind is _DEEPSEEK_V4:
         return sizes | {"attention_parameters": _packed_projections(config), "block_size": PACKED_BLOCK}
@@ -421,7 +472,7 @@ def _attention(config: ModelConfig, kind: ModelType) -> dict[str, Any]:
     return sizes | {"attention_parameters": config.integer("hidden_size") * projected * sizes["head_dim"]}
 
 
-def _latent(config: ModelConfig, heads: int) -> dict[str, int]:
+def _latent(config: ModelConfig, heads: int) -> dict[str, Any]:
     """Sizes of multi-head latent attention: one latent and one rotated key per token, for all heads."""
     width, rank = config.integer("hidden_size"), config.integer("kv_lora_rank")
     rotated, plain, value = (config.integer(f"{name}_head_dim") for name in ("qk_rope", "qk_nope", "v"))
@@ -599,8 +650,10 @@ def _index_entries(config: ModelConfig, sizes: dict[str, int]) -> PackedEntries:
 
 
 def _recurrent_sizes(config: ModelConfig, kind: ModelType, layers: int, itemsize: int) -> dict[str, Any]:
-    if kind.delta_keys:
+    if kind.recurrence == "KDA":
         return _delta_sizes(config, layers, itemsize)
+    if kind.recurrence == "Mamba-2":
+        return _mamba_sizes(config, layers, itemsize)
     config.check_value("attn_output_gate", [None, True], "true")
     config.check_value("mamba_ssm_dtype", [None, *ITEMSIZES], among("", ITEMSIZES))
     return {
@@ -644,6 +697,32 @@ def _delta_sizes(config: ModelConfig, layers: int, itemsize: int) -> dict[str, i
     }
 
 
+def _mamba_sizes(config: ModelConfig, layers: int, itemsize: int) -> dict[str, Any]:
+    """Sizes of Mamba-2: groups of heads share what they write and read, as heads of keys; its state is as in vLLM."""
+    hidden, heads, groups = (
+        config.integer("hidden_size"),
+        config.integer("mamba_n_heads"),
+        config.integer("mamba_n_groups"),
+    )
+    numbers, kernel = config.integer("mamba_d_state"), config.integer("mamba_d_conv")
+    is_derived = config.get("mamba_d_head") in (None, "auto")
+    width = config.integer("mamba_expand") * hidden // heads if is_derived else config.integer("mamba_d_head")
+    inner, channels = heads * width, heads * width + 2 * groups * numbers
+    return {
+        "recurrent_layers": layers,
+        "recurrent_key_heads": groups,
+        "recurrent_value_heads": heads,
+        "recurrent_key_dim": numbers,
+        "recurrent_value_dim": width,
+        "conv_kernel": kernel,
+        "exports_states": True,
+        "recurrent_parameters": hidden * (inner + channels + heads) + inner * hidden + channels * kernel,
+        "state_itemsize": itemsize,
+        "conv_itemsize": itemsize,
+        "grid": 1,  # vLLM ends a scan where a state is stored
+    }
+
+
 # Mixtures of experts.
 
 
@@ -656,16 +735,15 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
     if kind.experts == "none" or (kind.experts == "gemma4" and not config.get("enable_moe_block")):
         return 0
     if kind.experts in ("every", "gemma4"):
-        return layers
+        return layers if kind is not _GRANITE4 or config.integer("num_local_experts", least=0) else 0
     if kind.experts == "behind":
         listed = config.listed("mlp_layer_types", layers, {"dense": "dense", "sparse": "sparse"})
         if listed is not None:
             return listed.count("sparse")
         if isinstance(config.get("moe_layer_freq"), list):
             return sum(map(bool, config.keys["moe_layer_freq"]))
-        default = int(kind is not _MINIMAX_M3)
         dense = config.get("first_k_dense_replace")
-        return layers - min(layers, default if dense is None else dense)
+        return layers - min(layers, kind.dense_first if dense is None else dense)
     if kind.experts == "stepped":
         listed_layers = config.get("moe_layers")
         step = config.integer_or("interleave_moe_layer_step", 1)
@@ -695,5 +773,5 @@ def _expert_sizes(config: ModelConfig, kind: ModelType, layers: int) -> dict[str
         "experts_per_token": config.integer(chosen),
         "expert_intermediate_size": width,
         "shared_intermediate_size": shared * width if kind.shared_width == "n_shared_experts" else shared,
-        "gated_shared_expert": kind.gated or not shared,
+        "gated_shared_expert": kind.shared_width == "shared_expert_intermediate_size" or not shared,
     }

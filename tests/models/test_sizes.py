@@ -39,13 +39,20 @@ LATENT = (
 )
 #: Types whose files are read like those of another one.
 ALIKE = {
+    "llama": {"olmo2", "granite", "hunyuan_v1_dense"},
     "mistral": {"ministral", "ministral3"},
+    "qwen2": {"smollm3", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"},
+    "qwen3": {"seed_oss", "glm4", "glm4v_text", "ernie4_5", "qwen3_vl_text"},
+    "qwen3_moe": {"qwen2_moe", "qwen3_vl_moe_text"},
+    "mixtral": {"granitemoe", "olmoe"},
+    "glm4_moe": {"glm4v_moe_text", "hy_v3", "solar_open", "exaone_moe"},
+    "granitemoehybrid": {"bamba"},
     "qwen3_5_text": {"qwen3_5"},
     "qwen3_5_moe": {"qwen3_5_moe_text"},
     "gemma3_text": {"gemma2", "gemma3", "cohere2", "olmo3", "exaone4"},
     "gemma4_text": {"gemma4"},
     "llama4_text": {"llama4"},
-    "deepseek_v3": {"deepseek_v2", "kimi_k2", "glm4_moe_lite"},
+    "deepseek_v3": {"deepseek_v2", "kimi_k2", "glm4_moe_lite", "axk1", "mistral4", "youtu"},
     "glm_moe_dsa": {"deepseek_v32"},
     "minimax_m3_vl_text": {"minimax_m3_vl"},
 }
@@ -56,6 +63,11 @@ BASES = {
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 32},
     "qwen3_moe": LLAMA | EXPERTS | {"model_type": "qwen3_moe"},
     "qwen3_next": HYBRID | EXPERTS | {"model_type": "qwen3_next", "shared_expert_intermediate_size": 16},
+    "mixtral": LLAMA | {"model_type": "mixtral", "num_experts": 8, "num_experts_per_tok": 2},
+    "granitemoehybrid": LLAMA
+    | {"model_type": "granitemoehybrid", "num_local_experts": 8, "num_experts_per_tok": 2}
+    | {"shared_intermediate_size": 48, "layer_types": [*["mamba"] * 7, "attention"], "mamba_n_heads": 8}
+    | {"mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 32, "mamba_d_conv": 4, "mamba_expand": 2},
     "phi3": LLAMA | {"model_type": "phi3", "sliding_window": None},
     "gpt_oss": WINDOWED | {"model_type": "gpt_oss", "num_experts": 8, "num_experts_per_tok": 2},
     "gemma3_text": WINDOWED | {"model_type": "gemma3_text"},
@@ -196,6 +208,11 @@ USER_ERRORS = {
         {"layer_types": ["linear_attention"] * 8},
         "linear_attention in layer_types: expected full_attention$",
     ),
+    "a kind beside an unknown type": (
+        "llama",
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+        "conv in layer_types of model_type=lfm2: expected full_attention or .*, for the memory of other layers is not",
+    ),
     "too few kinds": ("qwen3_5_text", {"layer_types": ["full_attention"]}, "layer_types=.*: expected a list of num_h"),
     "no kinds": ("qwen3_5_text", {"without": "full_attention_interval"}, "full_attention_interval is missing"),
     "no gate": ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate=False: expected true"),
@@ -213,13 +230,12 @@ def test_a_mistake_names_file_and_key(mistake: str):
     assert "\n" not in str(error.value)
 
 
-OPTIONAL = {"max_position_embeddings", "sliding_window"}
+OPTIONAL = {"max_position_embeddings", "sliding_window", "tie_word_embeddings"}
 #: Keys that some types need, and others derive or do not read.
 DERIVED = {
     "llama": {"num_key_value_heads"},
     "qwen3_5_moe": {"intermediate_size"},
-    "gemma4_text": {"tie_word_embeddings"},
-    "gemma3_text": {"tie_word_embeddings"},
+    "granitemoehybrid": {"mamba_d_head", "mamba_expand"},
     "minimax_m3_vl_text": {"moe_layer_freq", "dense_intermediate_size"},
     "llama4_text": {"intermediate_size_mlp"},
     "kimi_linear": {"linear_attn_config"},
@@ -261,6 +277,21 @@ def test_a_latent_is_stored_for_all_heads():
     spec = spec_with("deepseek_v3")
     assert spec.kv_bytes_per_token == 8 * (32 + 8) * 2
     assert spec.attention_flops_per_pair == 8 * 2 * 4 * (8 + 16 + 16)
+
+
+def test_blocks_of_latents_beside_states_are_multiples_of_128_tokens():
+    spec = spec_with("kimi_linear")
+    assert (spec.block_size, spec_with("deepseek_v3").block_size) == (128, 64)
+    of_states = spec.layer_state_bytes()
+    assert spec.block_tokens_per_state(spec.block_size) == 128 * -(-of_states // (128 * (32 + 8) * 2))
+
+
+def test_states_of_mamba_have_numbers_of_every_channel_and_of_the_convolution():
+    spec = spec_with("granitemoehybrid")
+    assert (spec.recurrent_layers, spec.attention_layers, spec.grid) == (7, 1, 1)
+    assert spec.layer_state_bytes() == 2 * 8 * 16 * 32 + 2 * 3 * (8 * 16 + 2 * 32)
+    assert spec_with("granitemoehybrid", mamba_d_head="auto") == spec
+    assert spec_with("granitemoehybrid", num_local_experts=0).expert_layers == 0
 
 
 def test_an_index_is_stored_beside_latents_and_chooses_what_is_read():

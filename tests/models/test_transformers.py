@@ -82,6 +82,21 @@ MINIMAX_M3 = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "full_attention"],
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
 }
+MAMBA = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+}
+GRANITE4 = MAMBA | {
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 28,
+}
+FEWER = {key: value for key, value in LATENT.items() if key not in ROUTED}  # latents without experts
 DEEPSEEK_V4 = {
     "num_hidden_layers": 5,
     "head_dim": 24,
@@ -147,6 +162,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]},
     ),
     "glm4_moe": ("glm4_moe", ROUTED | {"head_dim": 20}),
+    **{name: (name, {"head_dim": 20}) for name in ("glm4", "seed_oss", "ernie4_5", "hunyuan_v1_dense")},
+    **{name: (name, {}) for name in ("olmo2", "granite", "smollm3")},
+    "mixtral": ("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 16}),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "granitemoe": ("granitemoe", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2_moe": ("qwen2_moe", EXPERTS | SHARED),
+    "exaone_moe": ("exaone_moe", EXPERTS | {"sliding_window": 16, "num_shared_experts": 2, "n_group": 1}),
+    "hy_v3": ("hy_v3", EXPERTS | {"head_dim": 20, "num_shared_experts": 1}),
+    "solar_open": ("solar_open", {key: value for key, value in ROUTED.items() if key[0] != "f"} | {"head_dim": 20}),
+    "axk1": ("axk1", LATENT | {"q_lora_rank": 24}),
+    "youtu": ("youtu", FEWER | {"q_lora_rank": 24}),
+    "granitemoehybrid": ("granitemoehybrid", GRANITE4),
+    "granitemoehybrid, dense": ("granitemoehybrid", GRANITE4 | {"num_local_experts": 0, "num_experts_per_tok": 0}),
+    "bamba": ("bamba", MAMBA | {"attn_layer_indices": [1]}),
     "minimax_m2": ("minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 20}),
     "minimax_m3_vl_text": ("minimax_m3_vl_text", MINIMAX_M3),
 }
@@ -215,6 +244,14 @@ def test_bytes_are_those_of_a_real_cache(name: str):
     needed = spec.conv_kernel - 1  # transformers also keeps the input before those that the next output needs
     assert cache_bytes(cache, "conv_states") * needed == spec.conv_state_bytes * (needed + 1)
     assert spec.is_hybrid == (spec.state_bytes > 0)
+
+
+@pytest.mark.parametrize("name", sorted({kind for kind, _ in MODELS.values()}))
+def test_a_file_that_does_not_say_so_has_the_output_head_of_its_type(name: str):
+    keys = json.loads(small_config(next(key for key, (kind, _) in MODELS.items() if kind == name)).to_json_string())
+    del keys["tie_word_embeddings"]
+    spec = spec_of(ModelConfig.of("model=config.json", "small", keys))
+    assert spec.tied_embeddings == AutoConfig.for_model(name).tie_word_embeddings
 
 
 def test_text_of_a_model_that_sees_is_its_text_model():

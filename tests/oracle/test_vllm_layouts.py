@@ -98,6 +98,18 @@ MODELS = {
             "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
         },
     ),
+    "granite-4.0-h-small": sizes(
+        *("granitemoehybrid", 40, 4096, 32, 8, None),
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        shared_intermediate_size=64,
+        mamba_n_heads=128,
+        mamba_d_head=64,
+        mamba_d_state=128,
+        mamba_n_groups=1,
+        mamba_d_conv=4,
+        layer_types=["attention" if at in (5, 15, 25, 35) else "mamba" for at in range(40)],
+    ),
     "qwen3.5-27b": sizes(
         *("qwen3_5_text", 64, 5120, 24, 4, 256),
         full_attention_interval=4,
@@ -156,6 +168,9 @@ def layers_of(name: str) -> list[list[Any]] | dict[str, Any]:
             latent if layer in keys["linear_attn_config"]["full_attn_layers"] else ["state", size, 0, 0, 0, state]
             for layer in at
         ]
+    if kind == "granitemoehybrid":
+        state = 128 * 64 * 128 * 2 + 3 * (128 * 64 + 2 * 128) * 2
+        return [full if at == "attention" else ["state", size, 0, 0, 0, state] for at in keys["layer_types"]]
     state = 48 * 128 * 128 * 4 + 3 * (2 * 16 + 48) * 128 * 2
     return [full if layer % 4 == 0 else ["state", size, 0, 0, 0, state] for layer in at]
 

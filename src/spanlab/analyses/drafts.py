@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, point_entries
 from spanlab.build import held_token_bytes
-from spanlab.core.policies.block_pool import BLOCK, INNER, block_shape
+from spanlab.core.policies.block_pool import BLOCK, block_shape
 from spanlab.core.releases import RELEASES
 from spanlab.records import delays_of
 from spanlab.report import style
@@ -66,7 +67,7 @@ def _block_size(study: Study, name: str) -> int:
     inner = pool.inner_states
     if inner is None:
         inner = RELEASES[pool.release].exports_states(study.model, study.hardware.compute_capability)
-    multiple = INNER if inner else BLOCK
+    multiple = lcm(BLOCK, study.model.grid) if inner else BLOCK
     return block_shape(study.model, held_token_bytes(study), pool.block_size, multiple, drafts).size
 
 

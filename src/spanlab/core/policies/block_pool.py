@@ -557,7 +557,6 @@ class BlockStore:
 # ------------------------------------------------------------------------------
 
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
-INNER = 64  # tokens; states inside a chunk are stored at multiples of it
 StateMode = Literal["none", "align"]
 GroupKind = Literal["full", "window", "chunk", "state", "ring"]
 

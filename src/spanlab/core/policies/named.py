@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Annotated
 
 from spanlab.core.admission import Admission, SecondTouch, always
 from spanlab.core.placement.rules import Placer
-from spanlab.core.policies.block_pool import BLOCK, INNER, BlockRules, BlockShape, BlockStore, block_shape
+from spanlab.core.policies.block_pool import BLOCK, BlockRules, BlockShape, BlockStore, block_shape
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy, CountedBlocks, UnsharedPolicy
 from spanlab.core.policies.sequences import SequenceMemory, SequencePolicy
@@ -95,7 +96,7 @@ def blocks(
 ) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
     inner = RELEASES[release].exports_states(model, card) if inner_states is None else inner_states
-    shape = block_shape(model, token_bytes, block_size, INNER if inner else BLOCK, drafts)
+    shape = block_shape(model, token_bytes, block_size, lcm(BLOCK, model.grid) if inner else BLOCK, drafts)
     size, block_bytes, groups, layout = shape
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
