@@ -332,6 +332,7 @@ MODEL_TYPES = {
     "gemma3_text": _GEMMA3,
     "gemma4": _GEMMA4,
     "gemma4_text": _GEMMA4,
+    **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), _GEMMA4),
     "cohere2": ModelType(_LOCAL, _every(4, "sliding_window_pattern", "_sliding_window_pattern"), tied=True),
     "olmo3": ModelType(_LOCAL, _every(4)),
     "exaone4": ModelType(_LOCAL, _every(4, "sliding_window_pattern")),
@@ -366,6 +367,8 @@ def spec_of(config: ModelConfig) -> ModelSpec:
     for name in kinds:
         if name not in kind.kinds:
             raise ValueError(f"{config.source}: {_names([name])} in layer_types: expected {_names(kind.kinds)}")
+    if {*kinds} == {RECURRENT}:
+        raise ValueError(f"{config.source}: {_names(kinds[:1])} in all layer_types: expected {_names([FULL])} in one")
     if len(kinds) != layers:
         raise config.error("num_hidden_layers", f"{len(kinds)}, the number of listed layers")
     expert_itemsize, weight_itemsize = _quantised(config, itemsize)

@@ -144,6 +144,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4_text",
         GEMMA4 | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20},
     ),
+    "gemma4_unified_text": ("gemma4_unified_text", GEMMA4),
     "cohere2": ("cohere2", {"sliding_window": 16, "num_hidden_layers": 5}),
     "olmo3": ("olmo3", {"sliding_window": 16, "num_hidden_layers": 5}),
     "exaone4": ("exaone4", {"sliding_window": 16, "sliding_window_pattern": 2}),
