@@ -239,7 +239,8 @@ class ModelType:
     `recurrence`     recurrent layers, whose sizes have keys of their own: GatedDeltaNet, KDA or Mamba-2
     `tied`           a file that does not say so has one table of embeddings for input and output
     `experts`        layers with a mixture of experts: none; every; listed, by decoder_sparse_step and mlp_only_layers;
-                     behind, after first_k_dense_replace dense ones, or as mlp_layer_types lists; stepped, every n-th
+                     behind, after first_k_dense_replace dense ones, or as mlp_layer_types lists; stepped, every n-th;
+                     between, from moe_layer_start_index to moe_layer_end_index
     `dense_first`    dense layers before those with experts, where the file does not say
     `expert_width`   key of the width of an expert
     `dense_width`    key of the width of a layer without experts
@@ -310,6 +311,7 @@ MODEL_TYPES = {
     **dict.fromkeys(("llama", "olmo2", "granite", "hunyuan_v1_dense"), ModelType()),
     "smollm3": ModelType(_LOCAL, _late_windows, tied=True),
     "ernie4_5": replace(_GLM4, tied=True),
+    "ernie4_5_moe": ModelType(tied=True, experts="between", shared_width="n_shared_experts"),
     **dict.fromkeys(("seed_oss", "glm4", "glm4v_text"), _GLM4),
     "mistral": _WINDOWED,
     "ministral": _WINDOWED,
@@ -747,6 +749,10 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
             return sum(map(bool, config.keys["moe_layer_freq"]))
         dense = config.get("first_k_dense_replace")
         return layers - min(layers, kind.dense_first if dense is None else dense)
+    if kind.experts == "between":
+        first, last = (config.get(f"moe_layer_{end}_index") for end in ("start", "end"))
+        inside = range(kind.dense_first if first is None else first, layers if last in (None, -1) else last + 1)
+        return sum((layer + 1) % config.integer_or("moe_layer_interval", 1) == 0 for layer in inside)
     if kind.experts == "stepped":
         listed_layers = config.get("moe_layers")
         step = config.integer_or("interleave_moe_layer_step", 1)
@@ -759,15 +765,16 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
 
 def _experts_key(config: ModelConfig) -> str:
     """The key of the number of experts: files written by transformers use another name than published files."""
-    names = ("num_local_experts", "n_routed_experts", "num_experts")
+    names = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
     return next((name for name in names if config.get(name) is not None), "num_experts")
 
 
 def _expert_sizes(config: ModelConfig, kind: ModelType, layers: int) -> dict[str, Any]:
     width = config.integer(kind.expert_width)
-    names = ("top_k_experts", "num_experts_per_token")
+    names = ("top_k_experts", "num_experts_per_token", "moe_k")
     chosen = next((key for key in names if config.get(key) is not None), "num_experts_per_tok")
-    counted = "num_shared_experts" if "num_shared_experts" in config.keys else "n_shared_experts"
+    counts = ("num_shared_experts", "moe_num_shared_experts")
+    counted = next((name for name in counts if name in config.keys), "n_shared_experts")
     key = counted if kind.shared_width == "n_shared_experts" else kind.shared_width
     shared = config.integer(key, least=0) if key else 0
     return {

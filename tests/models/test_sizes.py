@@ -45,7 +45,7 @@ ALIKE = {
     "qwen3": {"seed_oss", "glm4", "glm4v_text", "ernie4_5", "qwen3_vl_text"},
     "qwen3_moe": {"qwen2_moe", "qwen3_vl_moe_text"},
     "mixtral": {"granitemoe", "olmoe"},
-    "glm4_moe": {"glm4v_moe_text", "hy_v3", "solar_open", "exaone_moe"},
+    "glm4_moe": {"ernie4_5_moe", "glm4v_moe_text", "hy_v3", "solar_open", "exaone_moe"},
     "granitemoehybrid": {"bamba"},
     "qwen3_5_text": {"qwen3_5"},
     "qwen3_5_moe": {"qwen3_5_moe_text"},

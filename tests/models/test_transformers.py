@@ -96,6 +96,7 @@ GRANITE4 = MAMBA | {
     "num_experts_per_tok": 2,
     "shared_intermediate_size": 28,
 }
+ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 20, "moe_num_shared_experts": 3}
 FEWER = {key: value for key, value in LATENT.items() if key not in ROUTED}  # latents without experts
 DEEPSEEK_V4 = {
     "num_hidden_layers": 5,
@@ -165,6 +166,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("glm4_moe", ROUTED | {"head_dim": 20}),
     **{name: (name, {"head_dim": 20}) for name in ("glm4", "seed_oss", "ernie4_5", "hunyuan_v1_dense")},
     **{name: (name, {}) for name in ("olmo2", "granite", "smollm3")},
+    "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
+    "ernie4_5_moe, every other": ("ernie4_5_moe", ERNIE | {"moe_layer_interval": 2, "moe_layer_end_index": 2}),
     "mixtral": ("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 16}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
     "granitemoe": ("granitemoe", {"num_local_experts": 6, "num_experts_per_tok": 2}),
