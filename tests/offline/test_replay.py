@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -173,6 +174,27 @@ def test_no_cache_exceeds_the_optimum(seed: int, multiple: int):
         reused = replay(requests, CacheRules(16, 16, tokens)).reused.sum()
         assert reused <= most_reused_tokens(reuses, tokens - reuses.prompt_tokens)
     assert reuses.infinite_tokens == replay(requests, CacheRules(16, 16, 10**9, outputs=False)).reused.sum()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_paths_do_not_depend_on_sessions(seed: int):
+    draw = np.random.default_rng(seed)
+    prompts = [np.zeros(0, np.int64), *random_prompts(seed), np.zeros(0, np.int64)]
+    flat = np.unique(np.concatenate(prompts), return_inverse=True)[1].astype(np.int32)
+    lengths, starts = draw.integers(1, 30, len(flat))[flat], np.cumsum([0, *map(len, prompts)])
+    paths, numbers = build_paths(flat, lengths, starts), draw.integers(0, 5, len(prompts))
+    of_sessions = build_paths(flat, lengths, starts, numbers)
+    for name in ("nodes", "starts", "node_start", "node_stop", "pieces", "prompt_tokens"):
+        assert getattr(paths, name).tolist() == getattr(of_sessions, name).tolist()
+    # each prompt's nodes hold its tokens end to end, and an earlier prompt has a node with it or nobody does
+    seen, ends = set[tuple[int, ...]](), np.concatenate([[0], np.cumsum(lengths)])
+    for prompt, (first, stop) in enumerate(pairwise(starts.tolist())):
+        path = paths.nodes[paths.starts[prompt] : paths.starts[prompt + 1]]
+        assert paths.node_stop[path].tolist() == (ends[first + np.cumsum(paths.pieces[path])] - ends[first]).tolist()
+        prefixes = [tuple(flat[first:end].tolist()) for end in range(first + 1, stop + 1)]
+        shared = sum(prefix in seen for prefix in prefixes)
+        assert paths.seen_tokens[prompt] == ends[first + shared] - ends[first]
+        seen |= set(prefixes)
 
 
 def contents(*prompts: tuple[tuple[int, ...], tuple[int, ...]]) -> Contents:

@@ -1,4 +1,4 @@
-"""A log is the same however its prompts share beginnings: columns store only what is behind them."""
+"""A log is the same however its prompts repeat each other: columns store only where they differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spanlab.workloads.logs.log import Columns, Entry, Ids
 
 
 def entries(seed: int, sessions: int) -> list[Entry]:
-    """Return prompts that go on from, repeat or part from the last one of their session."""
+    """Return prompts that go on from, repeat, part from or change in the middle the last one of their session."""
     draw = np.random.default_rng(seed)
     last: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     made = []
@@ -21,6 +21,8 @@ def entries(seed: int, sessions: int) -> list[Entry]:
         more = int(draw.integers(0, 12))
         keys = np.concatenate([keys[:cut], draw.integers(-50, 50, more)])
         lengths = np.concatenate([lengths[:cut], draw.integers(1, 20, more)])
+        if draw.random() < 0.3 and len(keys):
+            keys[draw.integers(len(keys))], lengths[draw.integers(len(keys))] = draw.integers(-50, 50), 30
         last[session] = keys, lengths
         opens = tuple(sorted({int(at) for at in draw.integers(0, max(len(keys), 1), 3)} - {0})) if len(keys) else ()
         made.append(Entry(keys, lengths, line, float(line), session=session if sessions > 1 else None, opens=opens))
@@ -47,11 +49,11 @@ def test_columns_hold_every_piece(seed: int, sessions: int):
     assert opened == expected
 
 
-def test_sums_before_indexes_equal_all_sums(monkeypatch):
-    monkeypatch.setattr("spanlab.offline.replay._CHUNK", 7)
+@pytest.mark.parametrize("count", [0, 1, 70])
+def test_sums_before_indexes_equal_all_sums(count: int):
     draw = np.random.default_rng(0)
-    values = draw.integers(0, 1 << 30, 70).astype(np.int32)
-    indexes = draw.integers(0, 71, 200)
+    values = draw.integers(0, 1 << 30, count).astype(np.int32)
+    indexes = draw.integers(0, count + 1, 200)
     assert (
         sums_before(values, indexes).tolist()
         == np.concatenate([[0], np.cumsum(values, dtype=np.int64)])[indexes].tolist()

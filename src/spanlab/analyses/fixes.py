@@ -28,7 +28,6 @@ from spanlab.offline.replay import (
     replay,
     span_reuse,
     stack_distances,
-    sums_before,
 )
 from spanlab.report.units import rounded_up
 from spanlab.settings.arms import Strategy
@@ -181,7 +180,7 @@ class Facts:
     @cached_property
     def contents(self) -> Contents:
         log = self.log
-        return Contents(log.pieces, log.lengths, log.opens, log.free, log.starts)
+        return Contents(log.pieces, log.lengths, log.opens, log.free, log.starts, log.sessions)
 
     @cached_property
     def paths(self) -> Paths:
@@ -219,10 +218,9 @@ class Facts:
         log = self.log
         begins = np.append(np.flatnonzero(log.opens), len(log.opens))
         second = begins[np.minimum(np.searchsorted(begins, log.starts[:-1], side="right"), len(begins) - 1)]
-        ends = np.minimum(second, log.starts[1:])
-        lengths = sums_before(log.lengths, ends) - sums_before(log.lengths, log.starts[:-1])
-        inside = ends < log.starts[1:]
-        return [(length,) if more else () for length, more in zip(lengths.tolist(), inside.tolist(), strict=True)]
+        ends, stops = np.minimum(second, log.starts[1:]).tolist(), log.starts[1:].tolist()
+        first = zip(log.starts[:-1].tolist(), ends, stops, strict=True)
+        return [(int(log.lengths[start:end].sum()),) if end < stop else () for start, end, stop in first]
 
     def reused(self, rules: Rules) -> ReplayResult:
         """Return reused tokens of an arm by request, and the causes to which the others were lost."""
@@ -551,22 +549,24 @@ def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rew
     survey = Survey.of(log.source.prompts)
     tried = {name: mend for name, mend in MENDS.items() if not mend.classes or mend.classes & set(classes)}
     rewrites = {name: mend.make(survey) for name, mend in tried.items()}
-    changed = dict.fromkeys(rewrites, 0)
-    for prompt in log.source.prompts:
-        for name, rewrite in rewrites.items():
-            changed[name] += prompt is not None and rewrite(prompt) is not prompt
-    says = {name: f"{tried[name].says}; it changes {changed[name]:,} prompts" for name in rewrites if changed[name]}
-    together = [name for name in TOGETHER if name in says]
-    if len(together) > 1:
-        rewrites["all_mends"] = Together([rewrites[name] for name in together])
-        says["all_mends"] = f"all of {', '.join(together)}"
-    return [(_mended(arm, name, sentence, rewrites[name]), rewrites[name]) for name, sentence in says.items()]
+    together = Together({name: rewrites[name] for name in TOGETHER if name in rewrites})
+    changed = log.source.rewritten(log, rewrites | {"all_mends": together})
+    says = {
+        name: f"{tried[name].says}; it changes {changed[name].prompts:,} prompts"
+        for name in rewrites
+        if name in changed
+    }
+    effective = [name for name in TOGETHER if name in together.effective]
+    if len(effective) > 1:
+        rewrites["all_mends"], says["all_mends"] = together, f"all of {', '.join(effective)}"
+    return [
+        (_mended(arm, name, sentence, changed.pop(name).build()), rewrites[name]) for name, sentence in says.items()
+    ]
 
 
-def _mended(arm: ExplainedArm, name: str, says: str, rewrite: Rewrite) -> Fix:
-    """Return the replay of the log with changed prompts; its prompts may be shorter or longer."""
-    assert arm.facts.log.source is not None, "it has prompts"
-    facts = Facts(arm.facts.log.source.rewritten(arm.facts.log, rewrite))
+def _mended(arm: ExplainedArm, name: str, says: str, log: Log) -> Fix:
+    """Return the replay of the log with changed prompts, which may be shorter or longer."""
+    facts = Facts(log)
     reused = replay(facts.in_logged_order, arm.rules).reused
     rate, total = int(reused.sum()) / facts.prompt_tokens, arm.facts.prompt_tokens
     computed = facts.prompt_tokens - int(reused.sum())

@@ -6,10 +6,11 @@ that a log of a hundred million tokens takes a second. States of recurrent layer
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from spanlab.core.placement.rules import Placer, PrefillInfo
 from spanlab.core.plan import Match, losses_of
 from spanlab.core.protocol import greedy
-from spanlab.core.token_string import string_of
+from spanlab.core.token_string import common_prefix, string_of
 from spanlab.core.tree import Node, PrefixTree
 from spanlab.offline.forest import Flags, Floats, Forest, Ints
 
@@ -78,6 +79,13 @@ class Paths:
         """Return sums of values of visits by request."""
         return np.bincount(self.owner, values, self.requests).astype(np.int64)
 
+    def repeated(self, requests: Ints) -> Paths:
+        """Return the paths of these requests, of which some can come again."""
+        counts = np.diff(self.starts)[requests]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        visits = np.arange(starts[-1]) - np.repeat(starts[:-1] - self.starts[requests], counts)
+        return replace(self, nodes=self.nodes[visits], starts=starts, prompt_tokens=self.prompt_tokens[requests])
+
     @cached_property
     def seen_tokens(self) -> Ints:
         """Longest prefix of each prompt that an earlier prompt had, in tokens."""
@@ -108,51 +116,79 @@ class Paths:
         )
 
 
-_CHUNK = 1 << 20  # pieces that are summed at once; sums of all pieces of a long log take gigabytes
+_CHUNK = 1 << 20  # pieces that are looked up at once
 
 
 def sums_before(values: NDArray[np.integer], indexes: Ints) -> Ints:
     """Return the sum of the values before each index, as int64; indexes go up to the number of values."""
-    order = np.argsort(indexes, kind="stable")
-    ordered = indexes[order]
-    sums, total = np.empty(len(indexes), dtype=np.int64), 0
-    for start in range(0, len(values) + 1, _CHUNK):
-        chunk = np.zeros(len(values[start : start + _CHUNK]) + 1, dtype=np.int64)
-        np.cumsum(values[start : start + _CHUNK], out=chunk[1:])
-        first, last = np.searchsorted(ordered, [start, start + _CHUNK])
-        sums[order[first:last]] = total + chunk[ordered[first:last] - start]
-        total += int(chunk[-1])
+    bounds, places = np.unique(np.append(indexes, 0), return_inverse=True)
+    inside = bounds[bounds < len(values)]
+    totals = np.add.reduceat(values, inside, dtype=np.int64) if len(inside) else np.zeros(0, dtype=np.int64)
+    sums: Ints = np.concatenate([[0], np.cumsum(totals)])[places[:-1]]
     return sums
 
 
-def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.integer], starts: Ints) -> Paths:
-    """Return the paths of requests with pieces `pieces[starts[r]:starts[r + 1]]` of `lengths` tokens each."""
-    tree, bounds = PrefixTree(), starts.tolist()
-    root = tree.new_root()
-    counts = np.diff(starts).tolist()
-    strings = (string_of([pieces[start:stop]]) for start, stop in pairwise(bounds))
-    ends = [tree.extend(root, string, count, 0) for string, count in zip(strings, counts, strict=True)]
-    numbers: dict[Node, int] = {}
-    nodes: list[int] = []
-    firsts, path_starts = [], [0]
-    for request, end in enumerate(ends):
-        path = list(end.path())[::-1]
-        firsts += [request] * sum(node not in numbers for node in path)
-        nodes += [numbers.setdefault(node, len(numbers)) for node in path]
+def build_paths(
+    pieces: NDArray[np.int32], lengths: NDArray[np.integer], starts: Ints, sessions: NDArray[np.integer] | None = None
+) -> Paths:
+    """Return the paths of requests with pieces `pieces[starts[r]:starts[r + 1]]` of `lengths` tokens each.
+
+    A request costs what it does not share with the last one of its session; `sessions` None: with the one before it.
+    """
+    nodes, path_starts, firsts = array("q"), [0], list[int]()
+    places: dict[Node, tuple[int, int]] = {}  # by node in order of number: where `nodes` holds the path to it
+    for request, end in enumerate(_ends(pieces, starts, sessions)):
+        node, further, begin = end, list[Node](), len(nodes)
+        while node.parent is not None and node not in places:
+            further.append(node)
+            node = node.parent
+        if node.parent is not None:
+            first, stop = places[node]
+            nodes += nodes[first:stop]
+        for node in reversed(further):
+            nodes.append(len(places))
+            places[node] = begin, len(nodes)
+            firsts.append(request)
         path_starts.append(len(nodes))
-    first_piece = starts[np.array(firsts, dtype=np.int64)]
-    depth, above = (np.array([getattr(node, name) for node in numbers], dtype=np.int64) for name in ("depth", "start"))
-    indexes = first_piece, first_piece + above, first_piece + depth, starts
-    sums = sums_before(lengths, np.concatenate(indexes))  # all at once, for each call sums all lengths
-    begins, node_start, node_stop, tokens = np.split(sums, np.cumsum([len(each) for each in indexes[:-1]]))
+    visits = np.array(nodes, dtype=np.int64)
+    depth, above = (np.array([getattr(node, name) for node in places], dtype=np.int64) for name in ("depth", "start"))
+    path, last = np.array(list(places.values()), dtype=np.int64).reshape(-1, 2).T
+    # tokens of each node, from its pieces in the request that came first
+    counts = depth - above
+    begins = np.concatenate([[0], np.cumsum(counts)])
+    own = np.arange(begins[-1]) + np.repeat(starts[np.array(firsts, dtype=np.int64)] + above - begins[:-1], counts)
+    tokens = np.diff(sums_before(lengths[own], begins))
+    # tokens of the path to each node
+    sums = np.concatenate([[0], np.cumsum(tokens[visits])])
+    node_stop = sums[last] - sums[path]
+    ends = np.array(path_starts, dtype=np.int64)
     return Paths(
-        nodes=np.array(nodes, dtype=np.int64),
-        starts=np.array(path_starts, dtype=np.int64),
-        node_start=node_start - begins,
-        node_stop=node_stop - begins,
-        pieces=depth - above,
-        prompt_tokens=np.diff(tokens),
+        nodes=visits,
+        starts=ends,
+        node_start=node_stop - tokens,
+        node_stop=node_stop,
+        pieces=counts,
+        prompt_tokens=np.diff(sums[ends]),
     )
+
+
+def _ends(pieces: NDArray[np.int32], starts: Ints, sessions: NDArray[np.integer] | None) -> list[Node]:
+    """Return the node of a tree of all requests at which each one ends."""
+    tree, ends, bounds = PrefixTree(), list[Node](), starts.tolist()
+    root, latest = tree.new_root(), dict[int, tuple[Node, NDArray[np.int32]]]()
+    names = [0] * (len(bounds) - 1) if sessions is None else sessions.tolist()
+    for session, (start, stop) in zip(names, pairwise(bounds), strict=True):
+        own = pieces[start:stop]
+        node, before = latest.get(session, (root, own))
+        most = min(len(own), len(before))
+        shared = common_prefix(own[:most], before[:most]) if most else 0
+        while node.depth > shared:
+            assert node.parent is not None, "the root has no depth"
+            node = node.parent
+        end = tree.extend(node, string_of([own]), len(own), 0)
+        ends.append(end)
+        latest[session] = end, own
+    return ends
 
 
 #: Causes of `spanlab.records` that occur in a replay, which stores all, locks nothing and repairs nothing.
@@ -530,6 +566,7 @@ class Contents:
     `pieces`   int32 numbers of contents, `lengths` their tokens
     `opens`    whether a piece is the first of a span
     `free`     whether a piece is a span that may be reordered among its neighbours
+    `sessions` number of each request's session; None if sessions are unknown
     """
 
     pieces: NDArray[np.int32]
@@ -537,10 +574,11 @@ class Contents:
     opens: Flags
     free: Flags
     starts: Ints
+    sessions: NDArray[np.integer] | None = None
 
     def paths(self) -> Paths:
         """Return whole prompts as paths."""
-        return build_paths(self.pieces, self.lengths, self.starts)
+        return build_paths(self.pieces, self.lengths, self.starts, self.sessions)
 
     def seen_anywhere(self) -> Ints:
         """Return the tokens of each prompt in pieces that occurred before, in an earlier prompt or in the same one."""
@@ -589,13 +627,27 @@ class SpanReuse:
 def span_reuse(contents: Contents) -> SpanReuse:
     """Return the reuse of spans, each as a separate path."""
     starts = contents.span_starts()
-    paths = build_paths(contents.pieces, contents.lengths, starts)
+    paths = _paths_of_spans(contents, starts)
     request = np.searchsorted(contents.starts, starts[:-1], side="right") - 1
     tokens = paths.tokens
     distances = stack_distances(paths, tokens, np.zeros(paths.requests, dtype=np.int64))
     changes = request[1:] != request[:-1]
     leads, ends = np.append(True, changes), np.append(changes, True)
     return SpanReuse(paths, distances, request, leads, ends)
+
+
+def _paths_of_spans(contents: Contents, starts: Ints) -> Paths:
+    """Return the path of each span; those of equal spans are found once."""
+    numbers, content = dict[bytes, int](), contents.pieces.data.cast("B")
+    size = contents.pieces.itemsize
+    bounds = pairwise((starts * size).tolist())
+    repeats = np.array([numbers.setdefault(bytes(content[a:b]), len(numbers)) for a, b in bounds], dtype=np.int64)
+    first = np.zeros(len(repeats), dtype=np.bool_)
+    first[np.unique(repeats, return_index=True)[1]] = True
+    counts = np.diff(starts)
+    kept = np.repeat(first, counts)
+    alone = np.concatenate([[0], np.cumsum(counts[first])])
+    return build_paths(contents.pieces[kept], contents.lengths[kept], alone).repeated(repeats)
 
 
 class _ServedTree:
@@ -628,9 +680,8 @@ def in_cached_order(contents: Contents) -> Contents:
     served = _ServedTree()
     for first, stop in pairwise(starts):
         order[first:stop] = _served_order(pieces, free, range(first, stop), served)
-    return Contents(
-        contents.pieces[order], contents.lengths[order], contents.opens[order], contents.free[order], contents.starts
-    )
+    columns = {name: getattr(contents, name)[order] for name in ("pieces", "lengths", "opens", "free")}
+    return replace(contents, **columns)
 
 
 def _served_order(pieces: list[int], free: list[bool], prompt: range, served: _ServedTree) -> list[int]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b, sha256
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +120,13 @@ class Ids(StrEnum):
 TokensOf = Callable[[str], Sequence[tuple[int, int]]]
 
 
+class ChangedLog(NamedTuple):
+    """A log with changed prompts: the number of these, and what builds its columns."""
+
+    prompts: int
+    build: Callable[[], Log]
+
+
 class LogReader(Protocol):
     """Reads the file of a log again, for its prompts."""
 
@@ -139,8 +145,8 @@ class LogReader(Protocol):
         """Whether a request has a prompt."""
         ...
 
-    def rewritten(self, log: Log, rewrite: Callable[[Any], Any]) -> Log:
-        """Return the log, as it was read, with changed prompts."""
+    def rewritten(self, log: Log, rewrites: Mapping[str, Callable[[Any], Any]]) -> dict[str, ChangedLog]:
+        """Return the log, as it was read, by each change of prompts that changes some."""
         ...
 
     @property
@@ -305,13 +311,14 @@ _SESSIONS_HELD = 512  # of which the last prompt is in memory, since the next on
 class Columns:
     """Builder of a log from entries.
 
-    Keys and lengths of a prompt are stored behind the beginning that it shares with the last prompt of its session, so
-    that long conversations take little memory, and few keys are numbered.
+    Of keys and lengths, those are stored that the last prompt of the session does not have at the same place, so that
+    long conversations take little memory, and few keys are numbered.
     """
 
     def __init__(self) -> None:
-        self._keys, self._lengths = array("q"), array("i")
-        self._shared, self._sources = array("q"), array("q")  # pieces from an earlier prompt, and where that begins
+        self._keys, self._lengths, self._places = array("q"), array("i"), array("i")
+        self._stored = array("q")  # pieces of each prompt that are stored, at their places
+        self._copied, self._sources = array("q"), array("q")  # pieces of an earlier prompt, and where that begins
         self._latest = OrderedDict[Hashable, tuple[Keys, Ints, int]]()
         self._opens, self._free = array("q"), array("q")  # the pieces that are marked
         self._starts, self._outputs = array("q", [0]), array("i")
@@ -334,11 +341,13 @@ class Columns:
         count, keys = len(entry.keys), entry.keys
         if self._identities.add(entry.identity):
             keys = salt_keys(keys, entry.identity)
-        shared, source = self._beginning(entry.session, keys, entry.lengths)
-        self._shared.append(shared)
+        places, copied, source = self._different(entry.session, keys, entry.lengths)
+        self._stored.append(len(places))
+        self._copied.append(copied)
         self._sources.append(source)
-        self._keys.frombytes(keys[shared:].astype(np.int64, copy=False).tobytes())
-        self._lengths.frombytes(entry.lengths[shared:].astype(np.int32, copy=False).tobytes())
+        self._places.frombytes(places.astype(np.int32).tobytes())
+        self._keys.frombytes(keys[places].astype(np.int64, copy=False).tobytes())
+        self._lengths.frombytes(entry.lengths[places].astype(np.int32, copy=False).tobytes())
         begin = self._starts[-1]
         self._opens.extend([begin + index for index in ((0, *entry.opens) if count else ())])
         self._free.extend([begin + index for index in entry.free])
@@ -365,28 +374,26 @@ class Columns:
         """Number of the prompt of each request; None if it has none."""
         return self._prompts
 
-    def _beginning(self, session: Hashable | None, keys: Keys, lengths: Ints) -> tuple[int, int]:
-        """Return the pieces that a prompt shares with the last one of its session, and where that one begins."""
+    def _different(self, session: Hashable, keys: Keys, lengths: Ints) -> tuple[Ints, int, int]:
+        """Return the places at which a prompt differs from the last one of its session, its pieces, and its begin."""
         last = self._latest.pop(session, None)
         self._latest[session] = keys, lengths, self._starts[-1]
         if len(self._latest) > _SESSIONS_HELD:
             self._latest.popitem(last=False)
         if last is None:
-            return 0, 0
+            return np.arange(len(keys)), 0, 0
         count = min(len(keys), len(last[0]))
-        is_same = (keys[:count] == last[0][:count]) & (lengths[:count] == last[1][:count])
-        return (count if is_same.all() else int(np.argmin(is_same))), last[2]
+        differs = (keys[:count] != last[0][:count]) | (lengths[:count] != last[1][:count])
+        return np.concatenate([np.flatnonzero(differs), np.arange(count, len(keys))]), count, last[2]
 
-    def _expanded(self, starts: Ints, ends: NDArray[Any]) -> NDArray[Any]:
-        """Return values of all pieces from those behind the shared beginnings."""
-        values, done = np.empty(int(starts[-1]), dtype=ends.dtype), 0
-        bounds, shared, sources = starts.tolist(), self._shared.tolist(), self._sources.tolist()
-        for request, (first, stop) in enumerate(pairwise(bounds)):
-            number, source = shared[request], sources[request]
-            values[first : first + number] = values[source : source + number]
-            rest = stop - first - number
-            values[first + number : stop] = ends[done : done + rest]
-            done += rest
+    def _expanded(self, starts: Ints, stored: NDArray[Any]) -> NDArray[Any]:
+        """Return values of all pieces from those that are stored."""
+        values, done, places = np.empty(int(starts[-1]), dtype=stored.dtype), 0, np.frombuffer(self._places, np.int32)
+        rows = zip(starts.tolist(), self._stored, self._copied, self._sources, strict=False)
+        for first, number, copied, source in rows:
+            values[first : first + copied] = values[source : source + copied]
+            values[first + places[done : done + number]] = stored[done : done + number]
+            done += number
         return values
 
     def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...], subject: str = "log") -> Log:

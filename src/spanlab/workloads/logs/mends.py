@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -178,11 +178,12 @@ class VolatileLast:
         """Return the prompt in the new order; the same object where nothing changes."""
         tail: list[Block] = []
         memos = [each.memo for each in prompt.messages]
+        survey = self.survey
         for each, memo in zip(prompt.messages, memos, strict=True):
-            if self not in memo:
-                moves = self.survey.moves(each)
-                memo[self] = moves and _divided(each, moves)
-        divided = [(number, memo[self]) for number, memo in enumerate(memos) if memo[self]]
+            if survey not in memo:
+                moves = survey.moves(each)
+                memo[survey] = moves and _divided(each, moves)
+        divided = [(number, memo[survey]) for number, memo in enumerate(memos) if memo[survey]]
         if not divided:
             return prompt
         messages = list(prompt.messages)
@@ -375,14 +376,17 @@ def _without_reasoning(message: Message) -> Message:
 
 @dataclass(frozen=True)
 class Together:
-    """Several mends, one after another."""
+    """Several mends by name, one after another; `effective` are those that changed a prompt."""
 
-    mends: Sequence[Rewrite]
+    mends: Mapping[str, Rewrite]
+    effective: set[str] = field(default_factory=set)
 
     def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt after all of them."""
-        for mend in self.mends:
-            prompt = mend(prompt)
+        for name, mend in self.mends.items():
+            before, prompt = prompt, mend(prompt)
+            if prompt is not before:
+                self.effective.add(name)
         return prompt
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -36,10 +37,10 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     trajectories,
     vllm_events,
 )
-from spanlab.workloads.logs.bodies import Rewrite
+from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.call_graph import After
 from spanlab.workloads.logs.formats import CONTENT, entries
-from spanlab.workloads.logs.log import LONGEST_S, Columns, Entry, Ids, Log, TokensOf, salt_keys
+from spanlab.workloads.logs.log import LONGEST_S, ChangedLog, Columns, Entry, Ids, Log, TokensOf, salt_keys
 from spanlab.workloads.logs.observed import BYTES_PER_TOKEN, LONGEST_REQUEST_S, Moments, away_from_arrival
 from spanlab.workloads.logs.prompts import Prompts
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, BodyReader, Pieces
@@ -156,27 +157,44 @@ class LogSource:
             (int(first), int(stop)) for first, stop in backend.encode(text, add_special_tokens=False).offsets
         ]
 
-    def rewritten(self, log: Log, rewrite: Rewrite) -> Log:
-        """Return the log, as it was read from this source, with changed prompts.
+    def rewritten(self, log: Log, rewrites: Mapping[str, Rewrite]) -> dict[str, ChangedLog]:
+        """Return the log, as it was read from this source, by each change of prompts that changes some.
 
-        Requests without a prompt, and pieces before it, stay as they are.
+        All are made in one reading of the prompts. Requests without a prompt, and pieces before it, stay as they are.
         """
         assert log.fronts is not None, "the log was read from a file"
-        reader, columns = self._reader, Columns()
+        unchanged, changed, counts = Columns(), dict[str, Columns](), Counter[str]()
         sessions, identities = (
             [None] * log.requests if column is None else column.tolist() for column in (log.sessions, log.identities)
         )
-        for request, (front, prompt) in enumerate(zip(log.fronts.tolist(), self.prompts, strict=True)):
-            pieces = None if prompt is None else reader.pieces_of(rewrite(prompt))
+
+        def entry(request: int, front: int, prompt: Prompt | None, name: str = "") -> Entry:
+            pieces = None if prompt is None else self._reader.pieces_of(prompt, name)
             if front or pieces is None:
                 pieces = _behind(log, request, front, pieces)
             keys, lengths, opens, _ = pieces
             identity = (("number", identities[request]),)
-            columns.add(Entry(keys, lengths, request, session=sessions[request], opens=opens, identity=identity))
+            return Entry(keys, lengths, request, session=sessions[request], opens=opens, identity=identity)
+
+        for request, (front, prompt) in enumerate(zip(log.fronts.tolist(), self.prompts, strict=True)):
+            usual = entry(request, front, prompt)
+            for name, rewrite in rewrites.items():
+                other = None if prompt is None else rewrite(prompt)
+                is_new = other is not prompt
+                counts[name] += is_new
+                if is_new and name not in changed:
+                    changed[name] = deepcopy(unchanged)
+                if name in changed:
+                    changed[name].add(entry(request, front, other, name) if is_new else usual)
+            unchanged.add(usual)
         self.prompts.release()
-        changed = columns.log(log.format, log.ids, log.block, ())
-        names = ("ids", "pieces", "lengths", "opens", "free", "starts")
-        return replace(log, **{name: getattr(changed, name) for name in names})
+
+        def build(columns: Columns) -> Log:
+            read = columns.log(log.format, log.ids, log.block, ())
+            names = ("ids", "pieces", "lengths", "opens", "free", "starts")
+            return replace(log, **{name: getattr(read, name) for name in names})
+
+        return {name: ChangedLog(counts[name], partial(build, columns)) for name, columns in changed.items()}
 
 
 def _behind(log: Log, request: int, front: int, pieces: Pieces | None) -> Pieces:

@@ -224,7 +224,7 @@ class BodyReader:
     def __init__(self, file: LogFile, *, repeats: bool = False) -> None:
         self._file, self._options, self._repeats = file, file.bodies or BodyOptions(), repeats
         self._known = OrderedDict[int, Ints]()
-        self._latest = OrderedDict[int, _Joined]()
+        self._latest = OrderedDict[tuple[str, int], _Joined]()
 
     @cached_property
     def _parser(self) -> BodyParser:
@@ -247,22 +247,22 @@ class BodyReader:
         number = None if self._file.prompts is None else self._file.prompts.add(prompt)
         return self.pieces_of(prompt)._replace(prompt=number)
 
-    def pieces_of(self, prompt: Prompt) -> Pieces:
-        """Return the pieces of a prompt."""
+    def pieces_of(self, prompt: Prompt, change: str = "") -> Pieces:
+        """Return the pieces of a prompt; `change` names what changed it, so that it goes on from such prompts."""
         notes = self._file.notes
         if self._options.template is None and prompt.messages and prompt.messages[0].path != "prompt":
             _add(notes, TEMPLATE)
             if prompt.tools:
                 _add(notes, TOOLS[self._options.tools])
-        joined = self._joined(_in_order(prompt, self._options))
+        joined = self._joined(_in_order(prompt, self._options), change)
         if not joined.ends:
             raise BadFieldError("messages", "a message with content")
         keys, lengths = joined.pieces
         return Pieces(keys, lengths, tuple(joined.ends[:-1]))
 
-    def _joined(self, elements: Sequence[Section | Message]) -> _Joined:
+    def _joined(self, elements: Sequence[Section | Message], change: str) -> _Joined:
         """Return the pieces of a prompt behind those that it has in common with the last prompt that began alike."""
-        begin = id(next((each for each in elements if isinstance(each, Message) and not each.is_system), None))
+        begin = change, id(next((each for each in elements if isinstance(each, Message) and not each.is_system), None))
         before = self._latest.pop(begin, _NOTHING)
         same = before.same(elements)
         count = before.spans[same - 1] if same else 0
