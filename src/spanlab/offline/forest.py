@@ -6,8 +6,10 @@ recurrent layers a multiple of the kernel grid. Consecutive units with the same 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +67,6 @@ class _Builder:
     tree: PrefixTree
     roots: dict[Hashable, Node] = field(default_factory=dict)
     paths: list[_Path] = field(default_factory=list)
-    numbers: dict[Node, int] = field(default_factory=dict)
 
     def add(self, prompt: Request) -> int:
         """Add a prompt's paths; return their number."""
@@ -94,24 +95,57 @@ class _Builder:
 
     def forest(self, prompt_paths: Ints) -> Forest:
         """Number the nodes after the last split, and return the forest."""
-        nodes: list[int] = []
-        starts, usable, of_prompt = [0], [], []
-        for path in self.paths:
-            steps = list(path.end.path())[::-1]
-            nodes += [self.numbers.setdefault(node, len(self.numbers)) for node in steps]
-            usable.append(sum([node.depth <= path.limit for node in steps]))
-            of_prompt.append(sum([node.depth <= path.prompt for node in steps]))
-            starts.append(len(nodes))
-        lengths = [node.depth - node.start for node in self.numbers]
+        paths = paths_to(path.end for path in self.paths)
+        owner = np.repeat(np.arange(len(self.paths)), np.diff(paths.starts))
+        depth = paths.depth[paths.nodes]
+        limits = np.array([(path.limit, path.prompt) for path in self.paths], np.int64).reshape(-1, 2)
+        usable, of_prompt = (
+            np.bincount(owner, depth <= limit[owner], len(limit)).astype(np.int64) for limit in limits.T
+        )
         return Forest(
-            lengths=np.array(lengths, np.int64),
-            path_nodes=np.array(nodes, np.int64),
-            path_starts=np.array(starts, np.int64),
-            path_usable=np.array(usable, np.int64),
-            path_prompt=np.array(of_prompt, np.int64),
+            lengths=paths.depth - paths.above,
+            path_nodes=paths.nodes,
+            path_starts=paths.starts,
+            path_usable=usable,
+            path_prompt=of_prompt,
             prompt_paths=prompt_paths.astype(np.int64),
             unit=self.rules.unit,
         )
+
+
+class TreePaths(NamedTuple):
+    """Path p visits `nodes[starts[p]:starts[p + 1]]`, from below a root down; nodes have numbers by their first visit.
+
+    `first`           the first visit of each node, shape (nodes,)
+    `above`, `depth`  half-open range of each node below its root, shape (nodes,)
+    """
+
+    nodes: Ints
+    starts: Ints
+    first: Ints
+    above: Ints
+    depth: Ints
+
+
+def paths_to(ends: Iterable[Node]) -> TreePaths:
+    """Return the paths to these nodes of a tree that no longer changes."""
+    nodes, starts = array("q"), [0]
+    places: dict[Node, tuple[int, int]] = {}  # by node in order of number: where `nodes` holds the path to it
+    for node in ends:
+        further, begin = list[Node](), len(nodes)
+        while node.parent is not None and node not in places:
+            further.append(node)
+            node = node.parent
+        if node.parent is not None:
+            start, stop = places[node]
+            nodes += nodes[start:stop]
+        for new in reversed(further):
+            nodes.append(len(places))
+            places[new] = begin, len(nodes)
+        starts.append(len(nodes))
+    first = np.array([stop for _, stop in places.values()], np.int64) - 1
+    above, depth = (np.array([getattr(node, name) for node in places], np.int64) for name in ("start", "depth"))
+    return TreePaths(np.array(nodes, np.int64), np.array(starts, np.int64), first, above, depth)
 
 
 # ------------------------------------------------------------------------------

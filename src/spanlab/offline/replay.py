@@ -6,7 +6,6 @@ that a log of a hundred million tokens takes a second. States of recurrent layer
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,7 @@ from spanlab.core.plan import Match, losses_of
 from spanlab.core.protocol import greedy
 from spanlab.core.token_string import common_prefix, string_of
 from spanlab.core.tree import Node, PrefixTree
-from spanlab.offline.forest import Flags, Floats, Forest, Ints
+from spanlab.offline.forest import Flags, Floats, Forest, Ints, paths_to
 
 # ------------------------------------------------------------------------------
 # Prompts as paths through a trie of their contents: the shared prefixes of a log without token
@@ -135,40 +134,23 @@ def build_paths(
 
     A request costs what it does not share with the last one of its session; `sessions` None: with the one before it.
     """
-    nodes, path_starts, firsts = array("q"), [0], list[int]()
-    places: dict[Node, tuple[int, int]] = {}  # by node in order of number: where `nodes` holds the path to it
-    for request, end in enumerate(_ends(pieces, starts, sessions)):
-        node, further, begin = end, list[Node](), len(nodes)
-        while node.parent is not None and node not in places:
-            further.append(node)
-            node = node.parent
-        if node.parent is not None:
-            first, stop = places[node]
-            nodes += nodes[first:stop]
-        for node in reversed(further):
-            nodes.append(len(places))
-            places[node] = begin, len(nodes)
-            firsts.append(request)
-        path_starts.append(len(nodes))
-    visits = np.array(nodes, dtype=np.int64)
-    depth, above = (np.array([getattr(node, name) for node in places], dtype=np.int64) for name in ("depth", "start"))
-    path, last = np.array(list(places.values()), dtype=np.int64).reshape(-1, 2).T
+    paths = paths_to(_ends(pieces, starts, sessions))
+    counts = paths.depth - paths.above
     # tokens of each node, from its pieces in the request that came first
-    counts = depth - above
+    request = np.searchsorted(paths.starts, paths.first, side="right") - 1
     begins = np.concatenate([[0], np.cumsum(counts)])
-    own = np.arange(begins[-1]) + np.repeat(starts[np.array(firsts, dtype=np.int64)] + above - begins[:-1], counts)
+    own = np.arange(begins[-1]) + np.repeat(starts[request] + paths.above - begins[:-1], counts)
     tokens = np.diff(sums_before(lengths[own], begins))
-    # tokens of the path to each node
-    sums = np.concatenate([[0], np.cumsum(tokens[visits])])
-    node_stop = sums[last] - sums[path]
-    ends = np.array(path_starts, dtype=np.int64)
+    # tokens up to the end of each node on its first path
+    sums = np.concatenate([[0], np.cumsum(tokens[paths.nodes])])
+    node_stop = sums[paths.first + 1] - sums[paths.starts[request]]
     return Paths(
-        nodes=visits,
-        starts=ends,
+        nodes=paths.nodes,
+        starts=paths.starts,
         node_start=node_stop - tokens,
         node_stop=node_stop,
         pieces=counts,
-        prompt_tokens=np.diff(sums[ends]),
+        prompt_tokens=np.diff(sums[paths.starts]),
     )
 
 
@@ -308,6 +290,7 @@ class _Cache:
         self._kept: dict[int, int] = {}  # blocks of a node after its last use
         self._now, self._used = 0, dict[Entry, int]()  # time of each entry's last use, if entries expire
         self._ended = set[Entry]()  # entries that expired and were not stored again
+        self._reduced = set[Entry]()  # entries of which blocks left the cache since their last use
 
     def match(self, path: list[int], prompt: int, seen: int, boundaries: tuple[int, ...]) -> PrefillInfo:
         """Return the stored and reusable prefix of a prompt; read-only."""
@@ -326,6 +309,7 @@ class _Cache:
                 break
             self._bytes -= self._entries.pop(entry)
             self._ended.add(entry)
+            self._reduced.add(entry)
 
     def losses(self, path: list[int], prefill: PrefillInfo) -> tuple[int, ...]:
         """Return the tokens lost to each of `CAUSES` and to expiry, from the prompt's end to the resume position."""
@@ -344,7 +328,7 @@ class _Cache:
     def _evicted(self, nodes: Iterable[int], limit: int) -> int:
         """Return the tokens of nodes up to `limit` that their last use stored, and that left the cache since."""
         tokens, block = 0, self.rules.block
-        for node in nodes:
+        for node in self._reduced.intersection(nodes):
             begin = self._start[node] // block
             once, stored = self._kept.get(node, 0), self._entries.get(node, 0) // self.rules.block_bytes
             tokens += max(0, min(begin + once, limit // block) - (begin + stored)) * block
@@ -357,6 +341,7 @@ class _Cache:
     def use(self, path: list[int], prefill: PrefillInfo) -> None:
         """Use and store a prompt, from its end to its start, with its states."""
         states = self._captures(prefill)
+        self._reduced.difference_update(path)
         stop = max(prefill.resume, *states, 0) if self.rules.to_state else prefill.prompt
         for node in reversed(path):
             # store a node's blocks up to `stop`; blocks that are stored already stay
@@ -442,6 +427,7 @@ class _Cache:
             excess = -(-(self._bytes - capacity) // size) * size
             freed = stored if isinstance(entry, tuple) else min(stored, excess)
             self._bytes -= freed
+            self._reduced.add(entry)
             if freed == stored:
                 del self._entries[entry]
             else:

@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json, tools_text
@@ -67,31 +68,34 @@ class _Part:
 class _Chain:
     """The last prompt of a conversation, and for each of its units the number of prompts without a break that have it.
 
-    `since`  by name of a unit: parts that have it, and prompts of the chain before it came
+    `holders`  parts that have a unit, by its name
+    `since`    prompts of the chain before a unit came, by its name
     """
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
-        self.since: dict[int, list[int]] = {}
+        self.holders = Counter[int]()
+        self.since: dict[int, int] = {}
         self.prompts = 0
 
     def go_on(self, contents: Sequence[Message | tuple[Any, ...]], counts: Counter[int]) -> None:
         """Take the next prompt; units that it does not have are counted."""
-        same = 0
-        for member, content in zip(self.parts, contents, strict=False):
-            if member.content is not content:
-                break
-            same += 1
-        gone, self.parts[same:] = self.parts[same:], [_Part(content) for content in contents[same:]]
-        for member in self.parts[same:]:
-            for name in member.names:
-                self.since.setdefault(name, [0, self.prompts])[0] += 1
+        before, self.parts = self.parts, []
+        gone, come = before[len(contents) :], list[_Part]()
+        for member, content in zip_longest(before[: len(contents)], contents):
+            if member is None or member.content is not content:
+                gone += [] if member is None else [member]
+                member = _Part(content)
+                come.append(member)
+            self.parts.append(member)
+        for member in come:
+            self.since |= dict.fromkeys(member.names - self.since.keys(), self.prompts)
+            self.holders.update(member.names)
         for member in gone:
-            for name in member.names:
-                entry = self.since[name]
-                entry[0] -= 1
-                if not entry[0]:
-                    counts[name] += self.prompts - self.since.pop(name)[1]
+            self.holders.subtract(member.names)
+            for name in [name for name in member.names if not self.holders[name]]:
+                del self.holders[name]
+                counts[name] += self.prompts - self.since.pop(name)
         self.prompts += 1
 
     @property
