@@ -20,7 +20,7 @@ from spanlab.core.placement.rules import Placer, PrefillInfo
 from spanlab.core.plan import Match, losses_of
 from spanlab.core.protocol import greedy
 from spanlab.core.token_string import common_prefix, string_of
-from spanlab.core.tree import Node, PrefixTree
+from spanlab.core.tree import Node, PrefixTree, take_apart
 from spanlab.offline.forest import Flags, Floats, Forest, Ints, paths_to
 
 # ------------------------------------------------------------------------------
@@ -134,7 +134,10 @@ def build_paths(
 
     A request costs what it does not share with the last one of its session; `sessions` None: with the one before it.
     """
-    paths = paths_to(_ends(pieces, starts, sessions))
+    tree = PrefixTree()
+    root = tree.new_root()
+    paths = paths_to(_ends(tree, root, pieces, starts, sessions))
+    take_apart(root)
     counts = paths.depth - paths.above
     # tokens of each node, from its pieces in the request that came first
     request = np.searchsorted(paths.starts, paths.first, side="right") - 1
@@ -154,10 +157,11 @@ def build_paths(
     )
 
 
-def _ends(pieces: NDArray[np.int32], starts: Ints, sessions: NDArray[np.integer] | None) -> list[Node]:
-    """Return the node of a tree of all requests at which each one ends."""
-    tree, ends, bounds = PrefixTree(), list[Node](), starts.tolist()
-    root, latest = tree.new_root(), dict[int, tuple[Node, NDArray[np.int32]]]()
+def _ends(
+    tree: PrefixTree, root: Node, pieces: NDArray[np.int32], starts: Ints, sessions: NDArray[np.integer] | None
+) -> list[Node]:
+    """Return the node of a tree at which each request ends, when it holds all of them."""
+    ends, bounds, latest = list[Node](), starts.tolist(), dict[int, tuple[Node, NDArray[np.int32]]]()
     names = [0] * (len(bounds) - 1) if sessions is None else sessions.tolist()
     for session, (start, stop) in zip(names, pairwise(bounds), strict=True):
         own = pieces[start:stop]
@@ -290,7 +294,7 @@ class _Cache:
         self._kept: dict[int, int] = {}  # blocks of a node after its last use
         self._now, self._used = 0, dict[Entry, int]()  # time of each entry's last use, if entries expire
         self._ended = set[Entry]()  # entries that expired and were not stored again
-        self._reduced = set[Entry]()  # entries of which blocks left the cache since their last use
+        self._reduced = set[int]()  # nodes of which blocks left the cache since their last use
 
     def match(self, path: list[int], prompt: int, seen: int, boundaries: tuple[int, ...]) -> PrefillInfo:
         """Return the stored and reusable prefix of a prompt; read-only."""
@@ -309,7 +313,8 @@ class _Cache:
                 break
             self._bytes -= self._entries.pop(entry)
             self._ended.add(entry)
-            self._reduced.add(entry)
+            if isinstance(entry, int):
+                self._reduced.add(entry)
 
     def losses(self, path: list[int], prefill: PrefillInfo) -> tuple[int, ...]:
         """Return the tokens lost to each of `CAUSES` and to expiry, from the prompt's end to the resume position."""
@@ -427,7 +432,8 @@ class _Cache:
             excess = -(-(self._bytes - capacity) // size) * size
             freed = stored if isinstance(entry, tuple) else min(stored, excess)
             self._bytes -= freed
-            self._reduced.add(entry)
+            if isinstance(entry, int):
+                self._reduced.add(entry)
             if freed == stored:
                 del self._entries[entry]
             else:

@@ -305,7 +305,7 @@ class _NameColumn:
         return None if set(self.numbers) <= {None, ()} else np.array(self.column, dtype=np.int32)
 
 
-_SESSIONS_HELD = 512  # of which the last prompt is in memory, since the next one may go on from it
+_PIECES_HELD = 1 << 20  # of the last prompts of sessions, since the next one may go on from them
 
 
 class Columns:
@@ -319,7 +319,7 @@ class Columns:
         self._keys, self._lengths, self._places = array("q"), array("i"), array("i")
         self._stored = array("q")  # pieces of each prompt that are stored, at their places
         self._copied, self._sources = array("q"), array("q")  # pieces of an earlier prompt, and where that begins
-        self._latest = OrderedDict[Hashable, tuple[Keys, Ints, int]]()
+        self._latest, self._held = OrderedDict[Hashable, tuple[Keys, Ints, int]](), 0
         self._opens, self._free = array("q"), array("q")  # the pieces that are marked
         self._starts, self._outputs = array("q", [0]), array("i")
         self._times: array[float] = array("d")
@@ -378,8 +378,9 @@ class Columns:
         """Return the places at which a prompt differs from the last one of its session, its pieces, and its begin."""
         last = self._latest.pop(session, None)
         self._latest[session] = keys, lengths, self._starts[-1]
-        if len(self._latest) > _SESSIONS_HELD:
-            self._latest.popitem(last=False)
+        self._held += len(keys) - (0 if last is None else len(last[0]))
+        while self._held > _PIECES_HELD and len(self._latest) > 1:
+            self._held -= len(self._latest.popitem(last=False)[1][0])
         if last is None:
             return np.arange(len(keys)), 0, 0
         count = min(len(keys), len(last[0]))
@@ -481,23 +482,26 @@ class Columns:
 def _ranks(keys: Keys) -> NDArray[np.int32]:
     """Return the rank of each key among the distinct ones.
 
-    Prompts near each other repeat each other, so each batch is searched among its few distinct keys, and only these
-    among all: that is faster than one search, and takes less memory than the inverse of np.unique.
+    Each batch is ranked by itself, and only its distinct keys among all: prompts near each other repeat each other.
     """
-    batches = range(0, len(keys), _BATCH)
-    distinct_by_batch = [_distinct(keys[start : start + _BATCH]) for start in batches]
-    distinct = _distinct(np.concatenate(distinct_by_batch)) if distinct_by_batch else keys
-    ranks = np.empty(len(keys), dtype=np.int32)
+    batches, distinct_by_batch, ranks = range(0, len(keys), _BATCH), list[Keys](), np.empty(len(keys), dtype=np.int32)
+    for start in batches:
+        order = np.argsort(keys[start : start + _BATCH])
+        ordered = keys[start : start + _BATCH][order]
+        is_new = _is_new(ordered)
+        ranks[start : start + _BATCH][order] = np.cumsum(is_new, dtype=np.int32) - 1
+        distinct_by_batch.append(ordered[is_new])
+    distinct = np.sort(np.concatenate([keys[:0], *distinct_by_batch]))
+    distinct = distinct[_is_new(distinct)]
     for start, of_batch in zip(batches, distinct_by_batch, strict=True):
-        places = np.searchsorted(of_batch, keys[start : start + _BATCH])
-        ranks[start : start + _BATCH] = np.searchsorted(distinct, of_batch).astype(np.int32)[places]
+        in_all = np.searchsorted(distinct, of_batch).astype(np.int32)  # in order, which makes it fast
+        ranks[start : start + _BATCH] = in_all[ranks[start : start + _BATCH]]
     return ranks
 
 
-def _distinct(keys: Keys) -> Keys:
-    """Return the distinct keys in order; np.unique hashes them, which takes thirty times as long."""
-    ordered = np.sort(keys)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+def _is_new(ordered: Keys) -> NDArray[np.bool_]:
+    """Return whether each key differs from the one before it."""
+    return np.append(np.ones(min(1, len(ordered)), dtype=np.bool_), ordered[1:] != ordered[:-1])
 
 
 def _marked(indexes: array[int], count: int) -> NDArray[np.bool_]:

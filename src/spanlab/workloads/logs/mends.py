@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json, tools_text
 from spanlab.workloads.logs.break_classes import CLOCK, STAMP, without_thoughts
+from spanlab.workloads.logs.log import Ints
 
 # ------------------------------------------------------------------------------
 # Other orders of the same prompts: text that changes behind text that recurs, and tools in one
@@ -57,83 +60,91 @@ def _stripped(unit: Block) -> Block:
 
 
 class _Part:
-    """A message, or all tools of a prompt, with the names of its units."""
+    """A message, or all tools of a prompt, with the names of its units and the prompts of its chain before it came."""
 
-    def __init__(self, content: Message | tuple[Any, ...]) -> None:
-        self.content = content
+    def __init__(self, content: Message | tuple[Any, ...], since: int) -> None:
+        self.content, self.since = content, since
         units = map(_stripped, _units(content)) if isinstance(content, Message) else map(as_json, content)
-        self.names = frozenset(map(hash, units))
+        self.names = np.fromiter(map(hash, units), np.int64)
 
 
 class _Chain:
-    """The last prompt of a conversation, and for each of its units the number of prompts without a break that have it.
-
-    `holders`  parts that have a unit, by its name
-    `since`    prompts of the chain before a unit came, by its name
-    """
+    """The prompts of a conversation: the parts of the last one, and the earlier parts that it no longer has."""
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
-        self.holders = Counter[int]()
-        self.since: dict[int, int] = {}
-        self.prompts = 0
+        self.gone: list[tuple[_Part, int]] = []  # and the prompts before it left
+        self.prompts = self.size = 0
 
-    def go_on(self, contents: Sequence[Message | tuple[Any, ...]], counts: Counter[int]) -> None:
-        """Take the next prompt; units that it does not have are counted."""
+    def go_on(self, contents: Sequence[Message | tuple[Any, ...]]) -> None:
+        """Take the next prompt."""
         before, self.parts = self.parts, []
-        gone, come = before[len(contents) :], list[_Part]()
+        left = before[len(contents) :]
         for member, content in zip_longest(before[: len(contents)], contents):
             if member is None or member.content is not content:
-                gone += [] if member is None else [member]
-                member = _Part(content)
-                come.append(member)
+                left += [] if member is None else [member]
+                member = _Part(content, self.prompts)
+                self.size += len(member.names)
             self.parts.append(member)
-        for member in come:
-            self.since |= dict.fromkeys(member.names - self.since.keys(), self.prompts)
-            self.holders.update(member.names)
-        for member in gone:
-            self.holders.subtract(member.names)
-            for name in [name for name in member.names if not self.holders[name]]:
-                del self.holders[name]
-                counts[name] += self.prompts - self.since.pop(name)
+        self.gone += [(member, self.prompts) for member in left]
         self.prompts += 1
 
-    @property
-    def size(self) -> int:
-        """Units in memory."""
-        return sum(len(member.names) for member in self.parts)
+    def counts(self) -> tuple[Ints, Ints]:
+        """Return the names of all units, and the number of prompts that have each."""
+        ranges = [*self.gone, *((member, self.prompts) for member in self.parts)]
+        sizes = [len(member.names) for member, _ in ranges]
+        names = np.concatenate([member.names for member, _ in ranges])
+        first = np.repeat([member.since for member, _ in ranges], sizes)
+        stop = np.repeat([end for _, end in ranges], sizes)
+        order = np.lexsort((first, names))
+        names, first, stop = names[order], first[order], stop[order]
+        begins = np.flatnonzero(np.append(np.ones(min(1, len(names)), np.bool_), names[1:] != names[:-1]))
+        # a prompt counts once, however many of its parts have the unit: ranges of one name may overlap
+        apart = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(names))) * (self.prompts + 1)
+        covered = np.maximum.accumulate(np.concatenate([[0], (apart + stop)[:-1]]))
+        more = np.maximum(apart + stop - np.maximum(apart + first, covered), 0)
+        return names[begins], np.add.reduceat(more, begins) if len(begins) else begins
 
 
 class Survey:
     """Number of requests with each unit and each tool."""
 
-    def __init__(self) -> None:
-        self.requests: Counter[int] = Counter()
+    def __init__(self, names: Ints, requests: Ints) -> None:
+        self._names, place = np.unique(names, return_inverse=True)
+        self._requests = np.bincount(place, requests, len(self._names)).astype(np.int64)
         self._moves: dict[int, list[bool] | None] = {}  # by content of a message
 
     @classmethod
     def of(cls, prompts: Iterable[Prompt | None]) -> Survey:
         """Return the survey of these prompts. A prompt costs what it does not share with one of the last ones."""
-        survey, chains, size = cls(), OrderedDict[int, _Chain](), 0
+        chains, size, counts = OrderedDict[int, _Chain](), 0, list[tuple[Ints, Ints]]()
         for prompt in filter(None, prompts):
             contents: list[Message | tuple[Any, ...]] = [prompt.tools, *prompt.messages]
             ends = (id(content) for content in contents[: -_LOOKED_BACK - 1 : -1])
             end = next((end for end in ends if end in chains), None)
             chain = _Chain() if end is None else chains.pop(end)
             size -= chain.size
-            chain.go_on(contents, survey.requests)
+            chain.go_on(contents)
             size += chain.size
             replaced = chains.pop(id(contents[-1]), None)
             chains[id(contents[-1])] = chain
             ended = [] if replaced is None else [replaced]
             while size - sum(chain.size for chain in ended) > _UNITS_IN_MEMORY and len(chains) > 1:
                 ended.append(chains.popitem(last=False)[1])
-            for chain in ended:
-                size -= chain.size
-                chain.go_on((), survey.requests)
-        for chain in chains.values():
-            chain.go_on((), survey.requests)
-        return survey
+            size -= sum(chain.size for chain in ended)
+            counts += [chain.counts() for chain in ended]
+        counts += [chain.counts() for chain in chains.values()]
+        nothing = np.zeros(0, dtype=np.int64)
+        names, requests = zip((nothing, nothing), *counts, strict=True)
+        return cls(np.concatenate(names), np.concatenate(requests))
+
+    def requests(self, units: Iterable[Block]) -> Ints:
+        """Return the number of requests that have each of these units or texts of tools."""
+        names = np.fromiter(map(hash, units), np.int64)
+        places = np.minimum(np.searchsorted(self._names, names), max(0, len(self._names) - 1))
+        if not len(self._names):
+            return np.zeros(len(names), dtype=np.int64)
+        return np.where(self._names[places] == names, self._requests[places], 0)
 
     def moves(self, message: Message) -> list[bool] | None:
         """Return which units of a message are volatile; None if none is."""
@@ -145,10 +156,13 @@ class Survey:
 
     def _volatile(self, units: Sequence[Block]) -> list[bool]:
         """Return which units of a message are followed by text that recurs more often than they do."""
-        moves = [False] * len(units)
+        moves, requests = [False] * len(units), self.requests(map(_stripped, units))
+        if not (requests[1:] >= RATIO * requests[:-1]).any():
+            return moves
+        counts = requests.tolist()
         following: list[tuple[int, int]] = []  # requests and size of the units that stay, the nearest last
         for index in range(len(units) - 1, -1, -1):
-            count = self.requests[hash(_stripped(units[index]))]
+            count = counts[index]
             # a text recurs at most as often as its nearest unit, which is the one that mostly decides
             nearest = following[-1][0] if following else 0
             if nearest >= RATIO * count and _least(following) >= RATIO * count:
@@ -191,10 +205,10 @@ class VolatileLast:
         if not divided:
             return prompt
         messages = list(prompt.messages)
-        for number, (reordered, stays, moved) in divided:
-            if self.to_end and messages[number].is_system and number + 1 < len(messages):
+        for number, (reordered, apart) in divided:
+            if self.to_end and apart is not None and number + 1 < len(messages):
+                messages[number], moved = apart
                 tail += moved
-                messages[number] = stays
             else:
                 messages[number] = reordered
         if tail:
@@ -202,11 +216,12 @@ class VolatileLast:
         return replace(prompt, messages=tuple(messages))
 
 
-def _divided(message: Message, moves: Sequence[bool]) -> tuple[Message, Message, list[Block]]:
-    """Return a message with its volatile units at the end, the message without them, and these units."""
+def _divided(message: Message, moves: Sequence[bool]) -> tuple[Message, tuple[Message, list[Block]] | None]:
+    """Return a message with its volatile units at the end; for one of the system also without them, and these units."""
     moved = [unit for unit, moving in zip(_units(message), moves, strict=True) if moving]
     stays = replace(message, blocks=_without(message, moves))
-    return replace(stays, blocks=_appended(stays.blocks, moved)), stays, moved
+    reordered = replace(stays, blocks=_appended(stays.blocks, moved))
+    return reordered, (stays, moved) if message.is_system else None
 
 
 def _with_messages(prompt: Prompt, messages: Sequence[Message]) -> Prompt:
@@ -226,9 +241,11 @@ class SortedTools:
         """Return the prompt in the new order; the same object where nothing changes."""
         name = hash(tools_text(prompt.tools))
         if name not in self._sorted:
-            texts = [(as_json(tool), tool) for tool in prompt.tools]
-            ordered = sorted(texts, key=lambda both: (-self.survey.requests[hash(both[0])], both[0]))
-            self._sorted[name] = None if ordered == texts else tuple(tool for _, tool in ordered)
+            texts = [as_json(tool) for tool in prompt.tools]
+            rows = zip((-self.survey.requests(texts)).tolist(), texts, prompt.tools, strict=True)
+            ordered = sorted(rows, key=lambda row: row[:2])
+            same = [text for _, text, _ in ordered] == texts
+            self._sorted[name] = None if same else tuple(tool for *_, tool in ordered)
         tools = self._sorted[name]
         return prompt if tools is None else replace(prompt, tools=tools)
 

@@ -18,7 +18,7 @@ import orjson
 
 from spanlab.workloads.logs.bodies import Message, Prompt
 
-_BYTES_IN_MEMORY = 1 << 25  # of parts that were read last, as they stand in the file
+_BYTES_IN_MEMORY = 1 << 24  # of parts that were read last, as they stand in the file
 _NAMES_IN_MEMORY = 1 << 20  # parts that are recognised when they come again
 _APART = 3  # parts of a prompt before its messages: tools, documents, and what else it has
 
