@@ -10,7 +10,8 @@ import json
 import re
 import uuid
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -34,7 +35,7 @@ class RepeatedLines:
 
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
-        self._latest = OrderedDict[bytes, list[tuple[bytes, Any]]]()
+        self._latest = OrderedDict[bytes, _Behind]()
         self._in_memory, self.shares = 0, False
         self._first = list[tuple[bytes, Any]]()
         self._alone, self._repeated = 0, 0  # bytes of messages that no line had before, and that one had
@@ -67,41 +68,73 @@ class RepeatedLines:
 
     def _messages(self, line: bytes, start: int) -> tuple[list[Any], int]:
         """Return the objects of the list that begins at an offset, and where it ends: at its bracket."""
-        elements, known = list[tuple[bytes, Any]](), list[tuple[bytes, Any]]()
-        offset, name, more = start, b"", True
+        first = next((each for each in self._first if line.startswith(each[0], start)), None)
+        self._repeated += 0 if first is None else len(first[0])
+        if first is None:
+            first = self._parsed(line, start)
+        if not (self._first and first is self._first[0]):
+            self._first = [first, *(each for each in self._first if each is not first)][:_FIRST_MESSAGES]
+        offset, more = _next(line, start + len(first[0]))
+        if not more:
+            return [first[1]], offset
+        begin, name = offset, line[offset : offset + _BEGIN]
+        known = self._latest.pop(name, _NOTHING)
+        self._in_memory -= len(known.text)
+        values, bounds = list[Any](), list[tuple[int, int]]()
+        if known.text and line.startswith(known.text, begin):  # the common case: all of the last line's messages
+            values, bounds = list(known.values), list(known.bounds)
+            self._repeated += len(known.text)
+            offset, more = _next(line, begin + len(known.text))
         while more:
-            index = len(elements)
-            if index == 1:
-                name = line[offset : offset + _BEGIN]
-                known = self._latest.pop(name, known)
-                self._in_memory -= sum(len(text) for text, _ in known)
-            candidates = known[index : index + 1] if index else self._first
-            element = next((each for each in candidates if line.startswith(each[0], offset)), None)
-            if element is None:
-                text = _message_at(line, offset)
-                element = text, orjson.loads(text)
-                self._alone += len(text)
-            else:
-                text = element[0]
+            text, value = known.element(len(values))
+            if text and line.startswith(text, offset):
                 self._repeated += len(text)
-            if index == 0 and not (self._first and element is self._first[0]):
-                self._first = [element, *(each for each in self._first if each is not element)][:_FIRST_MESSAGES]
-            elements.append(element)
-            between = _BETWEEN.match(line, offset + len(text))
-            if between is None:
-                raise ValueError("expected a comma or the end of a list")
-            more = between[1] is not None
-            offset = between.end() if more else between.start(2)
-        self._remember(name, elements)
-        return [value for _, value in elements], offset
+            else:
+                text, value = self._parsed(line, offset)
+            values.append(value)
+            bounds.append((offset - begin, offset - begin + len(text)))
+            offset, more = _next(line, offset + len(text))
+        self._remember(name, _Behind(line[begin : begin + bounds[-1][1]], bounds, values))
+        return [first[1], *values], offset
 
-    def _remember(self, name: bytes, elements: list[tuple[bytes, Any]]) -> None:
-        if not name:
-            return
-        self._latest[name] = elements
-        self._in_memory += sum(len(text) for text, _ in elements)
+    def _parsed(self, line: bytes, offset: int) -> tuple[bytes, Any]:
+        """Return the bytes and the value of a message that no line had."""
+        text = _message_at(line, offset)
+        self._alone += len(text)
+        return text, orjson.loads(text)
+
+    def _remember(self, name: bytes, behind: _Behind) -> None:
+        self._latest[name] = behind
+        self._in_memory += len(behind.text)
         while len(self._latest) > _CONVERSATIONS or self._in_memory > _BYTES_IN_MEMORY:
-            self._in_memory -= sum(len(text) for text, _ in self._latest.popitem(last=False)[1])
+            self._in_memory -= len(self._latest.popitem(last=False)[1].text)
+
+
+class _Behind(NamedTuple):
+    """What stands behind the first message of a line: the bytes, where each message stands in them, and its object."""
+
+    text: bytes
+    bounds: Sequence[tuple[int, int]]
+    values: Sequence[Any]
+
+    def element(self, index: int) -> tuple[bytes, Any]:
+        """Return the bytes and the object of a message; no bytes if there is none."""
+        if index >= len(self.values):
+            return b"", None
+        begin, stop = self.bounds[index]
+        return self.text[begin:stop], self.values[index]
+
+
+_NOTHING = _Behind(b"", (), ())
+
+
+def _next(line: bytes, offset: int) -> tuple[int, bool]:
+    """Return where the next message of a list begins, or where the list ends, and whether there is a next one."""
+    between = _BETWEEN.match(line, offset)
+    if between is None:
+        raise ValueError("expected a comma or the end of a list")
+    more = between[1] is not None
+    return between.end() if more else between.start(2), more
 
 
 def _message_at(line: bytes, offset: int) -> bytes:
