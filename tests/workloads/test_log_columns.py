@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.offline.replay import Contents, sums_before
+from spanlab.core.token_string import sums_before
+from spanlab.offline.replay import Contents
 from spanlab.workloads.logs.log import Columns, Entry, Ids
 
 
@@ -49,8 +50,9 @@ def test_columns_hold_every_piece(seed: int, sessions: int):
     assert opened == expected
 
 
-@pytest.mark.parametrize("count", [0, 1, 70])
-def test_sums_before_indexes_equal_all_sums(count: int):
+@pytest.mark.parametrize("count", [0, 1, 7, 70])
+def test_sums_before_indexes_equal_all_sums(monkeypatch, count: int):
+    monkeypatch.setattr("spanlab.core.token_string._CHUNK", 7)
     draw = np.random.default_rng(0)
     values = draw.integers(0, 1 << 30, count).astype(np.int32)
     indexes = draw.integers(0, count + 1, 200)

@@ -228,3 +228,21 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     differ = a != b
     first = int(differ.argmax())
     return first if differ[first] else len(a)
+
+
+_CHUNK = 1 << 18  # lengths that are converted at once: all of a long log as 64 bits take gigabytes
+
+
+def sums_before(lengths: NDArray[np.integer], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sum of the lengths before each index, as int64; indexes go up to the number of lengths."""
+    bounds, places = np.unique(indexes, return_inverse=True)
+    sums, total = np.zeros(len(bounds), dtype=np.int64), 0
+    for start in range(0, len(lengths) + 1, _CHUNK):
+        first, last = bounds.searchsorted([start, start + _CHUNK])
+        inside = bounds[first:last] - start
+        begins = np.append(0, inside[inside > 0])  # of the parts between the bounds
+        chunk = np.append(lengths[start : start + _CHUNK].astype(np.int64), 0)
+        parts = total + np.cumsum(np.append(0, np.add.reduceat(chunk, begins)))
+        sums[first:last] = parts[begins.searchsorted(inside)]
+        total = parts[-1]
+    return sums[places]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from spanlab.core.placement.rules import Placer, PrefillInfo
 from spanlab.core.plan import Match, losses_of
 from spanlab.core.protocol import greedy
-from spanlab.core.token_string import common_prefix, string_of
+from spanlab.core.token_string import common_prefix, string_of, sums_before
 from spanlab.core.tree import Node, PrefixTree, take_apart
 from spanlab.offline.forest import Flags, Floats, Forest, Ints, paths_to
 
@@ -116,15 +116,6 @@ class Paths:
 
 
 _CHUNK = 1 << 20  # pieces that are looked up at once
-
-
-def sums_before(values: NDArray[np.integer], indexes: Ints) -> Ints:
-    """Return the sum of the values before each index, as int64; indexes go up to the number of values."""
-    bounds, places = np.unique(np.append(indexes, 0), return_inverse=True)
-    inside = bounds[bounds < len(values)]
-    totals = np.add.reduceat(values, inside, dtype=np.int64) if len(inside) else np.zeros(0, dtype=np.int64)
-    sums: Ints = np.concatenate([[0], np.cumsum(totals)])[places[:-1]]
-    return sums
 
 
 def build_paths(
@@ -574,12 +565,13 @@ class Contents:
 
     def seen_anywhere(self) -> Ints:
         """Return the tokens of each prompt in pieces that occurred before, in an earlier prompt or in the same one."""
-        tokens = self.lengths.copy()
-        seen = np.zeros(int(self.pieces.max(initial=-1)) + 1, dtype=np.bool_)
+        tokens, contents = self.lengths.copy(), int(self.pieces.max(initial=-1)) + 1
+        seen, first = np.zeros(contents, dtype=np.bool_), np.zeros(contents, dtype=np.int64)
         for start in range(0, len(self.pieces), _CHUNK):
             chunk = self.pieces[start : start + _CHUNK]
             fresh = np.flatnonzero(~seen[chunk])
-            tokens[start + fresh[np.unique(chunk[fresh], return_index=True)[1]]] = 0
+            first[chunk[fresh[::-1]]] = fresh[::-1]  # of equal ones, the last assignment stays
+            tokens[start + fresh[first[chunk[fresh]] == fresh]] = 0
             seen[chunk] = True
         return np.diff(sums_before(tokens, self.starts))
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.core.token_string import sums_before
 from spanlab.workloads.logs.call_graph import After, CallGraph, graph_of_names, graph_of_times
 from spanlab.workloads.logs.observed import (
     NOT_REPORTED,
@@ -230,10 +231,7 @@ class Log:
         """Prompt lengths, shape (requests,); they are summed once."""
         if self._prompt_tokens is not None:
             return self._prompt_tokens
-        tokens = np.zeros(self.requests, dtype=np.int64)
-        has_pieces = np.diff(self.starts) > 0  # reduceat has no sum of nothing
-        if has_pieces.any():
-            tokens[has_pieces] = np.add.reduceat(self.lengths, self.starts[:-1][has_pieces], dtype=np.int64)
+        tokens = np.diff(sums_before(self.lengths, self.starts))
         tokens.flags.writeable = False
         object.__setattr__(self, "_prompt_tokens", tokens)  # the log is frozen, and so is their sum
         return tokens
@@ -242,9 +240,10 @@ class Log:
     def fingerprint(self) -> str:
         """Hash of the prompts, arrival times and output lengths of all requests."""
         digest = sha256()
-        lengths = self.lengths.astype(np.int32, copy=False)
-        for column in (self.pieces, lengths, self.opens, self.starts, self.arrived_ns, self.output_lens):
-            digest.update(column.tobytes())
+        for column in (self.pieces, self.lengths, self.opens, self.starts, self.arrived_ns, self.output_lens):
+            for start in range(0, len(column), _BATCH):
+                batch = column[start : start + _BATCH]
+                digest.update((batch.astype(np.int32) if column is self.lengths else batch).data)
         return digest.hexdigest()
 
 
