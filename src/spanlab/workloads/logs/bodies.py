@@ -259,7 +259,7 @@ def is_body(value: Any) -> bool:
 
 
 _BY_VALUE = 2  # version of marshal without references: equal values have equal bytes, in a fraction of JSON's time
-_MEMO_BYTES = 1 << 25  # of recently parsed messages, as JSON
+_MEMO_BYTES = 1 << 24  # of recently parsed messages, as JSON
 
 
 class _Parsed(NamedTuple):

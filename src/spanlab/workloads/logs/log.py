@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b, sha256
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -304,7 +305,8 @@ class _NameColumn:
         return None if set(self.numbers) <= {None, ()} else np.array(self.column, dtype=np.int32)
 
 
-_PIECES_HELD = 1 << 20  # of the last prompts of sessions, since the next one may go on from them
+_MOST_SHORT = (1 << 16) - 1  # tokens of a piece that 16 bits hold
+_PIECES_HELD = 1 << 19  # of the last prompts of sessions, since the next one may go on from them
 
 
 class Columns:
@@ -315,8 +317,9 @@ class Columns:
     """
 
     def __init__(self) -> None:
-        self._keys, self._lengths, self._places = array("q"), array("i"), array("i")
-        self._stored = array("q")  # pieces of each prompt that are stored, at their places
+        self._keys, self._lengths = array("q"), array("H")
+        self._runs = array("i")  # places of stored pieces: first and end of each run
+        self._run_counts = array("i")  # runs of each prompt
         self._copied, self._sources = array("q"), array("q")  # pieces of an earlier prompt, and where that begins
         self._latest, self._held = OrderedDict[Hashable, tuple[Keys, Ints, int]](), 0
         self._opens, self._free = array("q"), array("q")  # the pieces that are marked
@@ -341,12 +344,17 @@ class Columns:
         if self._identities.add(entry.identity):
             keys = salt_keys(keys, entry.identity)
         places, copied, source = self._different(entry.session, keys, entry.lengths)
-        self._stored.append(len(places))
         self._copied.append(copied)
         self._sources.append(source)
-        self._places.frombytes(places.astype(np.int32).tobytes())
+        begins = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        ends = np.append(begins[1:], len(places)) - 1
+        self._run_counts.append(len(begins))
+        self._runs.extend(np.stack([places[begins], places[ends] + 1], axis=1).ravel().tolist() if len(begins) else ())
         self._keys.frombytes(keys[places].astype(np.int64, copy=False).tobytes())
-        self._lengths.frombytes(entry.lengths[places].astype(np.int32, copy=False).tobytes())
+        lengths = entry.lengths[places]
+        if self._lengths.typecode == "H" and lengths.max(initial=0) > _MOST_SHORT:
+            self._lengths = array("i", self._lengths)
+        self._lengths.frombytes(lengths.astype(self._lengths.typecode).tobytes())
         begin = self._starts[-1]
         self._opens.extend([begin + index for index in ((0, *entry.opens) if count else ())])
         self._free.extend([begin + index for index in entry.free])
@@ -388,12 +396,13 @@ class Columns:
 
     def _expanded(self, starts: Ints, stored: NDArray[Any]) -> NDArray[Any]:
         """Return values of all pieces from those that are stored."""
-        values, done, places = np.empty(int(starts[-1]), dtype=stored.dtype), 0, np.frombuffer(self._places, np.int32)
-        rows = zip(starts.tolist(), self._stored, self._copied, self._sources, strict=False)
-        for first, number, copied, source in rows:
+        values, done, runs = np.empty(int(starts[-1]), dtype=stored.dtype), 0, zip(*[iter(self._runs)] * 2, strict=True)
+        rows = zip(starts.tolist(), self._run_counts, self._copied, self._sources, strict=False)
+        for first, count, copied, source in rows:
             values[first : first + copied] = values[source : source + copied]
-            values[first + places[done : done + number]] = stored[done : done + number]
-            done += number
+            for begin, end in islice(runs, count):
+                values[first + begin : first + end] = stored[done : done + end - begin]
+                done += end - begin
         return values
 
     def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...], subject: str = "log") -> Log:
@@ -403,9 +412,7 @@ class Columns:
         """
         starts = np.array(self._starts, dtype=np.int64)
         pieces = self._expanded(starts, _ranks(np.frombuffer(self._keys, dtype=np.int64)))
-        lengths = np.frombuffer(self._lengths, dtype=np.int32)
-        if lengths.max(initial=0) <= np.iinfo(np.uint16).max:
-            lengths = lengths.astype(np.uint16)
+        lengths = np.frombuffer(self._lengths, dtype=self._lengths.typecode)
         opens = _marked(self._opens, len(pieces))
         undivided = ids == Ids.CONTENT and int(opens.sum()) == np.count_nonzero(np.diff(starts))
         if undivided:

@@ -19,7 +19,7 @@ _LIST = re.compile(rb'"(?:messages|input)"\s*:\s*\[\s*(?=\{)')
 _BETWEEN = re.compile(rb"\s*(?:(,)\s*|(\]))")
 _HOLDERS = ((), ("body",), ("params",), ("request",), ("request", "body"))  # where a body stands in its line
 _CONVERSATIONS = 64  # of which the last line is in memory, since the next one may go on from it
-_BYTES_IN_MEMORY = 1 << 25
+_BYTES_IN_MEMORY = 1 << 24
 _FIRST_MESSAGES = 16  # in memory: rules that conversations have in common
 _BEGIN = 256  # bytes behind the first message by which a conversation is known: the first one may be all's rules
 _WINDOW = 1 << 16  # bytes in which the end of a message is looked for at first
