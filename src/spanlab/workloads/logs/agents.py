@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.bodies import check_block, is_body, usage_of
+from spanlab.workloads.logs.bodies import check_block, is_body
 from spanlab.workloads.logs.log import Entry, Identity, Ids, hash_name
 from spanlab.workloads.logs.observed import BYTES_PER_TOKEN, NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import UNKNOWN_TOKENS, BodyReader
 from spanlab.workloads.logs.rows import BadFieldError, Row
 from spanlab.workloads.logs.source import FOLDER, LOG_FORMATS, LogFile, LogFormat, by_time, folder_has, parse_object
+from spanlab.workloads.logs.usage import usage_of
 
 FRONT = "system prompt and tools, which the log does not have"
 UNSEEN = (

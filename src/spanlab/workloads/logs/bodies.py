@@ -1,7 +1,8 @@
 """Bodies of requests to LLM servers: the prompt that each contains, and what of it no reader can count.
 
-Chat completions, completions, Anthropic messages and OpenAI responses become one form, `Prompt`. Each key of a body is
-rendered, known not to be rendered, or unknown; unknown ones that hold text count as left out.
+Chat completions, completions, Anthropic messages, OpenAI responses, Bedrock's Converse and Gemini's contents become one
+form, `Prompt`. Each key of a body is rendered, known not to be rendered, or unknown; unknown ones that hold text count
+as left out.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 
+from spanlab.workloads.logs.dialects import (
+    contents_of,
+    converse_tools,
+    gemini_tools,
+    message_of_gemini,
+    system_of_gemini,
+    typed_blocks,
+)
 from spanlab.workloads.logs.log import Ints, hash_name
-from spanlab.workloads.logs.observed import NOT_REPORTED, Unread, Usage
+from spanlab.workloads.logs.observed import Unread
 from spanlab.workloads.logs.rows import BadFieldError, Row
 
 # ------------------------------------------------------------------------------
@@ -36,6 +44,8 @@ OPAQUE_TYPES = {
     "image": "image",
     "input_audio": "audio",
     "audio_url": "audio",
+    "audio": "audio",
+    "video": "video",
     "video_url": "video",
     "input_video": "video",
     "file": "file",
@@ -117,8 +127,9 @@ def _png_pixels(text: str) -> tuple[int, int] | None:
 
 Block = str | Opaque
 
-PROMPT_KEYS = ("messages", "prompt", "input")
-RENDERED = frozenset({*PROMPT_KEYS, "instructions", "system", "tools", "functions", "documents"})
+PROMPT_KEYS = ("messages", "prompt", "input", "contents")
+_FRONTS = ("instructions", "system", "systemInstruction", "system_instruction")
+RENDERED = frozenset({*PROMPT_KEYS, *_FRONTS, "tools", "functions", "documents", "toolConfig"})
 _NOT_RENDERED = """
 model stream stream_options temperature top_p top_k min_p typical_p n best_of max_tokens max_completion_tokens
 max_output_tokens max_tool_calls min_tokens stop stop_token_ids stop_sequences seed presence_penalty frequency_penalty
@@ -129,7 +140,9 @@ structured_outputs priority request_id ignore_eos skip_special_tokens spaces_bet
 include_stop_str_in_output add_generation_prompt add_special_tokens return_token_ids return_tokens_as_token_ids
 use_beam_search modalities audio prediction web_search_options cache_control anthropic_version anthropic_beta betas
 speed inference_geo kv_transfer_params vllm_xargs lora_path lora_name data_parallel_rank extra_headers extra_query
-timeout api_key api_base base_url provider route models fallbacks
+timeout api_key api_base base_url provider route models fallbacks modelId inferenceConfig guardrailConfig
+performanceConfig requestMetadata serviceTier additionalModelResponseFieldPaths schemaVersion safetySettings
+safety_settings tool_config labels modelArmorConfig
 """
 _ENVELOPE = """
 timestamp created created_at time ts start_time startTime end_time endTime finished_at completionStartTime
@@ -138,7 +151,8 @@ completion choices usage usageMetadata usage_metadata meta_info error errors sta
 custom_id method url path endpoint headers session_id sessionId conversation_id trace_id traceId span_id parent_id
 request_id tenant tenant_id user_id userId team_id api_key key_alias host ip region version environment level tags name
 type output_length finish_reason stop_reason stop_sequence role content call_type model_id model_group cost spend
-cache_hit cache_key litellm_call_id log_id event
+cache_hit cache_key litellm_call_id log_id event candidates promptFeedback modelVersion model_version responseId
+response_id key stopReason metrics
 """
 _AROUND_MESSAGES = """
 role content id type status object created created_at timestamp cache_control annotations audio model phase stop_reason
@@ -147,7 +161,16 @@ stop_sequence usage parsed
 #: Keys that select how an answer is made, or say who asks: no server writes them into the prompt.
 NOT_RENDERED = frozenset(_NOT_RENDERED.split())
 #: Keys of a server's state that the body only names.
-HISTORY = ("previous_response_id", "conversation")
+HISTORY = ("previous_response_id", "conversation", "cachedContent", "cached_content")
+#: Keys with parameters of Bedrock and Gemini, and those in them that are known not to be rendered.
+PARAMETERS = ("additionalModelRequestFields", "generationConfig", "generation_config", "config")
+_IN_PARAMETERS = """
+anthropic_beta stopSequences responseMimeType response_mime_type responseModalities response_modalities thinkingConfig
+thinking_config speechConfig speech_config imageConfig image_config mediaResolution media_resolution routingConfig
+routing_config modelSelectionConfig safety_settings tool_config automatic_function_calling http_options labels
+tools system_instruction cached_content
+"""
+_NOT_RENDERED_INSIDE = frozenset(_IN_PARAMETERS.split())
 #: Keys whose effect on the prompt is the template's: it renders them, or nobody does.
 OF_TEMPLATE = frozenset({"chat_template_kwargs", "reasoning_effort", "response_format"})
 #: Keys of the line around a body, where both share one object.
@@ -246,7 +269,7 @@ def is_body(value: Any) -> bool:
     """Return whether an object is the body of a request."""
     if not isinstance(value, dict):
         return False
-    if value.get("messages") is not None or value.get("prompt") is not None:
+    if value.get("messages") is not None or value.get("prompt") is not None or is_gemini(value):
         return True
     items = value.get("input")
     named = "model" in value or "instructions" in value
@@ -256,6 +279,14 @@ def is_body(value: Any) -> bool:
             isinstance(items, list) and all(isinstance(item, dict) and ({"role", "type"} & set(item)) for item in items)
         )
     )
+
+
+def is_gemini(value: Mapping[str, Any]) -> bool:
+    """Return whether an object has the contents of a request to Gemini."""
+    contents = value.get("contents")
+    listed = contents if isinstance(contents, list) else [contents]
+    has_parts = any(isinstance(content, dict) and "parts" in content for content in listed)
+    return has_parts or (isinstance(listed[0] if listed else None, str) and "model" in value)
 
 
 _BY_VALUE = 2  # version of marshal without references: equal values have equal bytes, in a fraction of JSON's time
@@ -324,15 +355,26 @@ class BodyParser:
 
     def _unknown_keys(self, body: Mapping[str, Any], is_line: bool) -> dict[str, int]:
         """Return bytes by key of the values that hold text and might be rendered."""
-        return {
+        known = self._known
+        parameters = {key: body[key] for key in PARAMETERS if isinstance(body.get(key), dict)}
+        unknown = {
             key: _size(value)
             for key, value in body.items()
-            if key not in self._known and not (is_line and key in ENVELOPE) and _holds_text(value)
+            if key not in known and key not in parameters and not (is_line and key in ENVELOPE) and _holds_text(value)
+        }
+        return unknown | {
+            f"{key}.{name}": _size(value)
+            for key, inner in parameters.items()
+            for name, value in inner.items()
+            if name not in known and name not in _NOT_RENDERED_INSIDE and _holds_text(value)
         }
 
     def _prompt(self, body: Mapping[str, Any]) -> tuple[Prompt, dict[str, int]]:
         """Return the prompt of a body, and by key the bytes of its messages as JSON."""
-        tools = tuple(_without_marks(tool) for key in ("tools", "functions") for tool in _listed(body, key))
+        if body.get("contents") is not None and not any(body.get(key) for key in ("messages", "prompt", "input")):
+            return self._contents(body)
+        given = [tool for key in ("tools", "functions") for tool in _listed(body, key)]
+        tools = tuple(map(_without_marks, [*given, *converse_tools(body.get("toolConfig"))]))
         documents = tuple(_listed(body, "documents"))
         if body.get("messages") is not None:
             first, (others, sizes) = self._system(body, "system"), self._messages(body["messages"], "messages")
@@ -341,6 +383,19 @@ class BodyParser:
         else:
             first, (others, sizes) = self._system(body, "instructions"), self._items(body["input"], "input")
         return Prompt(first + others, tools, documents, _history(body)), sizes
+
+    def _contents(self, body: Mapping[str, Any]) -> tuple[Prompt, dict[str, int]]:
+        """Return the prompt of a request to Gemini; its libraries keep all but the contents in `config`."""
+        config = body.get("config")
+        body = {**config, **body} if isinstance(config, dict) else body
+        system = system_of_gemini(body)
+        first = () if system is None else (Message("system", "", self._blocks(system, "system")[0]),)
+        others, sizes = self._parsed(
+            contents_of(body["contents"]),
+            "contents",
+            lambda content, path: self._message(message_of_gemini(content), path),
+        )
+        return Prompt(first + others, tuple(gemini_tools(body.get("tools"))), (), _history(body)), sizes
 
     def _completion(self, prompt: Any) -> tuple[Prompt, dict[str, int]]:
         if isinstance(prompt, str):
@@ -402,7 +457,7 @@ class BodyParser:
             if not known and _holds_text(value):
                 self.unread.leave(f"{path.partition('[')[0]}[].{key}", _size(value))
         fields = {key: message[key] for key in _MESSAGE_FIELDS if message.get(key) is not None}
-        content = message.get("content")
+        content = typed_blocks(message.get("content"))
         results = [
             Message(path, "tool", self._blocks(block.get("content", ""), path)[0], _call_id(block, "tool_use_id"))
             for block in (content if isinstance(content, list) else ())
@@ -419,8 +474,7 @@ class BodyParser:
         """Return the texts and opaque parts of a content, and the fields that its calls and thoughts become."""
         if content is None or isinstance(content, str):
             return (content or "",), {}
-        if not isinstance(content, list):
-            content = [content]
+        content = typed_blocks(content if isinstance(content, list) else [content])
         blocks: list[Block] = []
         fields: dict[str, Any] = {}
         for block in content:
@@ -540,104 +594,3 @@ def tools_text(tools: tuple[Any, ...]) -> str:
 @lru_cache(maxsize=256)
 def _json_text(data: bytes) -> str:
     return json.dumps(orjson.loads(data), ensure_ascii=False)
-
-
-# ------------------------------------------------------------------------------
-# Counts that a server reports about a request: tokens of the prompt, and those that it read
-# from its cache.
-# ------------------------------------------------------------------------------
-
-_PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "message.usage", "response.message.usage")
-_OUTPUT_NAMES = ("completion_tokens", "output_tokens")
-_GEMINI = ("usageMetadata", "response.usageMetadata", "usage_metadata", "response.usage_metadata")
-_SGLANG = ("meta_info", "response.meta_info", "out.meta_info")
-OUTPUTS = tuple(f"{path}{name}" for path in (*(f"{path}." for path in _PLACES), "") for name in _OUTPUT_NAMES)
-
-
-def usage_of(row: Row) -> Usage:
-    """Return what a line reports; an absent or null count is unknown, which is not zero.
-
-    Anthropic's `input_tokens` excludes tokens read from or written to a cache; the counts of others include them.
-    """
-    usage = row.get(*_PLACES)
-    if isinstance(usage, dict):
-        return _of_usage(usage)
-    for places, prompt, cached in (
-        (_GEMINI, "promptTokenCount", "cachedContentTokenCount"),
-        (_GEMINI, "prompt_token_count", "cached_content_token_count"),
-        (_SGLANG, "prompt_tokens", "cached_tokens"),
-    ):
-        counts = row.get(*places)
-        if isinstance(counts, dict) and prompt in counts:
-            return inclusive(count_of(counts, prompt), count_of(counts, cached))
-    # a proxy that writes flat lines has the counts beside the body
-    return _of_usage(row.fields) if row.fields.keys() & {"prompt_tokens", "input_tokens"} else NOT_REPORTED
-
-
-def usage_in(answer: Any) -> Any:
-    """Return the usage of an answer: of an object, or of a stream's events as a text, of which later counts hold."""
-    if isinstance(answer, dict):
-        return answer.get("usage")
-    usage: dict[str, Any] = {}
-    for line in answer.splitlines() if isinstance(answer, str) and '"usage"' in answer else ():
-        try:
-            event = orjson.loads(line.removeprefix("data:").strip() or "null")
-        except orjson.JSONDecodeError:
-            continue
-        for inner in (event, *(event.get(name) for name in ("message", "response"))) if isinstance(event, dict) else ():
-            counts = inner.get("usage") if isinstance(inner, dict) else None
-            usage |= {name: count for name, count in (counts or {}).items() if count is not None}
-    return usage or None
-
-
-def _of_usage(usage: Mapping[str, Any]) -> Usage:
-    read, written = count_of(usage, "cache_read_input_tokens"), _created(usage)
-    divided = [usage.get(f"{name}_tokens_details") for name in ("prompt", "input")]
-    details = [count_of(counts, "cached_tokens") for counts in divided]
-    others = [count_of(usage, name) for name in ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens")]
-    cached = next((count for count in (*details, *others) if not np.isnan(count)), np.nan)
-    prompt = count_of(usage, "prompt_tokens")
-    if np.isnan(prompt) and "prompt_cache_miss_tokens" in usage:
-        prompt = count_of(usage, "prompt_cache_hit_tokens") + count_of(usage, "prompt_cache_miss_tokens")
-    in_details = (count_of(counts, name) for counts in divided for name in _WRITTEN)
-    stored = next((count for count in in_details if not np.isnan(count)), written)
-    if not np.isnan(prompt):
-        return inclusive(prompt, read if np.isnan(cached) else cached, stored)
-    prompt = count_of(usage, "input_tokens")
-    if "cache_creation" in usage and "cache_creation_input_tokens" not in usage and not np.isnan(written):
-        usage = {**usage, "cache_creation_input_tokens": written}
-    if set(_APART) & set(usage) and np.isnan(details[1]):
-        # an absent count of one of the two is none of the prompt, and a null one is unknown
-        parts_of_prompt = (count for name, count in zip(_APART, (read, written), strict=True) if name in usage)
-        return Usage(prompt + sum(parts_of_prompt), read, written)
-    return inclusive(prompt, cached, stored)
-
-
-_MOST_DIGITS = 10  # of a count
-_APART = ("cache_read_input_tokens", "cache_creation_input_tokens")  # of which Anthropic's input_tokens has none
-_WRITTEN = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
-
-
-def _created(usage: Mapping[str, Any]) -> float:
-    """Return tokens that Anthropic wrote into a cache: their sum, or the sum of those by the time that they stay."""
-    total = count_of(usage, "cache_creation_input_tokens")
-    by_time = [count_of(usage.get("cache_creation"), f"ephemeral_{time}_input_tokens") for time in ("5m", "1h")]
-    known = [count for count in by_time if not np.isnan(count)]
-    return float(np.nanmax([total, sum(known)])) if known else total
-
-
-def inclusive(prompt: float, cached: float, created: float = np.nan) -> Usage:
-    """Return counts of which the first includes the others; parts beyond the prompt contradict that."""
-    if cached > prompt:
-        return NOT_REPORTED
-    return Usage(prompt, cached, np.nan if np.nansum((cached, created)) > prompt else created)
-
-
-def count_of(counts: Any, name: str) -> float:
-    """Return a count of an object, also from a text; NaN if it is missing or no possible number of tokens."""
-    value = counts.get(name) if isinstance(counts, dict) else None
-    if isinstance(value, str) and value.isdecimal() and len(value) <= _MOST_DIGITS:  # as databases export 64 bits
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31:
-        return np.nan
-    return float(value)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.logs.agents import REPEATED_CALLS, Call, output_of, read_sessions
-from spanlab.workloads.logs.bodies import check_block, count_of, inclusive
+from spanlab.workloads.logs.bodies import check_block
 from spanlab.workloads.logs.log import Ids
 from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
 from spanlab.workloads.logs.rows import BadFieldError, Row
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has, parse_object
+from spanlab.workloads.logs.usage import count_of, inclusive
 
 _ENVELOPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 #: Items that the model makes; `message` is one if its role is assistant.

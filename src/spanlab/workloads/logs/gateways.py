@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from spanlab.workloads.logs.bodies import OUTPUTS, count_of, is_body, usage_in, usage_of
+from spanlab.workloads.logs.bodies import is_body
 from spanlab.workloads.logs.log import Identity, Ids
 from spanlab.workloads.logs.observed import Usage
 from spanlab.workloads.logs.otel import tools_of
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFormat, folder_has
 from spanlab.workloads.logs.spans import SUFFIXES, Refuse, Span, body_of, divided, read_spans, unpacked
+from spanlab.workloads.logs.usage import OUTPUTS, count_of, usage_in, usage_of
 
 # ------------------------------------------------------------------------------
 # Langfuse: observations of traces; those of type GENERATION are calls of a model.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spanlab.workloads.logs.bodies import OUTPUTS, is_body, usage_in, usage_of
+from spanlab.workloads.logs.bodies import is_body
 from spanlab.workloads.logs.log import Entry, Identity, Ids, block_lengths
 from spanlab.workloads.logs.observed import NOT_REPORTED, UNKNOWN, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
@@ -30,8 +30,11 @@ from spanlab.workloads.logs.source import (
     lengths_only,
     parse_object,
 )
+from spanlab.workloads.logs.usage import OUTPUTS, has_server_tools, output_of_cloud, usage_in, usage_of
 
-_ANSWERS = ("response", "response.body")  # of which a proxy keeps a stream as a text
+_ANSWERS = ("response", "response.body")  # of which a proxy keeps a stream as a text or a list of events
+SERVER_TOOLS = "requests whose prompt counts results of tools that the server ran (toolUsePromptTokenCount)"
+FAILED_IN_BATCH = "requests of a batch that failed"
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".log")  # of the files of a folder
 PREFIXES = (
     "",
@@ -39,6 +42,7 @@ PREFIXES = (
     "params.",
     "request.",
     "request.body.",
+    "modelInput.",
 )  # prefixes of the request's fields in batch files and proxy logs
 
 
@@ -48,13 +52,13 @@ def openai() -> LogFormat:
     return LogFormat(
         looks_for="JSONL with messages, prompt, or model and input, or a folder of such files",
         recognises=lambda file: folder_has(file, _has_body, SUFFIXES),
-        read=_openai_read_entries,
+        read=read_bodies,
         ids=Ids.CONTENT,
         fields=("messages",),
     )
 
 
-def _body_of(row: Row) -> tuple[str, Mapping[str, Any] | None]:
+def body_in(row: Row) -> tuple[str, Mapping[str, Any] | None]:
     """Return the prefix of the body's fields and the body; None if the line has none."""
     for prefix in PREFIXES:
         body = row.get(prefix[:-1]) if prefix else row.fields
@@ -64,10 +68,11 @@ def _body_of(row: Row) -> tuple[str, Mapping[str, Any] | None]:
 
 
 def _has_body(row: dict[str, Any]) -> bool:
-    return _body_of(Row(row))[1] is not None
+    return body_in(Row(row))[1] is not None
 
 
-def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
+def read_bodies(file: LogFile) -> Iterator[Entry]:
+    """Yield the requests of a file, or of a folder by time; each line has the body of a request."""
     if not file.content.file.is_dir():
         yield from _bodies(BodyReader(file), file)
         return
@@ -84,34 +89,52 @@ def _openai_read_entries(file: LogFile) -> Iterator[Entry]:
 def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
     lines = RepeatedLines()
 
-    def parse(item: Any, line: int) -> Entry:
+    def parse(item: Any, line: int) -> Entry | None:
         row = parse_object(item, lines.loads)
         if row.get("message_mode") == "delta":
             raise BadFieldError("message_mode", "history, not delta: the new messages of a turn are not read")
-        prefix, body = _body_of(row)
+        prefix, body = body_in(row)
         if body is None:
             raise BadFieldError("messages", "a list of messages, or prompt as text or token ids, and it is missing")
-        keys, lengths, opens, prompt = reader.pieces(body, is_line=not prefix, repeats=lines.shares)
-        streamed = next((each for each in map(row.get, _ANSWERS) if isinstance(each, str)), None)
+        streamed = next((each for each in map(row.get, _ANSWERS) if isinstance(each, (str, list))), None)
         if streamed is not None and (usage := usage_in(streamed)) is not None:
             row = Row(row.fields | {"usage": usage})
+        usage = usage_of(row)
+        if np.isnan(usage.prompt) and _failed_in_batch(row):
+            file.set_aside(FAILED_IN_BATCH)
+            return None
+        if has_server_tools(row):
+            file.remark(SERVER_TOOLS)
+        keys, lengths, opens, prompt = reader.pieces(body, is_line=not prefix, repeats=lines.shares)
         return Entry(
             keys,
             lengths,
             line,
             row.seconds(*TIMES),
-            row.count(*OUTPUTS, "output_length", default=0),
+            row.count(*OUTPUTS, "output_length", default=output_of_cloud(row)),
             row.label("session_id", "conversation_id", "body.session_id"),
             row.label("tenant", "tenant_id") or row.label(*(f"{prefix}user" for prefix in PREFIXES)),
             opens,
             moments=moments_of(row),
-            usage=usage_of(row),
-            identity=identity_of(row, *PREFIXES),
-            record=record_of(row, "request_id", "response.id", "id", "custom_id"),
+            usage=usage,
+            identity=identity_of(row, *PREFIXES) or _model_of_answer(row),
+            record=record_of(row, "request_id", "response.id", "id", "custom_id", "response.responseId", "recordId"),
             prompt=prompt,
         )
 
     return file.parsed(parse)
+
+
+def _failed_in_batch(row: Row) -> bool:
+    """Return whether a line of a batch of Vertex AI or Bedrock says that its request failed."""
+    status = row.get("status") if "processed_time" in row.fields else None
+    return bool(status) or (row.get("modelInput") is not None and row.get("error") is not None)
+
+
+def _model_of_answer(row: Row) -> Identity:
+    """Return the model that answered a request to Gemini, whose body names none."""
+    model = row.get("response.modelVersion", "response.model_version", "modelVersion")
+    return (("model", model),) if isinstance(model, str) else ()
 
 
 # ------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.bodies import count_of
 from spanlab.workloads.logs.log import Ids
 from spanlab.workloads.logs.observed import Usage
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual
@@ -25,6 +24,7 @@ from spanlab.workloads.logs.spans import (
     read_spans,
     unpacked,
 )
+from spanlab.workloads.logs.usage import count_of
 
 #: Operations that are calls of a model; spans of others may hold the sums of their calls.
 _CALLS = ("chat", "text_completion", "generate_content", "completion", "responses", "message")

@@ -28,6 +28,7 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     agent_traces,
     agents,
     block_traces,
+    clouds,
     codex,
     formats,
     gateways,

@@ -15,9 +15,16 @@ from typing import Any, NamedTuple
 
 import orjson
 
-_LIST = re.compile(rb'"(?:messages|input)"\s*:\s*\[\s*(?=\{)')
+_LIST = re.compile(rb'"(?:messages|input|contents)"\s*:\s*\[\s*(?=\{)')
 _BETWEEN = re.compile(rb"\s*(?:(,)\s*|(\]))")
-_HOLDERS = ((), ("body",), ("params",), ("request",), ("request", "body"))  # where a body stands in its line
+_HOLDERS = (
+    (),
+    ("body",),
+    ("params",),
+    ("request",),
+    ("request", "body"),
+    ("modelInput",),
+)  # where a body stands in its line
 _CONVERSATIONS = 64  # of which the last line is in memory, since the next one may go on from it
 _BYTES_IN_MEMORY = 1 << 24
 _FIRST_MESSAGES = 16  # in memory: rules that conversations have in common
@@ -60,7 +67,7 @@ class RepeatedLines:
             holder = value
             for key in path:
                 holder = holder.get(key) if isinstance(holder, dict) else None
-            for key in ("messages", "input") if isinstance(holder, dict) else ():
+            for key in ("messages", "input", "contents") if isinstance(holder, dict) else ():
                 if holder.get(key) == [self._mark]:
                     holder[key] = messages
                     return value  # type: ignore[no-any-return]

@@ -154,7 +154,7 @@ def actual(value: object) -> str:
 
 #: Fields that name what a server caches apart, by the part of an identity that they are.
 _IDENTITY: dict[str, tuple[str, ...]] = {
-    "model": ("model", "model_name"),
+    "model": ("model", "model_name", "modelId"),
     "adapter": ("lora_name", "lora_path", "lora_request.lora_name", "lora_id", "adapter", "adapter_name"),
     "salt": ("cache_salt", "salt", "extra_key"),
     "rank": ("data_parallel_rank", "dp_rank"),

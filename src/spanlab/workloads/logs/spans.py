@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from spanlab.workloads.logs.bodies import as_json, inclusive
+from spanlab.workloads.logs.bodies import as_json
 from spanlab.workloads.logs.log import Entry, Identity, hash_name
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual
 from spanlab.workloads.logs.source import LogFile, parse_object
+from spanlab.workloads.logs.usage import inclusive
 
 SUFFIXES = (".json", ".jsonl")  # of the files of a folder
 REPEATED = "spans that repeat an earlier one"
@@ -39,6 +40,7 @@ class Span:
     `start`  seconds, `end` and `first_token` NaN if unknown
     `kind`   what it is about, if it is no call
     `body`   returns the body of its request; None: the log does not have it
+    `missing`  what such a request is called
     """
 
     path: str
@@ -57,6 +59,7 @@ class Span:
     output: float = 0.0
     identity: Identity = ()
     body: Callable[[], Mapping[str, Any] | None] = lambda: None
+    missing: str = WITHHELD
 
 
 #: Returns the spans of an item of a file; a span with an invalid field is refused through the last argument.
@@ -186,7 +189,7 @@ class _Requests:
         if body is not None:
             keys, lengths, opens, prompt = self._reader.pieces(body, is_line=False)
         elif not np.isnan(span.usage.prompt):
-            self._file.unread.leave(WITHHELD, 0)
+            self._file.unread.leave(span.missing, 0)
             self._file.unread.withhold()
             keys = np.array([hash_name(("withheld", self._number))], dtype=np.int64)
             lengths, opens, prompt = np.array([int(span.usage.prompt)], dtype=np.int64), (), None

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from spanlab.workloads.logs.bodies import OUTPUTS, as_json, usage_of
+from spanlab.workloads.logs.bodies import as_json
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has, has_row, head_rows, parse_object
 from spanlab.workloads.logs.spans import message_of, unpacked
+from spanlab.workloads.logs.usage import OUTPUTS, usage_of
 
 
 @dataclass
