@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from spanlab.workloads.logs.observed import BYTES_PER_TOKEN, NOT_REPORTED, Momen
 from spanlab.workloads.logs.rendering import UNKNOWN_TOKENS, BodyReader
 from spanlab.workloads.logs.rows import BadFieldError, Row
 from spanlab.workloads.logs.source import FOLDER, LOG_FORMATS, LogFile, LogFormat, by_time, folder_has, parse_object
-from spanlab.workloads.logs.usage import usage_of
+from spanlab.workloads.logs.usage import counted, output_in
 
 FRONT = "system prompt and tools, which the log does not have"
 UNSEEN = (
@@ -149,6 +149,11 @@ REPEATED_CALLS = "calls that another file has too"
 SUBAGENTS = (
     "calls of subagents are in files of their own: the folder of the session's file, given as log, has all of them"
 )
+DIFFERENT = "runs whose result line differs from the sum of their calls"
+FIRST_DIFFERENT = "the first result line that differs from the sum of its calls is"
+OUTPUT_BEFORE = "; lines of a message have its output as it was when they were written"
+MISSING_CALLS = "; the log may lack calls, such as those of subagents or of small models"
+_OF_RUN = ("usage", "modelUsage")
 NO_PARENT = "messages whose parent is not in the log: the history before them is unknown"
 
 
@@ -169,7 +174,7 @@ def _is_claude_code(row: dict[str, Any]) -> bool:
     kind, has_name = row.get("type"), isinstance(row.get("sessionId"), str)
     if kind in _SPEAKERS:
         return isinstance(row.get("message"), dict) and (has_name or isinstance(row.get("session_id"), str))
-    if kind == "system" and "subtype" in row:
+    if kind in ("system", "result") and "subtype" in row:
         return has_name or isinstance(row.get("session_id"), str)
     is_other = isinstance(kind, str) and _OTHER_TYPE.fullmatch(kind) is not None and has_name and not is_body(row)
     return is_other or (kind, True) in (("summary", "leafUuid" in row), ("file-history-snapshot", "snapshot" in row))
@@ -217,6 +222,20 @@ class _Message:
             self.usage = usage
 
 
+@dataclass(frozen=True)
+class _Run:
+    """The line at the end of a run of `claude -p`, whose usage is a sum of calls.
+
+    `usage`   of the calls of the session itself since the run before; older versions count from its beginning
+    `models`  by model, of all calls since the beginning of the session
+    """
+
+    line: int
+    session: str
+    usage: Mapping[str, Any]
+    models: Mapping[str, Any]
+
+
 class _Tree:
     """Lines of a file by uuid, messages of the model by id, and results of tools by the id of their call."""
 
@@ -227,6 +246,9 @@ class _Tree:
         self._latest: dict[str, _Message] = {}
         self.messages: dict[object, _Message] = {}
         self.results: dict[str, list[_Node]] = {}
+        self.runs: list[_Run] = []
+        self._streaming: dict[tuple[str, str | None], str] = {}
+        self._streamed: dict[str, dict[str, Any]] = {}
         self.without_parent: set[_Node] = set()
 
     def add(self, row: Row, line: int) -> None:
@@ -254,12 +276,37 @@ class _Tree:
             node.role, node.content = "user", [{"type": "attachment", "attachment": row.get("attachment")}]
         elif not is_message:
             self._file.set_aside(f"lines of the type {kind}{_subtype(row)}")
+            if kind == "result":
+                usage, models = (value if isinstance(value, dict) else {} for value in map(row.get, _OF_RUN))
+                self.runs.append(_Run(line, session, usage, models))
+            elif kind == "stream_event":
+                self._stream(row, branch)
         elif message.get("model") == _SYNTHETIC or row.get("isApiErrorMessage"):
             self._file.set_aside(SYNTHETIC)
         elif row.get("isVisibleInTranscriptOnly") and not node.is_first:
             self._file.set_aside("messages that only the transcript shows")
         else:
             self._add_message(row, message, node, branch)
+
+    def _stream(self, row: Row, branch: tuple[str, str | None]) -> None:
+        """Take an event of a stream: the end of a message has its final output."""
+        name, usage = row.get("event.message.id"), row.get("event.usage")
+        if isinstance(name, str):
+            self._streaming[branch] = name
+        if row.get("event.type") == "message_delta" and isinstance(usage, dict) and branch in self._streaming:
+            known = {key: count for key, count in usage.items() if count is not None}
+            self._streamed[self._streaming[branch]] = known
+
+    def close(self) -> None:
+        """Give messages their final usage, and compare the sums of runs with those of their calls."""
+        for name, usage in self._streamed.items():
+            if (message := self._latest.get(name)) is not None:
+                message.report({**message.usage, **usage})
+        for problem in _differences(self.runs, list(self.messages.values())):
+            self._file.remark(DIFFERENT)
+            if not any(note.startswith(FIRST_DIFFERENT) for note in self._file.notes):
+                name = self._file.path.name
+                self._file.notes.append(f"{FIRST_DIFFERENT} in {name}, {problem}")
 
     def _parent(self, row: Row, node: _Node, branch: tuple[str, str | None]) -> _Node | None:
         if "parentUuid" not in row.fields:  # the output stream of `claude -p` is a single branch
@@ -311,7 +358,7 @@ class _Tree:
         first, last = message.nodes[0], message.nodes[-1]
         chain = _chain(first.parent)
         oldest = chain[0] if chain else first
-        usage = usage_of(Row({"usage": message.usage}))
+        usage = counted(message.usage)
         if oldest in self.without_parent and not oldest.is_first:
             self._file.set_aside(NO_PARENT)
         name = message.session if message.agent is None else f"{message.session}/{message.agent}"
@@ -355,6 +402,43 @@ class _Tree:
         return messages
 
 
+def _differences(runs: list[_Run], messages: list[_Message]) -> Iterator[str]:
+    """Yield a sentence for each run whose counts are not the sum of its calls."""
+    begin: dict[str, int] = {}
+    for number, run in enumerate(runs):
+        own = [each for each in messages if each.session == run.session and each.nodes[0].line < run.line]
+        main = [each for each in own if each.agent is None]
+        since = [each for each in main if each.nodes[0].line > begin.get(run.session, 0)]
+        begin[run.session] = run.line
+        is_last = run.session not in {later.session for later in runs[number + 1 :]}
+        models = [counts for counts in run.models.values() if isinstance(counts, dict)]
+        if models and is_last:  # the sums by model include subagents, and are of the whole session
+            total, calls = _total(models), own
+        else:
+            total = _total([run.usage])
+            calls = main if _total([each.usage for each in main]) == total else since
+        counted_ones = _total([each.usage for each in calls])
+        if total != counted_ones:
+            only_output = total[:-1] == counted_ones[:-1]
+            yield (
+                f"line {run.line}: it counts {_named(total)}, and its {len(calls):,} calls in the log "
+                f"{_named(counted_ones)}{OUTPUT_BEFORE if only_output else MISSING_CALLS}"
+            )
+
+
+def _total(usages: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return fresh, cached, created and output tokens of several usages."""
+    total = np.zeros(4)
+    for usage in usages:
+        prompt, cached, created = np.nan_to_num(counted(usage))
+        total += [prompt - cached - created, cached, created, np.nan_to_num(output_in(usage))]
+    return tuple(total.astype(int).tolist())
+
+
+def _named(total: tuple[int, ...]) -> str:
+    return "{:,} fresh, {:,} cached, {:,} created and {:,} output tokens".format(*total)
+
+
 def _chain(node: _Node | None) -> list[_Node]:
     """Return the lines up to a line, from the root of its tree or from the summary that took the place of a history."""
     chain = []
@@ -395,6 +479,7 @@ def _claude_code_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
     tree = _Tree(file)
     for _ in file.parsed(lambda item, line: tree.add(parse_object(item), line), counts=False):
         pass
+    tree.close()
     calls = []
     for key, message in tree.messages.items():
         if key in seen:

@@ -11,11 +11,11 @@ import numpy as np
 from spanlab.workloads.logs.bodies import is_body, is_gemini
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import Usage
-from spanlab.workloads.logs.openai import SUFFIXES, body_in, read_bodies
+from spanlab.workloads.logs.openai import SUFFIXES, body_in, read_bodies, with_json
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has
 from spanlab.workloads.logs.spans import Refuse, Span, read_spans, unpacked
-from spanlab.workloads.logs.usage import OUTPUTS, cloud_output, count_of, counted, first_count, usage_in
+from spanlab.workloads.logs.usage import count_of, counted, output_in, usage_in
 
 # ------------------------------------------------------------------------------
 # Gemini: bodies of generateContent, alone, with their answers, or in lines of a batch.
@@ -35,7 +35,7 @@ def gemini() -> LogFormat:
 
 
 def _has_contents(row: dict[str, Any]) -> bool:
-    body = body_in(Row(row))[1]
+    body = body_in(with_json(Row(row)))[1]
     return body is not None and is_gemini(body) and body.get("messages") is None
 
 
@@ -84,7 +84,7 @@ def _records_in(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _has_converse(row: dict[str, Any]) -> bool:
-    prefix, body = body_in(Row(row))
+    prefix, body = body_in(with_json(Row(row)))
     if body is None:
         return False
     if prefix == "modelInput." or any(key in body for key in _OF_CONVERSE):
@@ -138,14 +138,9 @@ def _invocation(row: Row) -> Span:
 
 def _counts_of(row: Row, usage: Any) -> tuple[Usage, float]:
     """Return the counts of a record, which its answer may repeat; cached and created tokens stand beside the input."""
-    usage = usage if isinstance(usage, dict) else {}
     entered, answered = (unpacked(row.get(side)) for side in ("input", "output"))
-    entered = entered if isinstance(entered, dict) else {}
-    output = first_count(answered, "outputTokenCount")
-    if np.isnan(output):
-        named = (count_of(usage, name.rpartition(".")[2]) for name in OUTPUTS)
-        output = next((count for count in named if not np.isnan(count)), cloud_output(usage))
-    reported = counted(usage)
+    output = count_of(answered, "outputTokenCount")
+    output, reported = output_in(usage) if np.isnan(output) else output, counted(usage)
     names = ("inputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount")
     counts = {name: count for name in names if not np.isnan(count := count_of(entered, name))}
     if "inputTokenCount" not in counts:

@@ -1,10 +1,10 @@
-"""Calls of models as tracers and gateways export them: Langfuse and LiteLLM."""
+"""Calls of models as tracers and gateways export them: Langfuse, LiteLLM, Helicone, Portkey, OpenRouter, SageMaker."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from spanlab.workloads.logs.otel import tools_of
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFormat, folder_has
 from spanlab.workloads.logs.spans import SUFFIXES, Refuse, Span, body_of, divided, read_spans, unpacked
-from spanlab.workloads.logs.usage import OUTPUTS, count_of, usage_in, usage_of
+from spanlab.workloads.logs.usage import count_of, counted, inclusive, output_in, usage_in, usage_of
 
 # ------------------------------------------------------------------------------
 # Langfuse: observations of traces; those of type GENERATION are calls of a model.
@@ -307,6 +307,192 @@ def _is_withheld(value: Any) -> bool:
 
 
 # ------------------------------------------------------------------------------
+# Helicone: rows of its query interface, which its export tool writes, the newest first.
+# ------------------------------------------------------------------------------
+
+_OWN_CACHE = "00000000-0000-0000-0000-000000000000"  # reference of a request that Helicone's cache did not answer
+_SESSIONS = ("Helicone-Session-Id", "helicone-session-id")
+
+
+@LOG_FORMATS.register("helicone")
+def helicone() -> LogFormat:
+    """One request per line or item, with its prompt if the export has bodies."""
+    return LogFormat(
+        looks_for="JSON of Helicone: request_id, request_created_at and request_body or prompt_tokens",
+        recognises=lambda file: folder_has(file, _is_helicone, SUFFIXES),
+        read=read_spans(partial(_listed, parse=_helicone), NESTED),
+        ids=Ids.CONTENT,
+        fields=("request_id", "request_created_at", "request_body"),
+        marks=(frozenset({"request_created_at", "response_status"}),),
+    )
+
+
+def _is_helicone(row: dict[str, Any]) -> bool:
+    content = {"request_body", "prompt_tokens", "signed_body_url"}
+    return any("request_created_at" in each and bool(content & each.keys()) for each in _page(row))
+
+
+def _page(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the items of a page of an interface, or a row that is none."""
+    page = row.get("data")
+    if isinstance(page, list):
+        return [item for item in page if isinstance(item, dict)]
+    return [page if isinstance(page, dict) else dict(row)]
+
+
+def _listed(row: Row, refuse: Refuse, *, parse: Callable[[Row], Span]) -> Iterator[Span]:
+    """Yield the calls of a row or of a page."""
+    for index, item in enumerate(_page(row.fields)):
+        try:
+            yield parse(Row(item))
+        except BadFieldError as error:
+            refuse(f"data[{index}].{error}" if "data" in row.fields else str(error))
+
+
+def _helicone(row: Row) -> Span:
+    name, path = row.label("request_id", "response_id"), str(row.get("request_path", "target_url") or "")
+    start, end = row.seconds("request_created_at"), row.seconds("response_created_at")
+    wait, first = row.duration("delay_ms", "latency", scale=1e-3), row.duration("time_to_first_token", scale=1e-3)
+    properties = unpacked(row.get("request_properties", "properties"))
+    properties = Row(properties if isinstance(properties, dict) else {})
+    session, status = properties.label(*_SESSIONS), row.get("response_status")
+    span = Span(
+        "",
+        "",
+        None if name is None else str(name),
+        None,
+        start,
+        start + wait if end is None and start is not None and wait is not None else np.nan if end is None else end,
+        not any(f"/{word}" in path for word in _NO_PROMPT),
+        kind=path.rpartition("/")[2] or "other",
+        failed=isinstance(status, (int, float)) and not 200 <= status < 400,
+    )
+    if row.get("cache_reference_id") not in (None, "", _OWN_CACHE):
+        span.is_call, span.kind = False, "answered by Helicone's own cache"
+    if not span.is_call:
+        return span
+    span.first_token = np.nan if not first or start is None else start + first
+    span.session = None if session is None else str(session)
+    span.tenant = row.label("request_user_id", "helicone_user", "user_id")
+    model = row.label("response_model", "model", "request_model", "model_override")
+    span.identity = () if not model else (("model", model),)
+    span.usage, span.output = _helicone_counts(row)
+    span.body = partial(_stored_body, row, "request_body")
+    return span
+
+
+def _helicone_counts(row: Row) -> tuple[Usage, float]:
+    """Return the counts in the provider's answer, or else those of the row, whose prompt excludes cached tokens."""
+    usage = usage_in(unpacked(row.get("response_body")))
+    output = count_of(row.fields, "completion_tokens")
+    if not np.isnan((reported := counted(usage)).prompt):
+        of_answer = output_in(usage)
+        return reported, output if np.isnan(of_answer) else of_answer
+    names = ("prompt_tokens", "prompt_cache_read_tokens", "prompt_cache_write_tokens")
+    prompt, cached, created = (count_of(row.fields, name) for name in names)
+    return divided(prompt, cached, created, output, np.nan, includes=False)
+
+
+def _stored_body(row: Row, name: str) -> dict[str, Any] | None:
+    """Return the body of a request that a gateway stored; None if it stored a message about it."""
+    body = unpacked(row.get(name))
+    if not isinstance(body, dict) or body.keys() <= {"helicone_message"}:
+        return None
+    return body if is_body(body) else body_of(body)
+
+
+# ------------------------------------------------------------------------------
+# Portkey: an export of logs, one line per request. OpenRouter: records of generations, which have
+# counts and no prompts.
+# ------------------------------------------------------------------------------
+
+
+@LOG_FORMATS.register("portkey")
+def portkey() -> LogFormat:
+    """One request per line, with its prompt if the export has the column `request`."""
+    return LogFormat(
+        looks_for="JSONL of Portkey: created_at, ai_model and req_units or request",
+        recognises=lambda file: folder_has(file, _is_portkey, SUFFIXES),
+        read=read_spans(partial(_listed, parse=_portkey), NESTED),
+        ids=Ids.CONTENT,
+        fields=("created_at", "req_units", "ai_model"),
+    )
+
+
+def _is_portkey(row: dict[str, Any]) -> bool:
+    return any("created_at" in each and {"req_units", "ai_model"} & each.keys() for each in _page(row))
+
+
+def _portkey(row: Row) -> Span:
+    name, session = row.label("id"), row.label("trace_id")
+    start, wait = row.seconds("created_at"), row.duration("response_time", scale=1e-3)
+    status, path = row.get("response_status_code"), str(row.get("request_url") or "")
+    span = Span(
+        "",
+        "",
+        None if name is None else str(name),
+        None,
+        start,
+        np.nan if start is None or wait is None else start + wait,
+        not any(f"/{word}" in path for word in _NO_PROMPT),
+        kind=path.rpartition("/")[2] or "other",
+        failed=str(row.get("is_success")).lower() in ("0", "false") or (isinstance(status, int) and status >= 400),
+    )
+    if str(row.get("cache_status")).upper() in ("HIT", "SEMANTIC HIT"):
+        span.is_call, span.kind = False, "answered by Portkey's own cache"
+    if not span.is_call:
+        return span
+    span.session = None if session is None else str(session)
+    metadata = unpacked(row.get("metadata"))
+    span.tenant = Row(metadata if isinstance(metadata, dict) else {}).label("_user", "user")
+    model = row.label("ai_model")
+    span.identity = () if not model else (("model", model),)
+    answer = _portkey_side(row, "response")
+    usage = usage_in(answer)
+    span.usage, span.output = counted(usage), output_in(usage)
+    if np.isnan(span.usage.prompt):
+        span.usage, span.output = Usage(count_of(row.fields, "req_units")), count_of(row.fields, "res_units")
+    span.body = lambda: _stored_body(Row({"body": _portkey_side(row, "request")}), "body")
+    return span
+
+
+def _portkey_side(row: Row, side: str) -> Any:
+    """Return the body of a request or response, which stands in a column of its own, or beside its headers."""
+    value = unpacked(row.fields.get(f"{side}.body", row.get(side)))
+    inner = unpacked(value.get("body")) if isinstance(value, dict) else None
+    return value if inner is None else inner
+
+
+@LOG_FORMATS.register("openrouter")
+def openrouter() -> LogFormat:
+    """One record of a generation per line, as the interface of OpenRouter returns them."""
+    return LogFormat(
+        looks_for="JSON of OpenRouter: native_tokens_prompt and native_tokens_cached",
+        recognises=lambda file: folder_has(file, _is_openrouter, SUFFIXES),
+        read=read_spans(partial(_listed, parse=_openrouter), NESTED),
+        ids=Ids.CONTENT,
+        fields=("native_tokens_prompt", "created_at"),
+    )
+
+
+def _is_openrouter(row: dict[str, Any]) -> bool:
+    return any("native_tokens_prompt" in each for each in _page(row))
+
+
+def _openrouter(row: Row) -> Span:
+    name, session = row.label("id"), row.label("session_id")
+    span = Span("", "", None if name is None else str(name), None, row.seconds("created_at"), is_call=True)
+    span.failed = row.get("cancelled") is True
+    span.session = None if session is None else str(session)
+    span.tenant = row.label("external_user")
+    model = row.label("model")
+    span.identity = () if not model else (("model", model),)
+    span.usage = inclusive(*(count_of(row.fields, f"native_tokens_{name}") for name in ("prompt", "cached")))
+    span.output = count_of(row.fields, "native_tokens_completion")
+    return span
+
+
+# ------------------------------------------------------------------------------
 # SageMaker's data capture: input and output of an endpoint as texts, in JSON or base64.
 # ------------------------------------------------------------------------------
 
@@ -329,9 +515,7 @@ def _is_capture(row: dict[str, Any]) -> bool:
 
 
 def _captures_of(row: Row, refuse: Refuse) -> Iterator[Span]:
-    answer = _captured(row, "endpointOutput")
-    reported = Row({"usage": usage_in(answer)})
-    output = reported.get(*OUTPUTS)
+    usage = usage_in(_captured(row, "endpointOutput"))
     name = row.label("eventMetadata.eventId")
     yield Span(
         "",
@@ -340,8 +524,8 @@ def _captures_of(row: Row, refuse: Refuse) -> Iterator[Span]:
         None,
         row.seconds("eventMetadata.inferenceTime"),
         is_call=True,
-        usage=usage_of(reported),
-        output=float(output) if isinstance(output, int) else 0.0,
+        usage=counted(usage),
+        output=output_in(usage),
         body=partial(_request_in, row),
     )
 

@@ -30,9 +30,11 @@ from spanlab.workloads.logs.source import (
     lengths_only,
     parse_object,
 )
+from spanlab.workloads.logs.spans import unpacked
 from spanlab.workloads.logs.usage import OUTPUTS, has_server_tools, output_of_cloud, usage_in, usage_of
 
-_ANSWERS = ("response", "response.body")  # of which a proxy keeps a stream as a text or a list of events
+#: Answers, of which a proxy keeps a stream as a text or a list of events.
+_ANSWERS = ("response", "response.body", "full_response")
 SERVER_TOOLS = "requests whose prompt counts results of tools that the server ran (toolUsePromptTokenCount)"
 FAILED_IN_BATCH = "requests of a batch that failed"
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".log")  # of the files of a folder
@@ -43,6 +45,7 @@ PREFIXES = (
     "request.",
     "request.body.",
     "modelInput.",
+    "full_request.",
 )  # prefixes of the request's fields in batch files and proxy logs
 
 
@@ -58,6 +61,15 @@ def openai() -> LogFormat:
     )
 
 
+_JSON = ("request", "response", "body", "full_request", "full_response")
+
+
+def with_json(row: Row) -> Row:
+    """Return a row whose request and answer may be JSON inside texts, as tables export them."""
+    held = {name: unpacked(row.fields[name]) for name in _JSON if isinstance(row.fields.get(name), str)}
+    return Row(row.fields | held) if held else row
+
+
 def body_in(row: Row) -> tuple[str, Mapping[str, Any] | None]:
     """Return the prefix of the body's fields and the body; None if the line has none."""
     for prefix in PREFIXES:
@@ -68,7 +80,7 @@ def body_in(row: Row) -> tuple[str, Mapping[str, Any] | None]:
 
 
 def _has_body(row: dict[str, Any]) -> bool:
-    return body_in(Row(row))[1] is not None
+    return body_in(with_json(Row(row)))[1] is not None
 
 
 def read_bodies(file: LogFile) -> Iterator[Entry]:
@@ -90,7 +102,7 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
     lines = RepeatedLines()
 
     def parse(item: Any, line: int) -> Entry | None:
-        row = parse_object(item, lines.loads)
+        row = with_json(parse_object(item, lines.loads))
         if row.get("message_mode") == "delta":
             raise BadFieldError("message_mode", "history, not delta: the new messages of a turn are not read")
         prefix, body = body_in(row)

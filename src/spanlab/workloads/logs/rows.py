@@ -14,7 +14,7 @@ from spanlab.workloads.logs.log import LONGEST_S, Identity, Ints, hash_name
 from spanlab.workloads.logs.observed import Moments
 
 #: Fields with the arrival of a request; proxies write startTime, and where that is missing, endTime is the nearest.
-TIMES = ("timestamp", "startTime", "start_time", "created", "created_at", "time", "ts", "endTime")
+TIMES = ("timestamp", "startTime", "start_time", "created", "created_at", "time", "ts", "endTime", "logging_time")
 _LARGEST_COUNT = np.iinfo(np.int32).max
 _MOST_DIGITS = 99  # int() refuses strings of thousands of digits
 #: Ranges of dates as milliseconds, microseconds and nanoseconds since 1970, from 2001 on.
@@ -117,7 +117,7 @@ class Row:
                 scale = next((unit for unit, (least, end) in _EPOCHS.items() if least <= number < end), scale)
             return number * scale
         try:
-            date = datetime.fromisoformat(value.strip())
+            date = datetime.fromisoformat(value.strip().removesuffix(" UTC"))  # as BigQuery writes it
             return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
         except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not every value is a text
             raise BadFieldError(names[0], f"a number or a date{actual(value)}") from error

@@ -40,6 +40,7 @@ _BOM = b"\xef\xbb\xbf"
 _HEAD = 1 << 16  # bytes by which a format is recognised
 _PACKED = ("", ".gz", ".bz2", ".xz", ".zst")  # endings of compressed files in a folder
 _TRIED_FILES = 20  # of a folder, to recognise its format
+_NAMED_FILES = 5  # in the note about bad lines of a folder
 _ARRAY = re.compile(rb"\[\s*(\{|\]|\Z)")
 
 
@@ -60,6 +61,7 @@ class LogFile:
     `counters`       the server's own counters, if the log has readings of them
     `bodies`         BodyOptions, by which the bodies of requests are rendered; None: by default
     `prompts`        Prompts, to which the prompts of bodies are written; None: they are not wanted
+    `folder`         the folder whose files are read as one log, of which this is one; None if it is none
     """
 
     path: Path
@@ -75,7 +77,9 @@ class LogFile:
     counters: Counters = field(default_factory=Counters)
     bodies: Any = None
     prompts: Any = None
+    folder: Path | None = None
     _bad: dict[str, str] = field(default_factory=dict)  # by field: what bad lines are called, with the first of them
+    _bad_files: Counter[str] = field(default_factory=Counter)
     _aside: Counter[str] = field(default_factory=Counter)
     _remarks: Counter[str] = field(default_factory=Counter)
 
@@ -106,7 +110,8 @@ class LogFile:
             return [self]
         names = tuple(suffix + packed for suffix in suffixes for packed in _PACKED)
         paths = sorted(path for path in self.content.file.rglob("*") if path.name.endswith(names) and path.is_file())
-        return [replace(self, path=path, content=Content(path)) for path in paths]
+        folder = self.content.file
+        return [replace(self, path=path, content=Content(path), folder=folder) for path in paths]
 
     @cached_property
     def head(self) -> bytes:
@@ -192,8 +197,14 @@ class LogFile:
             position = f":{line}" if is_line else f": item {line}"
             raise ValueError(f"{self.path}{position}: {problem}; workload.log.bad_lines=skip skips such lines")
         kind = re.sub(r"\[\d+\]", "[]", problem.partition(":")[0])
-        first = f"bad lines ({kind}, first in {'line' if is_line else 'item'} {line})"
-        self.unread.leave(self._bad.setdefault(kind, first), size)
+        place = f"{'line' if is_line else 'item'} {line}"
+        if self.folder is not None:
+            name = str(self.path.relative_to(self.folder))
+            self._bad_files[name] += 1
+            place += f" of {name}"
+        elif self.content.file.is_dir():
+            place = f"request {line}"
+        self.unread.leave(self._bad.setdefault(kind, f"bad lines ({kind}, first in {place})"), size)
 
     def set_aside(self, what: str, count: int = 1) -> None:
         """Count rows that are valid, but no part of any prompt; `what` is a plural."""
@@ -221,6 +232,7 @@ class LogFile:
             self.prompts.clear()
         self.counters = Counters()
         self._bad.clear()
+        self._bad_files.clear()
         self._aside.clear()
         self._remarks.clear()
 
@@ -228,7 +240,16 @@ class LogFile:
         """Return the notes of the formats, and what was set aside or left out."""
         aside = (f"not counted: {number:,} {what}" for what, number in self._aside.items())
         remarks = (f"{number:,} {what}" for what, number in self._remarks.items())
-        return (*dict.fromkeys(self.notes), *remarks, *aside, *self.unread.notes())
+        return (*dict.fromkeys(self.notes), *remarks, *aside, *self.unread.notes(), *self._bad_lines_by_file())
+
+    def _bad_lines_by_file(self) -> tuple[str, ...]:
+        """Return the note about bad lines of the files of a folder, those with most of them first."""
+        if not self._bad_files:
+            return ()
+        named = [f"{name} ({number:,})" for name, number in self._bad_files.most_common(_NAMED_FILES)]
+        rest = self._bad_files.total() - sum(number for _, number in self._bad_files.most_common(_NAMED_FILES))
+        others = f" and {len(self._bad_files) - len(named):,} other files ({rest:,})" if rest else ""
+        return (f"bad lines by file: {', '.join(named)}{others}",)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
 from spanlab.workloads.logs.rows import Row
 
 _PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "message.usage", "response.message.usage")
-_PLACES += ("modelOutput.usage",)
-_GEMINI = tuple(f"{path}{name}" for name in ("usageMetadata", "usage_metadata") for path in ("", "response."))
+_PLACES += ("modelOutput.usage", "full_response.usage")
+_AROUND = ("", "response.", "response.body.", "full_response.")
+_GEMINI = tuple(f"{path}{name}" for name in ("usageMetadata", "usage_metadata") for path in _AROUND)
 _SGLANG = ("meta_info", "response.meta_info", "out.meta_info")
 _FLAT = ("prompt_tokens", "input_tokens")
 _OUTPUT_NAMES = ("completion_tokens", "output_tokens")
@@ -40,8 +41,7 @@ def usage_of(row: Row) -> Usage:
 
 def output_of_cloud(row: Row) -> int:
     """Return the output that Gemini or Bedrock reports, whose names `OUTPUTS` does not have; 0 if none is."""
-    counts = _reported(row)
-    return 0 if counts is None else int(np.nan_to_num(cloud_output(counts)))
+    return int(np.nan_to_num(output_in(_reported(row))))
 
 
 def has_server_tools(row: Row) -> bool:
@@ -95,8 +95,10 @@ def _events(answer: Any) -> Iterator[dict[str, Any]]:
         yield from (event for event in answer if isinstance(event, dict))
 
 
-def counted(usage: Mapping[str, Any]) -> Usage:
+def counted(usage: Any) -> Usage:
     """Return the counts of an object `usage`, as any server writes it."""
+    if not isinstance(usage, dict):
+        return NOT_REPORTED
     if any(name in usage for name in _GEMINI_PROMPT):
         return _of_gemini(usage)
     if any(name in usage for name in _BEDROCK_PROMPT) and "input_tokens" not in usage:
@@ -189,10 +191,10 @@ def _of_bedrock(usage: Mapping[str, Any]) -> Usage:
     return Usage(prompt + float(np.nansum((read, written))), read, written)
 
 
-def cloud_output(usage: Mapping[str, Any]) -> float:
-    """Return the output tokens that Gemini or Bedrock reports, with thoughts; NaN if none are reported."""
-    if not any(name in usage for name in _GEMINI_PROMPT):
-        return first_count(usage, *_BEDROCK_OUTPUT)
+def output_in(usage: Any) -> float:
+    """Return the output tokens of an object `usage`, with thoughts; NaN if none are reported."""
+    if not isinstance(usage, dict) or not any(name in usage for name in _GEMINI_PROMPT):
+        return first_count(usage, *_OUTPUT_NAMES, *_BEDROCK_OUTPUT)
     names = (_GEMINI_PROMPT, _GEMINI_TOOLS, _GEMINI_ANSWER, _GEMINI_THOUGHTS, _GEMINI_TOTAL)
     prompt, of_tools, answer, thoughts, total = (float(np.nan_to_num(first_count(usage, *each))) for each in names)
     is_inside = total == prompt + of_tools + answer
