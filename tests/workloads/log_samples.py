@@ -13,6 +13,14 @@ import pyarrow
 from pyarrow import parquet
 
 from .agent_samples import claude_session, codex_session
+from .cloud_samples import (
+    converse_lines,
+    gemini_lines,
+    helicone_lines,
+    invocations,
+    openrouter_lines,
+    portkey_lines,
+)
 from .span_samples import langfuse_lines, litellm_lines, otel_lines
 
 FIRST = [*range(32), *range(100, 108)]
@@ -303,6 +311,12 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
             for number, tokens in enumerate((40, 48))
         )
     ),
+    "gemini": lambda: lines(*gemini_lines(plain=True)),
+    "bedrock": lambda: lines(*converse_lines(plain=True)),
+    "bedrock invocations": lambda: lines(*invocations(plain=True)),
+    "helicone": lambda: lines(*helicone_lines()),
+    "portkey": lambda: lines(*portkey_lines()),
+    "openrouter": lambda: lines(*openrouter_lines()),
     "openai document": lambda: json.dumps([{"prompt": FIRST}, {"prompt": SECOND}], indent=1).encode(),
 }
 

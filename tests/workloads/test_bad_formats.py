@@ -210,6 +210,8 @@ _IDS: dict[str, Callable[[int], dict[str, Any]]] = {
 } | dict.fromkeys(
     ("claude_code", "codex", "otel", "langfuse", "litellm", "sagemaker", "sharegpt", "tracelab lines"), lambda _: {}
 )
+_IDS |= {"gemini": lambda number: {"response": {"responseId": f"r{number}"}}}
+_IDS |= dict.fromkeys(("bedrock invocations", "helicone", "portkey", "openrouter"), lambda _: {})
 
 
 @pytest.mark.parametrize("name", _IDS)
@@ -382,3 +384,20 @@ def test_folder_of_bodies_is_one_log_by_time(tmp_path: Path):
     write_lines(folder / "c.jsonl", rows[0] | {"time": 99}, {"messages": 5})
     with pytest.raises(ValueError, match=r"c\.jsonl:2: messages: expected a list"):
         read_log(folder, LogSettings())
+
+
+def test_bad_lines_of_a_folder_are_counted_by_file(tmp_path: Path):
+    rows, bad = openai_rows(), {"messages": 5, "time": 0}
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    write_lines(folder / "a.jsonl", rows[0], bad, bad)
+    write_lines(folder / "inner" / "b.jsonl", rows[1], bad)
+    log = read_log(folder, LogSettings(bad_lines="skip"))
+    assert log.requests == 2
+    assert "bad lines by file: a.jsonl (2), inner/b.jsonl (1)" in log.notes
+    assert any("bad lines (messages, first in line 2 of a.jsonl) (3 times" in note for note in log.notes)
+    for number in range(6):
+        write_lines(folder / f"c{number}.jsonl", rows[0], bad)
+    notes = read_log(folder, LogSettings(bad_lines="skip")).notes
+    [note] = [note for note in notes if note.startswith("bad lines by file: a.jsonl (2), ")]
+    assert note.endswith(" and 3 other files (3)")

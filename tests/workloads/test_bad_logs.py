@@ -58,6 +58,8 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "codex": {"timestamp": 1, "type": "later", "payload": {}, "prompt": "a text"},
     "guidellm": {"benchmarks": [], "prompt_tokens": 7, "timestamp": 1},
     "aiperf": {"metadata": {}, "metrics": {}, "messages": [{"role": "user", "content": "a"}]},
+    "bedrock": {"schemaType": "Check", "modelId": "m", "model": "m", "input": "a text"},
+    "helicone": {"request_created_at": 1, "response_status": 200, "messages": [{"role": "user", "content": "a"}]},
 }
 
 
@@ -69,7 +71,7 @@ def test_rows_with_marks_of_a_format_are_of_no_other(tmp_path: Path, name: str):
 
 def test_samples_with_messages_beside_stay_what_they_are(tmp_path: Path):
     marked = [name for name in LOG_FORMATS if LOG_FORMATS.make(name, {}, {}).marks]
-    assert len(marked) == 9
+    assert len(marked) == 11
     for name in set(marked) & set(SAMPLES):
         rows = [orjson.loads(line) for line in SAMPLES[name]().splitlines()]
         rows = [row | {"model": "m", "prompt": "a text"} for row in rows]

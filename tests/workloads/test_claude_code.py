@@ -283,6 +283,90 @@ def test_output_stream_is_one_branch(tmp_path: Path):
     assert texts(log)[1] == "user\ngo|assistant\nx0|user\non 0"
 
 
+# ------------------------------------------------------------------------------
+# The output of `claude -p --output-format stream-json`, with a line about the whole run at its end.
+# ------------------------------------------------------------------------------
+
+
+def of_stream(kind: str, name: str, usage: dict[str, Any], agent: str | None = None) -> dict[str, Any]:
+    message = {"role": kind, "id": name, "model": "m", "content": [text(name)], "usage": usage}
+    return {"type": kind, "session_id": "s", "parent_tool_use_id": agent, "uuid": f"u-{name}", "message": message}
+
+
+def result_line(usage: dict[str, Any], models: dict[str, Any] | None = None) -> dict[str, Any]:
+    row = {"type": "result", "subtype": "success", "session_id": "s", "uuid": "end", "num_turns": 2, "usage": usage}
+    return row | {"modelUsage": models or {}}
+
+
+def by_model(fresh: int, cached: int, created: int, output: int) -> dict[str, Any]:
+    names = ("inputTokens", "cacheReadInputTokens", "cacheCreationInputTokens", "outputTokens")
+    return dict(zip(names, (fresh, cached, created, output), strict=True)) | {"costUSD": 0.5, "webSearchRequests": 0}
+
+
+RUN = [
+    of_stream("assistant", "m1", counts(1, 0, 30, 4)),
+    of_stream("assistant", "a1", counts(5, 6, 7, 8), "t1"),
+    of_stream("assistant", "m2", counts(2, 30, 3, 5)),
+]
+AGAIN = of_stream("assistant", "m3", counts(1, 33, 2, 6))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*RUN, result_line(counts(3, 30, 33, 9))],
+        [*RUN, result_line(counts(3, 30, 33, 9), {"m": by_model(8, 36, 40, 17)})],
+        [*RUN, result_line(counts(3, 30, 33, 9)), AGAIN, result_line(counts(1, 33, 2, 6))],
+        [*RUN, result_line(counts(3, 30, 33, 9)), AGAIN, result_line(counts(4, 63, 35, 15))],
+        [*RUN, result_line({}, {"m": by_model(3, 30, 33, 9), "small": by_model(5, 6, 7, 8)})],
+    ],
+)
+def test_result_line_of_a_run_is_no_call(tmp_path: Path, rows: list[dict[str, Any]]):
+    calls = [row for row in rows if row["type"] == "assistant"]
+    log = read(tmp_path, rows)
+    assert (log.requests, sums(log)) == (len(calls), sums(read(tmp_path, calls)))
+    assert not any("result line" in note for note in log.notes)
+    assert any("lines of the type result (success)" in note for note in log.notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        (
+            result_line(counts(3, 30, 33, 90)),
+            "line 4: it counts 3 fresh, 30 cached, 33 created and 90 output tokens, and its 2 calls in the log 3 "
+            "fresh, 30 cached, 33 created and 9 output tokens; lines of a message have its output as it was",
+        ),
+        (
+            result_line({}, {"m": by_model(8, 36, 40, 17), "small": by_model(100, 0, 0, 2)}),
+            "line 4: it counts 108 fresh, 36 cached, 40 created and 19 output tokens, and its 3 calls in the log 8 "
+            "fresh, 36 cached, 40 created and 17 output tokens; the log may lack calls",
+        ),
+    ],
+)
+def test_result_line_that_differs_from_its_calls_is_named(tmp_path: Path, line: dict[str, Any], note: str):
+    log = read(tmp_path, [*RUN, line])
+    assert sums(log) == (8, 36, 40, 17)
+    assert "1 runs whose result line differs from the sum of their calls" in log.notes
+    beginning = f"the first result line that differs from the sum of its calls is in session, {note}"
+    assert any(each.startswith(beginning) for each in log.notes)
+
+
+def test_events_of_a_stream_have_the_final_output(tmp_path: Path):
+    event = {"type": "stream_event", "session_id": "s", "parent_tool_use_id": None}
+    start = event | {"event": {"type": "message_start", "message": {"id": "m1", "usage": counts(1, 0, 30, 1)}}}
+    end = event | {"event": {"type": "message_delta", "usage": {"output_tokens": 44, "input_tokens": None}}}
+    rows = [start, RUN[0], end, event | {"event": {"type": "message_stop"}}, result_line(counts(1, 0, 30, 44))]
+    log = read(tmp_path, rows)
+    assert (log.requests, sums(log)) == (1, (1, 0, 30, 44))
+    assert not any("result line" in note for note in log.notes)
+
+
+def test_result_line_alone_has_no_calls(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"no requests; .*not counted: 1 lines of the type result \(success\)"):
+        read(tmp_path, [result_line(counts(1, 2, 3, 4))])
+
+
 def test_subagents_in_files_of_their_own_are_named(tmp_path: Path):
     (tmp_path / "session" / "subagents").mkdir(parents=True)
     path = write_lines(tmp_path / "session.jsonl", *claude_session())

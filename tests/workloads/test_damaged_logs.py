@@ -56,6 +56,12 @@ USED_IF_POSSIBLE = {
     "codex": "timestamp",
     "litellm": "model",
     "openai_answers": "response",
+    "gemini": "timestamp",
+    "bedrock": "timestamp",
+    "bedrock invocations": "timestamp",
+    "helicone": "request_created_at",
+    "portkey": "created_at",
+    "openrouter": "created_at",
 }
 FOREIGN = (b"\0" * 40, b"\x80\x93\xff\xfe", b"one,two,three", b"{", b"[1]", b"null", b'"text"', b"7", b"[]", b"{" * 999)
 

@@ -40,6 +40,7 @@ KNOWN = {
     "guidellm": ([40, 48], 0, NONE),
     "aiperf": ([40, 48], 0, NONE),
     "openai_answers": ([40, 48], 0, NONE),
+    "openrouter": ([40, 48], 0, NONE),
     "azure": ([40, 48], 0, NONE),
     "burstgpt": ([40, 48], 0, NONE),
     "vllm_bench": ([40, 48], 0, NONE),

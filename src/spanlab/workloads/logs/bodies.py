@@ -285,8 +285,10 @@ def is_gemini(value: Mapping[str, Any]) -> bool:
     """Return whether an object has the contents of a request to Gemini."""
     contents = value.get("contents")
     listed = contents if isinstance(contents, list) else [contents]
-    has_parts = any(isinstance(content, dict) and "parts" in content for content in listed)
-    return has_parts or (isinstance(listed[0] if listed else None, str) and "model" in value)
+    if any(isinstance(content, dict) and "parts" in content for content in listed):
+        return True
+    texts = (content.get("text") if isinstance(content, dict) else content for content in listed)  # of libraries
+    return "model" in value and any(isinstance(text, str) for text in texts)
 
 
 _BY_VALUE = 2  # version of marshal without references: equal values have equal bytes, in a fraction of JSON's time

@@ -118,7 +118,7 @@ def _invocation(row: Row) -> Span:
         None,
         row.seconds("timestamp"),
         is_call=not any(word in kind for word in _NO_PROMPT),
-        kind=f"of the model {kind}",
+        kind=kind,
         failed=row.get("errorCode") is not None,
         session=None if session is None else str(session),
         tenant=row.label("identity.arn"),

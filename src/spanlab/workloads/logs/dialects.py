@@ -28,6 +28,10 @@ def _as_text(value: Any) -> str:
 # ------------------------------------------------------------------------------
 
 
+_KINDS = ("cachePoint", "citationsContent", "document", "guardContent", "image", "reasoningContent", "toolResult")
+_KINDS += ("toolUse", "video", "audio")
+
+
 def typed_blocks(content: Any) -> Any:
     """Return a content with a type in each block, without marks of caches; a content that has types is the same."""
     if not isinstance(content, list) or not any(map(_is_untyped, content)):
@@ -42,8 +46,10 @@ def _is_untyped(block: Any) -> bool:
 
 def _typed(block: Mapping[str, Any]) -> list[Block]:
     """Return a block of Converse with its type; none for a mark of a cache."""
-    kind = next((key for key in block if block[key] is not None), "unknown")
-    inner = block[kind] if block else None
+    given = [key for key, value in block.items() if value is not None]
+    named = next((key for key in given if key in _KINDS), None)
+    kind = named or next((key for key in given if isinstance(block[key], dict)), given[0] if given else "unknown")
+    inner = block.get(kind)
     if kind == "cachePoint":
         return []
     if not isinstance(inner, dict):

@@ -32,11 +32,7 @@ def usage_of(row: Row) -> Usage:
 
     Gemini leaves out counts of zero, so that its absent count of cached tokens is zero.
     """
-    counts = _reported(row)
-    if counts is not None:
-        return counted(counts)
-    # a proxy that writes flat lines has the counts beside the body
-    return counted(row.fields) if row.fields.keys() & {*_FLAT, *_GEMINI_PROMPT, *_BEDROCK_PROMPT} else NOT_REPORTED
+    return counted(_reported(row))
 
 
 def output_of_cloud(row: Row) -> int:
@@ -58,7 +54,8 @@ def _reported(row: Row) -> Mapping[str, Any] | None:
         counts = row.get(*places)
         if isinstance(counts, dict) and any(name in counts for name in names):
             return counts
-    return None
+    # a proxy that writes flat lines has the counts beside the body
+    return row.fields if row.fields.keys() & {*_FLAT, *_GEMINI_PROMPT, *_BEDROCK_PROMPT} else None
 
 
 def usage_in(answer: Any) -> Any:
